@@ -1,0 +1,173 @@
+"""The error table: every reason, its gRPC code and its HTTP status, and the way to and from google.rpc.Status.
+
+Both fronts and the client library are made from `TABLE`; nothing else maps an error to a code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+import grpc
+from google.protobuf import duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+DOMAIN = "blockyard"
+# Trailers are limited to about 8 KiB on the way; the status stays well below.
+MAX_STATUS_BYTES = 4096
+MAX_MESSAGE_CHARACTERS = 512
+
+
+class Reason(StrEnum):
+    """Why something failed: `ErrorInfo.reason`, and `error.code` over HTTP."""
+
+    FIELD_INVALID = "FIELD_INVALID"
+    PROMPT_TOO_LONG = "PROMPT_TOO_LONG"
+    UNSUPPORTED_PARAMETER = "UNSUPPORTED_PARAMETER"
+    MODEL_NOT_FOUND = "MODEL_NOT_FOUND"
+    REQUEST_ID_CONFLICT = "REQUEST_ID_CONFLICT"
+    MODEL_NOT_LOADED = "MODEL_NOT_LOADED"
+    FEATURE_DISABLED = "FEATURE_DISABLED"
+    WRONG_STATE = "WRONG_STATE"
+    MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
+    NEVER_FITS = "NEVER_FITS"
+    CLIENT_CANCELLED = "CLIENT_CANCELLED"
+    BUG = "BUG"
+    NO_READY_WORKER = "NO_READY_WORKER"
+    DRAINING = "DRAINING"
+
+
+class Rule(NamedTuple):
+    """What a reason becomes on each front."""
+
+    code: grpc.StatusCode
+    http_status: int
+
+
+TABLE: Mapping[Reason, Rule] = {
+    Reason.FIELD_INVALID: Rule(grpc.StatusCode.INVALID_ARGUMENT, 400),
+    Reason.PROMPT_TOO_LONG: Rule(grpc.StatusCode.INVALID_ARGUMENT, 400),
+    Reason.UNSUPPORTED_PARAMETER: Rule(grpc.StatusCode.INVALID_ARGUMENT, 400),
+    Reason.MODEL_NOT_FOUND: Rule(grpc.StatusCode.NOT_FOUND, 404),
+    Reason.REQUEST_ID_CONFLICT: Rule(grpc.StatusCode.ALREADY_EXISTS, 409),
+    Reason.MODEL_NOT_LOADED: Rule(grpc.StatusCode.FAILED_PRECONDITION, 412),
+    Reason.FEATURE_DISABLED: Rule(grpc.StatusCode.FAILED_PRECONDITION, 412),
+    Reason.WRONG_STATE: Rule(grpc.StatusCode.FAILED_PRECONDITION, 412),
+    Reason.MESSAGE_TOO_LARGE: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
+    Reason.NEVER_FITS: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
+    Reason.CLIENT_CANCELLED: Rule(grpc.StatusCode.CANCELLED, 499),
+    Reason.BUG: Rule(grpc.StatusCode.INTERNAL, 500),
+    Reason.NO_READY_WORKER: Rule(grpc.StatusCode.UNAVAILABLE, 503),
+    Reason.DRAINING: Rule(grpc.StatusCode.UNAVAILABLE, 503),
+}
+
+# What an error of the transport itself means, where no details came with it.
+_REASON_OF_CODE = {
+    grpc.StatusCode.INVALID_ARGUMENT: Reason.FIELD_INVALID,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Reason.MESSAGE_TOO_LARGE,
+    grpc.StatusCode.UNAVAILABLE: Reason.NO_READY_WORKER,
+    grpc.StatusCode.CANCELLED: Reason.CLIENT_CANCELLED,
+    grpc.StatusCode.UNIMPLEMENTED: Reason.FEATURE_DISABLED,
+}
+_STATUS_CODE = {code.value[0]: code for code in grpc.StatusCode}
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One thing wrong with a request: the field's path in the proto (`sampling.top_p`), and what it should be."""
+
+    field: str
+    description: str
+    reason: Reason = Reason.FIELD_INVALID
+
+
+@dataclass(slots=True)
+class BlockyardError(Exception):
+    """An error with a reason. The only exception that crosses a service boundary, on either side."""
+
+    reason: Reason
+    message: str
+    violations: tuple[Violation, ...] = ()
+    retry_after_seconds: float | None = None
+    metadata: dict[str, str] = field(default_factory=dict[str, str])
+
+    def __post_init__(self) -> None:
+        # For pickling and for tools that read `args`.
+        self.args = (self.reason, self.message)
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.message}"
+
+    @property
+    def code(self) -> grpc.StatusCode:
+        """The gRPC code of the reason."""
+        return TABLE[self.reason].code
+
+    @property
+    def http_status(self) -> int:
+        """The HTTP status of the reason."""
+        return TABLE[self.reason].http_status
+
+
+def invalid(violations: Iterable[Violation]) -> BlockyardError:
+    """Makes one error of every violation. The first names the reason and starts the message."""
+    told = tuple(violations)
+    message = "; ".join(f"{violation.field}: {violation.description}" for violation in told)
+    return BlockyardError(told[0].reason, message, told)
+
+
+def to_status(error: BlockyardError) -> status_pb2.Status:
+    """Encodes an error as google.rpc.Status, under 4 KiB: of too many violations the last are left out."""
+    status = status_pb2.Status(code=error.code.value[0], message=error.message[:MAX_MESSAGE_CHARACTERS])
+    status.details.add().Pack(
+        error_details_pb2.ErrorInfo(reason=str(error.reason), domain=DOMAIN, metadata=error.metadata)
+    )
+    if error.retry_after_seconds is not None:
+        delay = duration_pb2.Duration(nanos=0)
+        delay.FromNanoseconds(int(error.retry_after_seconds * 1e9))
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+    bad_request = error_details_pb2.BadRequest()
+    for violation in error.violations:
+        bad_request.field_violations.add(
+            field=violation.field, description=violation.description[:200], reason=str(violation.reason)
+        )
+        if status.ByteSize() + bad_request.ByteSize() > MAX_STATUS_BYTES - 64:
+            del bad_request.field_violations[-1]
+            break
+    if bad_request.field_violations:
+        status.details.add().Pack(bad_request)
+    return status
+
+
+def from_status(status: status_pb2.Status) -> BlockyardError:
+    """Decodes google.rpc.Status. One without our details gets the reason that its code suggests."""
+    code = _STATUS_CODE.get(status.code, grpc.StatusCode.UNKNOWN)
+    error = BlockyardError(_REASON_OF_CODE.get(code, Reason.BUG), status.message)
+    for detail in status.details:
+        info, retry, bad = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo(), error_details_pb2.BadRequest()
+        if detail.Unpack(info) and info.domain == DOMAIN and info.reason in Reason:
+            error.reason = Reason(info.reason)
+            error.metadata = dict(info.metadata)
+        elif detail.Unpack(retry):
+            error.retry_after_seconds = retry.retry_delay.ToNanoseconds() / 1e9
+        elif detail.Unpack(bad):
+            error.violations = tuple(
+                Violation(v.field, v.description, Reason(v.reason) if v.reason in Reason else Reason.FIELD_INVALID)
+                for v in bad.field_violations
+            )
+    return error
+
+
+def from_rpc_error(error: grpc.RpcError) -> BlockyardError:
+    """Decodes what a gRPC call raised, synchronous or not."""
+    status = rpc_status.from_call(error)  # type: ignore[arg-type]
+    if status is not None:
+        return from_status(status)
+    code: grpc.StatusCode = error.code()  # type: ignore[attr-defined]
+    details: str = error.details() or ""  # type: ignore[attr-defined]
+    return from_status(status_pb2.Status(code=code.value[0], message=details))

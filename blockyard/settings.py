@@ -1,0 +1,172 @@
+"""Settings from dataclasses: defaults < YAML file < environment < flags. Knows nothing of any service.
+
+A process's configuration is a frozen dataclass whose fields are sections, each a frozen dataclass of plain fields made
+with `option()`. Names are unique over all sections, so that a flag is `--name-of-field`, its environment variable
+`BLOCKYARD_NAME_OF_FIELD`, and its key in the YAML file `name_of_field`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+import typing
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pydantic
+import yaml
+
+ENVIRONMENT_PREFIX = "BLOCKYARD_"
+T = TypeVar("T")
+
+
+def option(default: Any, help: str, *, choices: tuple[str, ...] = ()) -> Any:
+    """Declares a setting: its default, what it does in a sentence (with its unit), and what it may be."""
+    return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
+
+
+class SettingsError(Exception):
+    """A setting has a bad value or an unknown name. The message lists every one."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting of a configuration class: where it stands, and how it reads its value."""
+
+    section: str
+    name: str
+    type: Any
+    default: Any
+    help: str
+    choices: tuple[str, ...]
+
+    @property
+    def flag(self) -> str:
+        """Its flag."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """Its environment variable."""
+        return ENVIRONMENT_PREFIX + self.name.upper()
+
+    def read(self, value: Any, source: str) -> Any:
+        """Checks a value from `source` and gives it its type; raises SettingsError."""
+        if self.choices and str(value) not in self.choices:
+            raise SettingsError(f"{source}: {value!r} is none of {', '.join(self.choices)}")
+        try:
+            return pydantic.TypeAdapter(self.type).validate_python(value)
+        except pydantic.ValidationError as error:
+            told = "; ".join(item["msg"] for item in error.errors())
+            raise SettingsError(f"{source}: {value!r}: {told}") from None
+
+
+def settings_of(configuration: type[Any]) -> list[Setting]:
+    """Lists the settings of a configuration class, in order."""
+    found: list[Setting] = []
+    sections = typing.get_type_hints(configuration)
+    for section in dataclasses.fields(configuration):
+        hints = typing.get_type_hints(sections[section.name], include_extras=True)
+        for item in dataclasses.fields(sections[section.name]):
+            found.append(
+                Setting(
+                    section.name,
+                    item.name,
+                    hints[item.name],
+                    item.default,
+                    item.metadata.get("help", ""),
+                    item.metadata.get("choices", ()),
+                )
+            )
+    names = [setting.name for setting in found]
+    assert len(set(names)) == len(names), f"{configuration.__name__}: a name stands in two sections"
+    return found
+
+
+def make_parser(configuration: type[Any], program: str, description: str) -> argparse.ArgumentParser:
+    """Makes the command line of a configuration class. Flags that are not given are absent from the result."""
+    parser = argparse.ArgumentParser(program, description=description, argument_default=argparse.SUPPRESS)
+    parser.add_argument("--config", metavar="FILE", help="YAML file with settings; flags and environment go before it")
+    parser.add_argument("--print-config", action="store_true", help="print the settings in effect and exit")
+    groups: dict[str, Any] = {}
+    for setting in settings_of(configuration):
+        group = groups.setdefault(setting.section, parser.add_argument_group(setting.section))
+        text = f"{setting.help} [{setting.default}] (env {setting.variable})".replace("%", "%%")
+        if setting.type is bool:
+            group.add_argument(setting.flag, dest=setting.name, action=argparse.BooleanOptionalAction, help=text)
+        else:
+            metavar = "{" + ",".join(setting.choices) + "}" if setting.choices else "VALUE"
+            group.add_argument(setting.flag, dest=setting.name, metavar=metavar, help=text)
+    return parser
+
+
+def _given_in_file(path: str, settings: dict[str, Setting]) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise SettingsError(f"--config {path}: {error}") from None
+    if not isinstance(content, dict):
+        raise SettingsError(f"--config {path}: not a mapping of settings")
+    given = typing.cast("dict[str, Any]", content)
+    unknown = sorted(set(given) - set(settings))
+    if unknown:
+        raise SettingsError(f"--config {path}: unknown settings: {', '.join(unknown)}")
+    return given
+
+
+def resolve(configuration: type[T], flags: dict[str, Any], *, environment: typing.Mapping[str, str] | None = None) -> T:
+    """Makes a configuration from all sources; raises SettingsError with everything that is wrong.
+
+    Args:
+        configuration: the dataclass of sections.
+        flags: given on the command line: name to value, and "config" for the file.
+        environment: instead of the process's own.
+    """
+    settings = {setting.name: setting for setting in settings_of(configuration)}
+    environment = os.environ if environment is None else environment
+    sections: dict[str, dict[str, Any]] = {setting.section: {} for setting in settings.values()}
+    problems: list[str] = []
+    file = flags.get("config") or environment.get(ENVIRONMENT_PREFIX + "CONFIG")
+    in_file = _given_in_file(file, settings) if file else {}
+    for name, setting in settings.items():
+        if name in flags:
+            value, source = flags[name], setting.flag
+        elif setting.variable in environment:
+            value, source = environment[setting.variable], setting.variable
+        elif name in in_file:
+            value, source = in_file[name], f"{name} in {file}"
+        else:
+            continue
+        try:
+            sections[setting.section][name] = setting.read(value, source)
+        except SettingsError as error:
+            problems.append(str(error))
+    if problems:
+        raise SettingsError("\n".join(problems))
+    hints = typing.get_type_hints(configuration)
+    return configuration(**{section: hints[section](**values) for section, values in sections.items()})
+
+
+def to_yaml(configuration: Any) -> str:
+    """Writes a configuration as the YAML file that would give it."""
+    flat: dict[str, Any] = {}
+    for section in dataclasses.asdict(configuration).values():
+        flat.update(section)
+    plain = {name: str(value) if isinstance(value, Path) else value for name, value in flat.items()}
+    return yaml.safe_dump(plain, sort_keys=False)
+
+
+def load(configuration: type[T], program: str, description: str, arguments: list[str] | None = None) -> T:
+    """Reads a process's configuration; prints and exits on --print-config, and with status 2 on a bad setting."""
+    parser = make_parser(configuration, program, description)
+    flags = vars(parser.parse_args(arguments))
+    try:
+        configured = resolve(configuration, flags)
+    except SettingsError as error:
+        parser.error(str(error))
+    if flags.get("print_config"):
+        sys.stdout.write(to_yaml(configured))
+        raise SystemExit(0)
+    return configured

@@ -1,0 +1,94 @@
+"""Logging: one line an event, with its identifiers. Text for people, JSON with one switch.
+
+No text of a prompt or an answer is ever passed to a logger.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+_LOCAL = ("blockyard", "gateway", "scheduler_service", "worker_service", "kernels")
+
+
+class EventLogger:
+    """Writes events: a fixed message, and fields as keywords (`request_id=…, step_id=…`)."""
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(name)
+
+    def debug(self, message: str, **fields: Any) -> None:
+        """Writes an event that only a developer wants."""
+        self._write(logging.DEBUG, message, fields)
+
+    def info(self, message: str, **fields: Any) -> None:
+        """Writes an event of normal running."""
+        self._write(logging.INFO, message, fields)
+
+    def warning(self, message: str, **fields: Any) -> None:
+        """Writes an event that an operator should look at."""
+        self._write(logging.WARNING, message, fields)
+
+    def error(self, message: str, **fields: Any) -> None:
+        """Writes an event that cost a user something."""
+        self._write(logging.ERROR, message, fields)
+
+    def exception(self, message: str, **fields: Any) -> None:
+        """Writes an error with the stack of the exception that is being handled."""
+        self._write(logging.ERROR, message, fields, exc_info=True)
+
+    def _write(self, level: int, message: str, fields: dict[str, Any], *, exc_info: bool = False) -> None:
+        if self._logger.isEnabledFor(level):
+            self._logger.log(level, message, extra={"fields": fields}, exc_info=exc_info, stacklevel=3)
+
+
+class _TextFormatter(logging.Formatter):
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S.%f")[:-3]
+        fields: dict[str, Any] = getattr(record, "fields", {})
+        told = "".join(f" {name}={value}" for name, value in fields.items())
+        line = f"{time} {record.levelname[0]} {self._service:<9} {record.getMessage()}{told}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class _JsonFormatter(logging.Formatter):
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        event: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "service": self._service,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            event["exception"] = self.formatException(record.exc_info)
+        return json.dumps(event, default=str, ensure_ascii=False)
+
+
+def configure_logging(service: str, *, level: str = "info", log_format: str = "text") -> None:
+    """Sends all logging of this process to standard error.
+
+    Args:
+        service: the process's name in each line.
+        level: debug, info, warning or error, for our own loggers; those of libraries start at warning.
+        log_format: "text" or "json".
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonFormatter(service) if log_format == "json" else _TextFormatter(service))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    for name in _LOCAL:
+        logging.getLogger(name).setLevel(level.upper())

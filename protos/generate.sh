@@ -1,0 +1,15 @@
+#!/bin/sh
+# Makes the Python bindings and their stubs under blockyard/, beside the hand-written modules.
+# The tools are pinned in pyproject.toml (extra `dev`), so that the same input gives the same bytes.
+set -eu
+cd "$(dirname "$0")/.."
+PYTHON="${PYTHON:-.venv/bin/python}"
+OUT="${1:-.}"
+PATH="$(dirname "$PYTHON"):$PATH" "$PYTHON" -m grpc_tools.protoc -I protos \
+    --python_out="$OUT" --mypy_out=quiet:"$OUT" --grpc_python_out="$OUT" --mypy_grpc_out=quiet:"$OUT" \
+    $(find protos/blockyard -name '*.proto' | sort)
+for package in common inference scheduler worker admin; do
+    for folder in "$OUT/blockyard/$package" "$OUT/blockyard/$package/v1"; do
+        [ -f "$folder/__init__.py" ] || : > "$folder/__init__.py"
+    done
+done

@@ -1,0 +1,139 @@
+"""What goes into the core and what comes out of it: frozen values. Knows nothing of messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple
+
+
+class FinishReason(Enum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """A request, validated: `n` sequences that share a prompt.
+
+    `owner` is whoever is told of its tokens (a gateway); `payload` travels unread to the worker (sampling parameters).
+    """
+
+    request_id: str
+    owner: str
+    prompt_token_ids: tuple[int, ...]
+    n: int
+    max_tokens: int
+    min_tokens: int
+    stop_token_ids: frozenset[int]
+    payload: Any = None
+
+
+class BlockPair(NamedTuple):
+    """A block to read and a block to write."""
+
+    source: int
+    destination: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewSequence:
+    """Everything that a worker must know of a sequence that it does not have. `token_ids`: prompt, then output."""
+
+    sequence_id: int
+    sequence_index: int
+    token_ids: tuple[int, ...]
+    prompt_length: int
+    num_computed_tokens: int
+    block_ids: tuple[int, ...]
+    spec: GroupSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A child that copies its parent's row on the worker."""
+
+    parent_id: int
+    child_id: int
+    sequence_index: int
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """One step: what `ExecuteModelRequest` says, without its epoch. Columns of one group have one length."""
+
+    step_id: int
+    new_sequences: tuple[NewSequence, ...] = ()
+    forks: tuple[Fork, ...] = ()
+    sequence_ids: tuple[int, ...] = ()
+    num_new_tokens: tuple[int, ...] = ()
+    appended_sequence_ids: tuple[int, ...] = ()
+    appended_block_ids: tuple[int, ...] = ()
+    replaced_tables: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    blocks_to_swap_out: tuple[BlockPair, ...] = ()
+    blocks_to_swap_in: tuple[BlockPair, ...] = ()
+    blocks_to_copy: tuple[BlockPair, ...] = ()
+    finished_sequence_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The worker's answer: sampled ids in columns, rows that were no-ops, rows that failed alone (id, message)."""
+
+    step_id: int
+    sequence_ids: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    skipped_sequence_ids: tuple[int, ...] = ()
+    failures: tuple[tuple[int, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedSequence:
+    """A sequence that ended."""
+
+    sequence_id: int
+    reason: FinishReason
+    message: str = ""
+
+
+@dataclass(slots=True)
+class OwnerUpdate:
+    """What one owner is told after a step: columns of tokens in order, then what ended and what was prefilled.
+
+    `prefilled`: (the group's first sequence id, the prompt's tokens found in the prefix cache), once for each group.
+    `failed`: (request_id, message) of groups that cannot go on.
+    """
+
+    sequence_ids: list[int] = field(default_factory=list[int])
+    token_ids: list[int] = field(default_factory=list[int])
+    finished: list[FinishedSequence] = field(default_factory=list[FinishedSequence])
+    prefilled: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    failed: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """Counts for operators. The totals grow from the start of the process."""
+
+    num_waiting: int
+    num_running: int
+    num_swapped: int
+    num_device_blocks: int
+    num_free_device_blocks: int
+    num_cached_device_blocks: int
+    num_host_blocks: int
+    num_free_host_blocks: int
+    num_steps_in_flight: int
+    num_preemptions_total: int
+    num_swapped_out_blocks_total: int
+    num_swapped_in_blocks_total: int
+    num_copied_blocks_total: int
+    num_prefill_pieces_total: int
+    num_cached_tokens_total: int
+    num_prompt_tokens_total: int
+    num_completion_tokens_total: int
