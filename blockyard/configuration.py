@@ -1,0 +1,87 @@
+"""The settings of all services: one small dataclass per concern. Each service's `config.py` picks those it reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from blockyard.settings import option
+
+Positive = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[int, Field(ge=0)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """Which model. Read by the gateway (its tokenizer) and the scheduler (which tells the workers)."""
+
+    model: str = option("", "folder or hub id of the model; empty: the demo model, where the repository has it")
+    revision: str = option("main", "branch, tag or commit of a hub id")
+
+
+@dataclass(frozen=True, slots=True)
+class TextSettings:
+    """How the gateway treats text."""
+
+    served_model_name: str = option("", "the model's name in requests; empty: the last part of --model")
+    chat_template: str = option("", "file with a Jinja chat template, instead of the model's own")
+    seed: NotNegative = option(0, "mixed into the seed of requests that bring none")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSettings:
+    """Where and in what to compute."""
+
+    device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda"))
+    dtype: str = option(
+        "auto", "what to compute in; auto: as the model says", choices=("auto", "float32", "bfloat16", "float16")
+    )
+    device_memory_utilization: Share = option(0.9, "share of the device's memory to use for weights, steps and blocks")
+    swap_space_gib: Annotated[float, Field(ge=0)] = option(1.0, "size of the host pool for swapped blocks, in GiB")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """The block pools."""
+
+    block_size: NotNegative = option(0, "tokens of a block; 0: 16 on a GPU, 32 on a CPU")
+    num_device_blocks: NotNegative = option(0, "device blocks; 0: as many as fit")
+    num_host_blocks: Annotated[int, Field(ge=-1)] = option(-1, "host blocks; -1: as many as the swap space holds")
+    enable_prefix_caching: bool = option(True, "find prompts' blocks again by their content")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """What a step may hold."""
+
+    max_model_len: Positive | Literal["auto"] = option("auto", "tokens of prompt and output together; auto: what fits")
+    max_num_seqs: Positive = option(256, "sequences of a step at most")
+    max_num_batched_tokens: Positive = option(2048, "tokens of a step at most")
+    max_prefill_chunk: NotNegative = option(0, "tokens of one sequence's prefill in a step at most; 0: what fits")
+    preemption_mode: str = option(
+        "auto",
+        "what to do with a sequence when blocks run out; auto: swap while host blocks suffice",
+        choices=("auto", "swap", "recompute"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """The log, on standard error."""
+
+    log_level: str = option("info", "least important events to write", choices=("debug", "info", "warning", "error"))
+    log_format: str = option("text", "for people, or for machines", choices=("text", "json"))
+
+
+@dataclass(frozen=True, slots=True)
+class PublicSettings:
+    """Where clients reach the gateway."""
+
+    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for all")
+    grpc_port: Port = option(50051, "the public gRPC API; 0: a free port")
+    http_port: Port = option(8000, "the OpenAI API; 0: a free port")
+    admin_port: Port = option(50052, "the admin API; 0: a free port")
