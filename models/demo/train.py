@@ -35,11 +35,11 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints")
     parser.add_argument("--output", type=Path, default=HERE, help="folder for the model's files")
-    parser.add_argument("--steps", type=int, default=4200)
+    parser.add_argument("--steps", type=int, default=6500)
     parser.add_argument("--batch-tokens", type=int, default=2048, help="tokens in one step")
     parser.add_argument("--short", type=int, default=256, help="sequence length at first")
     parser.add_argument("--long", type=int, default=vocabulary.MAX_CONTEXT, help="and at last")
-    parser.add_argument("--long-share", type=float, default=0.2, help="share of steps at --long")
+    parser.add_argument("--long-share", type=float, default=0.15, help="share of steps at --long")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--warmup", type=int, default=150)
     parser.add_argument("--weight-decay", type=float, default=0.1)
@@ -152,6 +152,7 @@ def export(model: LlamaForCausalLM, folder: Path) -> None:
         pad_token_id=vocabulary.END_OF_TEXT_ID,
     )
     copied.save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)  # safetensors writes for the owner alone
 
 
 def load_tokenizer(text: corpus.Corpus, arguments: argparse.Namespace) -> Tokenizer:
