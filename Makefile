@@ -1,0 +1,63 @@
+# The commands of the project. `make setup` once; the others call it when pyproject.toml has changed.
+#
+#   make demo    set up, start the three services on the demo model, stream a text through gRPC, stop
+#   make test    set up, then lint, types, import floors, and the unit, kernels and integration tests
+#   make check   the seconds of it: lint, types, floors, protos
+#   make protos  make the Python bindings again
+#   make bench   the ratios, on a quiet machine, into benchmarks/results/
+#   make up, make down   the same with docker compose
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+# Where to take PyTorch from; empty: wherever pip finds a CPU build, else PyTorch's index for the machine at hand.
+TORCH_INDEX_URL ?=
+
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.PHONY: setup demo test check lint protos bench up down clean
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml install_torch.sh
+	@$(PYTHON) -c 'import sys; sys.exit("Blockyard needs Python 3.11 or newer; set PYTHON=…" if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	sh install_torch.sh $(BIN)/python "$(TORCH_INDEX_URL)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/pyright --version
+	touch $(INSTALLED)
+
+demo: setup
+	$(BIN)/python examples/demo.py
+
+test: check
+	$(BIN)/python -m pytest -q tests
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	cd protos && ../$(BIN)/buf lint && ../$(BIN)/buf format --diff --exit-code --exclude-path google
+	$(BIN)/pyright
+
+lint: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+protos: setup
+	sh protos/generate.sh
+
+bench: setup
+	$(BIN)/python benchmarks/schedule_cost.py
+	$(BIN)/python benchmarks/boundary.py --write
+	$(BIN)/python benchmarks/gateway_rate.py --write
+
+up:
+	docker compose up --build --detach --wait
+
+down:
+	docker compose down
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,31 @@
+"""Starts the three services on the demo model, streams a text through gRPC, and stops them: what `make demo` runs."""
+
+import sys
+import time
+
+import blockyard
+from blockyard.errors import BlockyardError
+
+PROMPT = 'def read_lines(path):\n    """Return the lines of a text file."""\n'
+
+
+def main() -> None:
+    """Runs the demo."""
+    begin = time.perf_counter()
+    with blockyard.LLM() as llm:
+        print(f"gateway, scheduler and worker are up after {time.perf_counter() - begin:.1f} s\n")
+        print(PROMPT, end="", flush=True)
+        begin, num_tokens = time.perf_counter(), 0
+        for event in llm.stream(PROMPT, max_tokens=160, temperature=0.0):
+            if isinstance(event, blockyard.client.Delta):
+                print(event.text, end="", flush=True)
+                num_tokens = event.num_tokens
+        seconds = time.perf_counter() - begin
+    print(f"\n\n{num_tokens} tokens in {seconds:.2f} s ({num_tokens / seconds:.0f} tokens/s), and everything is stopped again")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BlockyardError as error:
+        sys.exit(str(error))

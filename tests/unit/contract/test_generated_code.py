@@ -1,0 +1,52 @@
+"""The committed bindings are what the protos give, and the contract keeps the house's rules."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = ("common", "inference", "scheduler", "worker", "admin")
+
+
+def test_bindings_are_current(tmp_path: Path) -> None:
+    subprocess.run(["sh", "protos/generate.sh", str(tmp_path)], cwd=ROOT, check=True, env=_environment(), timeout=60)
+    for package in PACKAGES:
+        made = sorted((tmp_path / "blockyard" / package / "v1").glob("*_pb2*"))
+        assert made
+        for file in made:
+            committed = ROOT / "blockyard" / package / "v1" / file.name
+            assert committed.read_text() == file.read_text(), f"{committed} is not current: run `make protos`"
+
+
+def _environment() -> dict[str, str]:
+    return {"PYTHON": sys.executable, "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+
+
+@pytest.mark.parametrize("package", ["gateway", "scheduler_service", "blockyard", "blockyard.client"])
+def test_control_plane_needs_no_torch(package: str) -> None:
+    """The gateway and the scheduler run in an environment without torch: importing them must not try."""
+    modules = {
+        "gateway": "gateway.server, gateway.openai.app",
+        "scheduler_service": "scheduler_service.server",
+        "blockyard": "blockyard, blockyard.cli.main",
+        "blockyard.client": "blockyard.client, blockyard.llm",
+    }[package]
+    program = f"import sys; sys.modules['torch'] = None; sys.modules['numpy'] = None; import {modules}"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
+
+
+def test_transformers_works_beside_our_kernels() -> None:
+    """`kernels` is also a package on PyPI that transformers looks for; ours must not be taken for it."""
+    program = "import kernels, transformers; transformers.AutoModelForCausalLM; assert hasattr(kernels, '__path__')"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=100)
+
+
+def test_imported_packages_are_declared() -> None:
+    """Each extra names what its process imports (a missing one is found by an image, too late)."""
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert not any(name.startswith("kernels") for name in project["dependencies"])
+    assert set(project["optional-dependencies"]) == {"gateway", "scheduler", "worker", "bench", "dev"}
