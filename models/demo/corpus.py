@@ -13,24 +13,51 @@ import builtins
 import importlib
 import inspect
 import pydoc
-import random
+import pydoc_data.topics
 import re
 import sysconfig
 import textwrap
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pydoc_data.topics
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterator
 
 # Folders with tests, vendored code, generated tables or bindings: long, repetitive, or not ours
 # to describe as the standard library.
 SKIPPED_FOLDERS = frozenset(
-    "__pycache__ ensurepip encodings idlelib pydoc_data site-packages dist-packages test tests turtledemo".split()
+    {
+        "__pycache__",
+        "dist-packages",
+        "encodings",
+        "ensurepip",
+        "idlelib",
+        "pydoc_data",
+        "site-packages",
+        "test",
+        "tests",
+        "turtledemo",
+    }
 )
 # Modules written in C, whose docstrings exist only at run time.
-BUILT_IN_MODULES = ("builtins math itertools time sys array binascii cmath errno gc marshal operator functools").split()
+BUILT_IN_MODULES = (
+    "builtins",
+    "math",
+    "itertools",
+    "time",
+    "sys",
+    "array",
+    "binascii",
+    "cmath",
+    "errno",
+    "gc",
+    "marshal",
+    "operator",
+    "functools",
+)
 
 QUESTIONS = {
     "topic": (
@@ -156,13 +183,16 @@ def conversations(corpus: Corpus, answers: list[Answer], rng: random.Random) -> 
 
 def library_paths(root: Path) -> list[Path]:
     """The library's own source files in a fixed order, without what depends on the machine."""
-    paths: list[Path] = []
-    for path in sorted(root.rglob("*.py")):
-        folders = path.relative_to(root).parts[:-1]
-        if SKIPPED_FOLDERS.isdisjoint(folders) and not path.name.startswith("_sysconfigdata"):
-            if not any(folder.startswith("config-") for folder in folders):
-                paths.append(path)
-    return paths
+    return [
+        path
+        for path in sorted(root.rglob("*.py"))
+        if not any(_skipped(folder) for folder in path.relative_to(root).parts[:-1])
+        and not path.name.startswith("_sysconfigdata")
+    ]
+
+
+def _skipped(folder: str) -> bool:
+    return folder in SKIPPED_FOLDERS or folder.startswith("config-")
 
 
 def _clean(text: str) -> str:

@@ -7,10 +7,13 @@ tokenizer_config.json. Once a model has been trained on a vocabulary it must not
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
 
 VOCAB_SIZE = 4096
 END_OF_TEXT, USER, ASSISTANT, END, SYSTEM = (

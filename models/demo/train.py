@@ -16,8 +16,8 @@ import math
 import platform
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import corpus
 import numpy as np
@@ -26,6 +26,9 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenizers import Tokenizer
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 HERE = Path(__file__).resolve().parent
 END_IDS = [vocabulary.END_OF_TEXT_ID, vocabulary.END_ID]
