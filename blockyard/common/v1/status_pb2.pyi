@@ -146,6 +146,11 @@ class ReplicaStatus(_message.Message):
     HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     NUM_RUNNING_SEQUENCES_FIELD_NUMBER: _builtins.int
     NUM_SWAPPED_SEQUENCES_FIELD_NUMBER: _builtins.int
+    NUM_PREFILL_PIECES_FIELD_NUMBER: _builtins.int
+    NUM_RECOMPUTED_SEQUENCES_FIELD_NUMBER: _builtins.int
+    NUM_SWAPPED_OUT_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_SWAPPED_IN_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_COPIED_BLOCKS_FIELD_NUMBER: _builtins.int
     replica_id: _builtins.int
     """Its number."""
     ready: _builtins.bool
@@ -158,6 +163,16 @@ class ReplicaStatus(_message.Message):
     """Sequences that have blocks on the device."""
     num_swapped_sequences: _builtins.int
     """Sequences in the swap pool."""
+    num_prefill_pieces: _builtins.int
+    """Pieces of prefills scheduled, since the replica was set up."""
+    num_recomputed_sequences: _builtins.int
+    """Sequences preempted by recompute, since the replica was set up."""
+    num_swapped_out_blocks: _builtins.int
+    """Blocks written to the swap pool, since the replica was set up."""
+    num_swapped_in_blocks: _builtins.int
+    """Blocks read from the swap pool, since the replica was set up."""
+    num_copied_blocks: _builtins.int
+    """Blocks copied because a shared one was to be written, since the replica was set up."""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerStatus]:
         """Its workers, by rank."""
@@ -182,10 +197,15 @@ class ReplicaStatus(_message.Message):
         host_blocks: Global___BlockPoolStatus | None = ...,
         num_running_sequences: _builtins.int = ...,
         num_swapped_sequences: _builtins.int = ...,
+        num_prefill_pieces: _builtins.int = ...,
+        num_recomputed_sequences: _builtins.int = ...,
+        num_swapped_out_blocks: _builtins.int = ...,
+        num_swapped_in_blocks: _builtins.int = ...,
+        num_copied_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device_blocks", b"device_blocks", "host_blocks", b"host_blocks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_blocks", b"device_blocks", "epoch", b"epoch", "host_blocks", b"host_blocks", "num_running_sequences", b"num_running_sequences", "num_swapped_sequences", b"num_swapped_sequences", "ready", b"ready", "replica_id", b"replica_id", "step_id", b"step_id", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_blocks", b"device_blocks", "epoch", b"epoch", "host_blocks", b"host_blocks", "num_copied_blocks", b"num_copied_blocks", "num_prefill_pieces", b"num_prefill_pieces", "num_recomputed_sequences", b"num_recomputed_sequences", "num_running_sequences", b"num_running_sequences", "num_swapped_in_blocks", b"num_swapped_in_blocks", "num_swapped_out_blocks", b"num_swapped_out_blocks", "num_swapped_sequences", b"num_swapped_sequences", "ready", b"ready", "replica_id", b"replica_id", "step_id", b"step_id", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
