@@ -1,0 +1,260 @@
+"""The op set: what a network definition may call, documented once, and the choice of backend.
+
+Owns the shapes, dtypes and aliasing of every op, the layout of the KV pool and the metadata that all layers of a step
+share. Knows nothing of networks, sequences' identities, sampling settings or who allocates a pool.
+
+Letters in shapes: T tokens of the step, S scheduled sequences, H query heads, K key-value heads, D head_dim. Unless an
+op says otherwise its tensors are contiguous, on the backend's device, in the model's dtype (float32, bfloat16 or
+float16), its results are new tensors, and its inputs stay as they were.
+
+The KV pool is one tensor `[num_blocks, num_layers, 2, K, block_size, D]` (0 keys, 1 values): a block is one contiguous
+range over all layers. A pool need not be cleared when it is made or when a block changes hands: writing a block's first
+slot clears the rest of that block in the layer, and attention reads no block that holds none of the sequence's tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
+BlockTables = Sequence[Sequence[int] | Tensor] | npt.NDArray[np.integer[Any]]
+BlockPairs = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What is fixed about attention in a model. Query head h reads key-value head `h // (num_heads // num_kv_heads)`."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    """Factor of the scores, most often `head_dim ** -0.5`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionBatch:
+    """What all layers of one step share: made by `Backend.plan_attention`, never changed, dropped after the step."""
+
+    num_new_tokens: npt.NDArray[np.int64]
+    """[S]: tokens that the step computes of each sequence; 0 is legal and has no rows."""
+    seq_lens: npt.NDArray[np.int64]
+    """[S]: tokens of each sequence after the step."""
+    block_tables: npt.NDArray[np.int64]
+    """[S, widest]: block ids in order; what is past a sequence's length is never read."""
+    positions: Tensor
+    """[T] int64 on the device: each row's position, sequence by sequence."""
+    slot_mapping: Tensor
+    """[T] int64 on the device: `block id * block_size + offset` of each row."""
+    fresh_blocks: Tensor
+    """[any] int64 on the device: blocks that get their first token in this step and are not filled by it."""
+    block_size: int
+    sliding_window: int | None
+    """Of the layers that have one."""
+    work_lists: dict[Any, Any] = field(default_factory=dict[Any, Any], repr=False)
+    """The backend's own schedule, kept for the layers after the first."""
+
+    @property
+    def num_tokens(self) -> int:
+        """T: rows of the step."""
+        return self.positions.shape[0]
+
+
+class PackedLinear(Protocol):
+    """A weight in the backend's own layout, with its bias. It replaces the tensor that it was made from."""
+
+    in_features: int
+    out_features: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        ...
+
+
+class Backend(Protocol):
+    """The ops on one device."""
+
+    name: str
+    device: torch.device
+
+    def plan_attention(
+        self,
+        num_new_tokens: Sequence[int] | npt.NDArray[np.integer[Any]],
+        seq_lens: Sequence[int] | npt.NDArray[np.integer[Any]],
+        block_tables: BlockTables,
+        block_size: int,
+        sliding_window: int | None = None,
+    ) -> AttentionBatch:
+        """Makes a step's attention metadata.
+
+        Args:
+            num_new_tokens: [S] tokens to compute of each sequence: any mix of decodes (1), pieces of a prefill, and 0.
+            seq_lens: [S] length of each sequence after this step.
+            block_tables: for each sequence its block ids in order, at least enough for its length; lists, int tensors
+                or one padded array [S, widest].
+            block_size: tokens of a block, one of BLOCK_SIZES.
+            sliding_window: keys that a query sees, its own among them, in layers that ask for it; None: all.
+
+        Raises:
+            ValueError: lengths that do not fit together, or a block size that is none of BLOCK_SIZES.
+        """
+        ...
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+        """Packs a weight [out_features, in_features] and a bias [out_features].
+
+        The result may alias both, or copy them: the caller drops its own references and does not write to them.
+        Projections that read the same input are packed as one, their rows concatenated.
+        """
+        ...
+
+    def linear(self, hidden: Tensor, packed: PackedLinear) -> Tensor:
+        """Multiplies rows [R, in_features] (row stride free) by a packed weight -> [R, out_features]."""
+        ...
+
+    def embedding(self, indices: Tensor, table: Tensor) -> Tensor:
+        """Takes rows [T] int64 of a table [N, width] -> [T, width]."""
+        ...
+
+    def rms_norm(
+        self, hidden: Tensor, weight: Tensor, epsilon: float, residual: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Adds the residual, then normalises each row by its root mean square in float32.
+
+        Args:
+            hidden: [T, width].
+            weight: [width].
+            epsilon: added to the mean square.
+            residual: [T, width], or None for nothing to add.
+
+        Returns:
+            The normalised rows (rounded to the dtype, then times the weight), and `hidden + residual` (which is
+            `hidden` itself where there is no residual).
+        """
+        ...
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """Computes `silu(gate) * up` for rows [T, 2 * width], gate first -> [T, width]. The activation is in float32."""
+        ...
+
+    def rotary_and_cache(
+        self,
+        qkv: Tensor,
+        rotary: Tensor,
+        batch: AttentionBatch,
+        kv_pool: Tensor,
+        layer: int,
+        shape: AttentionShape,
+        norms: tuple[Tensor, Tensor, float] | None = None,
+    ) -> Tensor:
+        """Rotates queries and keys and writes keys and values to their slots.
+
+        Args:
+            qkv: [T, (H + 2K) * D], queries, keys, values; may be overwritten.
+            rotary: [T, 2, D], each row's cosines and its sines, those of the first half negated, so that
+                `x * cos + roll(x, D / 2) * sin` rotates the pairs (i, i + D / 2).
+            batch: the step.
+            kv_pool: written at `batch.slot_mapping` in this layer; the rest of `batch.fresh_blocks` is cleared.
+            layer: index of the layer in the pool.
+            shape: the model's heads.
+            norms: weights [D] of the per-head RMS norms of queries and of keys, and their epsilon; before rotating.
+
+        Returns:
+            The queries [T, H, D].
+        """
+        ...
+
+    def paged_attention(
+        self,
+        query: Tensor,
+        batch: AttentionBatch,
+        kv_pool: Tensor,
+        layer: int,
+        shape: AttentionShape,
+        sliding_window: int | None = None,
+    ) -> Tensor:
+        """Attends each row to its sequence's keys up to its own position -> [T, H * D].
+
+        Computed in float32 and rounded once. The keys and values of the step's own tokens must be in the pool already.
+
+        Args:
+            query: [T, H, D].
+            batch: the step.
+            kv_pool: read only.
+            layer: index of the layer in the pool.
+            shape: the model's heads.
+            sliding_window: as in `plan_attention`, for this layer.
+        """
+        ...
+
+    def swap_blocks(self, source_pool: Tensor, destination_pool: Tensor, pairs: BlockPairs) -> None:
+        """Copies whole blocks between two pools of one layout (and, on a GPU, two devices), bit for bit.
+
+        Destinations are distinct. Returns when the bytes have arrived.
+
+        Raises:
+            ValueError: an id outside its pool, or pools of different layouts.
+        """
+        ...
+
+    def copy_blocks(self, pool: Tensor, pairs: BlockPairs) -> None:
+        """Copies whole blocks within a pool, bit for bit, as if all at once: every source is read before any write.
+
+        Destinations are distinct.
+
+        Raises:
+            ValueError: an id outside the pool.
+        """
+        ...
+
+    def probe(self, linears: Sequence[PackedLinear], shape: AttentionShape) -> bool:
+        """Proves on this machine that no row's bits depend on the rows beside it, for every shape that a model uses.
+
+        Where a way of computing fails, the next one of the backend's ladder is taken, for good (`linears` are packed
+        anew). Run it before the first step.
+
+        Returns:
+            Whether results are batch-invariant.
+        """
+        ...
+
+
+def kv_pool_shape(
+    num_blocks: int, num_layers: int, num_kv_heads: int, block_size: int, head_dim: int
+) -> tuple[int, int, int, int, int, int]:
+    """The shape of a KV pool: block by block, each over all layers."""
+    check_block_size(block_size)
+    return num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim
+
+
+def check_block_size(block_size: int) -> None:
+    """Refuses a block size that attention's splits of 256 keys do not hold a whole number of.
+
+    Raises:
+        ValueError: it is none of BLOCK_SIZES.
+    """
+    if block_size not in BLOCK_SIZES:
+        raise ValueError(f"block_size must be one of {', '.join(map(str, BLOCK_SIZES))}, not {block_size}")
+
+
+@lru_cache(maxsize=None)
+def get_backend(device: torch.device) -> Backend:
+    """Gives the backend of a device, the same object each time.
+
+    Raises:
+        ValueError: there is no backend for this kind of device.
+    """
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"no backend for device {device.type!r}; known are cpu and cuda")
+    from kernels.reference.backend import ReferenceBackend  # noqa: PLC0415  the choice of backend
+
+    return ReferenceBackend(device)
