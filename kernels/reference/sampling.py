@@ -1,0 +1,255 @@
+"""Choosing tokens from logits, in torch: edits, penalties, filters and draws that a row owes to itself alone.
+
+Owns the arithmetic of sampling and knows no requests: every parameter comes as a column. A row's result depends on its
+own logits, parameters and key only, never on the rows beside it, their number or the threads: only reductions over the
+whole vocabulary or over a number of candidates that the row itself chooses, and element-wise functions whose bits do
+not depend on the length, are used.
+
+Draws are a race of exponentials: the token with the largest `logit / temperature - log(noise)` wins, which is a draw
+from the softmax (Gumbel 1954; Maddison et al. 2014). The noise of a token is a pure function of the request's seed, the
+output position, the sequence index and the token id, so filtering before or after drawing gives the same token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Philox4x32-10: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+_WORD = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+# Rows whose noise is made at once, in elements: what stays in a core's second-level cache.
+_NOISE_ELEMENTS = 1 << 18
+# How many of a row's best tokens are looked at before its whole vocabulary is sorted; the last is for `top_p` alone.
+CANDIDATE_COUNTS = (64, 1024)
+
+Words = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class DrawKeys:
+    """What a draw depends on besides the logits: int64 columns [rows].
+
+    `seeds` hold 64 bits each, `positions` the place among the output tokens from 0, `sequence_indexes` which of its
+    request's sequences it is.
+    """
+
+    seeds: Tensor
+    positions: Tensor
+    sequence_indexes: Tensor
+
+    def select(self, rows: Tensor) -> DrawKeys:
+        """Picks rows by index (int64 [n])."""
+        return DrawKeys(self.seeds[rows], self.positions[rows], self.sequence_indexes[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Which tokens may be drawn: columns [rows]; `top_k` int64 with 0 for off, `top_p` and `min_p` float32."""
+
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+
+    def select(self, rows: Tensor) -> Filters:
+        """Picks rows by index (int64 [n])."""
+        return Filters(self.top_k[rows], self.top_p[rows], self.min_p[rows])
+
+
+def philox(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
+    """Philox4x32-10 on int64 tensors that hold 32-bit words and broadcast against each other.
+
+    A product wraps modulo 2**64, so both of its halves are right although int64 has a sign.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = ((p1 >> 32) & _WORD) ^ c1 ^ k0, p1 & _WORD, ((p0 >> 32) & _WORD) ^ c3 ^ k1, p0 & _WORD
+        k0, k1 = (k0 + _KEY_STEPS[0]) & _WORD, (k1 + _KEY_STEPS[1]) & _WORD
+    return c0, c1, c2, c3
+
+
+def _words(keys: DrawKeys, counters: Tensor) -> Words:
+    """The four words of each counter (int64 [rows or 1, n], token id / 4), each [rows, n]."""
+    seeds = keys.seeds[:, None]
+    zero = torch.zeros((), dtype=torch.int64, device=counters.device)
+    counter = (counters, keys.positions[:, None] & _WORD, keys.sequence_indexes[:, None] & _WORD, zero)
+    return philox(counter, (seeds & _WORD, (seeds >> 32) & _WORD))
+
+
+def _to_exponential(words: Tensor) -> Tensor:
+    """Turns uniform words into Exp(1), float32: small values, which win the race, keep all their 24 bits."""
+    uniform = ((words.float() + 0.5) * 2.0**-32).clamp_(max=1 - 2.0**-24)
+    return uniform.neg_().log1p_().neg_()
+
+
+def exponential_noise(keys: DrawKeys, token_ids: Tensor) -> Tensor:
+    """Makes the noise of some tokens: `token_ids` int64 [rows, n] -> float32 [rows, n]."""
+    words = _words(keys, token_ids >> 2)
+    lane = token_ids & 3
+    low, high = torch.where(lane == 0, words[0], words[1]), torch.where(lane == 2, words[2], words[3])
+    return _to_exponential(torch.where(lane < 2, low, high))
+
+
+def full_exponential_noise(keys: DrawKeys, vocab_size: int) -> Tensor:
+    """Makes the noise of every token: float32 [rows, vocab_size]. Each counter gives four neighbours."""
+    counters = torch.arange((vocab_size + 3) // 4, device=keys.seeds.device)[None]
+    return _to_exponential(torch.stack(_words(keys, counters), 2).flatten(1)[:, :vocab_size])
+
+
+def mask_tokens(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
+    """Makes tokens impossible, in place: `rows` and `token_ids` are int64 columns of the same length."""
+    logits[rows, token_ids] = float("-inf")
+
+
+def add_bias(logits: Tensor, rows: Tensor, token_ids: Tensor, bias: Tensor) -> None:
+    """Adds to the logits of tokens, in place: columns of the same length; each (row, token) stands once."""
+    logits[rows, token_ids] += bias
+
+
+def apply_penalties(
+    logits: Tensor,
+    rows: Tensor,
+    token_ids: Tensor,
+    output_counts: Tensor,
+    penalties: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    """Applies the repetition, frequency and presence penalty, in place and in this order.
+
+    Args:
+        logits: float32 [rows, vocabulary].
+        rows, token_ids: int64 [n]: every token that stands in the prompt or the output of a row, once.
+        output_counts: float32 [n]: how often it stands in the output; 0 for a token of the prompt alone.
+        penalties: repetition, frequency, presence: float32 [n], each token's row's.
+    """
+    repetition, frequency, presence = penalties
+    values = logits[rows, token_ids]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    values = values - frequency * output_counts
+    logits[rows, token_ids] = values - presence * (output_counts > 0)
+
+
+def finite_rows(logits: Tensor) -> Tensor:
+    """Tells which rows [rows, vocabulary] hold finite numbers alone: bool [rows]. One pass: a sum keeps NaN and inf."""
+    return torch.isfinite(logits.sum(-1))
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """Picks the largest of each row, the lowest id on ties: int64 [rows]."""
+    return logits.argmax(-1)
+
+
+def draw(logits: Tensor, temperatures: Tensor, keys: DrawKeys) -> Tensor:
+    """Draws a token of each row from its whole vocabulary.
+
+    Args:
+        logits: float32 [rows, vocabulary]; -inf is impossible.
+        temperatures: float32 [rows], > 0.
+        keys: columns [rows].
+
+    Returns:
+        int64 [rows].
+    """
+    num_rows, vocab_size = logits.shape
+    slab = max(1, _NOISE_ELEMENTS // vocab_size)
+    drawn: list[Tensor] = []
+    for start in range(0, num_rows, slab):
+        rows = torch.arange(start, min(start + slab, num_rows), device=logits.device)
+        noise = full_exponential_noise(keys.select(rows), vocab_size)
+        scores = logits[rows] / temperatures[rows, None]
+        drawn.append(argmax(scores.sub_(noise.log_())))
+    return torch.cat(drawn)
+
+
+def draw_filtered(logits: Tensor, temperatures: Tensor, filters: Filters, keys: DrawKeys, num_candidates: int) -> Tensor:
+    """Draws a token of each row from those that pass min_p, then top_k, then top_p.
+
+    The best `num_candidates` of a row are looked at first; a row for which they do not settle what passes is done over
+    with its whole vocabulary sorted. `num_candidates` must follow from the row's own parameters (`CANDIDATE_COUNTS`),
+    never from the batch: sums over candidates round by their number.
+
+    Args:
+        logits: float32 [rows, vocabulary]; -inf is impossible.
+        temperatures: float32 [rows], > 0.
+        filters: columns [rows]; a top_k above `num_candidates` is settled by the whole vocabulary.
+        keys: columns [rows].
+        num_candidates: at the vocabulary's size or above, all are sorted at once.
+
+    Returns:
+        int64 [rows].
+    """
+    vocab_size = logits.shape[1]
+    mass = _log_mass(logits, temperatures, filters)
+    if num_candidates >= vocab_size:
+        return _draw_sorted(logits, temperatures, filters, keys, mass)
+    values, token_ids = logits.topk(num_candidates + 1, dim=-1)
+    values = values / temperatures[:, None]
+    boundary = values[:, -1:]
+    values, token_ids = _order(values[:, :-1], token_ids[:, :-1])
+    keep = _survivors(values, filters, mass)
+    # Which of the tokens that tie at the boundary are candidates is torch's whim; and beyond it more might pass.
+    settled_by_k = (filters.top_k > 0) & (filters.top_k <= num_candidates)
+    unsettled = (keep & (values == boundary)).any(-1) | (keep[:, -1] & ~settled_by_k)
+    drawn = _race(values, token_ids, keep, keys)
+    again = unsettled.nonzero()[:, 0]
+    if again.numel():
+        drawn[again] = _draw_sorted(
+            logits[again], temperatures[again], filters.select(again), keys.select(again), mass[again]
+        )
+    return drawn
+
+
+def _draw_sorted(logits: Tensor, temperatures: Tensor, filters: Filters, keys: DrawKeys, mass: Tensor) -> Tensor:
+    values, token_ids = (logits / temperatures[:, None]).sort(dim=-1, descending=True, stable=True)
+    return _race(values, token_ids, _survivors(values, filters, mass), keys)
+
+
+def _log_mass(logits: Tensor, temperatures: Tensor, filters: Filters) -> Tensor:
+    """The logarithm of a row's whole mass where only top_p filters, else NaN: [rows] float32.
+
+    Computed row by row where it is needed: its length is the vocabulary's, so candidates round as the whole does.
+    """
+    mass = torch.full_like(temperatures, float("nan"))
+    rows = ((filters.top_k == 0) & (filters.min_p <= 0) & (filters.top_p < 1)).nonzero()[:, 0]
+    if rows.numel():
+        mass[rows] = torch.logsumexp(logits[rows] / temperatures[rows, None], -1)
+    return mass
+
+
+def _order(values: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Orders candidates by value descending, then token id ascending."""
+    token_ids, order = token_ids.sort(dim=-1)
+    values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
+    return values, token_ids.gather(1, order)
+
+
+def _survivors(values: Tensor, filters: Filters, log_mass: Tensor) -> Tensor:
+    """Tells which of the ordered candidates [rows, n] pass: a prefix of each row, its first always: bool [rows, n].
+
+    `log_mass` is a row's whole mass where the candidates alone do not tell what top_p is a share of, else NaN.
+    """
+    best = values[:, :1]
+    keep = (values > float("-inf")) & (values >= best + filters.min_p.log()[:, None])
+    rank = torch.arange(values.shape[1], device=values.device)
+    keep &= (rank < filters.top_k[:, None]) | (filters.top_k == 0)[:, None]
+    weights = torch.where(keep, (values - best).exp(), 0).double()
+    before = weights.cumsum(-1) - weights
+    candidates_mass = before[:, -1] + weights[:, -1]
+    total = torch.where(log_mass.isnan(), candidates_mass, (log_mass - best[:, 0]).exp().double())
+    share = (filters.top_p.double() * total)[:, None]
+    return keep & ((before < share) | (filters.top_p >= 1)[:, None])
+
+
+def _race(values: Tensor, token_ids: Tensor, keep: Tensor, keys: DrawKeys) -> Tensor:
+    """Draws among the kept, with the noise that they would have in the whole vocabulary: int64 [rows]."""
+    width = int(keep.sum(-1).max())
+    token_ids = token_ids[:, :width]
+    noise = exponential_noise(keys, token_ids)
+    scores = (values[:, :width] - noise.log_()).masked_fill_(~keep[:, :width], float("-inf"))
+    return token_ids.gather(1, scores.argmax(-1, keepdim=True))[:, 0]

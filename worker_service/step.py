@@ -1,0 +1,127 @@
+"""One step and its answer, as values. Knows no messages and no rows.
+
+Sequence ids are Python integers, since they are keys; every other column is a numpy array.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from blockyard.errors import BlockyardError
+
+Array = npt.NDArray[np.int64]
+
+
+def no_ids() -> Array:
+    """An empty column."""
+    return np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the tokens of a sequence are chosen; the defaults change nothing."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether tokens that stand in the sequence already weigh differently."""
+        return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NewSequence:
+    """Everything about a sequence: `token_ids` are its prompt and what was generated so far."""
+
+    sequence_id: int
+    sequence_index: int
+    token_ids: Array
+    prompt_length: int
+    num_computed_tokens: int
+    block_ids: Array
+    sampling: Sampling = Sampling()
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fork:
+    """A child that copies its parent's row."""
+
+    parent_id: int
+    child_id: int
+    sequence_index: int
+    block_ids: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockPairs:
+    """Blocks to read and blocks to write, in columns of the same length."""
+
+    sources: Array = field(default_factory=no_ids)
+    destinations: Array = field(default_factory=no_ids)
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """The (source, destination) pairs."""
+        return list(zip(self.sources.tolist(), self.destinations.tolist(), strict=True))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """What a worker is asked to do at once; worker.proto says what each field means, and in which order."""
+
+    epoch: int
+    step_id: int
+    new_sequences: tuple[NewSequence, ...] = ()
+    forks: tuple[Fork, ...] = ()
+    sequence_ids: tuple[int, ...] = ()
+    num_new_tokens: Array = field(default_factory=no_ids)
+    appended_sequence_ids: tuple[int, ...] = ()
+    appended_block_ids: Array = field(default_factory=no_ids)
+    replaced_tables: tuple[tuple[int, Array], ...] = ()
+    blocks_to_swap_out: BlockPairs = field(default_factory=BlockPairs)
+    blocks_to_swap_in: BlockPairs = field(default_factory=BlockPairs)
+    blocks_to_copy: BlockPairs = field(default_factory=BlockPairs)
+    finished_sequence_ids: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """How long the parts of a step took, in seconds."""
+
+    queue_seconds: float = 0.0
+    cache_operations_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    sample_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The answer to a step. With a `refusal` the step changed nothing and the columns are empty."""
+
+    epoch: int
+    step_id: int
+    sequence_ids: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    skipped_sequence_ids: tuple[int, ...] = ()
+    failures: tuple[tuple[int, BlockyardError], ...] = ()
+    refusal: BlockyardError | None = None
+    times: StepTimes = field(default_factory=StepTimes)
