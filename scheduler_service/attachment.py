@@ -1,0 +1,82 @@
+"""One gateway's stream, as the engine sees it: an outbox that never makes anybody wait.
+
+What cannot be sent yet merges: steps extend the columns of the message that waits, bounded only by what is generated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+from scheduler_service.codec import Outgoing
+
+if TYPE_CHECKING:
+    from blockyard.errors import BlockyardError
+    from scheduler_service.core.output import OwnerUpdate
+    from scheduler_service.facts import ModelFacts, Readiness
+
+
+class Attachment:
+    """A gateway that is attached. `owner` is its name in the core, unique for each stream."""
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        self._pending: deque[Outgoing] = deque()
+        self._sealed = True
+        self._closed = False
+        self._error: BlockyardError | None = None
+        self._something = asyncio.Event()
+
+    def _open(self) -> Outgoing:
+        """Gives the message that still merges."""
+        self._something.set()
+        if self._sealed:
+            self._sealed = False
+            self._pending.append(Outgoing())
+        return self._pending[-1]
+
+    def tell(self, *, facts: ModelFacts | None = None, readiness: Readiness | None = None) -> None:
+        """Tells what the model is, or whether requests can be served. Newer values replace those not sent yet."""
+        outgoing = self._open()
+        outgoing.facts = facts or outgoing.facts
+        outgoing.readiness = readiness or outgoing.readiness
+
+    def accept(self, request_id: str, first_sequence_id: int) -> None:
+        """Tells that a request is queued."""
+        self._open().accepted.append((request_id, first_sequence_id))
+
+    def fail(self, request_id: str, error: BlockyardError) -> None:
+        """Tells that a request ended with an error."""
+        self._open().failed.append((request_id, error))
+
+    def publish(self, update: OwnerUpdate) -> None:
+        """Tells what a step gave."""
+        merged = self._open().update
+        merged.sequence_ids += update.sequence_ids
+        merged.token_ids += update.token_ids
+        merged.finished += update.finished
+        merged.prefilled += update.prefilled
+
+    def seal(self) -> None:
+        """Keeps what comes now apart from what waits: an epoch has ended, and sequence ids may come again."""
+        self._sealed = True
+
+    def close(self, error: BlockyardError | None = None) -> None:
+        """Ends the stream after what waits: with an error, or well."""
+        self._closed, self._error = True, error
+        self._something.set()
+
+    async def take(self) -> Outgoing | None:
+        """Waits for the next message; None at a good end. Raises the error that the stream was closed with."""
+        await self._something.wait()
+        if self._pending:
+            outgoing = self._pending.popleft()
+            if not self._pending:
+                self._sealed = True
+                if not self._closed:
+                    self._something.clear()
+            return outgoing
+        if self._error:
+            raise self._error
+        return None

@@ -1,0 +1,285 @@
+"""Messages into values and back: the step stream, a worker's lifecycle, a gateway's stream.
+
+A message never travels deeper than this module. Columns go into constructors and come out of slices whole, since
+setting or reading one number at a time is what costs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from blockyard.common.v1 import sampling_pb2, status_pb2
+from blockyard.errors import BlockyardError, Violation, from_status, invalid, to_status
+from blockyard.scheduler.v1 import scheduler_pb2
+from blockyard.worker.v1 import worker_pb2
+from scheduler_service.core.output import FinishReason, GroupSpec, OwnerUpdate, StepResult
+from scheduler_service.facts import (
+    AvailableBlocks,
+    CacheInfo,
+    CachePlan,
+    LoadedModel,
+    LoadProgress,
+    ModelFacts,
+    Readiness,
+    WorkerInfo,
+    WorkerState,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from scheduler_service.core.output import BlockPair, NewSequence, SchedulerOutput
+
+_FINISH_REASONS = {
+    FinishReason.STOP: sampling_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: sampling_pb2.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: sampling_pb2.FINISH_REASON_ABORT,
+    FinishReason.ERROR: sampling_pb2.FINISH_REASON_ERROR,
+}
+_DEVICE_TYPES = {
+    "auto": worker_pb2.DEVICE_TYPE_UNSPECIFIED,
+    "cpu": worker_pb2.DEVICE_TYPE_CPU,
+    "cuda": worker_pb2.DEVICE_TYPE_CUDA,
+}
+_DTYPES = {
+    "auto": worker_pb2.DTYPE_UNSPECIFIED,
+    "float32": worker_pb2.DTYPE_FLOAT32,
+    "bfloat16": worker_pb2.DTYPE_BFLOAT16,
+    "float16": worker_pb2.DTYPE_FLOAT16,
+}
+_STATE_PREFIX = "WORKER_STATE_"
+
+
+# The step stream.
+
+
+def encode_step(output: SchedulerOutput, epoch: int) -> worker_pb2.ExecuteModelRequest:
+    """Encodes one step. A group's payload is its sampling parameters, serialized."""
+    return worker_pb2.ExecuteModelRequest(
+        epoch=epoch,
+        step_id=output.step_id,
+        new_sequences=[_encode_new_sequence(sequence) for sequence in output.new_sequences],
+        forks=[
+            worker_pb2.Fork(
+                parent_sequence_id=fork.parent_id,
+                child_sequence_id=fork.child_id,
+                sequence_index=fork.sequence_index,
+                block_ids=fork.block_ids,
+            )
+            for fork in output.forks
+        ],
+        sequence_ids=output.sequence_ids,
+        num_new_tokens=output.num_new_tokens,
+        appended_sequence_ids=output.appended_sequence_ids,
+        appended_block_ids=output.appended_block_ids,
+        replaced_tables=[
+            worker_pb2.BlockTable(sequence_id=sequence_id, block_ids=block_ids)
+            for sequence_id, block_ids in output.replaced_tables
+        ],
+        blocks_to_swap_out=_encode_pairs(output.blocks_to_swap_out),
+        blocks_to_swap_in=_encode_pairs(output.blocks_to_swap_in),
+        blocks_to_copy=_encode_pairs(output.blocks_to_copy),
+        finished_sequence_ids=output.finished_sequence_ids,
+    )
+
+
+def _encode_new_sequence(sequence: NewSequence) -> worker_pb2.NewSequence:
+    return worker_pb2.NewSequence(
+        sequence_id=sequence.sequence_id,
+        sequence_index=sequence.sequence_index,
+        token_ids=sequence.token_ids,
+        prompt_length=sequence.prompt_length,
+        num_computed_tokens=sequence.num_computed_tokens,
+        block_ids=sequence.block_ids,
+        sampling=sampling_pb2.SamplingParams.FromString(sequence.spec.payload or b""),
+        min_tokens=sequence.spec.min_tokens,
+        stop_token_ids=sorted(sequence.spec.stop_token_ids),
+    )
+
+
+def _encode_pairs(pairs: Sequence[BlockPair]) -> worker_pb2.BlockPairs | None:
+    if not pairs:
+        return None
+    sources, destinations = zip(*pairs, strict=True)
+    return worker_pb2.BlockPairs(sources=sources, destinations=destinations)
+
+
+def decode_answer(message: worker_pb2.ExecuteModelResponse) -> StepResult:
+    """Decodes the answer to one step; raises the refusal of a step that was refused whole."""
+    if message.HasField("refusal"):
+        raise from_status(message.refusal)
+    return StepResult(
+        message.step_id,
+        tuple(message.sequence_ids[:]),
+        tuple(message.token_ids[:]),
+        tuple(message.skipped_sequence_ids[:]),
+        tuple((failure.sequence_id, failure.status.message) for failure in message.failures),
+    )
+
+
+# A worker's lifecycle.
+
+
+def encode_init_device(device: str, dtype: str, configuration_digest: str) -> worker_pb2.InitDeviceRequest:
+    """Encodes where and in what to compute, by the names of the settings."""
+    return worker_pb2.InitDeviceRequest(
+        device_type=_DEVICE_TYPES[device], dtype=_DTYPES[dtype], configuration_digest=configuration_digest
+    )
+
+
+def encode_cache_plan(plan: CachePlan) -> worker_pb2.InitializeCacheRequest:
+    """Encodes the pools to allocate."""
+    return worker_pb2.InitializeCacheRequest(
+        block_size=plan.block_size,
+        num_device_blocks=plan.num_device_blocks,
+        num_host_blocks=plan.num_host_blocks,
+        max_model_len=plan.max_model_len,
+        max_num_batched_tokens=plan.max_num_batched_tokens,
+        max_num_seqs=plan.max_num_seqs,
+    )
+
+
+def decode_worker_info(message: worker_pb2.GetWorkerInfoResponse) -> WorkerInfo:
+    """Decodes who a worker is."""
+    return WorkerInfo(
+        worker_id=message.worker_id,
+        incarnation=message.incarnation,
+        api_version=message.api_version,
+        state=WorkerState(status_pb2.WorkerState.Name(message.state).removeprefix(_STATE_PREFIX)),
+        epoch=message.epoch,
+        configuration_digest=message.configuration_digest,
+        device=message.device,
+        model=_decode_model(message.model) if message.HasField("model") else None,
+        cache=decode_cache_info(message.cache) if message.HasField("cache") else None,
+    )
+
+
+def _decode_model(message: worker_pb2.LoadedModel) -> LoadedModel:
+    return LoadedModel(
+        architecture=message.architecture,
+        vocab_size=message.vocab_size,
+        max_model_len=message.max_model_len,
+        model_digest=message.model_digest,
+        parameter_bytes=message.parameter_bytes,
+    )
+
+
+def decode_load_event(message: worker_pb2.LoadModelResponse) -> LoadProgress | LoadedModel:
+    """Decodes how far loading is, or what was loaded."""
+    if message.HasField("loaded"):
+        return _decode_model(message.loaded)
+    return LoadProgress(message.progress.done_bytes, message.progress.total_bytes)
+
+
+def decode_available_blocks(message: worker_pb2.DetermineNumAvailableBlocksResponse) -> AvailableBlocks:
+    """Decodes how many blocks fit."""
+    return AvailableBlocks(
+        message.block_size, message.num_device_blocks, message.num_host_blocks, message.cache_block_bytes
+    )
+
+
+def decode_cache_info(message: worker_pb2.CacheInfo) -> CacheInfo:
+    """Decodes the pools that a worker has."""
+    return CacheInfo(
+        block_size=message.block_size,
+        num_device_blocks=message.num_device_blocks,
+        num_host_blocks=message.num_host_blocks,
+        cache_block_bytes=message.cache_block_bytes,
+        max_model_len=message.max_model_len,
+        determinism_id=message.determinism_id,
+        batch_invariant=message.batch_invariant,
+    )
+
+
+# A gateway's stream.
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """A request to end, or one of its sequences."""
+
+    request_id: str
+    sequence_index: int | None
+    reason: FinishReason
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """What one gateway is to be told in one message. Steps merge by extending its columns."""
+
+    facts: ModelFacts | None = None
+    readiness: Readiness | None = None
+    accepted: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    failed: list[tuple[str, BlockyardError]] = field(default_factory=list[tuple[str, BlockyardError]])
+    update: OwnerUpdate = field(default_factory=OwnerUpdate)
+
+
+def decode_add(message: scheduler_pb2.AddRequest, owner: str) -> GroupSpec:
+    """Decodes a request of `owner`; raises FIELD_INVALID for what no gateway should send."""
+    wrong = [name for name in ("prompt_token_ids", "n", "max_tokens") if not getattr(message, name)]
+    if wrong:
+        raise invalid(Violation(name, "must be there") for name in wrong)
+    return GroupSpec(
+        request_id=message.request_id,
+        owner=owner,
+        prompt_token_ids=tuple(message.prompt_token_ids[:]),
+        n=message.n,
+        max_tokens=message.max_tokens,
+        min_tokens=message.min_tokens,
+        stop_token_ids=frozenset(message.stop_token_ids),
+        # Bytes, since a submessage would keep the whole message that it came in alive.
+        payload=message.sampling.SerializeToString(),
+    )
+
+
+def decode_abort(message: scheduler_pb2.AbortRequest) -> Abort:
+    """Decodes what to end, and whether that is a finish or a cancel."""
+    return Abort(
+        message.request_id,
+        message.sequence_index if message.HasField("sequence_index") else None,
+        FinishReason.STOP if message.reason == scheduler_pb2.ABORT_REASON_STOP_STRING else FinishReason.ABORT,
+    )
+
+
+def encode_outgoing(outgoing: Outgoing) -> scheduler_pb2.AttachResponse:
+    """Encodes what a gateway is told."""
+    update = outgoing.update
+    message = scheduler_pb2.AttachResponse(sequence_ids=update.sequence_ids, token_ids=update.token_ids)
+    if update.finished:
+        message.finished_sequence_ids.extend([end.sequence_id for end in update.finished])
+        message.finish_reasons.extend([_FINISH_REASONS[end.reason] for end in update.finished])
+    if update.prefilled:
+        message.prefilled_sequence_ids.extend([first for first, _ in update.prefilled])
+        message.num_cached_tokens.extend([cached for _, cached in update.prefilled])
+    if outgoing.accepted:
+        message.accepted.extend(_encode_accepted(outgoing.accepted))
+    if outgoing.failed:
+        message.failed.extend(_encode_failed(outgoing.failed))
+    if outgoing.facts:
+        message.facts.CopyFrom(_encode_facts(outgoing.facts))
+    if outgoing.readiness:
+        message.readiness.ready = outgoing.readiness.ready
+        message.readiness.message = outgoing.readiness.message
+    return message
+
+
+def _encode_accepted(accepted: Iterable[tuple[str, int]]) -> list[scheduler_pb2.RequestAccepted]:
+    return [
+        scheduler_pb2.RequestAccepted(request_id=request_id, first_sequence_id=first) for request_id, first in accepted
+    ]
+
+
+def _encode_failed(failed: Iterable[tuple[str, BlockyardError]]) -> list[scheduler_pb2.RequestFailed]:
+    return [scheduler_pb2.RequestFailed(request_id=request_id, status=to_status(error)) for request_id, error in failed]
+
+
+def _encode_facts(facts: ModelFacts) -> scheduler_pb2.ModelFacts:
+    return scheduler_pb2.ModelFacts(
+        model_digest=facts.model_digest,
+        vocab_size=facts.vocab_size,
+        max_model_len=facts.max_model_len,
+        block_size=facts.block_size,
+        determinism_id=facts.determinism_id,
+        batch_invariant=facts.batch_invariant,
+    )

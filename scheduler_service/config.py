@@ -1,0 +1,47 @@
+"""What the scheduler can be told: its own settings, and those of the model and the step that it passes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from blockyard.configuration import CacheSettings, DeviceSettings, LogSettings, ModelSettings, SchedulerSettings
+from blockyard.settings import option
+
+DEMO_MODEL = Path(__file__).parents[1] / "models" / "demo"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSettings:
+    """Where the scheduler listens, and where its worker does."""
+
+    scheduler_address: str = option("127.0.0.1:50060", "listen on host:port (port 0: a free one) or unix:/path")
+    worker_address: str = option("127.0.0.1:50070", "the worker: host:port, a DNS name with a port, or unix:/path")
+    scheduler_health_port: Annotated[int, Field(ge=-1, le=65535)] = option(
+        -1, "port of health from a thread of its own, on the same host; 0: a free port, -1: none"
+    )
+    debug_integrity: bool = option(False, "check all block state after every step; slow, for tests")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfiguration:
+    """All that the scheduler reads."""
+
+    model: ModelSettings = ModelSettings()
+    device: DeviceSettings = DeviceSettings()
+    cache: CacheSettings = CacheSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    service: ServiceSettings = ServiceSettings()
+    log: LogSettings = LogSettings()
+
+
+def model_source(settings: ModelSettings) -> str:
+    """Tells the model as a worker is told it: an absolute folder, or a hub id. Empty if there is none to serve."""
+    if not settings.model:
+        return str(DEMO_MODEL) if (DEMO_MODEL / "config.json").is_file() else ""
+    folder = Path(settings.model)
+    # A folder that is not here may be one of the worker's machine.
+    return str(folder.absolute()) if folder.is_dir() else settings.model

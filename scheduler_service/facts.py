@@ -1,0 +1,106 @@
+"""What is known of a worker and of the model that it runs, as values. Knows no messages and no connections."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class WorkerState(Enum):
+    """What a worker process is doing; the values are the names in the contract, less their prefix."""
+
+    CREATED = "CREATED"
+    DEVICE_READY = "DEVICE_READY"
+    LOADED = "LOADED"
+    CACHE_READY = "CACHE_READY"
+    RUNNING = "RUNNING"
+    UNREACHABLE = "UNREACHABLE"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model as its worker loaded it. `max_model_len` is that of the model's configuration."""
+
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    model_digest: str
+    parameter_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """How far loading is."""
+
+    done_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class AvailableBlocks:
+    """What fits into a worker's memory."""
+
+    block_size: int
+    num_device_blocks: int
+    num_host_blocks: int
+    cache_block_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """The pools that a worker is asked for. Block 0 (scratch) counts among the device blocks."""
+
+    block_size: int
+    num_device_blocks: int
+    num_host_blocks: int
+    max_model_len: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheInfo:
+    """The pools that a worker has, and how far its results can be repeated."""
+
+    block_size: int
+    num_device_blocks: int
+    num_host_blocks: int
+    cache_block_bytes: int
+    max_model_len: int
+    determinism_id: str
+    batch_invariant: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """Who a worker is and how far it is set up; `model` and `cache` are None before they exist."""
+
+    worker_id: str
+    incarnation: str
+    api_version: str
+    state: WorkerState
+    epoch: int
+    configuration_digest: str
+    device: str
+    model: LoadedModel | None
+    cache: CacheInfo | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What gateways must know of the model to validate requests."""
+
+    model_digest: str
+    vocab_size: int
+    max_model_len: int
+    block_size: int
+    determinism_id: str
+    batch_invariant: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether requests can be served now; if not, `message` tells a person what is missing."""
+
+    ready: bool
+    message: str = ""

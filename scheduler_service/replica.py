@@ -1,0 +1,243 @@
+"""The model's one copy: brings its worker from wherever it is to CACHE_READY and opens epochs on it.
+
+Owns what is known of the worker. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from blockyard.errors import BlockyardError, Reason
+from blockyard.telemetry import EventLogger
+from scheduler_service.config import model_source
+from scheduler_service.facts import CachePlan, LoadedModel, ModelFacts, WorkerState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from scheduler_service.config import SchedulerConfiguration
+    from scheduler_service.facts import AvailableBlocks, CacheInfo, LoadProgress, WorkerInfo
+    from scheduler_service.worker_link import StepStream, WorkerLink
+
+log = EventLogger(__name__)
+
+API_VERSION = "v1"
+FIRST_RETRY_SECONDS = 0.1
+LAST_RETRY_SECONDS = 1.0
+PROGRESS_SECONDS = 2.0
+
+
+class NotReady(Exception):
+    """The replica cannot be set up now; the message tells a person why."""
+
+
+class Misconfigured(NotReady):
+    """This worker process can never serve this configuration."""
+
+
+def configuration_digest(configuration: SchedulerConfiguration) -> str:
+    """Hashes all that the scheduler tells a worker: one that has this digest can be taken over as it is."""
+    device, cache, step = configuration.device, configuration.cache, configuration.scheduler
+    told = [
+        (API_VERSION, model_source(configuration.model), configuration.model.revision),
+        (device.device, device.dtype, device.device_memory_utilization, device.swap_space_gib),
+        (cache.block_size, cache.num_device_blocks, cache.num_host_blocks),
+        (step.max_model_len, step.max_num_seqs, step.max_num_batched_tokens),
+    ]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+
+def plan_cache(
+    configuration: SchedulerConfiguration, available: AvailableBlocks, model_max_model_len: int
+) -> CachePlan:
+    """Decides the pools and the model's length; raises Misconfigured where the settings ask for what cannot be."""
+    cache, step = configuration.cache, configuration.scheduler
+    num_device_blocks = cache.num_device_blocks or available.num_device_blocks
+    capacity = (num_device_blocks - 1) * available.block_size
+    if capacity <= 0:
+        raise Misconfigured(
+            f"{num_device_blocks} device blocks leave no room for any token: the memory is too small"
+            " (see --device-memory-utilization)"
+        )
+    asked = step.max_model_len
+    if asked != "auto" and asked > model_max_model_len:
+        raise Misconfigured(f"--max-model-len {asked} is above the {model_max_model_len} tokens of the model")
+    if asked != "auto" and asked > capacity:
+        raise Misconfigured(
+            f"--max-model-len {asked} is above the {capacity} tokens that {num_device_blocks} device blocks hold"
+            " (block 0 is scratch)"
+        )
+    return CachePlan(
+        block_size=available.block_size,
+        num_device_blocks=num_device_blocks,
+        num_host_blocks=cache.num_host_blocks if cache.num_host_blocks >= 0 else available.num_host_blocks,
+        max_model_len=min(model_max_model_len, capacity) if asked == "auto" else asked,
+        max_num_batched_tokens=step.max_num_batched_tokens,
+        max_num_seqs=step.max_num_seqs,
+    )
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Tells how far loading is, every few seconds at most."""
+
+    report: Callable[[str], None]
+    told_at: float = 0.0
+
+    def tell(self, progress: LoadProgress) -> None:
+        now = time.monotonic()
+        if now - self.told_at < PROGRESS_SECONDS or not progress.total_bytes:
+            return
+        self.told_at = now
+        share = progress.done_bytes / progress.total_bytes
+        log.info("loading the model", done_bytes=progress.done_bytes, total_bytes=progress.total_bytes)
+        self.report(f"the worker is loading the model: {share:.0%}")
+
+
+class Replica:
+    """One worker and what is known of it. `report` is told what is missing, each time that changes."""
+
+    def __init__(self, link: WorkerLink, configuration: SchedulerConfiguration, report: Callable[[str], None]) -> None:
+        self.worker: WorkerInfo | None = None
+        self.message = ""
+        self.epoch = 0
+        self._link = link
+        self._configuration = configuration
+        self._digest = configuration_digest(configuration)
+        self._report = report
+        # The incarnation that cannot serve this configuration, and why.
+        self._hopeless: tuple[str, str] | None = None
+        # The incarnation that was told to end.
+        self._dismissed = ""
+
+    @property
+    def address(self) -> str:
+        """Where the worker is."""
+        return self._link.address
+
+    @property
+    def state(self) -> WorkerState:
+        """What the worker was doing when it was last heard of."""
+        return self.worker.state if self.worker else WorkerState.UNREACHABLE
+
+    async def set_up(self) -> tuple[ModelFacts, CacheInfo]:
+        """Waits for a worker and sets it up, for as long as that takes."""
+        delay = FIRST_RETRY_SECONDS
+        while True:
+            try:
+                return await self._set_up_once()
+            except NotReady as error:
+                self._say(str(error))
+            except BlockyardError as error:
+                if error.reason is Reason.NO_READY_WORKER:
+                    self.worker = None
+                    self._say(f"no worker answers at {self.address}")
+                else:
+                    self._say(f"the worker at {self.address}: {error.message}")
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, LAST_RETRY_SECONDS)
+
+    def _say(self, message: str) -> None:
+        if message != self.message:
+            self.message = message
+            log.warning("the replica is not ready", reason=message)
+            self._report(message)
+
+    async def _set_up_once(self) -> tuple[ModelFacts, CacheInfo]:
+        worker = self.worker = await self._link.info()
+        await self._check(worker)
+        try:
+            model = worker.model or await self._load(worker)
+            cache = worker.cache or await self._initialize_cache(model)
+        except Misconfigured as error:
+            self._hopeless = (worker.incarnation, str(error))
+            raise
+        # What the worker says of itself now, its epoch above all.
+        self.worker = await self._link.info()
+        self.message = ""
+        return _facts(model, cache), cache
+
+    async def _check(self, worker: WorkerInfo) -> None:
+        """Raises NotReady for a worker that cannot become ours."""
+        if worker.api_version != API_VERSION:
+            raise NotReady(f"the worker speaks api version {worker.api_version!r}, not {API_VERSION!r}")
+        if self._hopeless and self._hopeless[0] == worker.incarnation:
+            raise NotReady(self._hopeless[1])
+        if worker.state is WorkerState.CREATED or worker.configuration_digest == self._digest:
+            return
+        if worker.incarnation != self._dismissed:
+            log.info("ending a worker of another configuration", incarnation=worker.incarnation)
+            await self._link.shutdown("another configuration")
+            self._dismissed = worker.incarnation
+        raise NotReady("the worker had another configuration and was told to end; waiting for its successor")
+
+    async def _load(self, worker: WorkerInfo) -> LoadedModel:
+        model = model_source(self._configuration.model)
+        if not model:
+            raise NotReady("no --model is given, and there is no demo model")
+        if worker.state is WorkerState.CREATED:
+            device = self._configuration.device
+            await self._link.init_device(device.device, device.dtype, self._digest)
+        begin, progress = time.monotonic(), _Progress(self._report)
+        log.info("the worker loads the model", model=model, incarnation=worker.incarnation)
+        async for event in self._link.load_model(model, self._configuration.model.revision):
+            if isinstance(event, LoadedModel):
+                self._know(state=WorkerState.LOADED, model=event)
+                seconds = round(time.monotonic() - begin, 2)
+                log.info("the model is loaded", architecture=event.architecture, seconds=seconds)
+                return event
+            progress.tell(event)
+        raise NotReady("the worker ended LoadModel without a model")
+
+    async def _initialize_cache(self, model: LoadedModel) -> CacheInfo:
+        configuration = self._configuration
+        available = await self._link.determine_num_available_blocks(
+            block_size=configuration.cache.block_size,
+            device_memory_utilization=configuration.device.device_memory_utilization,
+            swap_space_bytes=int(configuration.device.swap_space_gib * 2**30),
+            max_num_batched_tokens=configuration.scheduler.max_num_batched_tokens,
+            max_num_seqs=configuration.scheduler.max_num_seqs,
+        )
+        plan = plan_cache(configuration, available, model.max_model_len)
+        if plan.max_model_len < model.max_model_len:
+            log.info(
+                "the model's length is limited", max_model_len=plan.max_model_len, of_the_model=model.max_model_len
+            )
+        cache = await self._link.initialize_cache(plan)
+        log.info(
+            "the cache is ready",
+            block_size=cache.block_size,
+            num_device_blocks=cache.num_device_blocks,
+            num_host_blocks=cache.num_host_blocks,
+            cache_block_bytes=cache.cache_block_bytes,
+            max_model_len=cache.max_model_len,
+        )
+        self._know(state=WorkerState.CACHE_READY, cache=cache)
+        return cache
+
+    def _know(self, **changes: object) -> None:
+        if self.worker:
+            self.worker = replace(self.worker, **changes)  # type: ignore[arg-type]
+
+    def open_steps(self) -> StepStream:
+        """Opens the next epoch's step stream, after `set_up`."""
+        assert self.worker is not None
+        self.epoch = self.worker.epoch + 1
+        self._know(state=WorkerState.RUNNING, epoch=self.epoch)
+        return self._link.open_steps(self.epoch)
+
+
+def _facts(model: LoadedModel, cache: CacheInfo) -> ModelFacts:
+    return ModelFacts(
+        model_digest=model.model_digest,
+        vocab_size=model.vocab_size,
+        max_model_len=cache.max_model_len,
+        block_size=cache.block_size,
+        determinism_id=cache.determinism_id,
+        batch_invariant=cache.batch_invariant,
+    )

@@ -1,0 +1,131 @@
+"""Starts and stops the scheduler's process: its server, its engine, its health."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from blockyard.rpc import INTERNAL_MESSAGE_BYTES, HealthServer, Heartbeat, PortTaken, add_health, bind, make_server
+from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from blockyard.settings import load
+from blockyard.telemetry import EventLogger, configure_logging
+from scheduler_service.config import SchedulerConfiguration
+from scheduler_service.engine import Engine
+from scheduler_service.servicer import SchedulerServicer
+from scheduler_service.worker_link import WorkerLink
+
+if TYPE_CHECKING:
+    import grpc.aio
+
+log = EventLogger(__name__)
+
+SERVICE_NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
+# Time for the gateways' streams to end by themselves once they are told to.
+STOP_SECONDS = 2.0
+# A thread that wants the interpreter gets it soon: gRPC's own threads wake the loop.
+SWITCH_SECONDS = 1e-4
+
+
+class Server:
+    """The scheduler's process. `start` raises PortTaken; `address` is where it listens then."""
+
+    def __init__(self, configuration: SchedulerConfiguration) -> None:
+        self.address = ""
+        self.health_address = ""
+        self._settings = configuration.service
+        self._link = WorkerLink(configuration.service.worker_address)
+        self.engine = Engine(configuration, self._link)
+        self._heartbeat = Heartbeat()
+        self._server = self._make_server()
+        self._health: HealthServer | None = None
+        self._running: asyncio.Task[None] | None = None
+
+    def _make_server(self) -> grpc.aio.Server:
+        server = make_server(INTERNAL_MESSAGE_BYTES, [SERVICE_NAME])
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerServicer(self.engine), server)
+        add_health(server, self._is_ready, self._heartbeat.is_alive)
+        return server
+
+    def _is_ready(self) -> bool:
+        return self.engine.is_ready
+
+    async def start(self) -> None:
+        """Listens, and begins to look for the worker."""
+        self.address = _with_port(
+            self._settings.scheduler_address, bind(self._server, self._settings.scheduler_address)
+        )
+        if self._settings.scheduler_health_port >= 0:
+            self._start_health()
+        self._heartbeat.start()
+        await self._server.start()
+        self._running = asyncio.create_task(self.engine.run(), name="engine")
+        log.info(
+            "listening",
+            scheduler_address=self.address,
+            worker_address=self._settings.worker_address,
+            health_address=self.health_address or None,
+        )
+
+    def _start_health(self) -> None:
+        self._health = HealthServer(self._heartbeat.is_alive, self._is_ready)
+        host = "127.0.0.1" if self.address.startswith("unix:") else self.address.rpartition(":")[0]
+        port = self._health.start(f"{host}:{self._settings.scheduler_health_port}")
+        self.health_address = f"{host}:{port}"
+
+    async def run_until(self, stopping: asyncio.Event) -> None:
+        """Waits for `stopping`. Raises what ended the engine, should it end by itself: a bug."""
+        assert self._running is not None
+        waiting = asyncio.create_task(stopping.wait())
+        await asyncio.wait({waiting, self._running}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if self._running.done():
+            self._running.result()
+
+    async def stop(self) -> None:
+        """Ends all streams with DRAINING, and closes everything. The worker goes on: a successor takes it over."""
+        self.engine.close()
+        await self._server.stop(STOP_SECONDS)
+        if self._running:
+            self._running.cancel()
+            await asyncio.wait({self._running})
+        await self._link.close()
+        if self._health:
+            self._health.stop()
+
+
+def _with_port(address: str, port: int) -> str:
+    return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
+
+
+async def serve(configuration: SchedulerConfiguration) -> None:
+    """Runs a scheduler until SIGTERM or SIGINT. Raises PortTaken."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    server = Server(configuration)
+    await server.start()
+    gc.collect()
+    gc.freeze()
+    try:
+        await server.run_until(stopping)
+    finally:
+        log.info("stopping")
+        await server.stop()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The program: `python -m scheduler_service`."""
+    configuration = load(
+        SchedulerConfiguration, "scheduler_service", "Decides what each step of the workers computes.", arguments
+    )
+    configure_logging("scheduler", level=configuration.log.log_level, log_format=configuration.log.log_format)
+    sys.setswitchinterval(SWITCH_SECONDS)
+    try:
+        asyncio.run(serve(configuration))
+    except PortTaken as error:
+        log.error(str(error))
+        sys.exit(1)

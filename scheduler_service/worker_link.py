@@ -1,0 +1,147 @@
+"""One connection to one worker: its lifecycle calls and its step stream. Knows neither order nor policy of them.
+
+Every failure leaves here as a BlockyardError: NO_READY_WORKER where nobody answers, else what the worker said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from blockyard.errors import BlockyardError, Reason, from_rpc_error
+from blockyard.rpc import internal_channel
+from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
+from scheduler_service import codec
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Generator
+
+    from scheduler_service.core.output import SchedulerOutput, StepResult
+    from scheduler_service.facts import AvailableBlocks, CacheInfo, CachePlan, LoadedModel, LoadProgress, WorkerInfo
+
+INFO_SECONDS = 5.0
+DEVICE_SECONDS = 120.0
+# Profiling and warm-up compile kernels; a dead worker is noticed by keepalive long before.
+SETUP_SECONDS = 1800.0
+_EOF: Any = getattr(grpc.aio, "EOF")  # noqa: B009 - the stubs lack it
+
+
+@contextmanager
+def _translated() -> Generator[None]:
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc_error(error) from None
+
+
+class StepStream:
+    """The step stream of one epoch. One task sends, another receives; answers come in the order of the steps."""
+
+    def __init__(self, call: Any, epoch: int) -> None:
+        self.epoch = epoch
+        self._call = call
+        self._last_answered = 0
+
+    async def send(self, output: SchedulerOutput) -> None:
+        """Sends one step; returns when it is on its way. Raises BlockyardError when the stream is broken."""
+        try:
+            with _translated():
+                await self._call.write(codec.encode_step(output, self.epoch))
+        except asyncio.InvalidStateError:
+            raise _broken("the step stream has ended") from None
+
+    async def receive(self) -> StepResult:
+        """Waits for the next answer. Raises BlockyardError when the stream is broken or a step was refused."""
+        with _translated():
+            message = await self._call.read()
+        if message is _EOF:
+            raise _broken("the worker ended the step stream")
+        result = codec.decode_answer(message)
+        if message.epoch != self.epoch or result.step_id != self._last_answered + 1:
+            raise BlockyardError(
+                Reason.BUG,
+                f"the worker answered step {result.step_id} of epoch {message.epoch}"
+                f" where step {self._last_answered + 1} of epoch {self.epoch} was due",
+            )
+        self._last_answered = result.step_id
+        return result
+
+    def cancel(self) -> None:
+        """Ends the stream."""
+        self._call.cancel()
+
+
+def _broken(message: str) -> BlockyardError:
+    return BlockyardError(Reason.NO_READY_WORKER, message)
+
+
+class WorkerLink:
+    """The connection to the worker at `address`; it is dialled again for ever, each second at the latest."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = internal_channel(address)
+        self._stub: worker_pb2_grpc.WorkerServiceAsyncStub = worker_pb2_grpc.WorkerServiceStub(self._channel)
+
+    async def info(self) -> WorkerInfo:
+        """Asks who is there."""
+        with _translated():
+            message = await self._stub.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest(), timeout=INFO_SECONDS)
+        return codec.decode_worker_info(message)
+
+    async def init_device(self, device: str, dtype: str, configuration_digest: str) -> None:
+        """Has the device chosen; both names as in the settings."""
+        request = codec.encode_init_device(device, dtype, configuration_digest)
+        with _translated():
+            await self._stub.InitDevice(request, timeout=DEVICE_SECONDS)
+
+    async def load_model(self, model: str, revision: str) -> AsyncIterator[LoadProgress | LoadedModel]:
+        """Has the weights loaded: progress as it goes, then once what was loaded."""
+        with _translated():
+            async for message in self._stub.LoadModel(worker_pb2.LoadModelRequest(model=model, revision=revision)):
+                yield codec.decode_load_event(message)
+
+    async def determine_num_available_blocks(
+        self,
+        *,
+        block_size: int,
+        device_memory_utilization: float,
+        swap_space_bytes: int,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+    ) -> AvailableBlocks:
+        """Asks how many blocks fit beside a step of this size."""
+        request = worker_pb2.DetermineNumAvailableBlocksRequest(
+            block_size=block_size,
+            device_memory_utilization=device_memory_utilization,
+            swap_space_bytes=swap_space_bytes,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+        )
+        with _translated():
+            message = await self._stub.DetermineNumAvailableBlocks(request, timeout=SETUP_SECONDS)
+        return codec.decode_available_blocks(message)
+
+    async def initialize_cache(self, plan: CachePlan) -> CacheInfo:
+        """Has both pools allocated and the worker warmed up."""
+        with _translated():
+            message = await self._stub.InitializeCache(codec.encode_cache_plan(plan), timeout=SETUP_SECONDS)
+        return codec.decode_cache_info(message.cache)
+
+    async def shutdown(self, reason: str) -> None:
+        """Tells the worker to end its process."""
+        with _translated():
+            await self._stub.Shutdown(worker_pb2.ShutdownRequest(reason=reason), timeout=INFO_SECONDS)
+
+    def open_steps(self, epoch: int) -> StepStream:
+        """Opens the step stream of an epoch."""
+        execute_model: Any = self._stub.ExecuteModel
+        return StepStream(execute_model(), epoch)
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        await self._channel.close(None)

@@ -1,0 +1,363 @@
+"""A worker without a model: speaks WorkerService over a real socket, checks the step stream, answers hashes.
+
+As a program (`python -m tests.kit.fake_worker --worker-address unix:/…`), as a server inside a test (`FakeWorker`), or,
+for the ceiling of a benchmark, its device alone (`Device`). Strict, every step is executed by the symbolic
+`ModelWorker` first, which knows what each slot of each block holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import uuid
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf import duration_pb2
+
+from blockyard.common.v1 import status_pb2
+from blockyard.errors import BlockyardError, Reason, to_status
+from blockyard.rpc import INTERNAL_MESSAGE_BYTES, add_health, bind, make_server
+from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
+from scheduler_service.core.output import BlockPair, Fork, GroupSpec, NewSequence, SchedulerOutput
+from tests.kit.token_rows import TokenRows
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from scheduler_service.core.output import StepResult
+
+
+@dataclass(frozen=True)
+class FakeWorkerOptions:
+    """What a fake worker says of itself, how long its steps take, and whether it checks what blocks hold."""
+
+    block_size: int = 16
+    num_device_blocks: int = 1000
+    num_host_blocks: int = 100
+    vocab_size: int = 1000
+    max_model_len: int = 4096
+    step_seconds: float = 0.0
+    strict: bool = True
+
+
+def decode_step(message: worker_pb2.ExecuteModelRequest) -> SchedulerOutput:
+    """Decodes a step, for the worker's side."""
+    return SchedulerOutput(
+        step_id=message.step_id,
+        new_sequences=tuple(map(_decode_new_sequence, message.new_sequences)),
+        forks=tuple(
+            Fork(fork.parent_sequence_id, fork.child_sequence_id, fork.sequence_index, tuple(fork.block_ids))
+            for fork in message.forks
+        ),
+        sequence_ids=tuple(message.sequence_ids[:]),
+        num_new_tokens=tuple(message.num_new_tokens[:]),
+        appended_sequence_ids=tuple(message.appended_sequence_ids[:]),
+        appended_block_ids=tuple(message.appended_block_ids[:]),
+        replaced_tables=tuple((table.sequence_id, tuple(table.block_ids)) for table in message.replaced_tables),
+        blocks_to_swap_out=_decode_pairs(message.blocks_to_swap_out),
+        blocks_to_swap_in=_decode_pairs(message.blocks_to_swap_in),
+        blocks_to_copy=_decode_pairs(message.blocks_to_copy),
+        finished_sequence_ids=tuple(message.finished_sequence_ids[:]),
+    )
+
+
+def _decode_new_sequence(message: worker_pb2.NewSequence) -> NewSequence:
+    token_ids = tuple(message.token_ids[:])
+    spec = GroupSpec(
+        request_id="",
+        owner="",
+        prompt_token_ids=token_ids[: message.prompt_length],
+        n=1,
+        max_tokens=0,
+        min_tokens=message.min_tokens,
+        stop_token_ids=frozenset(message.stop_token_ids),
+        payload=message.sampling.SerializeToString(),
+    )
+    return NewSequence(
+        message.sequence_id,
+        message.sequence_index,
+        token_ids,
+        message.prompt_length,
+        message.num_computed_tokens,
+        tuple(message.block_ids[:]),
+        spec,
+    )
+
+
+def _decode_pairs(message: worker_pb2.BlockPairs) -> tuple[BlockPair, ...]:
+    return tuple(map(BlockPair, message.sources, message.destinations, strict=True))
+
+
+def encode_result(result: StepResult, epoch: int, step_seconds: float) -> worker_pb2.ExecuteModelResponse:
+    """Encodes the answer to a step."""
+    message = worker_pb2.ExecuteModelResponse(
+        epoch=epoch,
+        step_id=result.step_id,
+        sequence_ids=result.sequence_ids,
+        token_ids=result.token_ids,
+        skipped_sequence_ids=result.skipped_sequence_ids,
+        times=worker_pb2.StepTimes(forward=duration_pb2.Duration(nanos=int(step_seconds * 1e9) % 10**9)),
+    )
+    for sequence_id, text in result.failures:
+        message.failures.add(sequence_id=sequence_id, status=to_status(BlockyardError(Reason.BUG, text)))
+    return message
+
+
+Answer = Any  # a StepResult, or the BlockyardError of a refusal
+
+
+class Device:
+    """Executes steps one after another in a thread of its own; each takes `step_seconds` and a step that was waiting
+    starts the moment its predecessor ends, as on a GPU's queue.
+
+    `execute` computes a step; `answer` is called in the device's thread with the step's id and what it gave.
+    """
+
+    def __init__(
+        self,
+        execute: Callable[[SchedulerOutput], StepResult],
+        answer: Callable[[int, Answer], None],
+        step_seconds: float,
+    ) -> None:
+        self._execute = execute
+        self._answer = answer
+        self._step_seconds = step_seconds
+        self._steps: queue.SimpleQueue[tuple[SchedulerOutput, float] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="device", daemon=True)
+        self._thread.start()
+
+    def submit(self, step: SchedulerOutput) -> None:
+        """Queues a step."""
+        self._steps.put((step, time.monotonic()))
+
+    def close(self) -> None:
+        """Ends after the steps that wait."""
+        self._steps.put(None)
+
+    def _run(self) -> None:
+        free_at, refused = 0.0, None
+        while (item := self._steps.get()) is not None:
+            step, arrival = item
+            deadline = max(arrival, free_at) + self._step_seconds
+            try:
+                result: Answer = refused or self._execute(step)
+            except Exception as error:  # noqa: BLE001 - whatever is wrong with a step is told in-band
+                result = refused = BlockyardError(Reason.BUG, f"step {step.step_id}: {type(error).__name__}: {error}")
+            # A thread that wakes late does not make the device late, but work that took longer does.
+            free_at = max(deadline, time.monotonic())
+            time.sleep(max(0.0, deadline - time.monotonic()))
+            self._answer(step.step_id, result)
+
+
+class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
+    """A worker process, or what looks like one: `async with FakeWorker(options, address) as worker`."""
+
+    def __init__(self, options: FakeWorkerOptions, address: str) -> None:
+        self.options = options
+        self.address = address
+        self.state = status_pb2.WORKER_STATE_CREATED
+        self.epoch = 0
+        self.configuration_digest = ""
+        self.incarnation = uuid.uuid4().hex
+        self.cache: worker_pb2.CacheInfo | None = None
+        self.plans: list[worker_pb2.InitializeCacheRequest] = []
+        self.refusals: list[str] = []
+        self.steps: list[SchedulerOutput] = []
+        self.stopping = asyncio.Event()
+        self._stream: asyncio.Task[Any] | None = None
+        self._server = make_server(INTERNAL_MESSAGE_BYTES, ["blockyard.worker.v1.WorkerService"])
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server)
+        add_health(self._server, lambda: True, lambda: True)
+
+    async def __aenter__(self) -> FakeWorker:
+        port = bind(self._server, self.address)
+        if not self.address.startswith("unix:"):
+            self.address = f"{self.address.rpartition(':')[0]}:{port}"
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.kill()
+
+    async def kill(self) -> None:
+        """Ends at once, as a killed process does."""
+        await self._server.stop(0)
+
+    def _require(self, *states: int) -> None:
+        if self.state not in states:
+            name = status_pb2.WorkerState.Name(self.state)
+            raise BlockyardError(Reason.WRONG_STATE, f"not in state {name}")
+
+    def _model(self) -> worker_pb2.LoadedModel:
+        return worker_pb2.LoadedModel(
+            architecture="Hash",
+            vocab_size=self.options.vocab_size,
+            max_model_len=self.options.max_model_len,
+            model_digest="0" * 64,
+            weights_digest="hash",
+            parameter_bytes=1000,
+            dtype=worker_pb2.DTYPE_FLOAT32,
+        )
+
+    async def GetWorkerInfo(self, request: worker_pb2.GetWorkerInfoRequest, context: Any) -> Any:
+        loaded = self.state >= status_pb2.WORKER_STATE_LOADED
+        return worker_pb2.GetWorkerInfoResponse(
+            worker_id="fake",
+            incarnation=self.incarnation,
+            api_version="v1",
+            state=self.state,
+            epoch=self.epoch,
+            configuration_digest=self.configuration_digest,
+            device="none",
+            model=self._model() if loaded else None,
+            cache=self.cache,
+        )
+
+    async def InitDevice(self, request: worker_pb2.InitDeviceRequest, context: Any) -> Any:
+        self._require(status_pb2.WORKER_STATE_CREATED)
+        self.configuration_digest = request.configuration_digest
+        self.state = status_pb2.WORKER_STATE_DEVICE_READY
+        return worker_pb2.InitDeviceResponse(device="none")
+
+    async def LoadModel(self, request: worker_pb2.LoadModelRequest, context: Any) -> AsyncIterator[Any]:
+        self._require(status_pb2.WORKER_STATE_DEVICE_READY)
+        for done in (0, 500, 1000):
+            progress = worker_pb2.LoadProgress(done_bytes=done, total_bytes=1000)
+            yield worker_pb2.LoadModelResponse(progress=progress)
+        self.state = status_pb2.WORKER_STATE_LOADED
+        yield worker_pb2.LoadModelResponse(loaded=self._model())
+
+    async def DetermineNumAvailableBlocks(self, request: Any, context: Any) -> Any:
+        self._require(status_pb2.WORKER_STATE_LOADED)
+        return worker_pb2.DetermineNumAvailableBlocksResponse(
+            block_size=request.block_size or self.options.block_size,
+            num_device_blocks=self.options.num_device_blocks,
+            num_host_blocks=self.options.num_host_blocks,
+            cache_block_bytes=1024,
+        )
+
+    async def InitializeCache(self, request: worker_pb2.InitializeCacheRequest, context: Any) -> Any:
+        self._require(status_pb2.WORKER_STATE_LOADED)
+        self.plans.append(request)
+        self.cache = worker_pb2.CacheInfo(
+            block_size=request.block_size,
+            num_device_blocks=request.num_device_blocks,
+            num_host_blocks=request.num_host_blocks,
+            cache_block_bytes=1024,
+            max_model_len=request.max_model_len,
+            determinism_id="hash",
+            batch_invariant=True,
+        )
+        self.state = status_pb2.WORKER_STATE_CACHE_READY
+        return worker_pb2.InitializeCacheResponse(cache=self.cache)
+
+    async def Shutdown(self, request: worker_pb2.ShutdownRequest, context: Any) -> Any:
+        self.stopping.set()
+        return worker_pb2.ShutdownResponse()
+
+    async def ExecuteModel(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
+        self._require(status_pb2.WORKER_STATE_CACHE_READY, status_pb2.WORKER_STATE_RUNNING)
+        assert self.cache is not None
+        if self._stream:
+            self._stream.cancel()
+        self.state = status_pb2.WORKER_STATE_RUNNING
+        stream = _Stream(self, self._executor())
+        self._stream = asyncio.create_task(stream.read(request_iterator))
+        try:
+            while (message := await stream.answers.get()) is not None:
+                yield message
+        finally:
+            self._stream.cancel()
+            stream.device.close()
+
+    def _executor(self) -> Callable[[SchedulerOutput], StepResult]:
+        rows = TokenRows(self.options.vocab_size)
+        return rows.execute
+
+
+class _Stream:
+    """One epoch's step stream: checks identities, feeds the device, encodes its answers."""
+
+    def __init__(self, worker: FakeWorker, execute: Callable[[SchedulerOutput], StepResult]) -> None:
+        self.answers: asyncio.Queue[worker_pb2.ExecuteModelResponse | None] = asyncio.Queue()
+        self.device = Device(execute, self._answer, worker.options.step_seconds)
+        self._worker = worker
+        self._loop = asyncio.get_running_loop()
+        self._epoch = 0
+        self._last_step_id = 0
+        self._refusal: BlockyardError | None = None
+
+    async def read(self, request_iterator: Any) -> None:
+        async for message in request_iterator:
+            self._accept(message)
+        self.answers.put_nowait(None)
+
+    def _accept(self, message: worker_pb2.ExecuteModelRequest) -> None:
+        wrong = self._wrong(message)
+        if wrong or self._refusal:
+            self._refusal = self._refusal or BlockyardError(Reason.BUG, wrong)
+            self._finish(message.step_id, self._refusal)
+            return
+        self._last_step_id = message.step_id
+        step = decode_step(message)
+        if self._worker.options.strict:
+            self._worker.steps.append(step)
+        self.device.submit(step)
+
+    def _wrong(self, message: worker_pb2.ExecuteModelRequest) -> str:
+        if not self._epoch and message.epoch > self._worker.epoch:
+            self._epoch = self._worker.epoch = message.epoch
+        if message.epoch != self._epoch:
+            return f"epoch {message.epoch} where {self._epoch} runs and {self._worker.epoch} was seen"
+        if message.step_id != self._last_step_id + 1:
+            return f"step {message.step_id} after step {self._last_step_id}"
+        return ""
+
+    def _answer(self, step_id: int, result: Answer) -> None:
+        """In the device's thread."""
+        self._loop.call_soon_threadsafe(self._finish, step_id, result)
+
+    def _finish(self, step_id: int, result: Answer) -> None:
+        if isinstance(result, BlockyardError):
+            self._refusal = result
+            self._worker.refusals.append(result.message)
+            refusal = to_status(result)
+            message = worker_pb2.ExecuteModelResponse(epoch=self._epoch, step_id=step_id, refusal=refusal)
+        else:
+            message = encode_result(result, self._epoch, self._worker.options.step_seconds)
+        self.answers.put_nowait(message)
+
+
+def _parse(arguments: list[str]) -> tuple[FakeWorkerOptions, str]:
+    parser = argparse.ArgumentParser("fake_worker")
+    parser.add_argument("--worker-address", required=True)
+    for field in fields(FakeWorkerOptions):
+        flag = "--" + field.name.replace("_", "-")
+        if isinstance(field.default, bool):
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=field.default)
+        else:
+            parser.add_argument(flag, type=type(field.default), default=field.default)
+    values = vars(parser.parse_args(arguments))
+    address = values.pop("worker_address")
+    return FakeWorkerOptions(**values), address
+
+
+async def _serve(options: FakeWorkerOptions, address: str) -> None:
+    async with FakeWorker(options, address) as worker:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, worker.stopping.set)
+        sys.stderr.write(f"fake worker {os.getpid()} listens on {worker.address}\n")
+        await worker.stopping.wait()
+
+
+if __name__ == "__main__":
+    sys.setswitchinterval(1e-4)
+    asyncio.run(_serve(*_parse(sys.argv[1:])))
