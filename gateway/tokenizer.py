@@ -1,42 +1,235 @@
 """The model's tokenizer: text to ids and back, its chat template, its end tokens and generation defaults.
 
-Knows nothing of requests.
+Knows nothing of requests. Reads the files of a model folder and nothing else: no remote code, no conversion.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any, cast
+
+import tokenizers
+
+from blockyard.errors import BlockyardError, Reason
+from gateway.chat_template import ChatTemplate
+from gateway.detokenizer import DetokenizerFactory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
+
+    from gateway.detokenizer import Detokenizer
+
+Json = dict[str, Any]
+_SPECIAL_TOKEN_NAMES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+_GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class Tokenizer:
-    """Text to ids and back, as the files of one model say."""
+    """Text to ids and back, as the files of one model say. Safe to call from several threads.
 
-    has_chat_template: bool
-    end_token_ids: frozenset[int]
-    vocab_size: int
-    generation_defaults: dict[str, float]
+    Attributes:
+        vocab_size: number of ids that have a piece; the model's own vocabulary may be larger.
+        end_token_ids: the ids that end a sequence, of config.json, generation_config.json and the tokenizer together.
+        generation_defaults: the fields of generation_config.json that apply where a request is silent.
+        model_digest: SHA-256 of config.json, in hex.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        chat_template: ChatTemplate | None = None,
+        end_token_ids: frozenset[int] = frozenset(),
+        generation_defaults: dict[str, float] | None = None,
+        model_digest: str = "",
+    ) -> None:
+        self._backend = backend
+        self._chat_template = chat_template
+        self._detokenizers = DetokenizerFactory(backend)
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self.end_token_ids = end_token_ids
+        self.generation_defaults = generation_defaults or {}
+        self.model_digest = model_digest
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether messages can be rendered."""
+        return self._chat_template is not None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Turns text into ids; with the model's special tokens (a begin token, say) unless told not to."""
-        return []
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Turns ids into text. Ids outside of the vocabulary have no text."""
-        return ""
+        return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def make_detokenizer(
+        self, prompt_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
+    ) -> Detokenizer:
+        """Makes the incremental detokenizer of a sequence that continues a prompt."""
+        return self._detokenizers.make(prompt_token_ids, skip_special_tokens=skip_special_tokens)
 
     def apply_chat_template(
         self,
-        messages: list[dict[str, Any]],
+        messages: list[Json],
         *,
         add_generation_prompt: bool = True,
-        tools: list[dict[str, Any]] | None = None,
+        tools: list[Json] | None = None,
         **kwargs: Any,
     ) -> str:
         """Renders messages as the prompt that the model was trained on; encode it with add_special_tokens=False.
 
         Raises BlockyardError: FEATURE_DISABLED when the model has no template, FIELD_INVALID when it refuses.
         """
-        return ""
+        if self._chat_template is None:
+            raise BlockyardError(
+                Reason.FEATURE_DISABLED,
+                "the model has no chat template: send a prompt, or start the gateway with --chat-template FILE",
+            )
+        return self._chat_template.render(
+            **{"documents": None, **kwargs},
+            messages=messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+        )
+
+
+def load_tokenizer(folder: Path, *, chat_template_file: Path | None = None) -> Tokenizer:
+    """Reads a model folder; raises BlockyardError MODEL_NOT_LOADED that says what is wrong and what to do.
+
+    Args:
+        folder: has config.json and tokenizer.json, and perhaps tokenizer_config.json, special_tokens_map.json,
+            generation_config.json and chat_template.jinja.
+        chat_template_file: a Jinja template that goes before the model's own.
+    """
+    config_bytes = _read_bytes(folder / "config.json")
+    config = _parse(folder / "config.json", config_bytes)
+    tokenizer_config = _read_json(folder / "tokenizer_config.json")
+    generation_config = _read_json(folder / "generation_config.json")
+    _refuse_unsupported(folder, config, tokenizer_config)
+    backend = _load_backend(folder / "tokenizer.json")
+    special_tokens = _special_tokens({**_read_json(folder / "special_tokens_map.json"), **tokenizer_config})
+    source = _chat_template_source(folder, tokenizer_config, chat_template_file)
+    return Tokenizer(
+        backend,
+        chat_template=None if source is None else ChatTemplate(source, special_tokens),
+        end_token_ids=_end_token_ids(config, generation_config, backend, special_tokens.get("eos_token")),
+        generation_defaults=_generation_defaults(generation_config),
+        model_digest=hashlib.sha256(config_bytes).hexdigest(),
+    )
+
+
+def _not_loaded(message: str) -> BlockyardError:
+    return BlockyardError(Reason.MODEL_NOT_LOADED, message)
+
+
+def _read_bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise _not_loaded(f"cannot read {file}: {error.strerror}; --model must name a model's folder") from None
+
+
+def _read_json(file: Path) -> Json:
+    return _parse(file, file.read_bytes()) if file.is_file() else {}
+
+
+def _parse(file: Path, content: bytes) -> Json:
+    try:
+        value = json.loads(content)
+    except ValueError as error:
+        raise _not_loaded(f"{file} is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise _not_loaded(f"{file} is no JSON object")
+    return cast("Json", value)
+
+
+def _refuse_unsupported(folder: Path, config: Json, tokenizer_config: Json) -> None:
+    if "auto_map" in config or "auto_map" in tokenizer_config:
+        raise _not_loaded(
+            f"{folder} needs code of its own (auto_map), which Blockyard never runs: use a model whose architecture "
+            "and tokenizer are built in, or remove auto_map if they are"
+        )
+    if config.get("quantization_config"):
+        raise _not_loaded(f"{folder} is quantized (quantization_config), which is not supported: use the original")
+    if (folder / "tokenizer.json").is_file():
+        return
+    if (folder / "tokenizer.model").is_file():
+        raise _not_loaded(
+            f"{folder} has tokenizer.model but no tokenizer.json: convert it once with transformers, "
+            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        )
+    raise _not_loaded(f"{folder} has no tokenizer.json: copy the tokenizer's files to it")
+
+
+def _load_backend(file: Path) -> tokenizers.Tokenizer:
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # noqa: BLE001 - the library raises plain Exception
+        raise _not_loaded(f"cannot read {file}: {error}") from None
+    # Some files carry the settings of a training run, which would cut or pad prompts in silence.
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _text_of(token: object) -> str | None:
+    if isinstance(token, dict):
+        token = cast("Json", token).get("content")
+    return token if isinstance(token, str) else None
+
+
+def _special_tokens(config: Json) -> dict[str, str]:
+    found = {name: _text_of(config.get(name)) for name in _SPECIAL_TOKEN_NAMES}
+    return {name: text for name, text in found.items() if text is not None}
+
+
+def _chat_template_source(folder: Path, tokenizer_config: Json, given: Path | None) -> str | None:
+    if given is not None:
+        try:
+            return given.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise _not_loaded(f"cannot read --chat-template {given}: {error}") from None
+    own = folder / "chat_template.jinja"
+    if own.is_file():
+        return own.read_text(encoding="utf-8")
+    template: object = tokenizer_config.get("chat_template")
+    if isinstance(template, list):
+        named = {str(item.get("name")): item.get("template") for item in cast("list[Json]", template)}
+        template = named.get("default", next(iter(named.values()), None))
+    return template if isinstance(template, str) else None
+
+
+def _ids_of(value: object) -> set[int]:
+    values = cast("list[object]", value) if isinstance(value, list) else [value]
+    return {item for item in values if isinstance(item, int)}
+
+
+def _end_token_ids(
+    config: Json, generation_config: Json, backend: tokenizers.Tokenizer, eos_token: str | None
+) -> frozenset[int]:
+    text_config = config.get("text_config")
+    sources = [config, generation_config, cast("Json", text_config) if isinstance(text_config, dict) else {}]
+    found = {token_id for source in sources for token_id in _ids_of(source.get("eos_token_id"))}
+    own = backend.token_to_id(eos_token) if eos_token is not None else None
+    return frozenset(found | {own} if own is not None else found)
+
+
+def _generation_defaults(generation_config: Json) -> dict[str, float]:
+    """Those fields that the file has, as vLLM takes them: do_sample is not looked at. A top_k of -1 means 0, off."""
+    found = {name: generation_config.get(name) for name in _GENERATION_DEFAULTS}
+    defaults = {name: value for name, value in found.items() if isinstance(value, int | float)}
+    if "top_k" in defaults:
+        defaults["top_k"] = max(0, int(defaults["top_k"]))
+    return defaults

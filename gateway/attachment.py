@@ -1,0 +1,103 @@
+"""What travels between this gateway and its scheduler, as values. Knows neither messages nor the connection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from blockyard.errors import BlockyardError
+    from gateway.request import FinishReason, SamplingOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the scheduler knows of the model; `model_digest` is the SHA-256 of its config.json, in hex."""
+
+    model_digest: str
+    vocab_size: int
+    max_model_len: int
+    block_size: int
+    determinism_id: str
+    batch_invariant: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether the scheduler can serve now; if not, what is missing."""
+
+    ready: bool
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A validated request as the scheduler needs it. Every field of `sampling` is set."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    n: int
+    sampling: SamplingOptions
+    max_tokens: int
+    min_tokens: int
+    stop_token_ids: tuple[int, ...]
+
+
+class AbortReason(Enum):
+    """Why the gateway ends something."""
+
+    CLIENT = "client"
+    STOP_STRING = "stop_string"
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Ends a request, or one of its sequences of which the first `num_tokens` count."""
+
+    request_id: str
+    reason: AbortReason = AbortReason.CLIENT
+    sequence_index: int | None = None
+    num_tokens: int = 0
+
+
+class Acceptance(NamedTuple):
+    """A queued request; its sequences have the ids from `first_sequence_id` on."""
+
+    request_id: str
+    first_sequence_id: int
+
+
+class Failure(NamedTuple):
+    """A request that the scheduler ended with an error."""
+
+    request_id: str
+    error: BlockyardError
+
+
+class Ending(NamedTuple):
+    """A sequence that ended with the tokens of the same message."""
+
+    sequence_id: int
+    reason: FinishReason
+
+
+class Prefill(NamedTuple):
+    """A request whose prompt is computed, by its first sequence; some of it was found in the prefix cache."""
+
+    sequence_id: int
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One message of the scheduler: what happened in a step, or in several. The token columns are of one length."""
+
+    accepted: list[Acceptance]
+    failed: list[Failure]
+    prefilled: list[Prefill]
+    sequence_ids: list[int]
+    token_ids: list[int]
+    ended: list[Ending]
+    facts: ModelFacts | None = None
+    readiness: Readiness | None = None

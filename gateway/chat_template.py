@@ -1,0 +1,85 @@
+"""Renders messages with a model's Jinja chat template, in a sandbox. Knows nothing of tokens.
+
+The environment is the one that templates are written for (`transformers`, `apply_chat_template`): trimmed blocks, loop
+controls, `tojson` without HTML escapes, `raise_exception`, `strftime_now`, and the `generation` tag, which marks what a
+model is trained on and renders its body.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.sandbox
+
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jinja2.parser import Parser
+
+_MAX_REASON_CHARACTERS = 150
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
+
+    def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
+        """Replaces the tag by its body."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().astimezone().strftime(pattern)
+
+
+def _make_environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception  # pyright: ignore[reportArgumentType]
+    environment.globals["strftime_now"] = _strftime_now  # pyright: ignore[reportArgumentType]
+    return environment
+
+
+class ChatTemplate:
+    """One template and the special tokens that it names (`bos_token`, …)."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """Compiles the template; raises BlockyardError MODEL_NOT_LOADED when it is no template."""
+        try:
+            self._template = _make_environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise BlockyardError(
+                Reason.MODEL_NOT_LOADED, f"the chat template is broken, line {error.lineno}: {error.message}"
+            ) from None
+        self._special_tokens = dict(special_tokens)
+
+    def render(self, **variables: Any) -> str:
+        """Renders it; raises BlockyardError FIELD_INVALID when the template refuses the messages."""
+        try:
+            return self._template.render({**self._special_tokens, **variables})
+        except Exception as error:
+            told = str(error)[:_MAX_REASON_CHARACTERS]
+            raise invalid([Violation("messages", f"the model's chat template refuses them: {told}")]) from error

@@ -1,0 +1,173 @@
+"""Ids to text as they come: never half a character, and all pieces together are the decoding of the whole.
+
+Two ways, chosen by the tokenizer's decoder. Byte-level vocabularies name the bytes of each id, so that text is the
+UTF-8 decoding of their concatenation: exact and cheap. For any other decoder, the text of new ids is what they add to
+the text of the ids before them; a run of byte-fallback ids waits until it ends, because one bad byte turns all of the
+run into U+FFFD. `tokenizers.decoders.DecodeStream` gives out such runs too early and raises when they change.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import tokenizers
+
+# Ids before the new ones that are decoded with them: a decoder looks at most at its neighbours.
+_NUM_CONTEXT_TOKENS = 4
+_BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+class Detokenizer(Protocol):
+    """The text of one sequence."""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Takes the next ids and returns the text that is certain now."""
+        ...
+
+    def flush(self) -> str:
+        """Returns the rest at the end of the sequence; bytes that are no whole character become U+FFFD."""
+        ...
+
+
+class DetokenizerFactory:
+    """Makes the detokenizers of one tokenizer."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        self._backend = backend
+        description = json.loads(backend.to_str())
+        decoders = _flatten(description.get("decoder"))
+        kinds = [decoder["type"] for decoder in decoders]
+        special = {token["id"] for token in description["added_tokens"] if token["special"]}
+        pieces = {token_id: piece for piece, token_id in backend.get_vocab(with_added_tokens=True).items()}
+        self._kept_ids = {False: frozenset(pieces), True: frozenset(pieces) - special}
+        # A sequence after one of these continues a text; other ids begin one.
+        self._text_ids = self._kept_ids[True]
+        self._holds_incomplete = "ByteLevel" in kinds
+        self._byte_ids: frozenset[int] = frozenset()
+        self._tables: dict[bool, list[bytes]] = {}
+        if kinds == ["ByteLevel"]:
+            whole = _byte_table(pieces, frozenset())
+            self._tables = {False: whole, True: _byte_table(pieces, frozenset(special))}
+        elif "ByteFallback" in kinds:
+            self._byte_ids = frozenset(i for i, piece in pieces.items() if _BYTE_PIECE.fullmatch(piece))
+            self._text_ids -= self._byte_ids
+
+    def make(self, prompt_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True) -> Detokenizer:
+        """Makes the detokenizer of a sequence that continues a prompt.
+
+        Where a decoder drops the space before the first word of a text, a sequence that continues a text keeps it.
+        """
+        if self._tables:
+            return ByteDetokenizer(self._tables[skip_special_tokens])
+        last = prompt_token_ids[-1:]
+        return WindowDetokenizer(
+            self._backend,
+            self._kept_ids[skip_special_tokens],
+            byte_ids=self._byte_ids,
+            holds_incomplete=self._holds_incomplete,
+            context=last if self._text_ids.issuperset(last) else (),
+        )
+
+
+def _flatten(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
+    if decoder is None:
+        return []
+    if decoder["type"] == "Sequence":
+        return [inner for item in decoder["decoders"] for inner in _flatten(item)]
+    return [decoder]
+
+
+def _byte_of_character() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for (GPT-2's table)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    table = {chr(byte): byte for byte in printable}
+    table.update({chr(256 + number): byte for number, byte in enumerate(others)})
+    return table
+
+
+def _byte_table(pieces: dict[int, str], skipped_ids: frozenset[int]) -> list[bytes]:
+    """Bytes by id; ids without a piece, and those to skip, have none."""
+    byte_of = _byte_of_character()
+    table = [b""] * (max(pieces, default=-1) + 1)
+    for token_id, piece in pieces.items():
+        if token_id in skipped_ids:
+            continue
+        try:
+            table[token_id] = bytes([byte_of[character] for character in piece])
+        except KeyError:
+            # An added token that is no byte-level piece stands for itself.
+            table[token_id] = piece.encode()
+    return table
+
+
+class ByteDetokenizer:
+    """For byte-level vocabularies."""
+
+    def __init__(self, table: list[bytes]) -> None:
+        self._table = table
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Takes the next ids and returns the text that is certain now."""
+        table, size = self._table, len(self._table)
+        return self._decoder.decode(b"".join([table[i] for i in token_ids if i < size]))
+
+    def flush(self) -> str:
+        """Returns the rest."""
+        return self._decoder.decode(b"", final=True)
+
+
+class WindowDetokenizer:
+    """For any decoder: decodes a window of the last ids, with and without the new ones."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        kept_ids: frozenset[int],
+        *,
+        byte_ids: frozenset[int],
+        holds_incomplete: bool,
+        context: Sequence[int] = (),
+    ) -> None:
+        self._backend = backend
+        self._kept_ids = kept_ids
+        self._byte_ids = byte_ids
+        self._holds_incomplete = holds_incomplete
+        self._window = list(context)
+        self._num_read = len(self._window)
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Takes the next ids and returns the text that is certain now."""
+        self._window.extend(i for i in token_ids if i in self._kept_ids)
+        end = len(self._window)
+        while end > self._num_read and self._window[end - 1] in self._byte_ids:
+            end -= 1
+        return self._read_to(end)
+
+    def flush(self) -> str:
+        """Returns the rest."""
+        self._holds_incomplete = False
+        return self._read_to(len(self._window))
+
+    def _read_to(self, end: int) -> str:
+        if end == self._num_read:
+            return ""
+        before = self._decode(self._window[: self._num_read])
+        text = self._decode(self._window[:end])[len(before) :]
+        if self._holds_incomplete and text.endswith("\ufffd"):
+            return ""
+        start = max(0, end - _NUM_CONTEXT_TOKENS)
+        del self._window[:start]
+        self._num_read = end - start
+        return text
+
+    def _decode(self, token_ids: list[int]) -> str:
+        # What is to be skipped is gone already.
+        return self._backend.decode(token_ids, skip_special_tokens=False)

@@ -1,0 +1,97 @@
+"""Finds the stop string that completes first in a text that comes in pieces. Knows nothing of tokens.
+
+One automaton for all stop strings (Aho and Corasick, "Efficient string matching: an aid to bibliographic search", 1975):
+each character costs one look-up, however many stop strings there are and however the text is cut. Its state is the
+longest end of the text that begins a stop string, which is exactly what has to be held back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+
+@dataclass(slots=True)
+class _Node:
+    depth: int
+    children: dict[str, _Node] = field(default_factory=dict[str, "_Node"])
+    fallback: _Node | None = None
+    # The longest stop string that ends here.
+    match: str | None = None
+
+
+@lru_cache(maxsize=1024)
+def _automaton(stop_strings: tuple[str, ...]) -> _Node:
+    root = _Node(0)
+    for stop_string in stop_strings:
+        node = root
+        for character in stop_string:
+            node = node.children.setdefault(character, _Node(node.depth + 1))
+        node.match = stop_string
+    queue = deque([root])
+    while queue:
+        node = queue.popleft()
+        for character, child in node.children.items():
+            child.fallback = _step(root, node.fallback, character) if node.fallback else root
+            child.match = child.match or child.fallback.match
+            queue.append(child)
+    return root
+
+
+def _step(root: _Node, node: _Node, character: str) -> _Node:
+    while character not in node.children:
+        if node.fallback is None:
+            return root
+        node = node.fallback
+    return node.children[character]
+
+
+class Match(NamedTuple):
+    """A stop string that completed, and the text that may still be released before it (and it, if included)."""
+
+    stop_string: str
+    text: str
+
+
+class StopStringMatcher:
+    """Holds text back as far as it may belong to a stop string, and tells the one that completes first.
+
+    Of several that complete with the same character the longest counts.
+    """
+
+    def __init__(self, stop_strings: tuple[str, ...], *, include_in_output: bool = False) -> None:
+        self._root = self._node = _automaton(stop_strings)
+        self._include_in_output = include_in_output
+        self._held = ""
+
+    @property
+    def held_text(self) -> str:
+        """Text that came in and was not given out yet."""
+        return self._held
+
+    def push(self, text: str, *, may_match: bool = True) -> str | Match:
+        """Takes more text and returns what is safe to give out, or the match; after a match nothing may be pushed.
+
+        With `may_match` false no stop string counts that completes within this text (min_tokens).
+        """
+        root, node, held = self._root, self._node, self._held + text
+        num_held = len(self._held)
+        for position, character in enumerate(text, num_held + 1):
+            node = node.children.get(character) or (_step(root, node, character) if node is not root else root)
+            if node.match is not None and may_match:
+                return self._matched(node.match, held[:position])
+        self._node = node
+        release = len(held) - node.depth
+        self._held = held[release:]
+        return held[:release]
+
+    def _matched(self, stop_string: str, text: str) -> Match:
+        self._held = ""
+        return Match(stop_string, text if self._include_in_output else text[: -len(stop_string)])
+
+    def flush(self) -> str:
+        """Returns the text held back; the sequence ended without a match."""
+        held, self._held, self._node = self._held, "", self._root
+        return held

@@ -1,0 +1,214 @@
+"""What a request may be: every rule in one table, all violations told at once. Fills in what a request leaves out.
+
+Ranges and defaults follow vLLM's SamplingParams, but for: a top_k below 0 is an error, not "off"; n may be above 1 with
+temperature 0 (the sequences are equal then); a logit bias out of range is an error, not clamped. Knows no messages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import struct
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from blockyard.errors import Reason, Violation
+from gateway.attachment import Submission
+from gateway.request import SamplingOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from gateway.request import GenerationRequest
+
+MAX_N = 64
+MAX_STOP_STRINGS = 16
+# A stop string is held back as text and kept as an automaton, character by character.
+MAX_STOP_STRING_CHARACTERS = 1024
+_MAX_UINT32 = 2**32 - 1
+_MAX_UINT64 = 2**64 - 1
+_MAX_TOLD_IDS = 8
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+_NEUTRAL = SamplingOptions(
+    temperature=1.0,
+    top_p=1.0,
+    top_k=0,
+    min_p=0.0,
+    presence_penalty=0.0,
+    frequency_penalty=0.0,
+    repetition_penalty=1.0,
+)
+
+
+class ModelLimits(NamedTuple):
+    """What a request is held against."""
+
+    name: str
+    vocab_size: int
+    max_model_len: int
+    end_token_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """A number's range; `low_is_open`: the lower bound itself is out. An absent number is always right."""
+
+    field: str
+    read: Callable[[GenerationRequest], float | None]
+    low: float
+    high: float
+    description: str
+    low_is_open: bool = False
+
+    def violations(self, request: GenerationRequest) -> Iterator[Violation]:
+        value = self.read(request)
+        if value is None:
+            return
+        number = value if isinstance(value, int) else as_float32(value)
+        above = number > self.low if self.low_is_open else number >= self.low
+        # A NaN is neither.
+        if not (above and number <= self.high):
+            yield Violation(self.field, f"must be {self.description}, not {value}")
+
+
+_MAX_FLOAT = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
+_RANGES = (
+    _Range("n", lambda r: r.n, 1, MAX_N, f"from 1 to {MAX_N}"),
+    _Range("sampling.temperature", lambda r: r.sampling.temperature, 0, _MAX_FLOAT, "a finite number, at least 0"),
+    _Range("sampling.top_p", lambda r: r.sampling.top_p, 0, 1, "above 0 and at most 1", low_is_open=True),
+    _Range("sampling.top_k", lambda r: r.sampling.top_k, 0, _MAX_UINT32, "at least 0, where 0 is off"),
+    _Range("sampling.min_p", lambda r: r.sampling.min_p, 0, 1, "from 0 to 1"),
+    _Range("sampling.presence_penalty", lambda r: r.sampling.presence_penalty, -2, 2, "from -2 to 2"),
+    _Range("sampling.frequency_penalty", lambda r: r.sampling.frequency_penalty, -2, 2, "from -2 to 2"),
+    _Range(
+        "sampling.repetition_penalty",
+        lambda r: r.sampling.repetition_penalty,
+        0,
+        _MAX_FLOAT,
+        "a finite number above 0",
+        low_is_open=True,
+    ),
+    _Range("sampling.seed", lambda r: r.sampling.seed, 0, _MAX_UINT64, "from 0 to 2^64 - 1"),
+    _Range("stop.max_tokens", lambda r: r.stop.max_tokens, 1, _MAX_UINT32, "at least 1"),
+    _Range("stop.min_tokens", lambda r: r.stop.min_tokens, 0, _MAX_UINT32, "at least 0"),
+)
+
+
+def as_float32(value: float) -> float:
+    """Rounds to what travels on the wire, so that a number which becomes 0 or infinite there is seen as that."""
+    try:
+        return struct.unpack("<f", struct.pack("<f", value))[0]
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
+def find_violations(
+    request: GenerationRequest, prompt_token_ids: tuple[int, ...], limits: ModelLimits
+) -> list[Violation]:
+    """Lists everything that is wrong with a request whose prompt has these ids. The order is that of the proto."""
+    return [
+        *_identity(request, limits),
+        *_prompt(request, prompt_token_ids, limits),
+        *(violation for rule in _RANGES for violation in rule.violations(request)),
+        *_logit_bias(request, limits),
+        *_stop(request, limits),
+        *_length(request, len(prompt_token_ids), limits),
+    ]
+
+
+def _identity(request: GenerationRequest, limits: ModelLimits) -> Iterator[Violation]:
+    if request.model not in ("", limits.name):
+        yield Violation("model", f"is not served; {limits.name!r} is", Reason.MODEL_NOT_FOUND)
+    if request.request_id and _REQUEST_ID.fullmatch(request.request_id) is None:
+        yield Violation("request_id", "must be 1 to 128 characters of A-Z a-z 0-9 . _ : -")
+
+
+def _prompt(request: GenerationRequest, token_ids: tuple[int, ...], limits: ModelLimits) -> Iterator[Violation]:
+    if not request.prompt or not token_ids:
+        yield Violation("prompt", "must not be empty; to start from nothing, give the begin token's id")
+    elif len(token_ids) >= limits.max_model_len:
+        yield Violation(
+            "prompt",
+            f"has {len(token_ids)} tokens, and at most {limits.max_model_len - 1} fit the model's length of "
+            f"{limits.max_model_len} with one generated",
+            Reason.PROMPT_TOO_LONG,
+        )
+    yield from _foreign_ids("prompt", token_ids, limits)
+
+
+def _foreign_ids(field: str, token_ids: tuple[int, ...], limits: ModelLimits) -> Iterator[Violation]:
+    foreign = [i for i in token_ids if not 0 <= i < limits.vocab_size]
+    if foreign:
+        told = ", ".join(str(i) for i in foreign[:_MAX_TOLD_IDS]) + (", …" if len(foreign) > _MAX_TOLD_IDS else "")
+        yield Violation(field, f"token ids must be from 0 to {limits.vocab_size - 1}, not {told}")
+
+
+def _logit_bias(request: GenerationRequest, limits: ModelLimits) -> Iterator[Violation]:
+    bias = request.sampling.logit_bias
+    yield from _foreign_ids("sampling.logit_bias", tuple(bias), limits)
+    outside = [i for i, value in bias.items() if not -100 <= value <= 100]
+    if outside:
+        told = ", ".join(str(i) for i in outside[:_MAX_TOLD_IDS])
+        yield Violation("sampling.logit_bias", f"values must be from -100 to 100; not so for token ids {told}")
+
+
+def _stop(request: GenerationRequest, limits: ModelLimits) -> Iterator[Violation]:
+    strings = request.stop.stop_strings
+    if len(strings) > MAX_STOP_STRINGS:
+        yield Violation("stop.stop_strings", f"at most {MAX_STOP_STRINGS}, not {len(strings)}")
+    if not all(strings):
+        yield Violation("stop.stop_strings", "must not be empty strings")
+    if any(len(string) > MAX_STOP_STRING_CHARACTERS for string in strings):
+        yield Violation("stop.stop_strings", f"must be at most {MAX_STOP_STRING_CHARACTERS} characters each")
+    yield from _foreign_ids("stop.stop_token_ids", request.stop.stop_token_ids, limits)
+
+
+def _length(request: GenerationRequest, num_prompt_tokens: int, limits: ModelLimits) -> Iterator[Violation]:
+    room = limits.max_model_len - num_prompt_tokens
+    max_tokens, min_tokens = request.stop.max_tokens, request.stop.min_tokens
+    if max_tokens is not None and room > 0 and max_tokens > room:
+        yield Violation(
+            "stop.max_tokens",
+            f"is {max_tokens}, and {room} fit after a prompt of {num_prompt_tokens} tokens in the model's length of "
+            f"{limits.max_model_len}",
+        )
+    if min_tokens is None:
+        return
+    if max_tokens is not None and min_tokens > max_tokens:
+        yield Violation("stop.min_tokens", f"must be at most max_tokens, {max_tokens}, not {min_tokens}")
+    elif max_tokens is None and 0 < room < min_tokens:
+        yield Violation("stop.min_tokens", f"is {min_tokens}, and {room} fit after the prompt")
+
+
+def derive_seed(gateway_seed: int, request_id: str, *, tenant: str = "") -> int:
+    """The seed of a request that brings none: 64 bits of SHA-256 over the gateway's seed, the tenant and the id."""
+    key = f"{gateway_seed}\0{tenant}\0{request_id}".encode()
+    return int.from_bytes(hashlib.sha256(key).digest()[:8], "little")
+
+
+def complete(
+    request: GenerationRequest,
+    prompt_token_ids: tuple[int, ...],
+    limits: ModelLimits,
+    *,
+    generation_defaults: Mapping[str, float],
+    gateway_seed: int,
+) -> Submission:
+    """Fills in the defaults of a request without violations: the request's value, the model's, then the neutral one."""
+    own = request.sampling
+    given = {name: getattr(own, name) for name in _NEUTRAL.__slots__ if name not in ("seed", "logit_bias")}
+    chosen = {**generation_defaults, **{name: value for name, value in given.items() if value is not None}}
+    seed = derive_seed(gateway_seed, request.request_id) if own.seed is None else own.seed
+    room = limits.max_model_len - len(prompt_token_ids)
+    end_token_ids = frozenset[int]() if request.stop.ignore_eos else limits.end_token_ids
+    return Submission(
+        request_id=request.request_id,
+        prompt_token_ids=prompt_token_ids,
+        n=request.n,
+        sampling=replace(_NEUTRAL, **chosen, seed=seed, logit_bias=own.logit_bias),
+        max_tokens=room if request.stop.max_tokens is None else request.stop.max_tokens,
+        min_tokens=request.stop.min_tokens or 0,
+        stop_token_ids=tuple(sorted(end_token_ids.union(request.stop.stop_token_ids))),
+    )
