@@ -13,6 +13,7 @@ Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Share = Annotated[float, Field(gt=0, le=1)]
+Gibibytes = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class DeviceSettings:
         "auto", "what to compute in; auto: as the model says", choices=("auto", "float32", "bfloat16", "float16")
     )
     device_memory_utilization: Share = option(0.9, "share of the device's memory to use for weights, steps and blocks")
-    swap_space_gib: Annotated[float, Field(ge=0)] = option(1.0, "size of the host pool for swapped blocks, in GiB")
+    swap_space_gib: Gibibytes = option(1.0, "size of the host pool for swapped blocks, in GiB")
 
 
 @dataclass(frozen=True, slots=True)

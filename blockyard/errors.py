@@ -21,6 +21,10 @@ DOMAIN = "blockyard"
 # Trailers are limited to about 8 KiB on the way; the status stays well below.
 MAX_STATUS_BYTES = 4096
 MAX_MESSAGE_CHARACTERS = 512
+MAX_DESCRIPTION_CHARACTERS = 200
+MAX_METADATA_ENTRIES = 8
+MAX_METADATA_CHARACTERS = 64
+TRANSPORT_ORIGIN = {"origin": "transport"}
 
 
 class Reason(StrEnum):
@@ -40,6 +44,7 @@ class Reason(StrEnum):
     BUG = "BUG"
     NO_READY_WORKER = "NO_READY_WORKER"
     DRAINING = "DRAINING"
+    GENERATION_DEADLINE = "GENERATION_DEADLINE"
 
 
 class Rule(NamedTuple):
@@ -64,6 +69,7 @@ TABLE: Mapping[Reason, Rule] = {
     Reason.BUG: Rule(grpc.StatusCode.INTERNAL, 500),
     Reason.NO_READY_WORKER: Rule(grpc.StatusCode.UNAVAILABLE, 503),
     Reason.DRAINING: Rule(grpc.StatusCode.UNAVAILABLE, 503),
+    Reason.GENERATION_DEADLINE: Rule(grpc.StatusCode.DEADLINE_EXCEEDED, 504),
 }
 
 # What an error of the transport itself means, where no details came with it.
@@ -73,6 +79,7 @@ _REASON_OF_CODE = {
     grpc.StatusCode.UNAVAILABLE: Reason.NO_READY_WORKER,
     grpc.StatusCode.CANCELLED: Reason.CLIENT_CANCELLED,
     grpc.StatusCode.UNIMPLEMENTED: Reason.FEATURE_DISABLED,
+    grpc.StatusCode.DEADLINE_EXCEEDED: Reason.GENERATION_DEADLINE,
 }
 _STATUS_CODE = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -86,9 +93,13 @@ class Violation:
     reason: Reason = Reason.FIELD_INVALID
 
 
-@dataclass(slots=True)
+@dataclass
 class BlockyardError(Exception):
-    """An error with a reason. The only exception that crosses a service boundary, on either side."""
+    """An error with a reason. The only exception that crosses a service boundary, on either side.
+
+    `retry_after_seconds` is set where the same request may succeed later. `metadata` holds a few short facts;
+    `TRANSPORT_ORIGIN` among them marks an error that no service of ours told, such as a refused connection.
+    """
 
     reason: Reason
     message: str
@@ -96,9 +107,13 @@ class BlockyardError(Exception):
     retry_after_seconds: float | None = None
     metadata: dict[str, str] = field(default_factory=dict[str, str])
 
+    # Without this a dataclass that compares by value has no hash, and what keeps exceptions in sets fails.
+    def __hash__(self) -> int:
+        return hash((self.reason, self.message))
+
     def __post_init__(self) -> None:
-        # For pickling and for tools that read `args`.
-        self.args = (self.reason, self.message)
+        # All of it: a copy and an unpickled error are made by calling the class with `args`.
+        self.args = (self.reason, self.message, self.violations, self.retry_after_seconds, self.metadata)
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.message}"
@@ -122,45 +137,72 @@ def invalid(violations: Iterable[Violation]) -> BlockyardError:
 
 
 def to_status(error: BlockyardError) -> status_pb2.Status:
-    """Encodes an error as google.rpc.Status, under 4 KiB: of too many violations the last are left out."""
-    status = status_pb2.Status(code=error.code.value[0], message=error.message[:MAX_MESSAGE_CHARACTERS])
-    status.details.add().Pack(
-        error_details_pb2.ErrorInfo(reason=str(error.reason), domain=DOMAIN, metadata=error.metadata)
-    )
+    """Encodes an error as google.rpc.Status, under 4 KiB: long texts are cut, of too many violations the last go."""
+    status = status_pb2.Status(code=error.code.value[0], message=_encodable(error.message, MAX_MESSAGE_CHARACTERS))
+    status.details.add().Pack(_error_info(error))
     if error.retry_after_seconds is not None:
-        delay = duration_pb2.Duration(nanos=0)
-        delay.FromNanoseconds(int(error.retry_after_seconds * 1e9))
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(int(max(0.0, error.retry_after_seconds) * 1e9))
         status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
-    bad_request = error_details_pb2.BadRequest()
-    for violation in error.violations:
-        bad_request.field_violations.add(
-            field=violation.field, description=violation.description[:200], reason=str(violation.reason)
-        )
-        if status.ByteSize() + bad_request.ByteSize() > MAX_STATUS_BYTES - 64:
-            del bad_request.field_violations[-1]
-            break
+    # The rest of the room, less what the wrapping of one more detail takes.
+    bad_request = _bad_request(error.violations, MAX_STATUS_BYTES - status.ByteSize() - 64)
     if bad_request.field_violations:
         status.details.add().Pack(bad_request)
     return status
 
 
+def _encodable(text: str, max_characters: int) -> str:
+    """Cuts a text, and replaces what UTF-8 cannot hold: half of a surrogate pair, which JSON can bring."""
+    return text[:max_characters].encode("utf-8", "replace").decode()
+
+
+def _error_info(error: BlockyardError) -> error_details_pb2.ErrorInfo:
+    metadata = {
+        _encodable(name, MAX_METADATA_CHARACTERS): _encodable(value, MAX_METADATA_CHARACTERS)
+        for name, value in list(error.metadata.items())[:MAX_METADATA_ENTRIES]
+        # Whoever passes the error on is a service of ours.
+        if name not in TRANSPORT_ORIGIN
+    }
+    return error_details_pb2.ErrorInfo(reason=str(error.reason), domain=DOMAIN, metadata=metadata)
+
+
+def _bad_request(violations: Iterable[Violation], max_bytes: int) -> error_details_pb2.BadRequest:
+    bad_request = error_details_pb2.BadRequest()
+    for violation in violations:
+        bad_request.field_violations.add(
+            field=_encodable(violation.field, MAX_DESCRIPTION_CHARACTERS),
+            description=_encodable(violation.description, MAX_DESCRIPTION_CHARACTERS),
+            reason=str(violation.reason),
+        )
+        if bad_request.ByteSize() > max_bytes:
+            del bad_request.field_violations[-1]
+            break
+    return bad_request
+
+
 def from_status(status: status_pb2.Status) -> BlockyardError:
     """Decodes google.rpc.Status. One without our details gets the reason that its code suggests."""
     code = _STATUS_CODE.get(status.code, grpc.StatusCode.UNKNOWN)
-    error = BlockyardError(_REASON_OF_CODE.get(code, Reason.BUG), status.message)
+    reason, metadata = _REASON_OF_CODE.get(code, Reason.BUG), dict(TRANSPORT_ORIGIN)
+    violations: tuple[Violation, ...] = ()
+    retry_after_seconds: float | None = None
+    info, retry, bad = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo(), error_details_pb2.BadRequest()
     for detail in status.details:
-        info, retry, bad = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo(), error_details_pb2.BadRequest()
-        if detail.Unpack(info) and info.domain == DOMAIN and info.reason in Reason:
-            error.reason = Reason(info.reason)
-            error.metadata = dict(info.metadata)
+        if detail.Unpack(info) and info.domain == DOMAIN:
+            reason, metadata = _known(info.reason, reason), dict(info.metadata)
         elif detail.Unpack(retry):
-            error.retry_after_seconds = retry.retry_delay.ToNanoseconds() / 1e9
+            retry_after_seconds = retry.retry_delay.ToNanoseconds() / 1e9
         elif detail.Unpack(bad):
-            error.violations = tuple(
-                Violation(v.field, v.description, Reason(v.reason) if v.reason in Reason else Reason.FIELD_INVALID)
-                for v in bad.field_violations
+            violations = tuple(
+                Violation(told.field, told.description, _known(told.reason, Reason.FIELD_INVALID))
+                for told in bad.field_violations
             )
-    return error
+    return BlockyardError(reason, status.message, violations, retry_after_seconds, metadata)
+
+
+def _known(name: str, otherwise: Reason) -> Reason:
+    """Reads a reason; a newer server may tell one that this version has no name for."""
+    return Reason(name) if name in Reason.__members__ else otherwise
 
 
 def from_rpc_error(error: grpc.RpcError) -> BlockyardError:

@@ -6,11 +6,12 @@ What each option is for stands beside it; the facts behind them are in docs/conc
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 import time
 from concurrent import futures
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 import grpc.aio
@@ -22,7 +23,7 @@ from blockyard.errors import BlockyardError, Reason, to_status
 from blockyard.telemetry import EventLogger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 
 log = EventLogger(__name__)
 
@@ -40,7 +41,6 @@ def server_options(max_message_bytes: int) -> Options:
         ("grpc.so_reuseport", 0),
         # By default a client that pings more often than every five minutes is dropped.
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.keepalive_time_ms", 60_000),
@@ -48,9 +48,13 @@ def server_options(max_message_bytes: int) -> Options:
     ]
 
 
-def channel_options(max_message_bytes: int, *, keepalive_seconds: float = 30.0) -> Options:
-    """Options of a channel that receives messages up to this size and notices a dead peer within twice `keepalive`."""
+def channel_options(max_message_bytes: int, *, keepalive_seconds: float = 30.0, use_proxy: bool = True) -> Options:
+    """Options of a channel that receives messages up to this size and notices a dead peer within twice `keepalive`.
+
+    `use_proxy`: heed the environment's `http_proxy`, which gRPC does even for a peer on the same machine.
+    """
     return [
+        ("grpc.enable_http_proxy", int(use_proxy)),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", INTERNAL_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", int(keepalive_seconds * 1000)),
@@ -59,7 +63,9 @@ def channel_options(max_message_bytes: int, *, keepalive_seconds: float = 30.0) 
         ("grpc.http2.max_pings_without_data", 0),
         # A peer that comes back is tried again soon, not after two minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # In spite of its name, also the time that one attempt to connect may take at least: a busy peer needs more
+        # than the first back-off to answer.
+        ("grpc.min_reconnect_backoff_ms", 5_000),
         ("grpc.max_reconnect_backoff_ms", 1_000),
         # Channels to one address from one process stay apart, so that closing one does not touch the other.
         ("grpc.use_local_subchannel_pool", 1),
@@ -68,7 +74,8 @@ def channel_options(max_message_bytes: int, *, keepalive_seconds: float = 30.0) 
 
 def internal_channel(address: str) -> grpc.aio.Channel:
     """Opens a channel to another service of ours: `host:port`, or `unix:/path` on the same machine."""
-    return grpc.aio.insecure_channel(address, channel_options(INTERNAL_MESSAGE_BYTES, keepalive_seconds=5.0))
+    options = channel_options(INTERNAL_MESSAGE_BYTES, keepalive_seconds=5.0, use_proxy=False)
+    return grpc.aio.insecure_channel(address, options)
 
 
 class PortTaken(Exception):
@@ -87,8 +94,9 @@ def bind(server: grpc.aio.Server, address: str) -> int:
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BlockyardError) -> None:
-    """Ends a call with an error and its details."""
-    await context.abort_with_status(rpc_status.to_status(to_status(error)))
+    """Ends a call with an error and its details. Never returns: it raises what ends the handler."""
+    # The published stubs of grpc.aio lack this method.
+    await cast("Any", context).abort_with_status(rpc_status.to_status(to_status(error)))
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
@@ -112,14 +120,21 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             (True, False): grpc.stream_unary_rpc_method_handler,
             (True, True): grpc.stream_stream_rpc_method_handler,
         }[handler.request_streaming, handler.response_streaming]
-        if handler.response_streaming:
-            behaviour: Any = _guard_stream(handler.stream_stream or handler.unary_stream, method)
-        else:
-            behaviour = _guard_unary(handler.stream_unary or handler.unary_unary, method)
-        return make(behaviour, handler.request_deserializer, handler.response_serializer)
+        inner = getattr(handler, _METHOD_FIELD[handler.request_streaming, handler.response_streaming])
+        guard = _guard_stream if inspect.isasyncgenfunction(inner) else _guard_coroutine
+        return make(guard(inner, method), handler.request_deserializer, handler.response_serializer)
 
 
-def _guard_unary(inner: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
+# Where grpc keeps the behaviour of a handler, by (request_streaming, response_streaming).
+_METHOD_FIELD = {
+    (False, False): "unary_unary",
+    (False, True): "unary_stream",
+    (True, False): "stream_unary",
+    (True, True): "stream_stream",
+}
+
+
+def _guard_coroutine(inner: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
     async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
             return await inner(request, context)
@@ -129,11 +144,13 @@ def _guard_unary(inner: Callable[..., Awaitable[Any]], method: str) -> Callable[
     return guarded
 
 
-def _guard_stream(inner: Callable[..., AsyncIterator[Any]], method: str) -> Callable[..., AsyncIterator[Any]]:
-    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+def _guard_stream(inner: Callable[..., AsyncGenerator[Any]], method: str) -> Callable[..., AsyncGenerator[Any]]:
+    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncGenerator[Any]:
         try:
-            async for message in inner(request, context):
-                yield message
+            # A call that ends while a message is being sent must not leave the handler suspended until it is collected.
+            async with aclosing(inner(request, context)) as messages:
+                async for message in messages:
+                    yield message
         except GeneratorExit:
             raise
         except BaseException as error:  # noqa: BLE001 - this is the one boundary
@@ -214,17 +231,25 @@ class HealthServer:
     def _update(self) -> None:
         for name, probe in self._probes.items():
             status = health_pb2.HealthCheckResponse.ServingStatus
-            self._servicer.set(name, status.SERVING if probe() else status.NOT_SERVING)
+            self._servicer.set(name, status.SERVING if self._holds(name, probe) else status.NOT_SERVING)
+
+    def _holds(self, name: str, probe: Callable[[], bool]) -> bool:
+        try:
+            return probe()
+        except Exception:  # the last good answer must not stand for ever because a probe broke
+            log.exception("a health probe failed", probe=name or "readiness")
+            return False
 
     def _watch(self) -> None:
         while not self._stopping.wait(self._period_seconds):
             self._update()
 
     def stop(self) -> None:
-        """Stops answering."""
+        """Stops answering, and returns when its port is free. Without effect before `start`."""
         self._stopping.set()
-        self._thread.join()
-        self._server.stop(grace=0)
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._server.stop(grace=0).wait()
 
 
 def add_health(server: grpc.aio.Server, is_ready: Callable[[], bool], is_live: Callable[[], bool]) -> None:

@@ -13,10 +13,13 @@ import os
 import sys
 import typing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pydantic
 import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 ENVIRONMENT_PREFIX = "BLOCKYARD_"
 T = TypeVar("T")
@@ -87,7 +90,9 @@ def settings_of(configuration: type[Any]) -> list[Setting]:
 
 def make_parser(configuration: type[Any], program: str, description: str) -> argparse.ArgumentParser:
     """Makes the command line of a configuration class. Flags that are not given are absent from the result."""
-    parser = argparse.ArgumentParser(program, description=description, argument_default=argparse.SUPPRESS)
+    parser = argparse.ArgumentParser(
+        program, description=description, argument_default=argparse.SUPPRESS, allow_abbrev=False
+    )
     parser.add_argument("--config", metavar="FILE", help="YAML file with settings; flags and environment go before it")
     parser.add_argument("--print-config", action="store_true", help="print the settings in effect and exit")
     groups: dict[str, Any] = {}
@@ -102,21 +107,28 @@ def make_parser(configuration: type[Any], program: str, description: str) -> arg
     return parser
 
 
-def _given_in_file(path: str, settings: dict[str, Setting]) -> dict[str, Any]:
+def _given_in_file(path: str) -> dict[str, Any]:
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise SettingsError(f"--config {path}: {error}") from None
     if not isinstance(content, dict):
         raise SettingsError(f"--config {path}: not a mapping of settings")
-    given = typing.cast("dict[str, Any]", content)
-    unknown = sorted(set(given) - set(settings))
-    if unknown:
-        raise SettingsError(f"--config {path}: unknown settings: {', '.join(unknown)}")
-    return given
+    return {str(name): value for name, value in typing.cast("dict[Any, Any]", content).items()}
 
 
-def resolve(configuration: type[T], flags: dict[str, Any], *, environment: typing.Mapping[str, str] | None = None) -> T:
+def _given(setting: Setting, flags: Mapping[str, Any], environment: Mapping[str, str], file: str, in_file: Any) -> Any:
+    """Finds the value that counts for a setting, and where it stands; None where nobody gave one."""
+    if setting.name in flags:
+        return flags[setting.name], setting.flag
+    if setting.variable in environment:
+        return environment[setting.variable], setting.variable
+    if setting.name in in_file:
+        return in_file[setting.name], f"{setting.name} in {file}"
+    return None
+
+
+def resolve(configuration: type[T], flags: Mapping[str, Any], *, environment: Mapping[str, str] | None = None) -> T:
     """Makes a configuration from all sources; raises SettingsError with everything that is wrong.
 
     Args:
@@ -124,23 +136,19 @@ def resolve(configuration: type[T], flags: dict[str, Any], *, environment: typin
         flags: given on the command line: name to value, and "config" for the file.
         environment: instead of the process's own.
     """
-    settings = {setting.name: setting for setting in settings_of(configuration)}
     environment = os.environ if environment is None else environment
-    sections: dict[str, dict[str, Any]] = {setting.section: {} for setting in settings.values()}
-    problems: list[str] = []
-    file = flags.get("config") or environment.get(ENVIRONMENT_PREFIX + "CONFIG")
-    in_file = _given_in_file(file, settings) if file else {}
-    for name, setting in settings.items():
-        if name in flags:
-            value, source = flags[name], setting.flag
-        elif setting.variable in environment:
-            value, source = environment[setting.variable], setting.variable
-        elif name in in_file:
-            value, source = in_file[name], f"{name} in {file}"
-        else:
+    settings = settings_of(configuration)
+    sections: dict[str, dict[str, Any]] = {setting.section: {} for setting in settings}
+    file = flags.get("config") or environment.get(ENVIRONMENT_PREFIX + "CONFIG") or ""
+    in_file = _given_in_file(file) if file else {}
+    unknown = sorted(set(in_file) - {setting.name for setting in settings})
+    problems = [f"--config {file}: unknown settings: {', '.join(unknown)}"] if unknown else []
+    for setting in settings:
+        given = _given(setting, flags, environment, file, in_file)
+        if given is None:
             continue
         try:
-            sections[setting.section][name] = setting.read(value, source)
+            sections[setting.section][setting.name] = setting.read(*given)
         except SettingsError as error:
             problems.append(str(error))
     if problems:
@@ -156,6 +164,18 @@ def to_yaml(configuration: Any) -> str:
         flat.update(section)
     plain = {name: str(value) if isinstance(value, Path) else value for name, value in flat.items()}
     return yaml.safe_dump(plain, sort_keys=False)
+
+
+def to_flags(section: Any) -> list[str]:
+    """Writes a section as the flags that would give it."""
+    flags: list[str] = []
+    for item in dataclasses.fields(section):
+        flag, value = item.name.replace("_", "-"), getattr(section, item.name)
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            flags.append(f"--{flag}={value}")
+    return flags
 
 
 def load(configuration: type[T], program: str, description: str, arguments: list[str] | None = None) -> T:

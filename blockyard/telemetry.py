@@ -20,23 +20,23 @@ class EventLogger:
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
 
-    def debug(self, message: str, **fields: Any) -> None:
+    def debug(self, message: str, /, **fields: Any) -> None:
         """Writes an event that only a developer wants."""
         self._write(logging.DEBUG, message, fields)
 
-    def info(self, message: str, **fields: Any) -> None:
+    def info(self, message: str, /, **fields: Any) -> None:
         """Writes an event of normal running."""
         self._write(logging.INFO, message, fields)
 
-    def warning(self, message: str, **fields: Any) -> None:
+    def warning(self, message: str, /, **fields: Any) -> None:
         """Writes an event that an operator should look at."""
         self._write(logging.WARNING, message, fields)
 
-    def error(self, message: str, **fields: Any) -> None:
+    def error(self, message: str, /, **fields: Any) -> None:
         """Writes an event that cost a user something."""
         self._write(logging.ERROR, message, fields)
 
-    def exception(self, message: str, **fields: Any) -> None:
+    def exception(self, message: str, /, **fields: Any) -> None:
         """Writes an error with the stack of the exception that is being handled."""
         self._write(logging.ERROR, message, fields, exc_info=True)
 
@@ -53,9 +53,15 @@ class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S.%f")[:-3]
         fields: dict[str, Any] = getattr(record, "fields", {})
-        told = "".join(f" {name}={value}" for name, value in fields.items())
+        told = "".join(f" {name}={_one_word(value)}" for name, value in fields.items())
         line = f"{time} {record.levelname[0]} {self._service:<9} {record.getMessage()}{told}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def _one_word(value: object) -> str:
+    """Writes a value so that it neither ends the line nor looks like the next field."""
+    text = str(value)
+    return text if text and text.isprintable() and not set(text) & set(' "=') else json.dumps(text, ensure_ascii=False)
 
 
 class _JsonFormatter(logging.Formatter):
@@ -70,8 +76,10 @@ class _JsonFormatter(logging.Formatter):
             "service": self._service,
             "logger": record.name,
             "message": record.getMessage(),
-            **getattr(record, "fields", {}),
         }
+        # A field may be called as one of ours: neither is lost.
+        for name, value in getattr(record, "fields", {}).items():
+            event[f"{name}_" if name in event else name] = value
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)
         return json.dumps(event, default=str, ensure_ascii=False)

@@ -1,0 +1,168 @@
+"""Where a setting's value comes from, what is refused, and the way to YAML and flags and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import Field
+
+from blockyard import configuration
+from blockyard.settings import SettingsError, load, make_parser, option, resolve, settings_of, to_flags, to_yaml
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Oven:
+    degrees: Annotated[int, Field(ge=0, le=300)] = option(180, "how hot, in 100 % of cases")
+    fan: bool = option(True, "blow")
+    program: str = option("bake", "what to do", choices=("bake", "grill"))
+    rack: Path = option(Path("/tmp"), "where")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Timer:
+    minutes: float | Literal["auto"] = option("auto", "how long")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kitchen:
+    oven: Oven
+    timer: Timer
+
+
+def read(flags: dict[str, Any] | None = None, **environment: str) -> Kitchen:
+    return resolve(Kitchen, flags or {}, environment=environment)
+
+
+def test_defaults() -> None:
+    assert read() == Kitchen(Oven(), Timer())
+
+
+def test_flags_go_before_environment_before_file_before_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "kitchen.yaml"
+    file.write_text("degrees: 100\nminutes: 10\nprogram: grill\n")
+    kitchen = read(
+        {"config": str(file), "degrees": "120"}, BLOCKYARD_DEGREES="110", BLOCKYARD_MINUTES="11", UNRELATED="1"
+    )
+    assert kitchen == Kitchen(Oven(degrees=120, program="grill"), Timer(minutes=11.0))
+
+
+def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "kitchen.yaml"
+    file.write_text("fan: false\n")
+    assert read(BLOCKYARD_CONFIG=str(file)).oven.fan is False
+
+
+def test_everything_wrong_is_told_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "kitchen.yaml"
+    file.write_text("oven: {}\n7: x\nminutes: soon\n")
+    with pytest.raises(SettingsError) as caught:
+        read({"config": str(file), "degrees": "301", "fan": "maybe"}, BLOCKYARD_PROGRAM="toast")
+    unknown, degrees, fan, program, minutes = str(caught.value).splitlines()
+    assert unknown == f"--config {file}: unknown settings: 7, oven"
+    assert degrees == "--degrees: '301': Input should be less than or equal to 300"
+    assert fan.startswith("--fan: 'maybe': Input should be a valid boolean")
+    assert program == "BLOCKYARD_PROGRAM: 'toast' is none of bake, grill"
+    assert minutes.startswith(f"minutes in {file}: 'soon'")
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [(b"- a\n", "not a mapping"), (b"a: [\n", "while parsing"), (b"\xff\xfe\xfa", "decode"), (None, "No such file")],
+)
+def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes | None, told: str) -> None:
+    file = tmp_path / "kitchen.yaml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(SettingsError, match=told):
+        read({"config": str(file)})
+
+
+def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "empty.yaml").touch()
+    assert read({"config": str(tmp_path / "empty.yaml")}) == read()
+
+
+def test_print_config_gives_back_what_it_was_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--degrees=99", "--no-fan", "--program", "grill", "--minutes=2.5", "--rack=/a b"]
+    with pytest.raises(SystemExit) as caught:
+        load(Kitchen, "kitchen", "cooks", [*flags, "--print-config"])
+    assert caught.value.code == 0
+    file = tmp_path / "kitchen.yaml"
+    file.write_text(capsys.readouterr().out)
+    expected = Kitchen(Oven(99, False, "grill", Path("/a b")), Timer(2.5))
+    assert load(Kitchen, "kitchen", "cooks", ["--config", str(file)]) == expected
+
+
+kitchens = st.builds(
+    Kitchen,
+    st.builds(Oven, st.integers(0, 300), st.booleans(), st.sampled_from(["bake", "grill"])),
+    st.builds(Timer, st.floats(0, 1e9) | st.just("auto")),
+)
+
+
+@given(kitchens)
+def test_yaml_and_flags_hold_everything(kitchen: Kitchen) -> None:
+    assert resolve(Kitchen, yaml.safe_load(to_yaml(kitchen)), environment={}) == kitchen
+    assert load(Kitchen, "kitchen", "", [*to_flags(kitchen.oven), *to_flags(kitchen.timer)]) == kitchen
+
+
+@pytest.mark.parametrize("flags", [["--deg=1"], ["--unknown=1"], ["--degrees=hot"], ["--fan=no"]])
+def test_a_bad_flag_ends_with_status_2(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        load(Kitchen, "kitchen", "cooks", flags)
+    assert caught.value.code == 2
+    assert flags[0].split("=")[0] in capsys.readouterr().err
+
+
+def test_help_tells_default_variable_and_choices(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load(Kitchen, "kitchen", "cooks", ["--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "--degrees VALUE how hot, in 100 % of cases [180] (env BLOCKYARD_DEGREES)" in told
+    assert "--fan, --no-fan" in told
+    assert "--program {bake,grill}" in told
+
+
+def test_a_name_stands_in_one_section_only() -> None:
+    twice = dataclasses.make_dataclass("Twice", [("a", Oven), ("b", Oven)])
+    with pytest.raises(AssertionError, match="two sections"):
+        settings_of(twice)
+
+
+SECTIONS = [value for name, value in vars(configuration).items() if name.endswith("Settings")]
+
+
+def test_the_sections_of_all_services_fit_into_one_process() -> None:
+    together = dataclasses.make_dataclass("Everything", [(section.__name__, section) for section in SECTIONS])
+    settings = settings_of(together)
+    make_parser(together, "everything", "")
+    resolved = resolve(together, {}, environment={})
+    assert resolve(together, yaml.safe_load(to_yaml(resolved)), environment={}) == resolved
+    assert all(setting.help for setting in settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_model_len", "0"),
+        ("max_model_len", "much"),
+        ("swap_space_gib", "inf"),
+        ("swap_space_gib", "nan"),
+        ("num_host_blocks", "-2"),
+        ("grpc_port", "65536"),
+        ("device_memory_utilization", "0"),
+        ("device_memory_utilization", "1.01"),
+        ("log_level", "loud"),
+        ("block_size", "1.5"),
+    ],
+)
+def test_ranges(name: str, value: str) -> None:
+    section = next(section for section in SECTIONS if name in {item.name for item in dataclasses.fields(section)})
+    with pytest.raises(SettingsError, match=name.replace("_", "-")):
+        resolve(dataclasses.make_dataclass("One", [("section", section)]), {name: value}, environment={})
