@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,7 +31,7 @@ BlockPairs = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What is fixed about attention in a model. Query head h reads key-value head `h // (num_heads // num_kv_heads)`."""
+    """What is fixed about attention in a model. Query head h reads key-value head `h * num_kv_heads // num_heads`."""
 
     num_heads: int
     num_kv_heads: int
@@ -143,7 +143,7 @@ class Backend(Protocol):
         ...
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        """Computes `silu(gate) * up` for rows [T, 2 * width], gate first -> [T, width]. The activation is in float32."""
+        """Computes `silu(gate) * up` for rows [T, 2 * width], gate first -> [T, width]; the activation in float32."""
         ...
 
     def rotary_and_cache(
@@ -246,7 +246,7 @@ def check_block_size(block_size: int) -> None:
         raise ValueError(f"block_size must be one of {', '.join(map(str, BLOCK_SIZES))}, not {block_size}")
 
 
-@lru_cache(maxsize=None)
+@cache
 def get_backend(device: torch.device) -> Backend:
     """Gives the backend of a device, the same object each time.
 

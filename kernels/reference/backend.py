@@ -1,0 +1,115 @@
+"""The reference backend: the op set in torch, for any device that torch has. The oracle for every faster backend.
+
+On a CPU it is exact under every schedule once `probe` has said so; on a GPU the same code runs without that promise.
+Owns the choices that the probe makes, and no tensors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from kernels.reference import attention, blocks, elementwise, planning, probe
+from kernels.reference.linear import Method, ReferenceLinear, can_prepack
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from kernels.ops import AttentionBatch, AttentionShape, BlockPairs, BlockTables, PackedLinear
+
+
+class ReferenceBackend:
+    """See `kernels.ops.Backend`."""
+
+    name = "reference"
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._row_multiple = probe.ROW_MULTIPLES[0]
+        self._method = _first_method(device)
+
+    def plan_attention(
+        self,
+        num_new_tokens: Sequence[int] | npt.NDArray[np.integer[Any]],
+        seq_lens: Sequence[int] | npt.NDArray[np.integer[Any]],
+        block_tables: BlockTables,
+        block_size: int,
+        sliding_window: int | None = None,
+    ) -> AttentionBatch:
+        """Makes a step's attention metadata."""
+        return planning.plan(num_new_tokens, seq_lens, block_tables, block_size, sliding_window, self.device)
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+        """Packs a weight and a bias."""
+        return ReferenceLinear(weight, bias, self._method)
+
+    def linear(self, hidden: Tensor, packed: PackedLinear) -> Tensor:
+        """Multiplies rows by a packed weight."""
+        return cast("ReferenceLinear", packed)(hidden)
+
+    def embedding(self, indices: Tensor, table: Tensor) -> Tensor:
+        """Takes rows of a table."""
+        return table.index_select(0, indices)
+
+    def rms_norm(
+        self, hidden: Tensor, weight: Tensor, epsilon: float, residual: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Adds the residual, then normalises."""
+        return elementwise.rms_norm(hidden, weight, epsilon, residual)
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """Computes `silu(gate) * up`."""
+        return elementwise.silu_and_mul(gate_up)
+
+    def rotary_and_cache(
+        self,
+        qkv: Tensor,
+        rotary: Tensor,
+        batch: AttentionBatch,
+        kv_pool: Tensor,
+        layer: int,
+        shape: AttentionShape,
+        norms: tuple[Tensor, Tensor, float] | None = None,
+    ) -> Tensor:
+        """Rotates queries and keys and writes keys and values to their slots."""
+        return elementwise.rotary_and_cache(qkv, rotary, batch, kv_pool, layer, shape, norms)
+
+    def paged_attention(
+        self,
+        query: Tensor,
+        batch: AttentionBatch,
+        kv_pool: Tensor,
+        layer: int,
+        shape: AttentionShape,
+        sliding_window: int | None = None,
+    ) -> Tensor:
+        """Attends each row to its sequence's keys."""
+        return attention.paged_attention(query, batch, kv_pool, layer, shape, sliding_window, self._row_multiple)
+
+    def swap_blocks(self, source_pool: Tensor, destination_pool: Tensor, pairs: BlockPairs) -> None:
+        """Copies whole blocks between two pools."""
+        blocks.swap_blocks(source_pool, destination_pool, pairs)
+
+    def copy_blocks(self, pool: Tensor, pairs: BlockPairs) -> None:
+        """Copies whole blocks within a pool."""
+        blocks.copy_blocks(pool, pairs)
+
+    def probe(self, linears: Sequence[PackedLinear], shape: AttentionShape) -> bool:
+        """Proves that no row's bits depend on the rows beside it."""
+        if self._method is Method.PLAIN:
+            return False
+        row_multiple = probe.find_row_multiple(shape.head_dim)
+        if row_multiple is not None:
+            self._row_multiple = row_multiple
+        return probe.settle_linears(cast("Sequence[ReferenceLinear]", linears)) and row_multiple is not None
+
+
+def _first_method(device: torch.device) -> Method:
+    if device.type != "cpu":
+        return Method.PLAIN
+    return Method.PREPACKED if can_prepack(torch.float32) else Method.PADDED

@@ -1,0 +1,104 @@
+"""Linear layers of which a row's bits do not depend on how many rows there are: one of the two owners of products.
+
+A matrix product's row changes with the number of rows wherever a library takes another kernel for few rows or for the
+last ones. Three ways avoid that on a CPU, tried in this order (`Method`); `kernels.reference.probe` shows which one
+holds on this machine. Knows nothing of networks.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+PADDED_ROWS = 4
+TILE_ROWS = 32
+
+
+class Method(StrEnum):
+    """How a product is made."""
+
+    PREPACKED = "prepacked"
+    """oneDNN, from a weight in its own layout, two rows at least: the fastest."""
+    PADDED = "padded"
+    """The plain product, its rows padded to a multiple of 4."""
+    TILED = "tiled"
+    """A loop of plain products of 32 rows each, the last one padded."""
+    PLAIN = "plain"
+    """The plain product, as on a GPU: promises nothing."""
+
+
+LADDER = (Method.PREPACKED, Method.PADDED, Method.TILED)
+
+
+def can_prepack(dtype: torch.dtype) -> bool:
+    """Tells whether oneDNN packs weights of a dtype on this processor (half floats need its support)."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    try:
+        torch.ops.mkldnn._reorder_linear_weight(torch.zeros(16, 16, dtype=dtype))
+    except RuntimeError:
+        return False
+    return True
+
+
+class ReferenceLinear:
+    """A weight [out_features, in_features] and perhaps a bias, packed for one method.
+
+    Half floats that oneDNN cannot pack on this processor are kept and multiplied in float32; results are rounded once.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, method: Method) -> None:
+        self.out_features, self.in_features = weight.shape
+        self.dtype = weight.dtype
+        self.device = weight.device
+        self._bias = bias
+        self.pack(method, weight)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        bias_bytes = 0 if self._bias is None else self._bias.nbytes
+        return self.out_features * self.in_features * self._compute_dtype.itemsize + bias_bytes
+
+    def pack(self, method: Method, weight: Tensor | None = None) -> None:
+        """Packs for a method: a new weight, or the one held, which is laid out anew."""
+        dense = self._dense() if weight is None else weight
+        self.method = method
+        self._compute_dtype = self.dtype if method is Method.PLAIN or can_prepack(self.dtype) else torch.float32
+        dense = dense.to(self._compute_dtype)
+        if self._bias is not None:
+            self._bias = self._bias.to(self._compute_dtype)
+        prepacked = method is Method.PREPACKED
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(dense) if prepacked else dense
+
+    def _dense(self) -> Tensor:
+        return self._weight.to_dense() if self.method is Method.PREPACKED else self._weight
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Multiplies rows [R, in_features] -> [R, out_features]."""
+        num_rows = hidden.shape[0]
+        if num_rows == 0:
+            return hidden.new_empty(0, self.out_features)
+        result = self._products(hidden.to(self._compute_dtype))
+        return result[:num_rows].to(self.dtype)
+
+    def _products(self, hidden: Tensor) -> Tensor:
+        match self.method:
+            case Method.PREPACKED:
+                rows = _pad_rows(hidden, 2) if hidden.shape[0] == 1 else hidden
+                return torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
+            case Method.PADDED:
+                return functional.linear(_pad_rows(hidden, PADDED_ROWS), self._weight, self._bias)
+            case Method.TILED:
+                tiles = _pad_rows(hidden, TILE_ROWS).split(TILE_ROWS)
+                return torch.cat([functional.linear(tile, self._weight, self._bias) for tile in tiles])
+            case Method.PLAIN:
+                return functional.linear(hidden, self._weight, self._bias)
+
+
+def _pad_rows(rows: Tensor, multiple: int) -> Tensor:
+    missing = -rows.shape[0] % multiple
+    return torch.cat([rows, rows.new_zeros(missing, rows.shape[1])]) if missing else rows
