@@ -290,7 +290,7 @@ class GenerationService:
             )
         ]
 
-    def check_model(self, name: str) -> None:
+    def resolve_model(self, name: str) -> None:
         """Raises BlockyardError MODEL_NOT_FOUND unless the name is empty or the served model's."""
         if name not in ("", self.model_name):
             told = f"{name!r} is not served; {self.model_name!r} is"

@@ -1,7 +1,7 @@
 """Finds the stop string that completes first in a text that comes in pieces. Knows nothing of tokens.
 
-One automaton for all stop strings (Aho and Corasick, "Efficient string matching: an aid to bibliographic search", 1975):
-each character costs one look-up, however many stop strings there are and however the text is cut. Its state is the
+One automaton for all stop strings (Aho and Corasick, "Efficient string matching", 1975): each
+character costs one look-up, however many stop strings there are and however the text is cut. Its state is the
 longest end of the text that begins a stop string, which is exactly what has to be held back.
 """
 

@@ -229,7 +229,7 @@ def _end_token_ids(
 def _generation_defaults(generation_config: Json) -> dict[str, float]:
     """Those fields that the file has, as vLLM takes them: do_sample is not looked at. A top_k of -1 means 0, off."""
     found = {name: generation_config.get(name) for name in _GENERATION_DEFAULTS}
-    defaults = {name: value for name, value in found.items() if isinstance(value, int | float)}
+    defaults: dict[str, float] = {name: value for name, value in found.items() if isinstance(value, int | float)}
     if "top_k" in defaults:
         defaults["top_k"] = max(0, int(defaults["top_k"]))
     return defaults

@@ -1,0 +1,67 @@
+"""Runs the OpenAI front on a socket of ours and under our signals. Knows nothing of what it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from blockyard.rpc import PortTaken
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from fastapi import FastAPI
+
+# Connections that are still open after this are cut.
+_GRACE_SECONDS = 2
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Leaves signals alone: the process drains before it stops."""
+        yield
+
+
+class HttpFront:
+    """An ASGI application on a port."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                ws="none",
+                timeout_graceful_shutdown=_GRACE_SECONDS,
+            )
+        )
+        self._socket: socket.socket | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def bind(self, host: str, port: int) -> int:
+        """Takes the port (0: a free one) and returns it; raises PortTaken."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._socket = socket.create_server((host, port), family=family, backlog=1024)
+        except OSError as error:
+            raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror}") from None
+        return self._socket.getsockname()[1]
+
+    def start(self) -> None:
+        """Begins to answer."""
+        assert self._socket is not None
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]), name="http")
+
+    async def stop(self) -> None:
+        """Lets answers that run end, briefly, and closes the port."""
+        self._server.should_exit = True
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        if self._socket is not None:
+            self._socket.close()

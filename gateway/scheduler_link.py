@@ -1,0 +1,212 @@
+"""The one connection outward: an Attach stream to the scheduler, opened again for ever when it breaks.
+
+Owns what the scheduler told about the model and its readiness. What is to be sent in one turn of the loop goes into one
+message. When the stream breaks, the scheduler has forgotten every request of it, and so must the receiver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, Any, Protocol
+
+import grpc
+import grpc.aio
+
+from blockyard.errors import from_rpc_error
+from blockyard.rpc import internal_channel
+from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from blockyard.telemetry import EventLogger
+from gateway import codec
+from gateway.attachment import Abort, ModelFacts, Progress, Readiness, Submission
+
+if TYPE_CHECKING:
+    from blockyard.common.v1 import status_pb2
+
+log = EventLogger(__name__)
+
+FIRST_DELAY_SECONDS = 0.1
+MAX_DELAY_SECONDS = 2.0
+# A message stays well below the limit of 64 MiB: a prompt is at most 16.
+_MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+
+
+class Receiver(Protocol):
+    """Who is told what comes over the link."""
+
+    def received(self, progress: Progress) -> None:
+        """Takes one message of the scheduler."""
+        ...
+
+    def lost(self, message: str) -> None:
+        """Takes note that the scheduler has forgotten all requests."""
+        ...
+
+
+class SchedulerLink:
+    """Keeps one gateway attached to its scheduler."""
+
+    def __init__(self, address: str, *, gateway_id: str, model_digest: str) -> None:
+        self._address = address
+        self._gateway_id = gateway_id
+        self._model_digest = model_digest
+        self._receiver: Receiver | None = None
+        self._facts: ModelFacts | None = None
+        self._readiness = Readiness(False, self._unreachable())
+        self._outgoing: list[Submission | Abort] = []
+        self._has_outgoing = asyncio.Event()
+        self._is_attached = False
+        self._task: asyncio.Task[None] | None = None
+        self._channel: grpc.aio.Channel | None = None
+
+    def _unreachable(self) -> str:
+        return f"the scheduler at {self._address} does not answer"
+
+    @property
+    def facts(self) -> ModelFacts | None:
+        """What the scheduler told of the model, as long as it is attached."""
+        return self._facts
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests can be sent now. May be called from any thread."""
+        return self._is_attached and self._readiness.ready and self._facts is not None and not self._has_other_model()
+
+    @property
+    def message(self) -> str:
+        """If not ready: what is missing, for a person; else empty."""
+        if self._is_attached and self._facts is not None and self._has_other_model():
+            return (
+                "the gateway and the scheduler have different models: their config.json differ "
+                f"(SHA-256 {self._model_digest[:12]} here, {self._facts.model_digest[:12]} there); give both one --model"
+            )
+        if self.is_ready:
+            return ""
+        return self._readiness.message or "the scheduler has not told its model yet"
+
+    def _has_other_model(self) -> bool:
+        return self._facts is not None and self._facts.model_digest != self._model_digest
+
+    def start(self, receiver: Receiver) -> None:
+        """Begins to attach."""
+        self._receiver = receiver
+        self._channel = internal_channel(self._address)
+        self._task = asyncio.create_task(self._run(), name="scheduler link")
+
+    async def stop(self) -> None:
+        """Sends what waits, and detaches."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if self._channel is not None:
+            await self._channel.close()
+
+    def add(self, submission: Submission) -> None:
+        """Sends a request."""
+        self._send(submission)
+
+    def abort(self, abort: Abort) -> None:
+        """Sends an abort. While nothing is attached there is nothing to abort."""
+        if self._is_attached:
+            self._send(abort)
+
+    def _send(self, item: Submission | Abort) -> None:
+        self._outgoing.append(item)
+        self._has_outgoing.set()
+
+    async def get_status(self, timeout_seconds: float) -> status_pb2.SchedulerStatus:
+        """Asks the scheduler how things are; raises grpc.RpcError when it does not answer."""
+        assert self._channel is not None
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
+        request = scheduler_pb2.GetSchedulerStatusRequest()
+        answer: Any = await stub.GetSchedulerStatus(request, timeout=timeout_seconds)  # type: ignore[misc]
+        return answer.status
+
+    async def _run(self) -> None:
+        delay = FIRST_DELAY_SECONDS
+        while True:
+            was_attached = await self._attach()
+            delay = FIRST_DELAY_SECONDS if was_attached else min(2 * delay, MAX_DELAY_SECONDS)
+            # Gateways that lost one scheduler at once come back spread out.
+            await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+
+    async def _attach(self) -> bool:
+        """Runs one stream to its end, and tells whether the scheduler said anything on it."""
+        assert self._channel is not None
+        call: Any = scheduler_pb2_grpc.SchedulerServiceStub(self._channel).Attach()
+        writer: asyncio.Task[None] | None = None
+        reason = self._unreachable()
+        try:
+            await call.write(scheduler_pb2.AttachRequest(hello=scheduler_pb2.Hello(gateway_id=self._gateway_id)))
+            writer = asyncio.create_task(self._write(call), name="scheduler link writer")
+            await self._read(call)
+            reason = "the scheduler closed the connection"
+        except grpc.RpcError as error:
+            reason = self._why(error)
+        finally:
+            if writer is not None:
+                writer.cancel()
+                await asyncio.wait([writer])
+            call.cancel()
+            was_attached = self._is_attached
+            self._detached(reason)
+        return was_attached
+
+    def _why(self, error: grpc.RpcError) -> str:
+        told = from_rpc_error(error)
+        log.debug("attach ended", reason=str(told.reason), message=told.message)
+        if self._is_attached:
+            return f"the connection to the scheduler was lost: {told.message}"
+        return f"{self._unreachable()}: {told.message}"
+
+    async def _read(self, call: Any) -> None:
+        while (message := await call.read()) is not grpc.aio.EOF:
+            progress = codec.decode_progress(message)
+            if not self._is_attached:
+                self._is_attached = True
+                log.info("attached to the scheduler", address=self._address)
+            self._facts = progress.facts or self._facts
+            if progress.readiness is not None:
+                self._readiness = progress.readiness
+            if progress.facts is not None or progress.readiness is not None:
+                log.info("readiness", ready=self.is_ready, message=self.message)
+            assert self._receiver is not None
+            self._receiver.received(progress)
+
+    def _detached(self, reason: str) -> None:
+        was_attached, self._is_attached = self._is_attached, False
+        self._facts = None
+        self._readiness = Readiness(False, reason)
+        self._outgoing.clear()
+        if was_attached:
+            log.warning("lost the scheduler", address=self._address, reason=reason)
+            assert self._receiver is not None
+            self._receiver.lost(reason)
+
+    async def _write(self, call: Any) -> None:
+        while True:
+            await self._has_outgoing.wait()
+            self._has_outgoing.clear()
+            outgoing, self._outgoing = self._outgoing, []
+            for message in _batches(outgoing):
+                try:
+                    await call.write(message)
+                except (grpc.RpcError, asyncio.InvalidStateError):
+                    # The reader learns why.
+                    return
+
+
+def _batches(outgoing: list[Submission | Abort]) -> list[scheduler_pb2.AttachRequest]:
+    """Packs what is ready together. The adds of a message are read before its aborts, so an add after an abort, which
+    may be of the same request_id, begins a new message."""
+    messages = [scheduler_pb2.AttachRequest()]
+    for item in outgoing:
+        message = messages[-1]
+        if isinstance(item, Abort):
+            message.abort.append(codec.encode_abort(item))
+            continue
+        if message.abort or message.ByteSize() + 5 * len(item.prompt_token_ids) > _MAX_MESSAGE_BYTES:
+            message = scheduler_pb2.AttachRequest()
+            messages.append(message)
+        message.add.append(codec.encode_submission(item))
+    return messages

@@ -1,0 +1,174 @@
+"""Starts and stops the gateway's process: the model's text files, the link to the scheduler, the two fronts, health."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import secrets
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from blockyard.errors import BlockyardError, Reason
+from blockyard.model_files import resolve_model
+from blockyard.rpc import PUBLIC_MESSAGE_BYTES, HealthServer, Heartbeat, PortTaken, add_health, bind, make_server
+from blockyard.settings import load
+from blockyard.telemetry import EventLogger, configure_logging
+from gateway.admin import SERVICE_NAME as ADMIN_SERVICE_NAME
+from gateway.admin import AdminServicer
+from gateway.config import GatewayConfiguration
+from gateway.generation import GenerationService
+from gateway.http_front import HttpFront
+from gateway.live_requests import LiveRequests
+from gateway.openai.app import make_app
+from gateway.scheduler_link import SchedulerLink
+from gateway.servicer import SERVICE, InferenceServicer, add_inference_service
+from gateway.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    import grpc.aio
+
+    from gateway.tokenizer import Tokenizer
+
+log = EventLogger(__name__)
+
+# Time for streams that were told to end to say so.
+_GRACE_SECONDS = 2.0
+_DEMO_NAME = "demo"
+
+
+class Gateway:
+    """The gateway's process. The ports are known once it has started.
+
+    Attributes:
+        generation: the core that both fronts use.
+        grpc_port, http_port, admin_port, health_port: where it listens; no health port is 0.
+    """
+
+    def __init__(self, configuration: GatewayConfiguration) -> None:
+        """Reads the model's files; raises BlockyardError MODEL_NOT_LOADED."""
+        self._public = configuration.public
+        self._service = configuration.service
+        self.grpc_port = self.http_port = self.admin_port = self.health_port = 0
+        gateway_id = secrets.token_hex(8)
+        tokenizer = _load_tokenizer(configuration)
+        self._link = SchedulerLink(
+            configuration.service.scheduler_address, gateway_id=gateway_id, model_digest=tokenizer.model_digest
+        )
+        self._live = LiveRequests(self._link)
+        self.generation = GenerationService(
+            tokenizer, self._link, self._live, model_name=model_name(configuration), seed=configuration.text.seed
+        )
+        self._heartbeat = Heartbeat()
+        self._servers = (self._make_public_server(), self._make_admin_server(gateway_id))
+        self._http = HttpFront(make_app(self.generation))
+        self._health: HealthServer | None = None
+
+    def _make_public_server(self) -> grpc.aio.Server:
+        server = make_server(PUBLIC_MESSAGE_BYTES, [SERVICE.full_name])
+        add_inference_service(server, InferenceServicer(self.generation))
+        add_health(server, self.generation.is_ready, self._heartbeat.is_alive)
+        return server
+
+    def _make_admin_server(self, gateway_id: str) -> grpc.aio.Server:
+        server = make_server(PUBLIC_MESSAGE_BYTES, [ADMIN_SERVICE_NAME])
+        AdminServicer(self.generation, self._link, gateway_id=gateway_id).add_to(server)
+        add_health(server, self.generation.is_ready, self._heartbeat.is_alive)
+        return server
+
+    async def start(self) -> None:
+        """Listens, and begins to attach to the scheduler; raises PortTaken."""
+        public, admin = self._servers
+        host = self._public.host
+        self.grpc_port = bind(public, _address(host, self._public.grpc_port))
+        self.admin_port = bind(admin, _address(host, self._public.admin_port))
+        self.http_port = self._http.bind(host, self._public.http_port)
+        if self._service.gateway_health_port >= 0:
+            health = HealthServer(self._heartbeat.is_alive, self.generation.is_ready)
+            self.health_port = health.start(_address(host, self._service.gateway_health_port))
+            self._health = health
+        self._heartbeat.start()
+        self._link.start(self._live)
+        await public.start()
+        await admin.start()
+        self._http.start()
+        log.info(
+            "listening",
+            model=self.generation.model_name,
+            grpc=_address(host, self.grpc_port),
+            http=_address(host, self.http_port),
+            admin=_address(host, self.admin_port),
+            scheduler=self._service.scheduler_address,
+        )
+
+    async def drain(self) -> None:
+        """Stops being ready, and serves until nobody waits for an answer, at most for `drain_seconds`."""
+        self.generation.start_draining()
+        log.info("draining", num_requests=self.generation.num_requests)
+        try:
+            await asyncio.wait_for(self.generation.drained(), self._service.drain_seconds)
+        except TimeoutError:
+            log.warning("closing what still runs", num_requests=self.generation.num_requests)
+
+    async def stop(self) -> None:
+        """Ends what still runs with DRAINING, and closes everything."""
+        self.generation.start_draining()
+        self.generation.stop(
+            BlockyardError(Reason.DRAINING, "the gateway stopped before the answer ended", retry_after_seconds=1.0)
+        )
+        await asyncio.gather(self._http.stop(), *(server.stop(_GRACE_SECONDS) for server in self._servers))
+        await self._link.stop()
+        if self._health is not None:
+            self._health.stop()
+
+
+def _load_tokenizer(configuration: GatewayConfiguration) -> Tokenizer:
+    settings = configuration.model
+    folder = resolve_model(settings.model, settings.revision, "tokenizer")
+    template = configuration.text.chat_template
+    return load_tokenizer(folder, chat_template_file=Path(template) if template else None)
+
+
+def model_name(configuration: GatewayConfiguration) -> str:
+    """The model's name in requests: as told, else the last part of --model."""
+    model = configuration.model.model.rstrip("/")
+    return configuration.text.served_model_name or (Path(model).absolute().name if model else _DEMO_NAME)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def serve(configuration: GatewayConfiguration) -> None:
+    """Runs a gateway until SIGTERM or SIGINT, and drains it; a second signal stops it at once."""
+    signals = asyncio.Semaphore(0)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signals.release)
+    gateway = Gateway(configuration)
+    await gateway.start()
+    # What lives until the end is not looked at again by the collector.
+    gc.collect()
+    gc.freeze()
+    try:
+        await signals.acquire()
+        again = asyncio.create_task(signals.acquire())
+        drain = asyncio.create_task(gateway.drain())
+        _, unfinished = await asyncio.wait({again, drain}, return_when=asyncio.FIRST_COMPLETED)
+        for task in unfinished:
+            task.cancel()
+    finally:
+        await gateway.stop()
+        log.info("stopped")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The program: `python -m gateway`."""
+    configuration = load(GatewayConfiguration, "gateway", "Text in, text out: gRPC and the OpenAI API.", arguments)
+    configure_logging("gateway", level=configuration.log.log_level, log_format=configuration.log.log_format)
+    try:
+        asyncio.run(serve(configuration))
+    except (PortTaken, BlockyardError) as error:
+        log.error(str(error))
+        sys.exit(1)
