@@ -106,6 +106,6 @@ def _encode_times(times: StepTimes, message: worker_pb2.StepTimes) -> None:
     message.sample.FromNanoseconds(int(times.sample_seconds * 1e9))
 
 
-def encode_dtype(dtype: torch.dtype) -> worker_pb2.Dtype:
+def encode_dtype(dtype: torch.dtype) -> worker_pb2.Dtype.ValueType:
     """Names a dtype that models compute in."""
     return next(number for number, known in DTYPES.items() if known is dtype)

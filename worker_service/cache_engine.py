@@ -1,0 +1,104 @@
+"""The two block pools: allocates them, moves blocks within and between them, hashes them for tests.
+
+Owns the bytes of KV, and knows no sequences: which block belongs to whom is the scheduler's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import mmap
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kernels.ops import kv_pool_shape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kernels.ops import Backend
+    from worker_service.models.model_config import ModelConfig
+    from worker_service.step import BlockPairs
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """What a block of a model is: its pool's shape but for the number of blocks."""
+
+    num_layers: int
+    num_kv_heads: int
+    block_size: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(config: ModelConfig, block_size: int) -> BlockFormat:
+        """Gives the format of a model's blocks."""
+        return BlockFormat(config.num_layers, config.num_kv_heads, block_size, config.head_dim, config.dtype)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block, over all layers."""
+        return math.prod(self.pool_shape(1)) * self.dtype.itemsize
+
+    def pool_shape(self, num_blocks: int) -> tuple[int, ...]:
+        """The shape of a pool of so many blocks."""
+        return kv_pool_shape(num_blocks, self.num_layers, self.num_kv_heads, self.block_size, self.head_dim)
+
+
+def allocate_pool(block_format: BlockFormat, num_blocks: int, device: torch.device, *, pinned: bool = False) -> Tensor:
+    """Allocates a pool. In the host's memory a page is taken when it is first written, unless it is `pinned`."""
+    shape = block_format.pool_shape(num_blocks)
+    if device.type != "cpu" or pinned or num_blocks == 0:
+        return torch.zeros(shape, dtype=block_format.dtype, device=device, pin_memory=pinned)
+    # torch.zeros would touch every page at once.
+    memory = mmap.mmap(-1, num_blocks * block_format.block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=block_format.dtype).view(shape)
+
+
+class CacheEngine:
+    """The device pool and the host pool of one worker. Used by the device thread alone."""
+
+    def __init__(
+        self, block_format: BlockFormat, num_device_blocks: int, num_host_blocks: int, backend: Backend
+    ) -> None:
+        self.block_format = block_format
+        self.num_device_blocks = num_device_blocks
+        self.num_host_blocks = num_host_blocks
+        self._backend = backend
+        self.device_pool = allocate_pool(block_format, num_device_blocks, backend.device)
+        on_gpu = backend.device.type == "cuda"
+        host = torch.device("cpu")
+        self.host_pool = allocate_pool(block_format, num_host_blocks, host, pinned=on_gpu and num_host_blocks > 0)
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that one sequence can have on the device: block 0 is scratch."""
+        return (self.num_device_blocks - 1) * self.block_format.block_size
+
+    def transfer(self, swap_out: BlockPairs, swap_in: BlockPairs, copy: BlockPairs) -> None:
+        """Does a step's transfers, in this order: a block that swapping out frees may be written at once."""
+        if len(swap_out):
+            self._backend.swap_blocks(self.device_pool, self.host_pool, swap_out.pairs())
+        if len(swap_in):
+            self._backend.swap_blocks(self.host_pool, self.device_pool, swap_in.pairs())
+        if len(copy):
+            self._backend.copy_blocks(self.device_pool, copy.pairs())
+
+    def device_checksums(self, block_ids: Sequence[int]) -> list[bytes]:
+        """Hashes device blocks: SHA-256 of each layer's bytes, block by block."""
+        return _checksums(self.device_pool, block_ids)
+
+    def host_checksums(self, block_ids: Sequence[int]) -> list[bytes]:
+        """Hashes host blocks in the same way."""
+        return _checksums(self.host_pool, block_ids)
+
+
+def _checksums(pool: Tensor, block_ids: Sequence[int]) -> list[bytes]:
+    layers = (layer for block_id in block_ids for layer in pool[block_id].cpu())
+    return [hashlib.sha256(layer.contiguous().view(torch.uint8).numpy()).digest() for layer in layers]

@@ -1,0 +1,194 @@
+"""How much memory there is, and how many blocks fit into what a worst-case step leaves.
+
+Owns the reading of limits (control groups, /proc, CUDA) and the arithmetic. Knows no model: sizes come in as numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+# What the allocator, fragmentation and growing lists may take beyond the profile, on a CPU.
+CPU_RESERVE_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Memory of the machine, or of the container that this process is in, in bytes."""
+
+    total_bytes: int
+    available_bytes: int
+    process_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What runs on a device before it has blocks, in bytes."""
+
+    total_bytes: int
+    available_bytes: int
+    weights_bytes: int
+    activation_bytes: int
+    other_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """How many blocks fit, and where the memory goes."""
+
+    block_size: int
+    block_bytes: int
+    num_device_blocks: int
+    num_host_blocks: int
+    budget_bytes: int
+    cache_bytes: int
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class ControlGroups:
+    """Where control groups are mounted, and where this process's are named."""
+
+    mount: Path = Path("/sys/fs/cgroup")
+    membership: Path = Path("/proc/self/cgroup")
+
+    def memory(self) -> tuple[int, int] | None:
+        """The tightest limit on this process and what can still be taken below it, in bytes; None: no limit."""
+        limits = [
+            *self._levels("", "memory.max", "memory.current", "inactive_file"),
+            *self._levels("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ]
+        return min(limits, key=lambda pair: pair[1], default=None)
+
+    def num_cpus(self) -> int | None:
+        """Processors that the tightest quota amounts to, rounded up; None: no quota."""
+        quotas: list[float] = []
+        for folder in self._folders(""):
+            quota, _, period = _read(folder / "cpu.max").partition(" ")
+            if quota.isdigit() and period.strip().isdigit():
+                quotas.append(int(quota) / int(period))
+        for folder in self._folders("cpu"):
+            quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+            if quota.isdigit() and period.isdigit():
+                quotas.append(int(quota) / int(period))
+        return math.ceil(min(quotas)) if quotas else None
+
+    def _levels(self, controller: str, limit: str, usage: str, reclaimable: str) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        for folder in self._folders(controller):
+            limit_bytes, used_bytes = _read(folder / limit), _read(folder / usage)
+            # Version 1 says "no limit" with a number near 2**63.
+            if not limit_bytes.isdigit() or int(limit_bytes) >= 1 << 60:
+                continue
+            used = int(used_bytes) if used_bytes.isdigit() else 0
+            statistics = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
+            free = int(limit_bytes) - used + int(statistics.get(reclaimable, 0))
+            found.append((int(limit_bytes), max(0, free)))
+        return found
+
+    def _folders(self, controller: str) -> list[Path]:
+        """The folders of this process's group and of every one above it; `controller` is empty for version 2."""
+        root = self.mount / controller
+        for line in _read(self.membership).splitlines():
+            _, controllers, path = line.split(":", 2)
+            if (controller in controllers.split(",")) if controller else controllers == "":
+                group = root / path.strip("/")
+                return [group, *(parent for parent in group.parents if parent == root or root in parent.parents)]
+        # Inside a container the mount may show the group itself while its name is that of the host.
+        return [root]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def read_host_memory(groups: ControlGroups | None = None) -> HostMemory:
+    """Reads what this process may use: the machine's memory, or less where a control group says so."""
+    memory = psutil.virtual_memory()
+    total, available = memory.total, memory.available
+    limit = (groups or ControlGroups()).memory()
+    if limit is not None:
+        total, available = min(total, limit[0]), min(available, limit[1])
+    return HostMemory(total, available, psutil.Process().memory_info().rss)
+
+
+def compute_threads(requested: int, groups: ControlGroups | None = None) -> int:
+    """How many threads to compute with: as asked, else torch's choice within the control group's quota."""
+    if requested:
+        return requested
+    quota = (groups or ControlGroups()).num_cpus()
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(torch.get_num_threads(), usable, quota or usable))
+
+
+def cpu_usage(host: HostMemory, weights_bytes: int, activation_bytes: int) -> Usage:
+    """Says what runs on a CPU: all that this process holds beyond its weights is `other`."""
+    other = max(0, host.process_bytes - weights_bytes) + CPU_RESERVE_BYTES
+    return Usage(host.total_bytes, host.available_bytes, weights_bytes, activation_bytes, other)
+
+
+def gpu_usage(device: torch.device, weights_bytes: int, activation_bytes: int) -> Usage:
+    """Says what runs on a GPU. What other processes hold is `other` too: it cannot be had."""
+    free, total = torch.cuda.mem_get_info(device)
+    other = max(0, total - free - torch.cuda.memory_reserved(device))
+    other += max(0, torch.cuda.memory_allocated(device) - weights_bytes)
+    return Usage(total, free, weights_bytes, activation_bytes, other)
+
+
+def plan_cache(
+    usage: Usage,
+    *,
+    block_size: int,
+    block_bytes: int,
+    utilization: float,
+    swap_space_bytes: int,
+    host_shares_device: bool,
+    max_useful_blocks: int,
+) -> CachePlan:
+    """Divides what is left into blocks.
+
+    Args:
+        usage: what the device holds.
+        block_size: tokens of a block.
+        block_bytes: bytes of a block over all layers.
+        utilization: the share of the device's memory to use for all, in (0, 1].
+        swap_space_bytes: bytes of the host pool, as asked.
+        host_shares_device: both pools lie in one memory (a CPU): the host pool takes at most half of it.
+        max_useful_blocks: more device blocks than this are of no use.
+    """
+    budget = int(usage.total_bytes * utilization)
+    cache = budget - usage.weights_bytes - usage.activation_bytes - usage.other_bytes
+    if host_shares_device:
+        # Others take memory too; a pool is only promised what is there now.
+        cache = min(cache, usage.available_bytes - usage.activation_bytes - CPU_RESERVE_BYTES)
+        swap_space_bytes = min(swap_space_bytes, cache // 2)
+    cache = max(0, cache)
+    num_host_blocks = max(0, swap_space_bytes) // block_bytes
+    for_device = cache - num_host_blocks * block_bytes if host_shares_device else cache
+    num_device_blocks = min(for_device // block_bytes, max_useful_blocks)
+    return CachePlan(block_size, block_bytes, num_device_blocks, num_host_blocks, budget, cache, usage)
+
+
+def reset_peak_memory() -> bool:
+    """Starts to measure this process's peak anew; false where the system does not let it."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        return False
+    return True
+
+
+def read_peak_memory() -> int:
+    """Gives this process's peak since `reset_peak_memory`, in bytes."""
+    for line in _read(Path("/proc/self/status")).splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return psutil.Process().memory_info().rss

@@ -1,0 +1,144 @@
+"""Chooses the next token of each row: V1's order of edits, penalties and filters, grouped by method.
+
+Knows no sequences' ids and no blocks. A row's token follows from its own logits and parameters: rows are grouped only
+by what their own requests ask for, and kernels.reference.sampling keeps rows apart within a group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from kernels.reference import sampling
+from worker_service.sampling_state import NUM_CANDIDATES, Method
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from worker_service.sampling_state import SequenceLists
+    from worker_service.step import Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleRows:
+    """What is sampled in a step.
+
+    `columns` are records [R] with SAMPLING_FIELDS, `positions` [R] the place of the token among the row's output from
+    0, `lists` [R] the rows' lists.
+    """
+
+    columns: npt.NDArray[np.void]
+    positions: Array
+    lists: Sequence[SequenceLists]
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+
+class _FlatColumns:
+    """Collects (row, token id, values…) entries of many rows for one indexed operation."""
+
+    def __init__(self) -> None:
+        self._rows: list[Array] = []
+        self._token_ids: list[Array] = []
+        self._values: list[tuple[npt.NDArray[Any], ...]] = []
+
+    def add(self, row: int, token_ids: Array, *values: Any) -> None:
+        """Adds entries of one row; a value is an array of their length, or a scalar of the row."""
+        self._rows.append(np.full(len(token_ids), row, np.int64))
+        self._token_ids.append(token_ids)
+        self._values.append(tuple(np.broadcast_to(np.float32(value), len(token_ids)) for value in values))
+
+    def tensors(self, device: torch.device) -> list[Tensor]:
+        """Gives the columns: rows, token ids, then each value."""
+        parts = [self._rows, self._token_ids, *zip(*self._values, strict=True)]
+        return [torch.from_numpy(np.concatenate(part)).to(device) for part in parts]
+
+    def __bool__(self) -> bool:
+        return bool(self._rows)
+
+
+class Sampler:
+    """Samples rows of logits on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    @torch.inference_mode()
+    def sample(self, logits: Tensor, rows: SampleRows) -> tuple[Array, npt.NDArray[np.bool_]]:
+        """Chooses a token for each row.
+
+        Args:
+            logits: float32 [R, vocabulary], on the device; overwritten.
+            rows: what the rows ask for.
+
+        Returns:
+            token ids, int64 [R], and which rows failed, bool [R]: a row fails when its logits are not finite numbers or
+            when edits left it no token; its token id means nothing.
+        """
+        sound = sampling.finite_rows(logits)
+        if rows.columns["edits_logits"].any():
+            self._edit(logits, rows)
+            sound &= logits.max(-1).values > float("-inf")
+        token_ids = self._choose(logits, rows, sound)
+        return token_ids.cpu().numpy(), ~sound.cpu().numpy()
+
+    def _choose(self, logits: Tensor, rows: SampleRows, sound: Tensor) -> Tensor:
+        methods = rows.columns["method"]
+        if not methods.any():
+            return sampling.argmax(logits)
+        if not bool(sound.all()):
+            # Keeps what is not a number out of the filters' sums; these rows' tokens are dropped.
+            logits[~sound] = 0
+        token_ids = torch.zeros(len(rows), dtype=torch.int64, device=self._device)
+        for method in np.unique(methods).tolist():
+            picked = np.flatnonzero(methods == method)
+            index = torch.from_numpy(picked).to(self._device)
+            chosen = logits if len(picked) == len(rows) else logits[index]
+            token_ids[index] = self._apply(Method(method), chosen, rows.columns[picked], rows.positions[picked])
+        return token_ids
+
+    def _apply(self, method: Method, logits: Tensor, columns: npt.NDArray[np.void], positions: Array) -> Tensor:
+        if method is Method.GREEDY:
+            return sampling.argmax(logits)
+        keys = sampling.DrawKeys(
+            self._tensor(columns["seed"]), self._tensor(positions), self._tensor(columns["sequence_index"])
+        )
+        temperatures = self._tensor(columns["temperature"])
+        if method is Method.DRAW:
+            return sampling.draw(logits, temperatures, keys)
+        filters = sampling.Filters(
+            self._tensor(columns["top_k"]), self._tensor(columns["top_p"]), self._tensor(columns["min_p"])
+        )
+        num_candidates = NUM_CANDIDATES[method] or logits.shape[1]
+        return sampling.draw_filtered(logits, temperatures, filters, keys, num_candidates)
+
+    def _tensor(self, column: npt.NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(column)).to(self._device)
+
+    def _edit(self, logits: Tensor, rows: SampleRows) -> None:
+        """Masks stop tokens before min_tokens, adds biases, applies penalties: in this order, each for all rows."""
+        masked, biased, penalized = _FlatColumns(), _FlatColumns(), _FlatColumns()
+        for row in np.flatnonzero(rows.columns["edits_logits"]).tolist():
+            columns, lists = rows.columns[row], rows.lists[row]
+            if rows.positions[row] < columns["min_tokens"]:
+                masked.add(row, lists.stop_token_ids)
+            if len(lists.bias_token_ids):
+                biased.add(row, lists.bias_token_ids, lists.bias_values)
+            if lists.counts is not None:
+                names = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+                values = (columns[name] for name in names)
+                penalized.add(row, lists.counts.token_ids, lists.counts.output_counts, *values)
+        if masked:
+            sampling.mask_tokens(logits, *masked.tensors(self._device))
+        if biased:
+            sampling.add_bias(logits, *biased.tensors(self._device))
+        if penalized:
+            at_rows, token_ids, counts, *penalties = penalized.tensors(self._device)
+            repetition, frequency, presence = penalties
+            sampling.apply_penalties(logits, at_rows, token_ids, counts, (repetition, frequency, presence))

@@ -1,0 +1,254 @@
+"""Checks a whole step against what the worker holds, before anything of it is touched.
+
+Owns the rules of the step stream: identities, lengths, block numbers, order of reads and writes. Knows no tensors and
+changes nothing. What is wrong here is a bug of the scheduler's, so that every violation is told at once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from blockyard.errors import BlockyardError, Violation, invalid
+from worker_service.input_batch import ROW
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from worker_service.input_batch import InputBatch
+    from worker_service.step import Array, BlockPairs, Fork, NewSequence, Sampling, Step
+
+# A list of thousands helps nobody; the status has to stay small.
+MAX_VIOLATIONS = 16
+
+
+def check_step(step: Step, batch: InputBatch, num_device_blocks: int, num_host_blocks: int) -> BlockyardError | None:
+    """Tells what is wrong with a step; None: nothing.
+
+    Its epoch and step_id are the stream's to check.
+    """
+    check = _StepCheck(step, batch, num_device_blocks)
+    check.run()
+    violations = check.violations + check_transfers(step, num_device_blocks, num_host_blocks)
+    return invalid(violations[:MAX_VIOLATIONS]) if violations else None
+
+
+class _StepCheck:
+    """One step's check: `changed` holds the rows as the step's changes would leave them, by sequence id."""
+
+    def __init__(self, step: Step, batch: InputBatch, num_device_blocks: int) -> None:
+        self.violations: list[Violation] = []
+        self._step = step
+        self._batch = batch
+        self._num_device_blocks = num_device_blocks
+        self._finished = set(step.finished_sequence_ids)
+        self._new = {sequence.sequence_id for sequence in step.new_sequences}
+        self._changed: dict[int, Any] = {}
+
+    def run(self) -> None:
+        """Finds every violation."""
+        self._new_sequences()
+        self._forks()
+        self._tables()
+        if self._columns_fit():
+            self._scheduled()
+
+    def _tell(self, field: str, description: str) -> None:
+        self.violations.append(Violation(field, description))
+
+    def _is_live(self, sequence_id: int) -> bool:
+        """Whether it is known when the step computes."""
+        known = sequence_id in self._batch and sequence_id not in self._finished
+        return known or sequence_id in self._changed
+
+    def _fact(self, sequence_id: int) -> Any:
+        if sequence_id not in self._changed:
+            self._changed[sequence_id] = self._batch.facts([sequence_id])[0]
+        return self._changed[sequence_id]
+
+    def _blocks(self, field: str, block_ids: Array) -> None:
+        if len(block_ids) > self._batch.limits.max_num_blocks:
+            self._tell(field, f"{len(block_ids)} blocks hold more than max_model_len")
+        if len(block_ids) and (block_ids.min() < 1 or block_ids.max() >= self._num_device_blocks):
+            self._tell(field, f"device blocks must be from 1 to {self._num_device_blocks - 1}")
+
+    def _new_sequences(self) -> None:
+        for index, sequence in enumerate(self._step.new_sequences):
+            name = f"new_sequences[{index}]"
+            sequence_id = sequence.sequence_id
+            if sequence_id in self._changed:
+                self._tell(f"{name}.sequence_id", f"sequence {sequence_id} stands twice")
+            elif sequence_id in self._batch and sequence_id not in self._finished:
+                self._tell(f"{name}.sequence_id", f"sequence {sequence_id} is known already")
+            self._contents(name, sequence)
+            fact = self._changed[sequence_id] = np.zeros((), ROW)
+            fact["num_tokens"] = len(sequence.token_ids)
+            fact["num_computed_tokens"] = sequence.num_computed_tokens
+            fact["num_blocks"] = len(sequence.block_ids)
+
+    def _contents(self, name: str, sequence: NewSequence) -> None:
+        limits = self._batch.limits
+        num_tokens = len(sequence.token_ids)
+        if not 1 <= num_tokens <= limits.max_model_len:
+            self._tell(f"{name}.token_ids", f"{num_tokens} ids where 1 to {limits.max_model_len} fit")
+        elif sequence.token_ids.max() >= limits.vocab_size:
+            self._tell(f"{name}.token_ids", f"token ids must be below {limits.vocab_size}")
+        if not 1 <= sequence.prompt_length <= num_tokens:
+            self._tell(f"{name}.prompt_length", f"{sequence.prompt_length} of {num_tokens} tokens")
+        if sequence.num_computed_tokens >= max(num_tokens, 1):
+            self._tell(f"{name}.num_computed_tokens", "the last token known has to be computed")
+        if sequence.num_computed_tokens > len(sequence.block_ids) * limits.block_size:
+            self._tell(f"{name}.num_computed_tokens", "more than the table's blocks hold")
+        self._blocks(f"{name}.block_ids", sequence.block_ids)
+        for field, description in wrong_sampling(sequence.sampling, limits.vocab_size):
+            self._tell(f"{name}.sampling.{field}", description)
+
+    def _forks(self) -> None:
+        children: set[int] = set()
+        for index, fork in enumerate(self._step.forks):
+            name = f"forks[{index}]"
+            parent, child = fork.parent_id, fork.child_id
+            if parent in children or not (parent in self._batch or parent in self._new):
+                self._tell(f"{name}.parent_sequence_id", f"sequence {parent} is not known")
+            if child in children or child in self._batch or child in self._new:
+                self._tell(f"{name}.child_sequence_id", f"sequence {child} is known already")
+            children.add(child)
+            self._blocks(f"{name}.block_ids", fork.block_ids)
+        for fork in self._step.forks:
+            if fork.child_id not in self._finished:
+                self._changed[fork.child_id] = self._child(fork)
+
+    def _child(self, fork: Fork) -> Any:
+        parent = fork.parent_id
+        fact = (self._changed[parent] if parent in self._new else self._batch.facts([parent])[0]).copy()
+        fact["num_blocks"] = len(fork.block_ids)
+        return fact
+
+    def _tables(self) -> None:
+        step = self._step
+        for index, (sequence_id, block_ids) in enumerate(step.replaced_tables):
+            name = f"replaced_tables[{index}]"
+            self._blocks(f"{name}.block_ids", block_ids)
+            if self._is_live(sequence_id):
+                self._fact(sequence_id)["num_blocks"] = len(block_ids)
+            else:
+                self._tell(f"{name}.sequence_id", f"sequence {sequence_id} is not known")
+        if len(step.appended_sequence_ids) != len(step.appended_block_ids):
+            self._tell("appended_block_ids", "must have the length of appended_sequence_ids")
+            return
+        for sequence_id, block_id in zip(step.appended_sequence_ids, step.appended_block_ids.tolist(), strict=True):
+            if not 1 <= block_id < self._num_device_blocks:
+                self._tell("appended_block_ids", f"device blocks must be from 1 to {self._num_device_blocks - 1}")
+            if not self._is_live(sequence_id):
+                self._tell("appended_sequence_ids", f"sequence {sequence_id} is not known")
+                continue
+            fact = self._fact(sequence_id)
+            fact["num_blocks"] += 1
+            if fact["num_blocks"] > self._batch.limits.max_num_blocks:
+                self._tell("appended_block_ids", f"sequence {sequence_id}: the table holds more than max_model_len")
+
+    def _columns_fit(self) -> bool:
+        step = self._step
+        if len(step.sequence_ids) != len(step.num_new_tokens):
+            self._tell("num_new_tokens", "must have the length of sequence_ids")
+            return False
+        if len(set(step.sequence_ids)) != len(step.sequence_ids):
+            self._tell("sequence_ids", "a sequence stands twice")
+            return False
+        unknown = [i for i in step.sequence_ids if not self._is_live(i)]
+        if unknown:
+            self._tell("sequence_ids", f"sequences {unknown[:8]} are not known")
+        return not unknown
+
+    def _scheduled(self) -> None:
+        """Checks the columns of what is computed: lengths, tables, children."""
+        step, limits = self._step, self._batch.limits
+        facts = self._batch.facts(step.sequence_ids)
+        if self._changed:
+            for index, sequence_id in enumerate(step.sequence_ids):
+                if sequence_id in self._changed:
+                    facts[index] = self._changed[sequence_id]
+        live = ~facts["ended"]
+        lengths = facts["num_computed_tokens"] + step.num_new_tokens
+        self._rows("num_new_tokens", live & (lengths > facts["num_tokens"]), "computes more tokens than are known")
+        self._rows("num_new_tokens", live & (lengths > limits.max_model_len), "computes past max_model_len")
+        short = lengths > facts["num_blocks"] * limits.block_size
+        self._rows("num_new_tokens", live & short, "has too short a block table")
+        children = live & (step.num_new_tokens == 0)
+        if children.any():
+            samples = (lengths == facts["num_tokens"]) & (step.num_new_tokens > 0) & live
+            self._rows("num_new_tokens", children & ~self._has_sampling_parent(samples), "has no parent that samples")
+
+    def _rows(self, field: str, wrong: npt.NDArray[np.bool_], description: str) -> None:
+        if wrong.any():
+            names = [self._step.sequence_ids[index] for index in np.flatnonzero(wrong)[:8].tolist()]
+            self._tell(field, f"sequences {names}: {description}")
+
+    def _has_sampling_parent(self, samples: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        step = self._step
+        sampling = {step.sequence_ids[index] for index in np.flatnonzero(samples).tolist()}
+        good = {fork.child_id for fork in step.forks if fork.parent_id in sampling}
+        return np.array([sequence_id in good for sequence_id in step.sequence_ids], np.bool_)
+
+
+def wrong_sampling(sampling: Sampling, vocab_size: int) -> Iterable[tuple[str, str]]:
+    """Tells what would break the sampler: (field, description). The gateway has checked what a client may ask for."""
+    for name, low, high in (
+        ("temperature", 0, math.inf),
+        ("top_p", 0, 1),
+        ("min_p", 0, 1),
+        ("presence_penalty", -math.inf, math.inf),
+        ("frequency_penalty", -math.inf, math.inf),
+        ("repetition_penalty", 0, math.inf),
+    ):
+        value = getattr(sampling, name)
+        if not (math.isfinite(value) and low <= value <= high):
+            yield name, f"{value} is not from {low} to {high}"
+    for name in ("top_p", "repetition_penalty"):
+        if getattr(sampling, name) == 0:
+            yield name, "must be above 0"
+    for token_id, bias in sampling.logit_bias.items():
+        if token_id >= vocab_size or not math.isfinite(bias):
+            yield "logit_bias", f"{bias} for token id {token_id} of {vocab_size}"
+
+
+def check_transfers(step: Step, num_device_blocks: int, num_host_blocks: int) -> list[Violation]:
+    """Tells what is wrong with a step's swaps and copies: ranges, and that no read sees a write that it should not."""
+    out, into, copy = step.blocks_to_swap_out, step.blocks_to_swap_in, step.blocks_to_copy
+    if not (out.sources.size or into.sources.size or copy.sources.size or _any_lonely(out, into, copy)):
+        return []
+    device, host = (1, num_device_blocks), (0, num_host_blocks)
+    found = [
+        *_pair_violations("blocks_to_swap_out", out, device, host),
+        *_pair_violations("blocks_to_swap_in", into, host, device),
+        *_pair_violations("blocks_to_copy", copy, device, device),
+    ]
+    if np.intersect1d(copy.sources, copy.destinations).size:
+        found.append(Violation("blocks_to_copy", "a destination is a source in the same list"))
+    if np.intersect1d(into.sources, out.destinations).size:
+        found.append(Violation("blocks_to_swap_in.sources", "a block is written by blocks_to_swap_out in this step"))
+    if np.intersect1d(into.destinations, copy.destinations).size:
+        found.append(Violation("blocks_to_copy.destinations", "a block is written by blocks_to_swap_in in this step"))
+    return found
+
+
+def _any_lonely(*lists: BlockPairs) -> bool:
+    return any(pairs.destinations.size for pairs in lists)
+
+
+def _pair_violations(
+    name: str, pairs: BlockPairs, sources: tuple[int, int], destinations: tuple[int, int]
+) -> Iterable[Violation]:
+    if len(pairs.sources) != len(pairs.destinations):
+        yield Violation(name, "sources and destinations must have the same length")
+    for side, column, (low, high) in (
+        ("sources", pairs.sources, sources),
+        ("destinations", pairs.destinations, destinations),
+    ):
+        if column.size and (column.min() < low or column.max() >= high):
+            yield Violation(f"{name}.{side}", f"blocks must be from {low} to {high - 1}")
+    if len(np.unique(pairs.destinations)) != len(pairs.destinations):
+        yield Violation(f"{name}.destinations", "a block stands twice")
