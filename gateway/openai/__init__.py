@@ -1,0 +1,1 @@
+"""The OpenAI HTTP API, a second front on the gateway's core."""

@@ -1,0 +1,154 @@
+"""One HTTP call, understood: the requests that it makes to the gateway's core, and what its answer has to show."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from gateway.request import GenerationRequest, SamplingOptions, StopOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gateway.openai.schema import ChatBody, CompletionBody, GenerationBody
+    from gateway.tokenizer import Tokenizer
+
+# OpenAI's own; a chat may be as long as the model allows.
+DEFAULT_COMPLETION_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a client.
+
+    Each prompt is a request of its own. Choice number `prompt * n + index` of the answer is the sequence `index` of
+    the request `prompt`.
+    """
+
+    call_id: str
+    is_chat: bool
+    requests: tuple[GenerationRequest, ...]
+    stream: bool = False
+    include_usage: bool = False
+    # max_tokens is OpenAI's default: it gives way where the model's length leaves less.
+    default_length: bool = False
+    # Put before each prompt's texts.
+    echoes: tuple[str, ...] = ()
+    # What the caller knows the core's fields as, where this differs from call to call.
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def n(self) -> int:
+        """Choices of each prompt."""
+        return self.requests[0].n
+
+    @property
+    def returns_token_ids(self) -> bool:
+        """The answer holds token ids beside the text."""
+        return self.requests[0].return_token_ids
+
+    def prompt_token_ids(self, prompt: int) -> tuple[int, ...]:
+        """Gives the ids of a prompt, once `tokenized`."""
+        told = self.requests[prompt].prompt
+        return () if isinstance(told, str) else told
+
+
+def understand_completion(body: CompletionBody, tokenizer: Tokenizer) -> Call:
+    """Makes a call of a body of /v1/completions."""
+    call_id = body.request_id or f"cmpl-{uuid.uuid4().hex}"
+    prompts: list[str | tuple[int, ...]] = body.prompt
+    request = replace(
+        _request(body, DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens),
+        add_special_tokens=body.add_special_tokens is not False,
+    )
+    ids = [call_id] if len(prompts) == 1 else [f"{call_id}-{number}" for number in range(len(prompts))]
+    return Call(
+        call_id,
+        is_chat=False,
+        requests=tuple(
+            replace(request, request_id=request_id, prompt=prompt)
+            for request_id, prompt in zip(ids, prompts, strict=True)
+        ),
+        stream=bool(body.stream),
+        include_usage=_includes_usage(body),
+        default_length=body.max_tokens is None,
+        echoes=tuple(_text_of(prompt, tokenizer) for prompt in prompts) if body.echo else (),
+    )
+
+
+def understand_chat(body: ChatBody, tokenizer: Tokenizer) -> Call:
+    """Makes a call of a body of /v1/chat/completions; raises BlockyardError when the chat template refuses it."""
+    call_id = body.request_id or f"chatcmpl-{uuid.uuid4().hex}"
+    prompt = tokenizer.apply_chat_template(
+        [message.for_template() for message in body.messages],
+        add_generation_prompt=body.add_generation_prompt is not False,
+        **(body.chat_template_kwargs or {}),
+    )
+    length_name, max_tokens = "max_completion_tokens", body.max_completion_tokens
+    if max_tokens is None:
+        length_name, max_tokens = "max_tokens", body.max_tokens
+    request = replace(_request(body, max_tokens), request_id=call_id, prompt=prompt, add_special_tokens=False)
+    return Call(
+        call_id,
+        is_chat=True,
+        requests=(request,),
+        stream=bool(body.stream),
+        include_usage=_includes_usage(body),
+        names={"prompt": "messages", "max_tokens": length_name},
+    )
+
+
+async def tokenized(call: Call, tokenizer: Tokenizer) -> Call:
+    """Turns prompts that are text into ids, where the answer has to show these."""
+    if not call.returns_token_ids:
+        return call
+    requests = [
+        replace(
+            request,
+            # A long text takes seconds: not on the event loop.
+            prompt=tuple(await asyncio.to_thread(tokenizer.encode, request.prompt, request.add_special_tokens)),
+        )
+        if isinstance(request.prompt, str)
+        else request
+        for request in call.requests
+    ]
+    return replace(call, requests=tuple(requests))
+
+
+def _request(body: GenerationBody, max_tokens: int | None) -> GenerationRequest:
+    return GenerationRequest(
+        prompt="",
+        model=body.model or "",
+        sampling=SamplingOptions(
+            temperature=body.temperature,
+            top_p=body.top_p,
+            top_k=0 if body.top_k == -1 else body.top_k,
+            min_p=body.min_p,
+            presence_penalty=body.presence_penalty,
+            frequency_penalty=body.frequency_penalty,
+            repetition_penalty=body.repetition_penalty,
+            seed=body.seed,
+            logit_bias=body.logit_bias or {},
+        ),
+        stop=StopOptions(
+            max_tokens=max_tokens,
+            min_tokens=body.min_tokens,
+            stop_strings=tuple(body.stop or ()),
+            stop_token_ids=tuple(body.stop_token_ids or ()),
+            ignore_eos=bool(body.ignore_eos),
+            include_stop_in_output=bool(body.include_stop_str_in_output),
+        ),
+        n=1 if body.n is None else body.n,
+        return_token_ids=bool(body.return_token_ids),
+        skip_special_tokens=body.skip_special_tokens is not False,
+    )
+
+
+def _includes_usage(body: GenerationBody) -> bool:
+    return body.stream_options is not None and bool(body.stream_options.include_usage)
+
+
+def _text_of(prompt: str | tuple[int, ...], tokenizer: Tokenizer) -> str:
+    return prompt if isinstance(prompt, str) else tokenizer.decode(prompt)

@@ -1,0 +1,110 @@
+"""Errors in OpenAI's form, all made from the one table of `blockyard.errors`.
+
+    {"error": {"message", "type", "param", "code", "violations": [{"param", "message", "code"}]}}
+
+`code` is the reason, `param` the first violation's parameter under the name that OpenAI or vLLM gives it. Beside
+Retry-After go `retry-after-ms` and `x-should-retry`, which OpenAI's own clients obey.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+from fastapi import Response
+
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from gateway.openai.schema import UNSUPPORTED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pydantic
+
+# Where a violation is of the body as a whole, there is no parameter to name.
+BODY = "body"
+MAX_VIOLATIONS = 100
+
+_TYPES = {404: "not_found_error", 409: "conflict_error", 429: "rate_limit_error"}
+# The core names fields as the proto does; only names that differ in more than their section stand here.
+_PARAMETERS = {
+    "text": "prompt",
+    "token_ids": "prompt",
+    "stop_strings": "stop",
+    "include_stop_in_output": "include_stop_str_in_output",
+}
+_PATH = re.compile(r"(?:sampling\.|stop\.)?(\w+)(.*)", re.DOTALL)
+
+
+def rename(error: BlockyardError, names: Mapping[str, str]) -> BlockyardError:
+    """Gives an error of the core the parameter names that the caller used.
+
+    Args:
+        error: with violations whose fields are paths in the proto.
+        names: this call's own names, before the general ones: `prompt` is `messages` in a chat.
+    """
+    if not error.violations:
+        return error
+    violations = [
+        Violation(_parameter(violation.field, names), violation.description, violation.reason)
+        for violation in error.violations
+    ]
+    renamed = invalid(violations)
+    return BlockyardError(
+        error.reason, renamed.message, renamed.violations, error.retry_after_seconds, dict(error.metadata)
+    )
+
+
+def _parameter(field: str, names: Mapping[str, str]) -> str:
+    match = _PATH.fullmatch(field)
+    if match is None:
+        return field
+    name = _PARAMETERS.get(match[1], match[1])
+    return names.get(name, name) + match[2]
+
+
+def from_validation(error: pydantic.ValidationError) -> BlockyardError:
+    """Makes one error of all that is wrong with a body's shape, up to a hundred things."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    return invalid(_violation(item["type"], item["loc"], item["msg"]) for item in found[:MAX_VIOLATIONS])
+
+
+def _violation(kind: str, location: tuple[int | str, ...], message: str) -> Violation:
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location if part != "[key]")[1:]
+    if kind == UNSUPPORTED:
+        return Violation(name, message, Reason.UNSUPPORTED_PARAMETER)
+    descriptions = {"extra_forbidden": "is not a parameter of this call", "missing": "is required"}
+    description = descriptions.get(kind, message.removeprefix("Input ").strip())
+    return Violation(name or BODY, description)
+
+
+def error_object(error: BlockyardError) -> dict[str, Any]:
+    """Gives the value of "error": in an answer's body, and in the last event of a stream that failed."""
+    violations = [
+        {"param": None if violation.field == BODY else violation.field}
+        | {"message": violation.description, "code": str(violation.reason)}
+        for violation in error.violations
+    ]
+    told: dict[str, Any] = {
+        "message": error.message,
+        "type": _TYPES.get(error.http_status, "server_error" if error.http_status >= 500 else "invalid_request_error"),
+        "param": violations[0]["param"] if violations else None,
+        "code": str(error.reason),
+    }
+    return told | ({"violations": violations} if violations else {})
+
+
+def error_response(error: BlockyardError) -> Response:
+    """Answers a call with an error and, where it makes sense, when to try again."""
+    headers = {"x-should-retry": "false"}
+    if error.retry_after_seconds is not None:
+        headers = {
+            "x-should-retry": "true",
+            "retry-after": str(math.ceil(error.retry_after_seconds)),
+            "retry-after-ms": str(math.ceil(error.retry_after_seconds * 1000)),
+        }
+    return Response(
+        json.dumps({"error": error_object(error)}), error.http_status, headers, media_type="application/json"
+    )

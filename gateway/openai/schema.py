@@ -1,0 +1,265 @@
+"""The bodies that the OpenAI API takes: names, types, and what of them is not served.
+
+Owns the shape of a body. Ranges of values are checked by the gateway's core, once for both fronts.
+
+A parameter is one of four kinds: it works; it is taken and has no effect here (`user`, say); it is known to the API or
+to vLLM but not served yet, and then anything but its neutral value is an error; or nobody knows it, which is an error
+as well, since a misspelt parameter would otherwise change an answer in silence.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError, core_schema
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+
+# As many inputs as OpenAI takes in one call elsewhere; each becomes a request of its own.
+MAX_PROMPTS = 2048
+# The kind of the errors that become Reason.UNSUPPORTED_PARAMETER.
+UNSUPPORTED = "unsupported"
+
+
+def _unsupported(description: str) -> PydanticCustomError:
+    return PydanticCustomError(UNSUPPORTED, "{description}", {"description": description})
+
+
+class Neutral:
+    """Marks a parameter that is not served yet: null and the values given here are taken, as they ask for nothing."""
+
+    def __init__(self, *values: Any) -> None:
+        self._values = values
+
+    def _check(self, value: Any) -> None:
+        if value is None or any(value == neutral and type(value) is type(neutral) for neutral in self._values):
+            return
+        raise _unsupported("is not supported yet")
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"enum": [None, *self._values], "description": "Not supported yet: leave it out."}
+
+
+def _check_stop(value: Any) -> Any:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and not all(isinstance(item, str) for item in value):
+        raise PydanticCustomError("stop", "should be a string or a list of strings")
+    return value
+
+
+Stop = Annotated[list[str], BeforeValidator(_check_stop, json_schema_input_type=str | list[str])]
+
+
+class _Shape(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(_Shape):
+    """What a stream tells beside its text."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Annotated[Any, Neutral(False)] = None
+    continuous_usage_stats: Annotated[Any, Neutral(False)] = None
+
+
+class GenerationBody(_Shape):
+    """What both calls have in common."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    stop: Stop | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    echo: bool | None = None
+
+    # vLLM's, under its names.
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[int], Field(fail_fast=True)] | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    add_special_tokens: bool | None = None
+    request_id: str | None = None
+    return_token_ids: bool | None = None
+
+    # Taken, without effect.
+    user: str | None = None
+
+    # vLLM's, not served yet.
+    allowed_token_ids: Annotated[Any, Neutral([])] = None
+    bad_words: Annotated[Any, Neutral([])] = None
+    length_penalty: Annotated[Any, Neutral(1.0, 1)] = None
+    priority: Annotated[Any, Neutral(0)] = None
+    prompt_logprobs: Annotated[Any, Neutral()] = None
+    spaces_between_special_tokens: Annotated[Any, Neutral(True)] = None
+    structured_outputs: Annotated[Any, Neutral()] = None
+    truncate_prompt_tokens: Annotated[Any, Neutral()] = None
+    use_beam_search: Annotated[Any, Neutral(False)] = None
+    response_format: Annotated[Any, Neutral({"type": "text"})] = None
+
+    @field_validator("stream_options")
+    @classmethod
+    def _check_stream_options(cls, value: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
+        if value is not None and "stream" in info.data and not info.data["stream"]:
+            raise PydanticCustomError("stream_options", "is only allowed when stream is true")
+        return value
+
+
+Prompts = list[str] | list[tuple[int, ...]]
+
+
+def _check_prompt(value: Any) -> Prompts:
+    """Makes a list of prompts of the four forms: a text, token ids, and a list of either."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if _are_token_ids(value):
+            return [tuple(value)]
+        if len(value) > MAX_PROMPTS:
+            raise PydanticCustomError("prompt", "has more than {limit} prompts", {"limit": MAX_PROMPTS})
+        if all(isinstance(item, str) for item in value):
+            return value
+        if all(isinstance(item, list) and _are_token_ids(item) for item in value):
+            return [tuple(item) for item in value]
+    raise PydanticCustomError("prompt", "should be a string, a list of strings, token ids, or a list of token id lists")
+
+
+def _are_token_ids(value: list[Any]) -> bool:
+    return all(type(item) is int for item in value)
+
+
+_TokenIdList = Annotated[list[int], Field(min_length=1)]
+_PromptForms = str | list[str] | _TokenIdList | list[_TokenIdList]
+
+
+class CompletionBody(GenerationBody):
+    """The body of /v1/completions."""
+
+    prompt: Annotated[Any, BeforeValidator(_check_prompt, json_schema_input_type=_PromptForms)]
+    logprobs: Annotated[Any, Neutral()] = None
+    suffix: Annotated[Any, Neutral("")] = None
+    best_of: int | None = None
+
+    @field_validator("best_of")
+    @classmethod
+    def _check_best_of(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and "n" in info.data and value != (info.data["n"] or 1):
+            raise _unsupported("is not supported yet, unless it equals n")
+        return value
+
+
+class TextPart(_Shape):
+    """A piece of a message's content. Only text is served."""
+
+    type: Literal["text"]
+    text: str
+
+
+def _join_content(value: Any) -> Any:
+    """Makes one text of a message's parts, a line for each."""
+    if not isinstance(value, list):
+        return value
+    for part in value:
+        if isinstance(part, dict) and part.get("type", "text") != "text":
+            raise _unsupported("has parts other than text, which are not supported yet")
+        if not (isinstance(part, dict) and part.keys() == {"type", "text"} and isinstance(part["text"], str)):
+            raise PydanticCustomError("content", "should be a string or a list of text parts")
+    return "\n".join(part["text"] for part in value)
+
+
+_ContentForms = str | list[TextPart] | None
+
+
+class Message(_Shape):
+    """One message of a chat. `developer` is what newer models call `system`; templates get it under the old name."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[
+        str | None, BeforeValidator(_join_content, json_schema_input_type=str | list[TextPart] | None)
+    ] = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    audio: Annotated[Any, Neutral()] = None
+    function_call: Annotated[Any, Neutral()] = None
+    refusal: Annotated[Any, Neutral("")] = None
+    tool_calls: Annotated[Any, Neutral([])] = None
+
+    def for_template(self) -> dict[str, Any]:
+        """Gives what a chat template reads: the content as one text, and only fields that are set."""
+        role = "system" if self.role == "developer" else self.role
+        told = {
+            "role": role,
+            "content": self.content or "",
+            "name": self.name,
+            "reasoning_content": self.reasoning_content,
+        }
+        return {name: value for name, value in told.items() if value is not None}
+
+
+# What a template is given by the call itself.
+_TEMPLATE_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
+
+
+class ChatBody(GenerationBody):
+    """The body of /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: int | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    echo: Annotated[Any, Neutral(False)] = None
+    logprobs: Annotated[Any, Neutral(False)] = None
+    top_logprobs: Annotated[Any, Neutral(0)] = None
+    add_special_tokens: Annotated[Any, Neutral(False)] = None
+    chat_template: Annotated[Any, Neutral()] = None
+    continue_final_message: Annotated[Any, Neutral(False)] = None
+    documents: Annotated[Any, Neutral([])] = None
+
+    audio: Annotated[Any, Neutral()] = None
+    function_call: Annotated[Any, Neutral("none", "auto")] = None
+    functions: Annotated[Any, Neutral([])] = None
+    modalities: Annotated[Any, Neutral(["text"])] = None
+    moderation: Annotated[Any, Neutral()] = None
+    prediction: Annotated[Any, Neutral()] = None
+    reasoning_effort: Annotated[Any, Neutral("none")] = None
+    service_tier: Annotated[Any, Neutral("auto", "default")] = None
+    store: Annotated[Any, Neutral(False)] = None
+    tool_choice: Annotated[Any, Neutral("none", "auto")] = None
+    tools: Annotated[Any, Neutral([])] = None
+    verbosity: Annotated[Any, Neutral("medium")] = None
+    web_search_options: Annotated[Any, Neutral()] = None
+
+    # Taken, without effect: they label a request, tune a cache that works by itself, or speak of tools.
+    metadata: dict[str, str] | None = None
+    parallel_tool_calls: bool | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _check_chat_template_kwargs(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if taken := _TEMPLATE_VARIABLES.intersection(value or ()):
+            raise PydanticCustomError(
+                "chat_template_kwargs", "must not name {names}", {"names": ", ".join(sorted(taken))}
+            )
+        return value

@@ -1,0 +1,124 @@
+"""A stand-in for the gateway's core that plays a script, for what the real one does only by accident or failure."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from blockyard.errors import BlockyardError, Reason
+from gateway.generation import ModelCard
+from gateway.request import Accepted, Delta, Finished, FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gateway.request import Event, GenerationRequest
+
+    Step = Event | BaseException | asyncio.Event
+
+
+class CharacterTokenizer:
+    """A token for each character: its code point."""
+
+    has_chat_template = True
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [1] * add_special_tokens + [ord(character) for character in text]
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return "".join(chr(token_id) for token_id in token_ids)
+
+    def apply_chat_template(
+        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True, tools: Any = None, **kwargs: Any
+    ) -> str:
+        lines = [f"{message['role']}:{message['content']}" for message in messages]
+        lines += [f"{name}={value}" for name, value in kwargs.items()]
+        return "|".join(lines) + "|assistant:" * add_generation_prompt
+
+
+class ScriptedGeneration:
+    """Plays steps: yields events, raises exceptions, waits for asyncio events."""
+
+    def __init__(self, request_id: str, steps: Sequence[Step]) -> None:
+        self.request_id = request_id
+        self._steps = list(steps)
+        self.closed = asyncio.Event()
+
+    def __aiter__(self) -> ScriptedGeneration:
+        return self
+
+    async def __anext__(self) -> Event:
+        while self._steps:
+            step = self._steps.pop(0)
+            if isinstance(step, BaseException):
+                raise step
+            if not isinstance(step, asyncio.Event):
+                return step
+            await step.wait()
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        self.closed.set()
+
+
+class ScriptedService:
+    """Answers every request with the same script."""
+
+    model_name = "scripted"
+    readiness_message = "no worker is ready"
+
+    def __init__(self) -> None:
+        self.ready = True
+        self.tokenizer = CharacterTokenizer()
+        self.requests: list[GenerationRequest] = []
+        self.generations: list[ScriptedGeneration] = []
+        self.started = asyncio.Event()
+        self.script: Callable[[GenerationRequest], Sequence[Step]] = answer("Hello")
+
+    async def start(self, request: GenerationRequest) -> ScriptedGeneration:
+        self.requests.append(request)
+        steps = list(self.script(request))
+        if steps and isinstance(steps[0], BlockyardError):
+            raise steps[0]
+        self.generations.append(ScriptedGeneration(request.request_id, steps))
+        self.started.set()
+        return self.generations[-1]
+
+    def is_ready(self) -> bool:
+        return self.ready
+
+    def models(self) -> list[ModelCard]:
+        return [ModelCard("scripted", 64, 256, True, "d-1", True)] if self.ready else []
+
+    def resolve_model(self, name: str) -> None:
+        if name not in ("", "scripted"):
+            raise BlockyardError(Reason.MODEL_NOT_FOUND, f"the model {name!r} is not served here")
+
+
+def accepted(request: GenerationRequest) -> Accepted:
+    """The first event of a request."""
+    return Accepted(request.request_id, len(request.prompt), request.sampling.seed or 0, "scripted")
+
+
+def deltas(text: str, index: int = 0) -> list[Event]:
+    """A delta for each character."""
+    return [Delta(index, character, (ord(character),), number + 1, number + 1) for number, character in enumerate(text)]
+
+
+def finished(
+    num_tokens: int, index: int = 0, reason: FinishReason = FinishReason.STOP, matched: str | int | None = None
+) -> Finished:
+    """The end of a sequence."""
+    return Finished(index, reason, matched, 3, 2, num_tokens, "d-1")
+
+
+def answer(text: str) -> Callable[[GenerationRequest], Sequence[Step]]:
+    """A script that answers every sequence of a request with a text."""
+
+    def script(request: GenerationRequest) -> Sequence[Step]:
+        steps: list[Step] = [accepted(request)]
+        for index in range(request.n):
+            steps += [*deltas(text, index), finished(len(text), index)]
+        return steps
+
+    return script

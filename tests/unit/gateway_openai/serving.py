@@ -1,0 +1,42 @@
+"""Serves an application with uvicorn on a free port, in the test's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+
+@contextlib.asynccontextmanager
+async def serve(app: Any) -> AsyncGenerator[str, None]:
+    """Gives the URL at which the application answers."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    server = _Server(uvicorn.Config(app, log_level="warning", lifespan="off", ws="none"))
+    running = asyncio.create_task(server.serve([listener]))
+    try:
+        await asyncio.wait_for(server.listening.wait(), 10)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await asyncio.wait_for(running, 10)

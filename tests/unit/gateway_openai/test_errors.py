@@ -1,0 +1,337 @@
+"""Errors in OpenAI's form: as the openai package raises them, and as they are on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import typing
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+
+from blockyard.errors import TABLE, BlockyardError, Reason, Violation, invalid
+from blockyard.rpc import PUBLIC_MESSAGE_BYTES
+from gateway.openai import errors
+from gateway.openai.schema import ChatBody, CompletionBody
+from gateway.request import Finished, FinishReason
+from tests.unit.gateway_openai.scripted import accepted, deltas
+
+if TYPE_CHECKING:
+    import httpx
+
+    from tests.unit.gateway_openai.scripted import ScriptedService
+
+HELLO: Any = [{"role": "user", "content": "Hi"}]
+
+
+async def post(http: httpx.AsyncClient, content: bytes | dict[str, Any], path: str = "/v1/completions") -> Any:
+    raw = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return await http.post(path, content=raw)
+
+
+@pytest.mark.parametrize("reason", Reason)
+async def test_every_reason_is_told_as_the_table_says(
+    http: httpx.AsyncClient, service: ScriptedService, reason: Reason
+) -> None:
+    service.script = lambda request: [BlockyardError(reason, "so it is")]
+    response = await post(http, {"prompt": "a"})
+    assert response.status_code == TABLE[reason].http_status
+    error = response.json()["error"]
+    assert error == {"message": "so it is", "type": error["type"], "param": None, "code": str(reason)}
+    assert response.headers["x-should-retry"] == "false"
+
+
+async def test_every_violation_is_told_under_the_callers_names(
+    http: httpx.AsyncClient, service: ScriptedService
+) -> None:
+    fields = ["prompt", "sampling.top_p", "stop.max_tokens", "stop.stop_strings", "stop.include_stop_in_output", "n"]
+    service.script = lambda request: [invalid([Violation(field, "is wrong") for field in fields])]
+    error = (await post(http, {"prompt": "a", "max_tokens": 3})).json()["error"]
+    assert error["param"] == "prompt"
+    told = [violation["param"] for violation in error["violations"]]
+    assert told == ["prompt", "top_p", "max_tokens", "stop", "include_stop_str_in_output", "n"]
+    assert error["message"].startswith("prompt: is wrong; top_p: is wrong; ")
+    chat = {"messages": HELLO, "max_completion_tokens": 3}
+    error = (await post(http, chat, "/v1/chat/completions")).json()["error"]
+    assert [violation["param"] for violation in error["violations"]][:3] == [
+        "messages",
+        "top_p",
+        "max_completion_tokens",
+    ]
+
+
+def test_a_path_that_is_none_is_left_as_it_is() -> None:
+    error = errors.rename(invalid([Violation("", "is wrong"), Violation("sampling.top_k[2]", "x")]), {})
+    assert [violation.field for violation in error.violations] == ["", "top_k[2]"]
+
+
+async def test_a_retry_is_offered_when_it_makes_sense(http: httpx.AsyncClient, service: ScriptedService) -> None:
+    service.script = lambda request: [BlockyardError(Reason.DRAINING, "stopping", retry_after_seconds=1.25)]
+    response = await post(http, {"prompt": "a"})
+    assert response.status_code == 503
+    assert response.headers["retry-after"] == "2"
+    assert response.headers["retry-after-ms"] == "1250"
+    assert response.headers["x-should-retry"] == "true"
+
+
+async def test_the_openai_package_retries_when_it_is_told_to(url: str, service: ScriptedService) -> None:
+    service.script = lambda request: [BlockyardError(Reason.DRAINING, "stopping", retry_after_seconds=0.01)]
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=2) as client:
+        with pytest.raises(openai.InternalServerError):
+            await client.completions.create(model="scripted", prompt="a")
+    assert len(service.requests) == 3
+
+
+async def test_the_openai_package_does_not_retry_what_cannot_get_better(url: str, service: ScriptedService) -> None:
+    service.script = lambda request: [BlockyardError(Reason.NEVER_FITS, "too long")]
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=2) as client:
+        with pytest.raises(openai.RateLimitError):
+            await client.completions.create(model="scripted", prompt="a")
+    assert len(service.requests) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_refusal_before_the_start_has_a_status_line(
+    client: openai.AsyncOpenAI, service: ScriptedService, stream: bool
+) -> None:
+    def script(request: Any) -> Any:
+        # After `start` and before Accepted: the scheduler refuses it.
+        told = asyncio.Event()
+        told.set()
+        return [told, BlockyardError(Reason.NEVER_FITS, "too long")]
+
+    service.script = script
+    with pytest.raises(openai.RateLimitError, match="too long"):
+        await client.completions.create(model="scripted", prompt="a", stream=stream)
+    assert service.generations[0].closed.is_set()
+
+
+async def test_the_second_of_two_prompts_fails_both(client: openai.AsyncOpenAI, service: ScriptedService) -> None:
+    def script(request: Any) -> Any:
+        if request.prompt == "bad":
+            return [invalid([Violation("prompt", "is bad")])]
+        return [accepted(request), asyncio.Event()]
+
+    service.script = script
+    with pytest.raises(openai.BadRequestError, match="prompt: is bad"):
+        await client.completions.create(model="scripted", prompt=["good", "bad"])
+    assert service.generations[0].closed.is_set()
+
+
+@pytest.mark.parametrize("prompt", ["a", ["a", "b"]])
+async def test_a_failure_in_mid_stream_is_one_event_and_no_done(
+    http: httpx.AsyncClient, service: ScriptedService, prompt: Any
+) -> None:
+    failure = BlockyardError(Reason.NO_READY_WORKER, "the worker is gone", retry_after_seconds=1)
+    lost = Finished(0, FinishReason.ERROR, None, 1, 0, 2, "")
+    service.script = lambda request: [accepted(request), *deltas("Hi"), lost, failure]
+    response = await post(http, {"prompt": prompt, "stream": True, "stream_options": {"include_usage": True}})
+    assert response.status_code == 200
+    events = [event.removeprefix("data: ") for event in response.text.strip().split("\n\n")]
+    assert "[DONE]" not in events
+    told = [json.loads(event) for event in events]
+    assert [("error" in event) for event in told] == [False] * (len(told) - 1) + [True]
+    assert told[-1]["error"]["code"] == "NO_READY_WORKER"
+    assert all(choice["finish_reason"] is None for event in told[:-1] for choice in event["choices"])
+
+
+async def test_the_openai_package_raises_a_failure_in_mid_stream(
+    client: openai.AsyncOpenAI, service: ScriptedService
+) -> None:
+    service.script = lambda request: [accepted(request), *deltas("Hi"), BlockyardError(Reason.BUG, "broken")]
+    texts: list[str] = []
+    with pytest.raises(openai.APIError, match="broken") as caught:
+        async for chunk in await client.completions.create(model="scripted", prompt="a", stream=True):
+            texts.append(chunk.choices[0].text)
+    assert texts == ["H", "i"]
+    assert caught.value.code == "BUG"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_bug_tells_nothing_of_itself(
+    http: httpx.AsyncClient, service: ScriptedService, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    service.script = lambda request: [accepted(request), ValueError("a secret")]
+    response = await post(http, {"prompt": "a", "stream": stream})
+    assert response.status_code == (200 if stream else 500)
+    assert "secret" not in response.text
+    assert "BUG" in response.text
+    assert any(record.levelno == logging.ERROR and record.exc_info for record in caplog.records)
+
+
+async def test_an_unknown_model_is_told_before_anything_else(
+    client: openai.AsyncOpenAI, service: ScriptedService
+) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        await client.chat.completions.create(model="other", messages=HELLO)
+    assert caught.value.code == "MODEL_NOT_FOUND"
+    assert service.requests == []
+
+
+async def test_all_of_a_bodys_shape_is_told_at_once(http: httpx.AsyncClient) -> None:
+    body = {"prompt": 5, "n": "x", "temprature": 1, "logprobs": 2, "stream_options": {"include_usage": True, "x": 1}}
+    response = await post(http, {**body, "stream": True})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    told = {violation["param"]: violation["code"] for violation in error["violations"]}
+    assert told == {
+        "prompt": "FIELD_INVALID",
+        "n": "FIELD_INVALID",
+        "temprature": "FIELD_INVALID",
+        "logprobs": "UNSUPPORTED_PARAMETER",
+        "stream_options.x": "FIELD_INVALID",
+    }
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"7",
+        b"\xff\xfe",
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "\\ud800"}',
+        b"[" * 100_000,
+        b'{"prompt": "a"} x',
+    ],
+)
+async def test_a_body_that_is_no_json_object_is_refused(http: httpx.AsyncClient, body: bytes) -> None:
+    response = await post(http, body)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["code"], error["param"]) == ("FIELD_INVALID", None)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": True}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]], "n": 1}, None),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [1, True]}, "prompt"),
+        ({"prompt": [[1], "a"]}, "prompt"),
+        ({"prompt": ["a"] * 2049}, "prompt"),
+        ({"prompt": "a", "stop": ["a", 1]}, "stop"),
+        ({"prompt": "a", "stop": 5}, "stop"),
+        ({"prompt": "a", "n": True}, "n"),
+        ({"prompt": "a", "n": 1.5}, "n"),
+        ({"prompt": "a", "temperature": "hot"}, "temperature"),
+        ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias.x"),
+        ({"prompt": "a", "logit_bias": {"1": "x"}}, "logit_bias.1"),
+        ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
+        ({"prompt": "a", "stream": "yes"}, "stream"),
+        ({"prompt": "a", "stop_token_ids": ["x"] * 1000}, "stop_token_ids[0]"),
+    ],
+)
+async def test_a_wrong_type_is_named(http: httpx.AsyncClient, body: dict[str, Any], param: str | None) -> None:
+    response = await post(http, body)
+    if param is None:
+        # The shape is right; the core says that a prompt has to have tokens.
+        assert response.status_code == 200
+        return
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], len(error["violations"])) == (400, param, 1)
+
+
+async def test_violations_are_told_up_to_a_hundred(http: httpx.AsyncClient) -> None:
+    response = await post(http, {"prompt": "a", **{f"x{number}": 1 for number in range(1000)}})
+    assert len(response.json()["error"]["violations"]) == errors.MAX_VIOLATIONS
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "value"),
+    [
+        ("/v1/completions", "logprobs", 0),
+        ("/v1/completions", "suffix", "x"),
+        ("/v1/completions", "best_of", 2),
+        ("/v1/completions", "use_beam_search", True),
+        ("/v1/completions", "prompt_logprobs", 1),
+        ("/v1/chat/completions", "logprobs", True),
+        ("/v1/chat/completions", "top_logprobs", 2),
+        ("/v1/chat/completions", "tools", [{"type": "function"}]),
+        ("/v1/chat/completions", "tool_choice", "required"),
+        ("/v1/chat/completions", "response_format", {"type": "json_object"}),
+        ("/v1/chat/completions", "store", True),
+        ("/v1/chat/completions", "modalities", ["text", "audio"]),
+        ("/v1/chat/completions", "echo", True),
+    ],
+)
+async def test_what_is_not_served_yet_is_refused(http: httpx.AsyncClient, path: str, name: str, value: Any) -> None:
+    response = await post(
+        http, {"prompt": "a"} | {name: value} if "chat" not in path else {"messages": HELLO, name: value}, path
+    )
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "UNSUPPORTED_PARAMETER", name)
+
+
+async def test_neutral_values_of_it_are_taken(http: httpx.AsyncClient) -> None:
+    neutral = {
+        "logprobs": None,
+        "suffix": "",
+        "best_of": 1,
+        "use_beam_search": False,
+        "response_format": {"type": "text"},
+    }
+    assert (await post(http, {"prompt": "a", **neutral})).status_code == 200
+    neutral = {
+        "logprobs": False,
+        "top_logprobs": 0,
+        "tools": [],
+        "tool_choice": "auto",
+        "store": False,
+        "service_tier": "auto",
+        "metadata": {"a": "b"},
+        "parallel_tool_calls": True,
+        "safety_identifier": "x",
+    }
+    assert (await post(http, {"messages": HELLO, **neutral}, "/v1/chat/completions")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "params"),
+    [
+        (CompletionBody, completion_create_params.CompletionCreateParamsStreaming),
+        (ChatBody, chat_create_params.CompletionCreateParamsStreaming),
+    ],
+)
+def test_every_parameter_of_the_openai_package_is_known(body: Any, params: Any) -> None:
+    assert set(typing.get_type_hints(params)) <= set(body.model_fields)
+
+
+async def test_a_body_that_is_too_long_is_refused(http: httpx.AsyncClient) -> None:
+    body = b'{"prompt": "' + b"a" * PUBLIC_MESSAGE_BYTES + b'"}'
+    response = await post(http, body)
+    assert response.status_code == TABLE[Reason.MESSAGE_TOO_LARGE].http_status
+    assert response.json()["error"]["code"] == "MESSAGE_TOO_LARGE"
+    assert response.headers["x-should-retry"] == "false"
+
+
+async def test_a_body_of_pieces_is_measured_too(http: httpx.AsyncClient) -> None:
+    async def pieces() -> typing.AsyncIterator[bytes]:
+        for _ in range(17):
+            yield b"a" * 1024 * 1024
+
+    response = await http.post("/v1/completions", content=pieces())
+    assert response.json()["error"]["code"] == "MESSAGE_TOO_LARGE"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405), ("PUT", "/health", 405)],
+)
+async def test_what_no_route_takes_has_the_same_form(
+    http: httpx.AsyncClient, method: str, path: str, status: int
+) -> None:
+    response = await http.request(method, path)
+    assert response.status_code == status
+    error = response.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert path in error["message"]
