@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from gateway.request import GenerationRequest, SamplingOptions, StopOptions
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gateway.generation import GenerationService
     from gateway.openai.schema import ChatBody, CompletionBody, GenerationBody
     from gateway.tokenizer import Tokenizer
 
@@ -100,20 +100,16 @@ def understand_chat(body: ChatBody, tokenizer: Tokenizer) -> Call:
     )
 
 
-async def tokenized(call: Call, tokenizer: Tokenizer) -> Call:
+async def tokenized(call: Call, service: GenerationService) -> Call:
     """Turns prompts that are text into ids, where the answer has to show these."""
     if not call.returns_token_ids:
         return call
-    requests = [
-        replace(
-            request,
-            # A long text takes seconds: not on the event loop.
-            prompt=tuple(await asyncio.to_thread(tokenizer.encode, request.prompt, request.add_special_tokens)),
-        )
-        if isinstance(request.prompt, str)
-        else request
-        for request in call.requests
-    ]
+    requests: list[GenerationRequest] = []
+    for request in call.requests:
+        if isinstance(request.prompt, str):
+            token_ids = await service.encode(request.prompt, add_special_tokens=request.add_special_tokens)
+            request = replace(request, prompt=tuple(token_ids))
+        requests.append(request)
     return replace(call, requests=tuple(requests))
 
 

@@ -31,7 +31,7 @@ class Running:
 
     async def start(self) -> None:
         """Starts every request of the call and waits until all are queued; raises the first BlockyardError of any."""
-        self.call = await tokenized(self.call, self._service.tokenizer)
+        self.call = await tokenized(self.call, self._service)
         try:
             for request in self.call.requests:
                 self._generations.append(await self._start_one(request))

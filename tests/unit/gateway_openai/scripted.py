@@ -84,6 +84,9 @@ class ScriptedService:
         self.started.set()
         return self.generations[-1]
 
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens)
+
     def is_ready(self) -> bool:
         return self.ready
 

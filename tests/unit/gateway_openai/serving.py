@@ -17,6 +17,7 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.listening = asyncio.Event()
+        self.stopping = asyncio.Event()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -25,6 +26,11 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.listening.set()
+
+    async def main_loop(self) -> None:
+        # uvicorn's own looks ten times a second whether it should end.
+        await self.on_tick(0)
+        await self.stopping.wait()
 
 
 @contextlib.asynccontextmanager
@@ -38,5 +44,5 @@ async def serve(app: Any) -> AsyncGenerator[str, None]:
         await asyncio.wait_for(server.listening.wait(), 10)
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        server.should_exit = True
+        server.stopping.set()
         await asyncio.wait_for(running, 10)
