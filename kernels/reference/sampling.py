@@ -167,7 +167,9 @@ def draw(logits: Tensor, temperatures: Tensor, keys: DrawKeys) -> Tensor:
     return torch.cat(drawn)
 
 
-def draw_filtered(logits: Tensor, temperatures: Tensor, filters: Filters, keys: DrawKeys, num_candidates: int) -> Tensor:
+def draw_filtered(
+    logits: Tensor, temperatures: Tensor, filters: Filters, keys: DrawKeys, num_candidates: int
+) -> Tensor:
     """Draws a token of each row from those that pass min_p, then top_k, then top_p.
 
     The best `num_candidates` of a row are looked at first; a row for which they do not settle what passes is done over
