@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import grpc.aio
 
 from blockyard import __version__
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 
 if TYPE_CHECKING:
-    import grpc.aio
-
     from gateway.generation import GenerationService
     from gateway.scheduler_link import SchedulerLink
 

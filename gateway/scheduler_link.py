@@ -77,8 +77,8 @@ class SchedulerLink:
         """If not ready: what is missing, for a person; else empty."""
         if self._is_attached and self._facts is not None and self._has_other_model():
             return (
-                "the gateway and the scheduler have different models: their config.json differ "
-                f"(SHA-256 {self._model_digest[:12]} here, {self._facts.model_digest[:12]} there); give both one --model"
+                "the gateway and the scheduler have different models, give both one --model: the SHA-256 of "
+                f"config.json is {self._model_digest[:12]} here and {self._facts.model_digest[:12]} there"
             )
         if self.is_ready:
             return ""
@@ -99,7 +99,7 @@ class SchedulerLink:
             self._task.cancel()
             await asyncio.wait([self._task])
         if self._channel is not None:
-            await self._channel.close()
+            await self._channel.close(None)
 
     def add(self, submission: Submission) -> None:
         """Sends a request."""
@@ -133,7 +133,7 @@ class SchedulerLink:
     async def _attach(self) -> bool:
         """Runs one stream to its end, and tells whether the scheduler said anything on it."""
         assert self._channel is not None
-        call: Any = scheduler_pb2_grpc.SchedulerServiceStub(self._channel).Attach()
+        call: Any = scheduler_pb2_grpc.SchedulerServiceStub(self._channel).Attach()  # type: ignore[call-arg]
         writer: asyncio.Task[None] | None = None
         reason = self._unreachable()
         try:
@@ -160,7 +160,7 @@ class SchedulerLink:
         return f"{self._unreachable()}: {told.message}"
 
     async def _read(self, call: Any) -> None:
-        while (message := await call.read()) is not grpc.aio.EOF:
+        while (message := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
             progress = codec.decode_progress(message)
             if not self._is_attached:
                 self._is_attached = True

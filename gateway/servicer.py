@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import grpc.aio
 from google.protobuf.message import DecodeError
 
 from blockyard.errors import Violation, invalid
@@ -15,7 +16,6 @@ from gateway.request import Accepted, Delta
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    import grpc.aio
     from google.protobuf.message import Message
 
     from gateway.generation import Generation, GenerationService
@@ -108,7 +108,7 @@ def add_inference_service(server: grpc.aio.Server, servicer: InferenceServicer) 
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE.full_name, handlers),))
 
 
-def _handler(method: Any, servicer: InferenceServicer) -> grpc.RpcMethodHandler:
+def _handler(method: Any, servicer: InferenceServicer) -> grpc.RpcMethodHandler[Any, Any]:
     request_type: type[Message] = getattr(inference_pb2, method.input_type.name)
     response_type: type[Message] = getattr(inference_pb2, method.output_type.name)
     answer = getattr(servicer, method.name)
