@@ -1,0 +1,104 @@
+"""Finds a model's files: a folder, a hub id, or the demo model. Knows nothing of what the files mean.
+
+Standard library only, unless a hub id is asked for: then the optional `huggingface_hub` downloads what is needed, into
+its cache, as its environment variables say (HF_HOME, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Literal
+
+from blockyard.errors import BlockyardError, Reason
+
+Kind = Literal["weights", "tokenizer", "config"]
+
+DEMO_FOLDER = Path(__file__).resolve().parents[1] / "models" / "demo"
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_CONFIG_FILES = ("config.json", "generation_config.json")
+_PATTERNS: dict[Kind, tuple[str, ...]] = {
+    "config": _CONFIG_FILES,
+    "tokenizer": (*_CONFIG_FILES, "tokenizer*", "special_tokens_map.json", "chat_template*", "vocab*", "merges.txt"),
+    "weights": (*_CONFIG_FILES, "*.safetensors", "*.safetensors.index.json"),
+}
+# The same weights once more, under other names.
+_DUPLICATES = ("original/*", "consolidated*", "onnx/*")
+
+
+def resolve_model(model: str, revision: str, kind: Kind) -> Path:
+    """Finds the folder that holds a model's files, downloading them if need be.
+
+    Args:
+        model: a folder, a hub id (`owner/name`), or empty for the demo model.
+        revision: for a hub id, a branch, tag or commit; empty: the main branch.
+        kind: which files are needed; a folder is taken as it is.
+
+    Raises:
+        BlockyardError: MODEL_NOT_LOADED, with a message that says what to do.
+    """
+    if not model:
+        return _check(DEMO_FOLDER, "the demo model is not here: it comes with the repository; pass --model instead")
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return _check(folder, f"{folder} has no config.json: give the folder of a model, or a hub id")
+    if folder.exists():
+        raise _unusable(f"{folder} is a file: give the folder that holds config.json and the weights")
+    if not _HUB_ID.fullmatch(model):
+        raise _unusable(f"{model} is no folder on this machine: check the path")
+    return _check(_download(model, revision or "main", kind), f"{model} has no config.json: it is not a language model")
+
+
+def model_digest(folder: Path) -> str:
+    """Hashes a model's config.json: SHA-256, in hex.
+
+    Raises:
+        BlockyardError: MODEL_NOT_LOADED, where there is none.
+    """
+    _check(folder, f"{folder} has no config.json")
+    return hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
+
+
+def _check(folder: Path, complaint: str) -> Path:
+    if not (folder / "config.json").is_file():
+        raise _unusable(complaint)
+    return folder
+
+
+def _download(model: str, revision: str, kind: Kind) -> Path:
+    try:
+        import huggingface_hub  # noqa: PLC0415  an optional feature
+        from huggingface_hub import errors  # noqa: PLC0415
+    except ImportError:
+        raise _unusable(
+            f"{model} is no folder on this machine, and hub ids need the package huggingface_hub: "
+            "install it, or give a folder"
+        ) from None
+    if not sys.stderr.isatty() and "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ:
+        huggingface_hub.utils.disable_progress_bars()
+    try:
+        folder = huggingface_hub.snapshot_download(
+            model, revision=revision, allow_patterns=list(_PATTERNS[kind]), ignore_patterns=list(_DUPLICATES)
+        )
+    except errors.GatedRepoError:
+        raise _unusable(f"{model} is gated: accept its terms on the hub and set HF_TOKEN") from None
+    except errors.RepositoryNotFoundError:
+        raise _unusable(f"{model} is neither a folder here nor on the hub: check the name, or set HF_TOKEN") from None
+    except errors.RevisionNotFoundError:
+        raise _unusable(f"{model} has no revision {revision!r} on the hub") from None
+    except errors.LocalEntryNotFoundError:
+        raise _unusable(
+            f"{model} is not in the hub's cache on this machine, and the hub cannot be reached "
+            "(or HF_HUB_OFFLINE is set): connect, or give a folder"
+        ) from None
+    except (errors.HfHubHTTPError, OSError, ValueError) as error:
+        raise _unusable(f"{model} could not be downloaded from the hub: {error}") from error
+    return Path(folder)
+
+
+def _unusable(message: str) -> BlockyardError:
+    return BlockyardError(Reason.MODEL_NOT_LOADED, message)

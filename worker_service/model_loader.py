@@ -1,0 +1,60 @@
+"""Loads a model folder onto a device: configuration, backend, weights. Knows no requests and no hub."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from blockyard.model_files import model_digest
+from blockyard.telemetry import EventLogger
+from kernels.ops import get_backend
+from worker_service.models.decoder import DecoderModel, build_decoder
+from worker_service.models.model_config import ModelConfig, read_config
+from worker_service.models.weight_files import WeightFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import torch
+
+__all__ = ["LoadedModel", "ModelConfig", "load_model"]
+
+log = EventLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that can run."""
+
+    model: DecoderModel
+    config: ModelConfig
+    weights_digest: str
+    """Hash over every tensor's name, shape, dtype and a sample of its bytes, in hex."""
+    model_digest: str
+    """SHA-256 of config.json, in hex."""
+    parameter_bytes: int
+    """Bytes of the weights as they are held."""
+
+
+def load_model(
+    folder: Path, dtype: torch.dtype | None, device: torch.device, progress: Callable[[int, int], None]
+) -> LoadedModel:
+    """Loads a model, one tensor at a time: memory stays near one copy of the weights.
+
+    Args:
+        folder: config.json and safetensors files, as `blockyard.model_files.resolve_model` gives it.
+        dtype: what to compute in; None: as config.json says.
+        device: where to.
+        progress: told (bytes read, bytes in all) after each tensor.
+
+    Raises:
+        BlockyardError: MODEL_NOT_LOADED, with a message that says what to do.
+        ValueError: no backend for this device.
+    """
+    config = read_config(folder, dtype)
+    files = WeightFiles(folder, progress)
+    model = build_decoder(config, get_backend(device), files)
+    if files.unread:
+        log.warning("weights that the model does not use", num_tensors=len(files.unread), first=files.unread[0])
+    return LoadedModel(model, config, files.finish(), model_digest(folder), model.parameter_bytes)

@@ -1,0 +1,186 @@
+"""The network of Llama and its relatives (Mistral, Qwen2, Qwen3): built from a folder's weights, run step by step.
+
+What sets the families apart is data (`model_config`, `registry`). Owns the weights; knows nothing of requests, sampling
+or where blocks come from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import torch
+
+from kernels.ops import AttentionShape, kv_pool_shape
+from worker_service.models.layers import DecoderLayer, StepContext
+from worker_service.models.rotary import rotary_table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from kernels.ops import AttentionBatch, Backend, PackedLinear
+    from worker_service.models.model_config import ModelConfig
+    from worker_service.models.weight_files import WeightFiles
+
+FINGERPRINT_TOKENS = 48
+FINGERPRINT_BLOCK_SIZE = 16
+
+
+class DecoderModel:
+    """A network with its weights on one device."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        backend: Backend,
+        embedding: Tensor,
+        layers: Sequence[DecoderLayer],
+        final_norm: Tensor,
+        head: PackedLinear,
+    ) -> None:
+        self.config = config
+        self._backend = backend
+        self._embedding = embedding
+        self._layers = layers
+        self._final_norm = final_norm
+        self._head = head
+        self._shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, config.head_dim**-0.5)
+        table = rotary_table(config.rotary, config.head_dim, config.max_model_len, config.dtype)
+        self._rotary = table.to(backend.device)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of the weights as they are held: a tied table may be held twice, once as it is and once packed."""
+        tensors = [self._embedding, self._final_norm, *(norm for layer in self._layers for norm in layer.norms)]
+        return sum(tensor.nbytes for tensor in tensors) + sum(linear.num_bytes for linear in self._linears())
+
+    @torch.no_grad()
+    def forward(self, token_ids: Tensor, batch: AttentionBatch, kv_pool: Tensor) -> Tensor:
+        """Computes one step.
+
+        Args:
+            token_ids: [T] int64, the new tokens of each sequence of the batch, in its order.
+            batch: what `Backend.plan_attention` made for the step.
+            kv_pool: the pool, of which the step's slots are written.
+
+        Returns:
+            [T, hidden_size]: each row after the final norm, in the model's dtype.
+        """
+        backend, config = self._backend, self.config
+        rotary = backend.embedding(batch.positions, self._rotary).view(-1, 2, config.head_dim)
+        context = StepContext(backend, batch, kv_pool, rotary, self._shape, config.options.norm_epsilon)
+        hidden, residual = backend.embedding(token_ids, self._embedding), None
+        for layer in self._layers:
+            hidden, residual = layer.forward(hidden, residual, context)
+        return backend.rms_norm(hidden, self._final_norm, config.options.norm_epsilon, residual)[0]
+
+    @torch.no_grad()
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Computes the logits [R, vocab_size] float32 of rows [R, hidden_size] that `forward` gave."""
+        return self._backend.linear(hidden, self._head).float()
+
+    @torch.no_grad()
+    def probe(self) -> bool:
+        """Proves on this machine that results do not depend on the batch, or tells that they do. Before the first step.
+
+        See `kernels.ops.Backend.probe`: on the way a slower but exact way of computing may be chosen.
+        """
+        return self._backend.probe(self._linears(), self._shape)
+
+    def fingerprint(self) -> str:
+        """Hashes the logits of a fixed list of tokens, in hex: equal where two workers compute the same bits.
+
+        It tells apart weights, dtypes, backends, libraries and the instruction sets that they chose. After `probe`.
+        """
+        token_ids = torch.arange(1, FINGERPRINT_TOKENS + 1, device=self._backend.device) * 7919 % self.config.vocab_size
+        num_blocks = FINGERPRINT_TOKENS // FINGERPRINT_BLOCK_SIZE
+        block_tables = [list(range(num_blocks))]
+        batch = self._backend.plan_attention(
+            [FINGERPRINT_TOKENS], [FINGERPRINT_TOKENS], block_tables, FINGERPRINT_BLOCK_SIZE, self.config.sliding_window
+        )
+        config = self.config
+        shape = kv_pool_shape(
+            num_blocks, config.num_layers, config.num_kv_heads, FINGERPRINT_BLOCK_SIZE, config.head_dim
+        )
+        pool = torch.empty(shape, dtype=config.dtype, device=self._backend.device)
+        logits = self.compute_logits(self.forward(token_ids, batch, pool))
+        return hashlib.sha256(logits.cpu().numpy().tobytes()).hexdigest()
+
+    def _linears(self) -> list[PackedLinear]:
+        return [*(linear for layer in self._layers for linear in layer.linears), self._head]
+
+
+def build_decoder(config: ModelConfig, backend: Backend, files: WeightFiles) -> DecoderModel:
+    """Reads and packs the weights, one tensor at a time.
+
+    Raises:
+        BlockyardError: MODEL_NOT_LOADED, where the files and the configuration do not belong together.
+    """
+    return _Builder(config, backend, files).build()
+
+
+class _Builder:
+    """Reads tensors under the names that transformers gives them."""
+
+    def __init__(self, config: ModelConfig, backend: Backend, files: WeightFiles) -> None:
+        self._config = config
+        self._backend = backend
+        self._files = files
+
+    def build(self) -> DecoderModel:
+        config = self._config
+        embedding = self._tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        layers = [self._layer(index) for index in range(config.num_layers)]
+        final_norm = self._tensor("model.norm.weight", config.hidden_size)
+        if config.options.tied_embeddings:
+            head = self._backend.pack_linear(embedding)
+        else:
+            head = self._linear("", {"lm_head": config.vocab_size}, config.hidden_size, bias=False)
+        return DecoderModel(config, self._backend, embedding, layers, final_norm, head)
+
+    def _layer(self, index: int) -> DecoderLayer:
+        config, options = self._config, self._config.options
+        hidden, inner, heads = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
+        kv_heads = config.num_kv_heads * config.head_dim
+        prefix = f"model.layers.{index}."
+        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        return DecoderLayer(
+            index=index,
+            sliding_window=config.windows[index],
+            input_norm=self._tensor(prefix + "input_layernorm.weight", hidden),
+            qkv=self._linear(
+                attention, {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}, hidden, bias=options.qkv_bias
+            ),
+            qk_norms=self._qk_norms(attention),
+            output=self._linear(attention, {"o_proj": hidden}, heads, bias=options.output_bias),
+            post_attention_norm=self._tensor(prefix + "post_attention_layernorm.weight", hidden),
+            gate_up=self._linear(mlp, {"gate_proj": inner, "up_proj": inner}, hidden, bias=options.mlp_bias),
+            down=self._linear(mlp, {"down_proj": hidden}, inner, bias=options.mlp_bias),
+        )
+
+    def _qk_norms(self, prefix: str) -> tuple[Tensor, Tensor, float] | None:
+        options, head_dim = self._config.options, self._config.head_dim
+        if not options.qk_norm:
+            return None
+        query, key = (self._tensor(f"{prefix}{name}.weight", head_dim) for name in ("q_norm", "k_norm"))
+        return query, key, options.norm_epsilon
+
+    def _linear(self, prefix: str, parts: dict[str, int], in_features: int, *, bias: bool) -> PackedLinear:
+        """Reads projections of the same input (name and rows of each) and packs them as one."""
+        weight = self._empty(sum(parts.values()), in_features)
+        biases = self._empty(sum(parts.values())) if bias else None
+        for index, name in enumerate(parts):
+            self._files.read_into(f"{prefix}{name}.weight", weight.split(list(parts.values()))[index])
+            if biases is not None:
+                self._files.read_into(f"{prefix}{name}.bias", biases.split(list(parts.values()))[index])
+        return self._backend.pack_linear(weight, biases)
+
+    def _tensor(self, name: str, *shape: int) -> Tensor:
+        tensor = self._empty(*shape)
+        self._files.read_into(name, tensor)
+        return tensor
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self._config.dtype, device=self._backend.device)

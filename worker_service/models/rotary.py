@@ -1,0 +1,103 @@
+"""Rotary position embeddings: the kinds that models name in `rope_parameters`, and their table of cosines and sines.
+
+The table is made once, in float64, and rounded to the dtype. Kinds whose frequencies depend on the length of the
+running sequence ("dynamic", "longrope") are refused: a token's keys would depend on what comes after it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryConfig:
+    """How positions turn into angles."""
+
+    kind: str = "default"
+    theta: float = 10000.0
+    parameters: dict[str, float] = field(default_factory=dict[str, float])
+    """The rest of `rope_parameters`, numbers only."""
+
+
+def rotary_table(config: RotaryConfig, head_dim: int, num_positions: int, dtype: torch.dtype) -> Tensor:
+    """Makes the table [num_positions, 2 * head_dim]: cosines, then sines of which the first half is negated."""
+    frequencies, attention_factor = KINDS[config.kind](config, head_dim)
+    angles = torch.outer(torch.arange(num_positions, dtype=torch.float64), frequencies)
+    cosines, sines = angles.cos() * attention_factor, angles.sin() * attention_factor
+    return torch.cat([cosines, cosines, -sines, sines], dim=1).to(dtype)
+
+
+def _default(config: RotaryConfig, head_dim: int) -> tuple[Tensor, float]:
+    """RoFormer (arXiv 2104.09864), in the layout that pairs dimension i with i + head_dim / 2."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
+    return config.theta**-exponents, 1.0
+
+
+def _linear(config: RotaryConfig, head_dim: int) -> tuple[Tensor, float]:
+    """Position interpolation (arXiv 2306.15595)."""
+    frequencies, _ = _default(config, head_dim)
+    return frequencies / config.parameters["factor"], 1.0
+
+
+def _llama3(config: RotaryConfig, head_dim: int) -> tuple[Tensor, float]:
+    """Llama 3.1: long wavelengths are stretched, short ones kept, those between blended by their number of turns."""
+    given = config.parameters
+    frequencies, _ = _default(config, head_dim)
+    turns = given["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    kept = (turns - given["low_freq_factor"]) / (given["high_freq_factor"] - given["low_freq_factor"])
+    kept = kept.clamp(0, 1)
+    return frequencies * (kept + (1 - kept) / given["factor"]), 1.0
+
+
+def _yarn(config: RotaryConfig, head_dim: int) -> tuple[Tensor, float]:
+    """YaRN (arXiv 2309.00071): blends interpolated and original frequencies by a ramp over the dimensions."""
+    given = config.parameters
+    frequencies, _ = _default(config, head_dim)
+    low = _turning_dimension(config, head_dim, given.get("beta_fast") or 32)
+    high = _turning_dimension(config, head_dim, given.get("beta_slow") or 1)
+    if given.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    ramp = (torch.arange(head_dim // 2, dtype=torch.float64) - low) / max(high - low, 0.001)
+    stretched = ramp.clamp(0, 1)
+    return frequencies * (1 - stretched + stretched / given["factor"]), _yarn_attention_factor(given)
+
+
+def _turning_dimension(config: RotaryConfig, head_dim: int, num_turns: float) -> float:
+    """The dimension that turns so many times over the original length."""
+    length = config.parameters["original_max_position_embeddings"]
+    return head_dim * math.log(length / (num_turns * 2 * math.pi)) / (2 * math.log(config.theta))
+
+
+def _yarn_attention_factor(given: dict[str, float]) -> float:
+    def growth(weight: float) -> float:
+        return 0.1 * weight * math.log(given["factor"]) + 1 if given["factor"] > 1 else 1.0
+
+    if "attention_factor" in given:
+        return given["attention_factor"]
+    if given.get("mscale") and given.get("mscale_all_dim"):
+        return growth(given["mscale"]) / growth(given["mscale_all_dim"])
+    return growth(1)
+
+
+KINDS: dict[str, Callable[[RotaryConfig, int], tuple[Tensor, float]]] = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
+REQUIRED_PARAMETERS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
+}

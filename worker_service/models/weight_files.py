@@ -1,0 +1,174 @@
+"""A model folder's safetensors files: finds them, reads tensors one at a time, and hashes what it reads.
+
+A tensor is copied out of a mapping that lives only for that copy, so that loading holds one copy of the weights and one
+tensor more. Knows names and shapes, and nothing of networks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+
+from worker_service.models.model_config import unusable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from torch import Tensor
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+# Of the names that safetensors gives to dtypes: the ones that are plain numbers, and their bytes.
+STORED_DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+SAMPLE_PIECES = 64
+PIECE_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Where a tensor lies, as the header of its file says."""
+
+    path: Path
+    shape: tuple[int, ...]
+    stored_dtype: str
+
+    @property
+    def num_bytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * STORED_DTYPES.get(self.stored_dtype, 0)
+
+
+class WeightFiles:
+    """All tensors of a model folder, by name."""
+
+    def __init__(self, folder: Path, progress: Callable[[int, int], None]) -> None:
+        """Reads the headers of all files.
+
+        Args:
+            folder: holds model.safetensors, or an index and its shards.
+            progress: told (bytes read, bytes in all) after each tensor.
+
+        Raises:
+            BlockyardError: MODEL_NOT_LOADED, where files are missing, damaged, or of another format.
+        """
+        self._folder = folder
+        self._progress = progress
+        self._entries = _read_headers(folder)
+        self._digests: dict[str, bytes] = {}
+        self._done_bytes = 0
+        self._total_bytes = sum(entry.num_bytes for entry in self._entries.values())
+
+    @property
+    def unread(self) -> list[str]:
+        """Names of the tensors that nobody has read."""
+        return sorted(self._entries.keys() - self._digests.keys())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def read_into(self, name: str, destination: Tensor) -> None:
+        """Copies a tensor, cast to the destination's dtype.
+
+        Raises:
+            BlockyardError: MODEL_NOT_LOADED, where the tensor is missing, or of another shape or kind.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            raise unusable(f"{self._folder} has no tensor {name}: the weights do not belong to its config.json")
+        if entry.shape != destination.shape:
+            raise unusable(
+                f"{entry.path.name}: {name} has shape {list(entry.shape)}, and config.json asks for "
+                f"{list(destination.shape)}: the weights do not belong to it"
+            )
+        if entry.stored_dtype not in STORED_DTYPES:
+            raise unusable(
+                f"{entry.path.name}: {name} is stored as {entry.stored_dtype}; supported are "
+                f"{', '.join(STORED_DTYPES)}: load the model's original weights instead"
+            )
+        # The file is opened for each tensor: closing it gives its pages back.
+        with _open(entry.path) as file:
+            tensor = file.get_tensor(name)
+            destination.copy_(tensor)
+            self._digests[name] = _sample_digest(name, entry, tensor)
+        self._done_bytes += entry.num_bytes
+        self._progress(self._done_bytes, self._total_bytes)
+
+    def finish(self) -> str:
+        """Tells that loading is done, and gives the digest of the weights, in hex.
+
+        It is the SHA-256 of the tensors' own digests in the order of their names; each of these covers name, shape,
+        stored dtype and up to 64 KiB of bytes: all of them, or 64 pieces of 1 KiB at even distances.
+        """
+        self._progress(self._total_bytes, self._total_bytes)
+        return hashlib.sha256(b"".join(self._digests[name] for name in sorted(self._digests))).hexdigest()
+
+
+def _sample_digest(name: str, entry: _Entry, tensor: Tensor) -> bytes:
+    content = tensor.flatten().view(torch.uint8).numpy().data
+    digest = hashlib.sha256(f"{name} {list(entry.shape)} {entry.stored_dtype}\n".encode())
+    if content.nbytes <= SAMPLE_PIECES * PIECE_BYTES:
+        digest.update(content)
+    else:
+        for piece in range(SAMPLE_PIECES):
+            start = piece * (content.nbytes - PIECE_BYTES) // (SAMPLE_PIECES - 1)
+            digest.update(content[start : start + PIECE_BYTES])
+    return digest.digest()
+
+
+def _open(path: Path) -> safe_open:
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise unusable(f"{path} is damaged or not complete ({error}): download it again") from None
+
+
+def _read_headers(folder: Path) -> dict[str, _Entry]:
+    entries: dict[str, _Entry] = {}
+    for path in _find_files(folder):
+        with _open(path) as file:
+            for name in file.keys():  # noqa: SIM118  it is no mapping
+                tensor = file.get_slice(name)
+                entries[name] = _Entry(path, tuple(tensor.get_shape()), tensor.get_dtype())
+    return entries
+
+
+def _find_files(folder: Path) -> list[Path]:
+    if (folder / INDEX_FILE).exists():
+        return _find_shards(folder)
+    if (folder / SINGLE_FILE).exists():
+        return [folder / SINGLE_FILE]
+    raise unusable(f"{folder} has no {SINGLE_FILE}: {_advice(folder)}")
+
+
+def _find_shards(folder: Path) -> list[Path]:
+    try:
+        names = sorted(set(json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise unusable(f"{folder / INDEX_FILE} is damaged ({error!r}): download it again") from None
+    missing = [name for name in names if not (folder / name).exists()]
+    if missing:
+        raise unusable(f"{folder} lacks {', '.join(missing)}, which {INDEX_FILE} names: download the missing files")
+    return [folder / name for name in names]
+
+
+def _advice(folder: Path) -> str:
+    """Says what to do with a folder that has no safetensors weights."""
+    suffixes = {path.suffix for path in folder.iterdir()}
+    if ".gguf" in suffixes:
+        return "GGUF files are not supported; take the model's safetensors version"
+    if suffixes & {".bin", ".pt", ".pth"}:
+        return (
+            "weights in PyTorch's own format are not read, since loading them can run code; convert them with "
+            "transformers: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)"
+        )
+    if ".safetensors" in suffixes:
+        return f"its safetensors files have other names; the weights must be {SINGLE_FILE}, or shards with {INDEX_FILE}"
+    if any((folder / name).exists() for name in ("tokenizer.model", "tokenizer.json")):
+        return "it holds a tokenizer only; download the weights too"
+    return "download the weights too"
