@@ -35,6 +35,7 @@ class Server:
     def __init__(self, configuration: SchedulerConfiguration) -> None:
         self.address = ""
         self.health_address = ""
+        self.engine_error: BaseException | None = None
         self._settings = configuration.service
         self._link = WorkerLink(configuration.service.worker_address)
         self.engine = Engine(configuration, self._link)
@@ -91,6 +92,7 @@ class Server:
         if self._running:
             self._running.cancel()
             await asyncio.wait({self._running})
+            self.engine_error = None if self._running.cancelled() else self._running.exception()
         await self._link.close()
         if self._health:
             self._health.stop()

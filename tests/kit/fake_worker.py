@@ -92,7 +92,7 @@ def _decode_new_sequence(message: worker_pb2.NewSequence) -> NewSequence:
 
 
 def _decode_pairs(message: worker_pb2.BlockPairs) -> tuple[BlockPair, ...]:
-    return tuple(map(BlockPair, message.sources, message.destinations, strict=True))
+    return tuple(BlockPair(*pair) for pair in zip(message.sources, message.destinations, strict=True))
 
 
 def encode_result(result: StepResult, epoch: int, step_seconds: float) -> worker_pb2.ExecuteModelResponse:
@@ -166,6 +166,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.epoch = 0
         self.configuration_digest = ""
         self.incarnation = uuid.uuid4().hex
+        self.api_version = "v1"
+        self.num_infos = self.num_profiles = 0
         self.cache: worker_pb2.CacheInfo | None = None
         self.plans: list[worker_pb2.InitializeCacheRequest] = []
         self.refusals: list[str] = []
@@ -207,11 +209,12 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         )
 
     async def GetWorkerInfo(self, request: worker_pb2.GetWorkerInfoRequest, context: Any) -> Any:
+        self.num_infos += 1
         loaded = self.state >= status_pb2.WORKER_STATE_LOADED
         return worker_pb2.GetWorkerInfoResponse(
             worker_id="fake",
             incarnation=self.incarnation,
-            api_version="v1",
+            api_version=self.api_version,
             state=self.state,
             epoch=self.epoch,
             configuration_digest=self.configuration_digest,
@@ -236,6 +239,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
 
     async def DetermineNumAvailableBlocks(self, request: Any, context: Any) -> Any:
         self._require(status_pb2.WORKER_STATE_LOADED)
+        self.num_profiles += 1
         return worker_pb2.DetermineNumAvailableBlocksResponse(
             block_size=request.block_size or self.options.block_size,
             num_device_blocks=self.options.num_device_blocks,

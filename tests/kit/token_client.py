@@ -1,0 +1,179 @@
+"""A gateway in miniature: attaches to a scheduler, adds requests of token ids, collects what comes for each sequence."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf import message as protobuf
+
+from blockyard.common.v1 import sampling_pb2
+from blockyard.errors import BlockyardError, from_status
+from blockyard.rpc import internal_channel
+from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+SECONDS = 20.0
+
+
+@dataclass
+class Stream:
+    """One request as its gateway sees it: for each of its sequences the ids so far and the reason of its end."""
+
+    request_id: str
+    n: int
+    first_sequence_id: int | None = None
+    token_ids: list[list[int]] = field(default_factory=list)
+    reasons: dict[int, int] = field(default_factory=dict)
+    num_cached_tokens: int | None = None
+    error: BlockyardError | None = None
+
+    def __post_init__(self) -> None:
+        self.token_ids = [[] for _ in range(self.n)]
+
+    @property
+    def is_done(self) -> bool:
+        """Every sequence ended, or the request failed."""
+        return self.error is not None or len(self.reasons) == self.n
+
+
+class TokenClient:
+    """Use as an async context manager; a reader task collects what comes until `pause`."""
+
+    def __init__(self, address: str, gateway_id: str = "gateway") -> None:
+        self.streams: dict[str, Stream] = {}
+        self.facts: scheduler_pb2.ModelFacts | None = None
+        self.readiness: scheduler_pb2.Readiness | None = None
+        self.num_messages = 0
+        self.end: BaseException | None = None
+        self._by_sequence: dict[int, tuple[Stream, int]] = {}
+        self._channel = internal_channel(address)
+        self._stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
+        self._gateway_id = gateway_id
+        self._changed = asyncio.Condition()
+        self._may_read = asyncio.Event()
+        self._may_read.set()
+
+    async def __aenter__(self) -> TokenClient:
+        self.call: Any = self._stub.Attach()
+        await self.call.write(scheduler_pb2.AttachRequest(hello=scheduler_pb2.Hello(gateway_id=self._gateway_id)))
+        self._reader = asyncio.create_task(self._read())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._reader.cancel()
+        self.call.cancel()
+        await asyncio.wait({self._reader})
+        await self._channel.close()
+
+    async def status(self) -> Any:
+        """Asks for the scheduler's status."""
+        response = await self._stub.GetSchedulerStatus(scheduler_pb2.GetSchedulerStatusRequest())
+        return response.status
+
+    def pause(self) -> None:
+        """Reads nothing more, as a gateway that hangs."""
+        self._may_read.clear()
+
+    def resume(self) -> None:
+        """Reads again."""
+        self._may_read.set()
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                await self._may_read.wait()
+                message = await self.call.read()
+                if not isinstance(message, protobuf.Message):
+                    return
+                self._take(message)
+                async with self._changed:
+                    self._changed.notify_all()
+        except Exception as error:
+            self.end = error
+        finally:
+            async with self._changed:
+                self._changed.notify_all()
+
+    def _take(self, message: Any) -> None:
+        self.num_messages += 1
+        if message.HasField("facts"):
+            self.facts = message.facts
+        if message.HasField("readiness"):
+            self.readiness = message.readiness
+        for accepted in message.accepted:
+            stream = self.streams[accepted.request_id]
+            assert stream.first_sequence_id is None
+            stream.first_sequence_id = accepted.first_sequence_id
+            for index in range(stream.n):
+                self._by_sequence[accepted.first_sequence_id + index] = (stream, index)
+        for sequence_id, token_id in zip(message.sequence_ids, message.token_ids, strict=True):
+            stream, index = self._by_sequence[sequence_id]
+            assert index not in stream.reasons, "a token after the end"
+            stream.token_ids[index].append(token_id)
+        for sequence_id, reason in zip(message.finished_sequence_ids, message.finish_reasons, strict=True):
+            stream, index = self._by_sequence.pop(sequence_id)
+            assert index not in stream.reasons, "two ends"
+            stream.reasons[index] = reason
+        for sequence_id, cached in zip(message.prefilled_sequence_ids, message.num_cached_tokens, strict=True):
+            owner = next((s for s in self.streams.values() if s.first_sequence_id == sequence_id), None)
+            assert owner is not None
+            owner.num_cached_tokens = cached
+        for failed in message.failed:
+            self.streams[failed.request_id].error = from_status(failed.status)
+
+    async def add(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        *,
+        n: int = 1,
+        max_tokens: int = 8,
+        min_tokens: int = 0,
+        stop_token_ids: Sequence[int] = (),
+    ) -> Stream:
+        """Sends a request."""
+        stream = self.streams[request_id] = Stream(request_id, n)
+        add = scheduler_pb2.AddRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt_token_ids,
+            n=n,
+            sampling=sampling_pb2.SamplingParams(temperature=0.0, seed=1),
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            stop_token_ids=stop_token_ids,
+        )
+        await self.call.write(scheduler_pb2.AttachRequest(add=[add]))
+        return stream
+
+    async def abort(self, request_id: str, sequence_index: int | None = None, *, stop: bool = False) -> None:
+        """Ends a request or one of its sequences: cancelled, or because a stop string matched."""
+        reason = scheduler_pb2.ABORT_REASON_STOP_STRING if stop else scheduler_pb2.ABORT_REASON_CLIENT
+        abort = scheduler_pb2.AbortRequest(request_id=request_id, sequence_index=sequence_index, reason=reason)
+        await self.call.write(scheduler_pb2.AttachRequest(abort=[abort]))
+
+    async def wait_until(self, condition: Callable[[], Any], seconds: float = SECONDS) -> None:
+        """Waits until a condition over what has come holds, or the stream has ended."""
+        async with asyncio.timeout(seconds), self._changed:
+            while not condition():
+                assert not self._reader.done(), f"the stream has ended: {self.end!r}"
+                await self._changed.wait()
+
+    async def wait_until_ready(self) -> None:
+        """Waits until requests can be served."""
+        await self.wait_until(lambda: self.readiness is not None and self.readiness.ready)
+
+    async def wait_for_end(self, seconds: float = SECONDS) -> BaseException | None:
+        """Waits until the scheduler ends the stream, and gives the error that it ended with."""
+        await asyncio.wait_for(asyncio.shield(self._reader), seconds)
+        return self.end
+
+    async def result(self, stream: Stream) -> list[list[int]]:
+        """Waits until a request is done and gives its sequences' ids; raises its error."""
+        await self.wait_until(lambda: stream.is_done)
+        if stream.error:
+            raise stream.error
+        return stream.token_ids

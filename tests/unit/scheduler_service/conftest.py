@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from scheduler_service.config import SchedulerConfiguration
+from scheduler_service.server import Server
+from tests.kit.fake_worker import FakeWorker, FakeWorkerOptions
+from tests.kit.token_client import TokenClient
+
+
+@pytest.fixture
+def sockets() -> Iterator[str]:
+    """A folder whose path is short enough for Unix sockets."""
+    with tempfile.TemporaryDirectory(prefix="by") as folder:
+        yield folder
+
+
+@pytest.fixture
+def configuration(sockets: str) -> SchedulerConfiguration:
+    base = SchedulerConfiguration()
+    return replace(
+        base,
+        model=replace(base.model, model="fake"),
+        service=replace(
+            base.service,
+            scheduler_address=f"unix:{sockets}/scheduler",
+            worker_address=f"unix:{sockets}/worker",
+            debug_integrity=True,
+        ),
+    )
+
+
+@asynccontextmanager
+async def running(server: Server) -> AsyncIterator[Server]:
+    """Runs a server inside the test; what ended its engine ends the test."""
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+        assert server.engine_error is None
+
+
+class Harness:
+    """Starts workers, schedulers and clients of one test, and stops them in reverse."""
+
+    def __init__(self, configuration: SchedulerConfiguration, stack: AsyncExitStack) -> None:
+        self.configuration = configuration
+        self._stack = stack
+
+    async def worker(self, **options: object) -> FakeWorker:
+        worker = FakeWorker(FakeWorkerOptions(**options), self.configuration.service.worker_address)  # type: ignore[arg-type]
+        return await self._stack.enter_async_context(worker)
+
+    async def scheduler(self, configuration: SchedulerConfiguration | None = None) -> Server:
+        return await self._stack.enter_async_context(running(Server(configuration or self.configuration)))
+
+    async def client(self, gateway_id: str = "gateway", *, ready: bool = True) -> TokenClient:
+        client = await self._stack.enter_async_context(
+            TokenClient(self.configuration.service.scheduler_address, gateway_id)
+        )
+        if ready:
+            await client.wait_until_ready()
+        return client
+
+
+@pytest.fixture
+async def harness(configuration: SchedulerConfiguration) -> AsyncIterator[Harness]:
+    async with AsyncExitStack() as stack:
+        yield Harness(configuration, stack)
+
+
+@pytest.fixture
+def settings(configuration: SchedulerConfiguration) -> Callable[..., SchedulerConfiguration]:
+    """Gives the configuration with some settings changed, whichever section they stand in."""
+
+    def change(**changes: object) -> SchedulerConfiguration:
+        changed = configuration
+        for name, value in changes.items():
+            for section in ("model", "device", "cache", "scheduler", "service"):
+                part = getattr(changed, section)
+                if hasattr(part, name):
+                    changed = replace(changed, **{section: replace(part, **{name: value})})
+                    break
+            else:
+                raise AssertionError(f"no setting {name}")
+        return changed
+
+    return change

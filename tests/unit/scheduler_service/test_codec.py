@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import pytest
+from google.protobuf import descriptor
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blockyard.common.v1 import sampling_pb2, status_pb2
+from blockyard.errors import BlockyardError, Reason, from_status, to_status
+from blockyard.scheduler.v1 import scheduler_pb2
+from blockyard.worker.v1 import worker_pb2
+from scheduler_service import codec
+from scheduler_service.core.output import (
+    BlockPair,
+    FinishedSequence,
+    FinishReason,
+    Fork,
+    GroupSpec,
+    NewSequence,
+    OwnerUpdate,
+    SchedulerOutput,
+    StepResult,
+)
+from scheduler_service.facts import CachePlan, LoadedModel, LoadProgress, ModelFacts, Readiness, WorkerState
+from tests.kit.fake_worker import decode_step, encode_result
+
+ids = st.integers(0, 2**32 - 1)
+columns = st.lists(ids, max_size=5).map(tuple)
+pairs = st.lists(st.builds(BlockPair, ids, ids), max_size=4).map(tuple)
+
+
+@st.composite
+def new_sequences(draw: st.DrawFn) -> NewSequence:
+    token_ids = draw(st.lists(ids, min_size=1, max_size=6).map(tuple))
+    prompt_length = draw(st.integers(1, len(token_ids)))
+    spec = GroupSpec(
+        request_id="",
+        owner="",
+        prompt_token_ids=token_ids[:prompt_length],
+        n=1,
+        max_tokens=0,
+        min_tokens=draw(ids),
+        stop_token_ids=draw(st.frozensets(ids, max_size=3)),
+        payload=sampling_pb2.SamplingParams(temperature=0.5, seed=draw(ids)).SerializeToString(),
+    )
+    return NewSequence(draw(ids), draw(ids), token_ids, prompt_length, draw(ids), draw(columns), spec)
+
+
+steps = st.builds(
+    SchedulerOutput,
+    step_id=ids,
+    new_sequences=st.lists(new_sequences(), max_size=2).map(tuple),
+    forks=st.lists(st.builds(Fork, ids, ids, ids, columns), max_size=2).map(tuple),
+    sequence_ids=columns,
+    num_new_tokens=columns,
+    appended_sequence_ids=columns,
+    appended_block_ids=columns,
+    replaced_tables=st.lists(st.tuples(ids, columns), max_size=2).map(tuple),
+    blocks_to_swap_out=pairs,
+    blocks_to_swap_in=pairs,
+    blocks_to_copy=pairs,
+    finished_sequence_ids=columns,
+)
+
+
+@given(steps, ids)
+def test_a_step_arrives_as_it_was_sent(step: SchedulerOutput, epoch: int) -> None:
+    data = codec.encode_step(step, epoch).SerializeToString()
+    message = worker_pb2.ExecuteModelRequest.FromString(data)
+    assert message.epoch == epoch
+    assert decode_step(message) == step
+
+
+def test_an_empty_step_says_only_who_it_is() -> None:
+    message = codec.encode_step(SchedulerOutput(step_id=7), 3)
+    assert [field.name for field, _ in message.ListFields()] == ["epoch", "step_id"]
+
+
+@given(columns, columns, st.lists(st.tuples(ids, st.just("bad row")), max_size=2))
+def test_an_answer_arrives_as_it_was_sent(
+    token_ids: tuple[int, ...], skipped: tuple[int, ...], failures: list[tuple[int, str]]
+) -> None:
+    result = StepResult(5, tuple(range(len(token_ids))), token_ids, skipped, tuple(failures))
+    data = encode_result(result, 2, 0.001).SerializeToString()
+    assert codec.decode_answer(worker_pb2.ExecuteModelResponse.FromString(data)) == result
+
+
+def test_a_refusal_is_raised_as_the_worker_told_it() -> None:
+    refusal = to_status(BlockyardError(Reason.BUG, "block 9 is out of range"))
+    with pytest.raises(BlockyardError, match="block 9 is out of range") as caught:
+        codec.decode_answer(worker_pb2.ExecuteModelResponse(epoch=1, step_id=1, refusal=refusal))
+    assert caught.value.reason is Reason.BUG
+
+
+def test_sampling_parameters_travel_unread() -> None:
+    sampling = sampling_pb2.SamplingParams(temperature=0.7, top_k=5, seed=9, logit_bias={3: -1.0})
+    add = scheduler_pb2.AddRequest(request_id="a", prompt_token_ids=[1, 2], n=1, sampling=sampling, max_tokens=4)
+    spec = codec.decode_add(add, "owner")
+    new = NewSequence(1, 0, (1, 2), 2, 0, (1,), spec)
+    message = codec.encode_step(SchedulerOutput(1, (new,)), 1)
+    assert message.new_sequences[0].sampling == sampling
+
+
+def test_a_request_is_decoded_whole() -> None:
+    add = scheduler_pb2.AddRequest(
+        request_id="a", prompt_token_ids=[5, 6], n=3, max_tokens=4, min_tokens=2, stop_token_ids=[7, 8]
+    )
+    assert codec.decode_add(add, "o") == GroupSpec("a", "o", (5, 6), 3, 4, 2, frozenset({7, 8}), b"")
+
+
+def test_what_no_gateway_should_send_is_told_at_once() -> None:
+    with pytest.raises(BlockyardError) as caught:
+        codec.decode_add(scheduler_pb2.AddRequest(request_id="a", n=1), "o")
+    assert caught.value.reason is Reason.FIELD_INVALID
+    assert [violation.field for violation in caught.value.violations] == ["prompt_token_ids", "max_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("message", "abort"),
+    [
+        (scheduler_pb2.AbortRequest(request_id="a"), codec.Abort("a", None, FinishReason.ABORT)),
+        (
+            scheduler_pb2.AbortRequest(request_id="a", sequence_index=0, reason=scheduler_pb2.ABORT_REASON_CLIENT),
+            codec.Abort("a", 0, FinishReason.ABORT),
+        ),
+        (
+            scheduler_pb2.AbortRequest(request_id="a", sequence_index=2, reason=scheduler_pb2.ABORT_REASON_STOP_STRING),
+            codec.Abort("a", 2, FinishReason.STOP),
+        ),
+    ],
+)
+def test_aborts(message: scheduler_pb2.AbortRequest, abort: codec.Abort) -> None:
+    assert codec.decode_abort(message) == abort
+
+
+def test_what_a_gateway_is_told() -> None:
+    update = OwnerUpdate(
+        sequence_ids=[4, 5, 4],
+        token_ids=[40, 50, 41],
+        finished=[FinishedSequence(4, FinishReason.STOP), FinishedSequence(5, FinishReason.LENGTH)],
+        prefilled=[(4, 16)],
+    )
+    facts = ModelFacts("digest", 100, 64, 16, "id", True)
+    error = BlockyardError(Reason.NEVER_FITS, "too long")
+    outgoing = codec.Outgoing(facts, Readiness(True), [("a", 4)], [("b", error)], update)
+    message = codec.encode_outgoing(outgoing)
+    assert message == scheduler_pb2.AttachResponse(
+        facts=scheduler_pb2.ModelFacts(
+            model_digest="digest",
+            vocab_size=100,
+            max_model_len=64,
+            block_size=16,
+            determinism_id="id",
+            batch_invariant=True,
+        ),
+        readiness=scheduler_pb2.Readiness(ready=True),
+        accepted=[scheduler_pb2.RequestAccepted(request_id="a", first_sequence_id=4)],
+        failed=[scheduler_pb2.RequestFailed(request_id="b", status=to_status(error))],
+        sequence_ids=[4, 5, 4],
+        token_ids=[40, 50, 41],
+        finished_sequence_ids=[4, 5],
+        finish_reasons=[sampling_pb2.FINISH_REASON_STOP, sampling_pb2.FINISH_REASON_LENGTH],
+        prefilled_sequence_ids=[4],
+        num_cached_tokens=[16],
+    )
+    assert from_status(message.failed[0].status) == error
+
+
+def test_nothing_is_told_as_nothing() -> None:
+    assert codec.encode_outgoing(codec.Outgoing()).ByteSize() == 0
+
+
+def test_not_ready_is_told_although_it_is_the_default() -> None:
+    message = codec.encode_outgoing(codec.Outgoing(readiness=Readiness(False)))
+    assert message.HasField("readiness")
+
+
+def test_the_cache_plan_says_everything() -> None:
+    message = codec.encode_cache_plan(CachePlan(16, 100, 10, 512, 2048, 256))
+    assert {field.name: value for field, value in message.ListFields()} == {
+        "block_size": 16,
+        "num_device_blocks": 100,
+        "num_host_blocks": 10,
+        "max_model_len": 512,
+        "max_num_batched_tokens": 2048,
+        "max_num_seqs": 256,
+    }
+
+
+@pytest.mark.parametrize("state", WorkerState)
+def test_worker_states_are_those_of_the_contract(state: WorkerState) -> None:
+    value = status_pb2.WorkerState.Value(f"WORKER_STATE_{state.value}")
+    assert codec.decode_worker_info(worker_pb2.GetWorkerInfoResponse(state=value)).state is state
+
+
+def test_a_worker_without_model_and_cache_has_none() -> None:
+    info = codec.decode_worker_info(worker_pb2.GetWorkerInfoResponse(state=status_pb2.WORKER_STATE_CREATED, epoch=4))
+    assert (info.model, info.cache, info.epoch) == (None, None, 4)
+
+
+def test_loading_events() -> None:
+    progress = worker_pb2.LoadModelResponse(progress=worker_pb2.LoadProgress(done_bytes=1, total_bytes=3))
+    assert codec.decode_load_event(progress) == LoadProgress(1, 3)
+    loaded = worker_pb2.LoadModelResponse(
+        loaded=worker_pb2.LoadedModel(architecture="A", vocab_size=9, max_model_len=8, model_digest="d")
+    )
+    assert codec.decode_load_event(loaded) == LoadedModel("A", 9, 8, "d", 0)
+
+
+def test_every_choice_of_the_settings_has_its_enum() -> None:
+    assert codec.encode_init_device("cpu", "bfloat16", "d") == worker_pb2.InitDeviceRequest(
+        device_type=worker_pb2.DEVICE_TYPE_CPU, dtype=worker_pb2.DTYPE_BFLOAT16, configuration_digest="d"
+    )
+    for device in ("auto", "cpu", "cuda"):
+        for dtype in ("auto", "float32", "bfloat16", "float16"):
+            codec.encode_init_device(device, dtype, "")
+
+
+def test_hot_columns_are_packed() -> None:
+    """One length for a column instead of a tag for each number; proto3 packs scalars unless told otherwise."""
+    for message in (worker_pb2.ExecuteModelRequest, worker_pb2.ExecuteModelResponse, scheduler_pb2.AttachResponse):
+        for field in message.DESCRIPTOR.fields:
+            if field.is_repeated and field.cpp_type != descriptor.FieldDescriptor.CPPTYPE_MESSAGE:
+                assert field.is_packed, field.full_name
