@@ -14,7 +14,7 @@ from gateway import codec
 from gateway.request import Accepted, Delta
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Awaitable, Callable
 
     from google.protobuf.message import Message
 
@@ -31,7 +31,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     async def _start(self, spec: inference_pb2.GenerationSpec, context: Any) -> Generation:
         generation = await self._generation.start(codec.decode_spec(spec))
-        # A handler that is cancelled in the middle of a write is finalized late; this runs at once.
+        # At once when the client is gone, whatever the handler is doing.
         context.add_done_callback(lambda _: generation.close())
         return generation
 
@@ -58,13 +58,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     async def StreamGenerate(  # type: ignore[override]
         self, request: inference_pb2.StreamGenerateRequest, context: Any
-    ) -> AsyncIterator[inference_pb2.StreamGenerateResponse]:
-        """Generates as a stream of events."""
+    ) -> None:
+        """Generates as a stream of events. It writes them by itself, so that a call that ends ends it in its write."""
         generation = await self._start(request.spec, context)
         seq = 0
         try:
             async for event in generation:
-                yield codec.encode_event(event, seq)
+                await context.write(codec.encode_event(event, seq))
                 seq += 1
         finally:
             generation.close()
@@ -112,11 +112,8 @@ def _handler(method: Any, servicer: InferenceServicer) -> grpc.RpcMethodHandler[
     request_type: type[Message] = getattr(inference_pb2, method.input_type.name)
     response_type: type[Message] = getattr(inference_pb2, method.output_type.name)
     answer = getattr(servicer, method.name)
-    if method.server_streaming:
-        make, behaviour = grpc.unary_stream_rpc_method_handler, _streamed_if_readable(answer)
-    else:
-        make, behaviour = grpc.unary_unary_rpc_method_handler, _answered_if_readable(answer)
-    return make(behaviour, _reader(request_type), response_type.SerializeToString)
+    make = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
+    return make(_readable(answer), _reader(request_type), response_type.SerializeToString)
 
 
 def _reader(request_type: type[Message]) -> Callable[[bytes], Message | DecodeError]:
@@ -129,22 +126,10 @@ def _reader(request_type: type[Message]) -> Callable[[bytes], Message | DecodeEr
     return read
 
 
-def _refuse_unreadable(request: Any) -> None:
-    if isinstance(request, DecodeError):
-        raise invalid([Violation("", "the request cannot be read: is every string UTF-8?")])
-
-
-def _answered_if_readable(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    async def answered(request: Any, context: Any) -> Any:
-        _refuse_unreadable(request)
+def _readable(answer: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+    async def answer_if_readable(request: Any, context: Any) -> Any:
+        if isinstance(request, DecodeError):
+            raise invalid([Violation("", "the request cannot be read: is every string UTF-8?")])
         return await answer(request, context)
 
-    return answered
-
-
-def _streamed_if_readable(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    def streamed(request: Any, context: Any) -> Any:
-        _refuse_unreadable(request)
-        return answer(request, context)
-
-    return streamed
+    return answer_if_readable

@@ -227,32 +227,30 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def _read(self, attached: _Attached, requests: Any) -> None:
         async for message in requests:
-            response = scheduler_pb2.AttachResponse()
             for request in message.add:
-                self._add(attached, request, response)
+                await self._add(attached, request)
             for abort in message.abort:
                 self._abort(attached, abort)
-            if response.accepted or response.failed:
-                await attached.outbox.put(response)
             await self._notify()
 
-    def _add(
-        self, attached: _Attached, request: scheduler_pb2.AddRequest, response: scheduler_pb2.AttachResponse
-    ) -> None:
+    async def _add(self, attached: _Attached, request: scheduler_pb2.AddRequest) -> None:
+        request_id = request.request_id
         self.added.append(request)
-        if request.request_id in self.refusals:
-            error = self.refusals[request.request_id]
-            response.failed.add(request_id=request.request_id, status=to_status(error))
+        if request_id in self.refusals:
+            failed = scheduler_pb2.RequestFailed(request_id=request_id, status=to_status(self.refusals[request_id]))
+            await attached.outbox.put(scheduler_pb2.AttachResponse(failed=[failed]))
             return
-        assert request.request_id not in attached.requests, f"{request.request_id} is live"
+        assert request_id not in attached.requests, f"{request_id} is live"
         if not self.accepts:
             return
         first = self._next_sequence_id
         self._next_sequence_id += request.n
-        attached.requests[request.request_id] = list(range(first, first + request.n))
+        attached.requests[request_id] = list(range(first, first + request.n))
+        accepted = scheduler_pb2.RequestAccepted(request_id=request_id, first_sequence_id=first)
+        await attached.outbox.put(scheduler_pb2.AttachResponse(accepted=[accepted]))
+        # Only now, so that no token goes before its acceptance.
         for index in range(request.n):
             attached.sequences[first + index] = _Sequence(first + index, request, index)
-        response.accepted.add(request_id=request.request_id, first_sequence_id=first)
 
     def _abort(self, attached: _Attached, abort: scheduler_pb2.AbortRequest) -> None:
         self.aborted.append(abort)
