@@ -2,22 +2,53 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from blockyard.client import AsyncClient, Client
+    from blockyard.async_client import AsyncClient, AsyncStream
+    from blockyard.client import Client, Stream
+    from blockyard.errors import BlockyardError, Reason, Violation
     from blockyard.llm import LLM
+    from blockyard.results import Accepted, Choice, Completion, Delta, Event, Finished, FinishReason, Model, Usage
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncClient", "Client", "__version__"]
+__all__ = [
+    "LLM",
+    "Accepted",
+    "AsyncClient",
+    "AsyncStream",
+    "BlockyardError",
+    "Choice",
+    "Client",
+    "Completion",
+    "Delta",
+    "Event",
+    "FinishReason",
+    "Finished",
+    "Model",
+    "Reason",
+    "Stream",
+    "Usage",
+    "Violation",
+    "__version__",
+]
 
-_HOMES = {"Client": "blockyard.client", "AsyncClient": "blockyard.client", "LLM": "blockyard.llm"}
+_NAMES_OF_MODULE = {
+    "blockyard.async_client": ("AsyncClient", "AsyncStream"),
+    "blockyard.client": ("Client", "Stream"),
+    "blockyard.errors": ("BlockyardError", "Reason", "Violation"),
+    "blockyard.llm": ("LLM",),
+    "blockyard.results": (
+        *("Accepted", "Choice", "Completion", "Delta", "Event"),
+        *("FinishReason", "Finished", "Model", "Usage"),
+    ),
+}
+_HOMES = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     # Loaded on first use: a worker imports this package and has no need of a client.
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module  # noqa: PLC0415
-
     return getattr(import_module(_HOMES[name]), name)

@@ -86,3 +86,24 @@ class PublicSettings:
     grpc_port: Port = option(50051, "the public gRPC API; 0: a free port")
     http_port: Port = option(8000, "the OpenAI API; 0: a free port")
     admin_port: Port = option(50052, "the admin API; 0: a free port")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProcessSettings:
+    """A worker process, apart from what its scheduler tells it."""
+
+    num_threads: NotNegative = option(0, "threads of a CPU worker; 0: as many as there are cores")
+
+
+@dataclass(frozen=True, slots=True)
+class SystemConfiguration:
+    """All that the three services can be told where they run together."""
+
+    model: ModelSettings = ModelSettings()
+    public: PublicSettings = PublicSettings()
+    text: TextSettings = TextSettings()
+    device: DeviceSettings = DeviceSettings()
+    cache: CacheSettings = CacheSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    worker: WorkerProcessSettings = WorkerProcessSettings()
+    log: LogSettings = LogSettings()

@@ -5,9 +5,10 @@ Both fronts and the client library are made from `TABLE`; nothing else maps an e
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import grpc
 from google.protobuf import duration_pb2
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
 DOMAIN = "blockyard"
 # Trailers are limited to about 8 KiB on the way; the status stays well below.
 MAX_STATUS_BYTES = 4096
-MAX_MESSAGE_CHARACTERS = 512
-MAX_DESCRIPTION_CHARACTERS = 200
+# gRPC sends the message a second time, each byte of it as three at worst.
+MAX_MESSAGE_BYTES = 1024
+MAX_DESCRIPTION_BYTES = 256
 MAX_METADATA_ENTRIES = 8
-MAX_METADATA_CHARACTERS = 64
+MAX_METADATA_BYTES = 64
 TRANSPORT_ORIGIN = {"origin": "transport"}
 
 
@@ -138,7 +140,7 @@ def invalid(violations: Iterable[Violation]) -> BlockyardError:
 
 def to_status(error: BlockyardError) -> status_pb2.Status:
     """Encodes an error as google.rpc.Status, under 4 KiB: long texts are cut, of too many violations the last go."""
-    status = status_pb2.Status(code=error.code.value[0], message=_encodable(error.message, MAX_MESSAGE_CHARACTERS))
+    status = status_pb2.Status(code=error.code.value[0], message=_encodable(error.message, MAX_MESSAGE_BYTES))
     status.details.add().Pack(_error_info(error))
     if error.retry_after_seconds is not None:
         delay = duration_pb2.Duration()
@@ -151,14 +153,14 @@ def to_status(error: BlockyardError) -> status_pb2.Status:
     return status
 
 
-def _encodable(text: str, max_characters: int) -> str:
+def _encodable(text: str, max_bytes: int) -> str:
     """Cuts a text, and replaces what UTF-8 cannot hold: half of a surrogate pair, which JSON can bring."""
-    return text[:max_characters].encode("utf-8", "replace").decode()
+    return text.encode("utf-8", "replace")[:max_bytes].decode("utf-8", "ignore")
 
 
 def _error_info(error: BlockyardError) -> error_details_pb2.ErrorInfo:
     metadata = {
-        _encodable(name, MAX_METADATA_CHARACTERS): _encodable(value, MAX_METADATA_CHARACTERS)
+        _encodable(name, MAX_METADATA_BYTES): _encodable(value, MAX_METADATA_BYTES)
         for name, value in list(error.metadata.items())[:MAX_METADATA_ENTRIES]
         # Whoever passes the error on is a service of ours.
         if name not in TRANSPORT_ORIGIN
@@ -170,8 +172,8 @@ def _bad_request(violations: Iterable[Violation], max_bytes: int) -> error_detai
     bad_request = error_details_pb2.BadRequest()
     for violation in violations:
         bad_request.field_violations.add(
-            field=_encodable(violation.field, MAX_DESCRIPTION_CHARACTERS),
-            description=_encodable(violation.description, MAX_DESCRIPTION_CHARACTERS),
+            field=_encodable(violation.field, MAX_DESCRIPTION_BYTES),
+            description=_encodable(violation.description, MAX_DESCRIPTION_BYTES),
             reason=str(violation.reason),
         )
         if bad_request.ByteSize() > max_bytes:
@@ -207,9 +209,9 @@ def _known(name: str, otherwise: Reason) -> Reason:
 
 def from_rpc_error(error: grpc.RpcError) -> BlockyardError:
     """Decodes what a gRPC call raised, synchronous or not."""
-    status = rpc_status.from_call(error)  # type: ignore[arg-type]
-    if status is not None:
-        return from_status(status)
-    code: grpc.StatusCode = error.code()  # type: ignore[attr-defined]
-    details: str = error.details() or ""  # type: ignore[attr-defined]
-    return from_status(status_pb2.Status(code=code.value[0], message=details))
+    call = cast("Any", error)
+    # A status without details, or one whose details a proxy on the way has made inconsistent.
+    with suppress(ValueError):
+        if (status := rpc_status.from_call(call)) is not None:
+            return from_status(status)
+    return from_status(status_pb2.Status(code=call.code().value[0], message=call.details() or ""))

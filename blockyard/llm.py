@@ -1,0 +1,205 @@
+"""The three services behind one object, for a script or a notebook."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import weakref
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
+
+from rich.console import Console
+from rich.progress import Progress
+
+from blockyard.async_client import AsyncClient
+from blockyard.client import Client, Stream
+from blockyard.configuration import SystemConfiguration
+from blockyard.local_system import LocalSystem
+from blockyard.settings import resolve, settings_of
+from blockyard.supervisor import StartError, Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from blockyard.results import Completion, GenerationOptions, Model
+
+T = TypeVar("T")
+Prompt = str | list[int] | tuple[int, ...]
+# More would only wait, in the gateway instead of here.
+MAX_CONCURRENT_REQUESTS = 512
+
+
+class LLM:
+    """A model, served by a gateway, a scheduler and a worker that this object starts and stops.
+
+    They listen on free ports of this machine's loopback and on private sockets, and end with this object, at the
+    latest with this process.
+
+    Args:
+        model: a folder or hub id; empty: the demo model.
+        settings: as the flags of `blockyard serve`, with underscores: `device="cpu", max_model_len=2048`. Ports are
+            free ones unless told, and the log has warnings only unless `log_level` says otherwise.
+
+    Raises TypeError for an unknown setting, SettingsError for a bad value, StartError when a service does not start.
+
+        with blockyard.LLM("Qwen/Qwen3-0.6B") as llm:
+            for completion in llm.generate(["Once upon a time", "2 + 2 ="], max_tokens=30, temperature=0):
+                print(completion.text)
+    """
+
+    def __init__(self, model: str = "", **settings: Any) -> None:
+        known = {setting.name for setting in settings_of(SystemConfiguration)}
+        if unknown := sorted(set(settings) - known):
+            raise TypeError(f"unknown settings: {', '.join(unknown)}")
+        defaults = {"grpc_port": 0, "http_port": 0, "admin_port": 0, "log_level": "warning"}
+        configuration = resolve(SystemConfiguration, {**defaults, **settings, **({"model": model} if model else {})})
+        self._system = _RunningSystem(LocalSystem(configuration))
+        # Stops everything when this object is forgotten, and at the interpreter's exit.
+        self._finalizer = weakref.finalize(self, self._system.stop)
+        self._system.start()
+        self._client = Client(self.target)
+
+    @property
+    def target(self) -> str:
+        """Where the gRPC API is, for clients of your own."""
+        return self._system.local.endpoints.grpc
+
+    @property
+    def http_url(self) -> str:
+        """Where the OpenAI API is."""
+        return f"http://{self._system.local.endpoints.http}/v1"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stops the services. May be called again."""
+        if self._finalizer.alive:
+            self._client.close()
+        self._finalizer()
+
+    def generate(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        *,
+        progress: bool = False,
+        **options: Unpack[GenerationOptions],
+    ) -> list[Completion]:
+        """Generates an answer to each prompt, all together, and returns them in the order of the prompts.
+
+        Args:
+            prompts: texts, or lists of token ids.
+            progress: show a bar, where standard error is a terminal.
+            options: for all of them. A seed makes equal prompts equal answers; a request_id goes with one prompt only.
+
+        Raises BlockyardError, of the first prompt that failed; the others are cancelled.
+        """
+        if isinstance(prompts, str):
+            raise TypeError("prompts is a list: use generate([prompt])")
+        if options.get("request_id") and len(prompts) > 1:
+            raise TypeError("a request_id goes with one prompt only")
+        shown = progress and sys.stderr.isatty()
+        bar = Progress(console=Console(stderr=True), transient=True) if shown else nullcontext()
+        with bar:
+            task = bar.add_task("generating", total=len(prompts)) if isinstance(bar, Progress) else None
+
+            def advance() -> None:
+                if isinstance(bar, Progress) and task is not None:
+                    bar.advance(task)
+
+            return self._system.run(_generate_all(self.target, prompts, options, advance))
+
+    def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerationOptions]) -> Stream:
+        """Generates an answer as a stream of events; see `blockyard.Stream`."""
+        return self._client.stream(prompt, **options)
+
+    def tokenize(self, text: str) -> list[int]:
+        """Turns text into the token ids that a prompt of this text would have."""
+        return self._client.tokenize(text)
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Turns token ids into text."""
+        return self._client.detokenize(token_ids)
+
+    @property
+    def model(self) -> Model:
+        """The model that is served."""
+        return self._client.list_models()[0]
+
+
+async def _generate_all(
+    target: str, prompts: Sequence[Any], options: GenerationOptions, advance: Callable[[], None]
+) -> list[Completion]:
+    room = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
+
+    async def one(client: AsyncClient, prompt: str | Sequence[int]) -> Completion:
+        async with room:
+            completion = await client.generate(prompt, **options)
+        advance()
+        return completion
+
+    async with AsyncClient(target) as client:
+        tasks = [asyncio.create_task(one(client, prompt)) for prompt in prompts]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _RunningSystem:
+    """A supervised system on an event loop in a thread of its own, so that a script need not have a loop."""
+
+    def __init__(self, local: LocalSystem) -> None:
+        self.local = local
+        self._loop = asyncio.new_event_loop()
+        # A daemon, since the interpreter waits for other threads before it calls what is to stop this one. It lives as
+        # long as the children: they are told to end when the thread that started them does.
+        self._thread = threading.Thread(target=self._loop.run_forever, name="blockyard-llm", daemon=True)
+        self._supervisor: Supervisor | None = None
+
+    def start(self) -> None:
+        """Starts the services and returns when they are ready; raises StartError."""
+        self._thread.start()
+        try:
+            self.run(self._start())
+        except BaseException:
+            self.stop()
+            raise
+
+    async def _start(self) -> None:
+        self._supervisor = Supervisor(self.local.services(), self.local.is_ready, environment=self.local.environment())
+        if not await self._supervisor.start():
+            raise StartError("stopped before it was ready")
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine on the loop, and waits for it; an interrupt cancels it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """Stops the services, the loop and its thread."""
+        if not self._thread.is_alive():
+            return
+        self.run(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _stop(self) -> None:
+        if self._supervisor is not None:
+            await self._supervisor.stop()
+        await self.local.close()
+        others = asyncio.all_tasks() - {cast("asyncio.Task[Any]", asyncio.current_task())}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)

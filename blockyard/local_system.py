@@ -1,0 +1,147 @@
+"""The three services on this machine: their flags, their private sockets, their public ports, when they are ready.
+
+It makes flags of configuration sections and knows the services by the names of their modules alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import socket
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from blockyard.configuration import PublicSettings, SystemConfiguration
+from blockyard.model_files import resolve_model
+from blockyard.rpc import PortTaken, internal_channel
+from blockyard.settings import ENVIRONMENT_PREFIX, settings_of, to_flags
+from blockyard.supervisor import Service
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# What the kernel takes as the path of a Unix socket, with room for the longest name in the folder.
+MAX_FOLDER_BYTES = 107 - len("/scheduler")
+# Longer than a gateway drains.
+GATEWAY_GRACE_SECONDS = 40.0
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where clients reach a system, as host:port."""
+
+    grpc: str
+    http: str
+    admin: str
+
+
+class LocalSystem:
+    """A configuration made ready to run: a private folder for sockets, and ports that were free a moment ago."""
+
+    def __init__(self, configuration: SystemConfiguration) -> None:
+        """Raises PortTaken when a port that was asked for is not free, BlockyardError when there is no such model."""
+        # The services do the same; here it costs a moment, and fails before anything has started.
+        resolve_model(configuration.model.model, configuration.model.revision, "config")
+        public = choose_ports(configuration.public)
+        self.configuration = dataclasses.replace(configuration, public=public)
+        # A wildcard is nowhere to connect to.
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(public.host, public.host)
+        self.endpoints = Endpoints(
+            *(join(host, port) for port in (public.grpc_port, public.http_port, public.admin_port))
+        )
+        self._folder = _private_folder()
+        self._channel: grpc.aio.Channel | None = None
+
+    def services(self) -> list[Service]:
+        """The children to start, in order."""
+        told = self.configuration
+        worker = [f"--worker-address=unix:{self._folder}/worker"]
+        scheduler = [f"--scheduler-address=unix:{self._folder}/scheduler"]
+        model, log = to_flags(told.model), to_flags(told.log)
+        scheduling = [flag for section in (told.device, told.cache, told.scheduler) for flag in to_flags(section)]
+        serving = [*to_flags(told.text), *to_flags(told.public)]
+        return [
+            Service("worker", "worker_service", (*worker, *to_flags(told.worker), *log), restarts=True),
+            Service("scheduler", "scheduler_service", (*scheduler, *worker, *model, *scheduling, *log)),
+            Service("gateway", "gateway", (*scheduler, *model, *serving, *log), grace_seconds=GATEWAY_GRACE_SECONDS),
+        ]
+
+    def environment(self) -> dict[str, str]:
+        """The children's environment: ours without settings, which they get as flags, each only its own."""
+        return without_settings(os.environ)
+
+    async def is_ready(self) -> bool:
+        """Tells whether the gateway takes requests."""
+        if self._channel is None:
+            self._channel = internal_channel(self.endpoints.grpc)
+        stub = health_pb2_grpc.HealthStub(self._channel)
+        try:
+            response = await stub.Check(health_pb2.HealthCheckRequest(), timeout=1.0)  # type: ignore[misc]
+        except grpc.RpcError:
+            return False
+        return response.status == health_pb2.HealthCheckResponse.SERVING
+
+    async def close(self) -> None:
+        """Removes what it made."""
+        if self._channel is not None:
+            await self._channel.close(None)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def join(host: str, port: int) -> str:
+    """Writes an address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def choose_ports(public: PublicSettings) -> PublicSettings:
+    """Replaces each port 0 by a free one. Raises PortTaken for one that is not free."""
+    chosen: dict[str, int] = {}
+    # All are held until the last is chosen, so that no two are the same.
+    with ExitStack() as held:
+        for name in ("grpc_port", "http_port", "admin_port"):
+            wanted: int = getattr(public, name)
+            chosen[name] = held.enter_context(_listen(public.host, wanted, name)).getsockname()[1]
+    return dataclasses.replace(public, **chosen)
+
+
+def _listen(host: str, port: int, name: str) -> socket.socket:
+    flag = "--" + name.replace("_", "-")
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise PortTaken(f"cannot listen on {host}: {error.strerror or error}") from None
+    try:
+        # Connections of an earlier run that linger do not count; a listener does.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        told = "it is in use" if port else error.strerror
+        raise PortTaken(
+            f"cannot listen on {join(host, port)} ({flag}): {told}; choose another, or 0 for a free one"
+        ) from None
+    return listener
+
+
+def _private_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="blockyard-"))
+    if len(os.fsencode(folder)) > MAX_FOLDER_BYTES:
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="blockyard-", dir="/tmp"))
+    return folder
+
+
+def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Leaves the variables of settings out of an environment."""
+    variables = {setting.variable for setting in settings_of(SystemConfiguration)} | {ENVIRONMENT_PREFIX + "CONFIG"}
+    return {name: value for name, value in environment.items() if name not in variables}
