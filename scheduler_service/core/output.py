@@ -137,3 +137,4 @@ class SchedulerStats:
     num_cached_tokens_total: int
     num_prompt_tokens_total: int
     num_completion_tokens_total: int
+    num_recoveries_total: int = 0

@@ -1,73 +1,347 @@
-"""Decides what each step computes. Owns the sequences; knows nothing of messages, clocks and workers."""
+"""The core's face: requests in, steps out, answers in. Owns the sequences; knows nothing of messages and workers.
+
+The next step is made before the last one is answered: the ids of tokens in flight are not known yet, their number is.
+What a step computes counts only once its answer is here.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from scheduler_service.core.output import FinishReason
+from scheduler_service.core import integrity
+from scheduler_service.core.block_manager import BlockManager
+from scheduler_service.core.limits import DuplicateRequest, NeverFits, SchedulerConfig, StepMismatch
+from scheduler_service.core.output import FinishedSequence, FinishReason, OwnerUpdate, SchedulerStats
+from scheduler_service.core.planner import Planner, StepLimits
+from scheduler_service.core.policy import Queues
+from scheduler_service.core.sequence import Group, Sequence, SequenceStatus
 
 if TYPE_CHECKING:
-    from scheduler_service.core.output import GroupSpec, OwnerUpdate, SchedulerOutput, SchedulerStats, StepResult
+    from collections.abc import Iterable
+
+    from scheduler_service.core.output import GroupSpec, SchedulerOutput, StepResult
+    from scheduler_service.core.step import StepBuilder, StepInFlight
+
+__all__ = ["DuplicateRequest", "NeverFits", "Scheduler", "SchedulerConfig", "StepMismatch"]
 
 
-class NeverFits(Exception):
-    """A request that could not run even alone. `num_tokens_that_fit`: prompt and output together, at most."""
+@dataclass(slots=True)
+class Totals:
+    """What is counted from the start of the process."""
 
-    def __init__(self, num_tokens: int, num_tokens_that_fit: int) -> None:
-        super().__init__(f"{num_tokens} tokens never fit: at most {num_tokens_that_fit} do")
-        self.num_tokens_that_fit = num_tokens_that_fit
-
-
-class DuplicateRequest(Exception):
-    """A live request has this id."""
-
-
-class StepMismatch(Exception):
-    """An answer that does not belong to the step it claims to answer: one of the two sides has a bug. Changes nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """What the scheduler may use. Blocks count from the worker's pools; device block 0 is never handed out."""
-
-    block_size: int
-    num_device_blocks: int
-    num_host_blocks: int
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_prefill_chunk: int = 0
-    enable_prefix_caching: bool = True
-    preemption_mode: Literal["auto", "swap", "recompute"] = "auto"
-    max_steps_in_flight: int = 2
-    watermark: float = 0.01
-    debug_integrity: bool = False
+    num_swapped_out_blocks: int = 0
+    num_swapped_in_blocks: int = 0
+    num_copied_blocks: int = 0
+    num_cached_tokens: int = 0
+    num_prompt_tokens: int = 0
+    num_completion_tokens: int = 0
+    num_recoveries: int = 0
 
 
 class Scheduler:
-    """Continuous batching over a paged cache: one object for each replica."""
+    """Continuous batching over a paged cache: one object for each replica. Not for several threads."""
 
-    def __init__(self, config: SchedulerConfig) -> None: ...
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self._blocks = BlockManager(
+            config.block_size,
+            config.num_device_blocks,
+            config.num_host_blocks,
+            config.watermark,
+            caches=config.enable_prefix_caching,
+        )
+        self._queues = Queues(config.max_rows)
+        limits = StepLimits(
+            config.max_num_batched_tokens, config.max_prefill_chunk, swaps=config.preemption_mode != "recompute"
+        )
+        self._planner = Planner(limits, self._queues, self._blocks)
+        self._groups: dict[str, Group] = {}
+        self._in_flight: deque[StepInFlight] = deque()
+        self._ended_ids: list[int] = []  # the worker knows them and must forget them
+        self._next_sequence_id = 1
+        self._next_step_id = 1
+        self._has_changed = False  # since the last schedule() that found nothing
+        self._num_stalls = 0
+        self._totals = Totals()
 
-    def add(self, spec: GroupSpec, now: float) -> int: ...
+    # Requests
+
+    def add(self, spec: GroupSpec, now: float) -> int:
+        """Queue a request. Returns the id of its first sequence; those of the others follow it.
+
+        Raises DuplicateRequest; NeverFits if one sequence could outgrow the device blocks or the model's length;
+        ValueError for an empty prompt, nothing to generate, or more sequences than a step has rows.
+        """
+        if spec.request_id in self._groups:
+            raise DuplicateRequest(spec.request_id)
+        if not spec.prompt_token_ids or spec.max_tokens < 1 or not 1 <= spec.n <= self.config.max_rows:
+            raise ValueError(f"a request has a prompt, max_tokens and 1 to {self.config.max_rows} sequences")
+        group = Group(spec, self._next_sequence_id, self._find_max_length(spec), now)
+        self._next_sequence_id += spec.n
+        self._groups[spec.request_id] = group
+        self._queues.waiting.push(group.sequences[0])
+        self._note_change()
+        return group.sequences[0].sequence_id
+
+    def _find_max_length(self, spec: GroupSpec) -> int:
+        num_prompt_tokens = len(spec.prompt_token_ids)
+        max_length = min(num_prompt_tokens + spec.max_tokens, self.config.max_model_len)
+        num_tokens = max(max_length, num_prompt_tokens + 1)
+        num_tokens_that_fit = min(self._blocks.max_tokens, self.config.max_model_len)
+        if num_tokens > num_tokens_that_fit:
+            raise NeverFits(num_tokens, num_tokens_that_fit)
+        return max_length
 
     def abort(
         self, request_id: str, sequence_index: int | None = None, reason: FinishReason = FinishReason.ABORT
-    ) -> bool: ...
+    ) -> bool:
+        """End a request, or one of its sequences, in any state. False if there is nothing to end.
 
-    def abort_owner(self, owner: str) -> int: ...
+        Nobody is told, for whoever aborts knows; so `reason` (STOP: a stop string matched) changes nothing here.
+        """
+        group = self._groups.get(request_id)
+        if group is None:
+            return False
+        chosen = group.sequences if sequence_index is None else group.sequences[sequence_index : sequence_index + 1]
+        live = [sequence for sequence in chosen if sequence.status is not SequenceStatus.FINISHED]
+        self._end(group, live)
+        self._note_change()
+        return bool(live)
 
-    def has_unfinished(self) -> bool: ...
+    def abort_owner(self, owner: str) -> int:
+        """End all requests of an owner that is gone. Returns how many they were."""
+        request_ids = [request_id for request_id, group in self._groups.items() if group.spec.owner == owner]
+        for request_id in request_ids:
+            self.abort(request_id)
+        return len(request_ids)
 
-    def can_schedule(self) -> bool: ...
+    def has_unfinished(self) -> bool:
+        """Whether any request is live."""
+        return bool(self._groups)
 
-    def schedule(self, now: float) -> SchedulerOutput | None: ...
+    def _end(self, group: Group, sequences: Iterable[Sequence]) -> None:
+        """End these live sequences of a group: in order, children that are not forked first."""
+        for sequence in sorted(sequences, key=lambda sequence: sequence not in group.unforked):
+            self._end_one(sequence)
+        if group.is_finished:
+            del self._groups[group.spec.request_id]
 
-    def update(self, result: StepResult) -> dict[str, OwnerUpdate]: ...
+    def _end_one(self, sequence: Sequence) -> None:
+        group = sequence.group
+        if sequence in group.unforked:
+            self._queues.drop_child(sequence)
+        elif group.unforked:
+            self._queues.replace_leader(sequence)
+        else:
+            self._queues.remove(sequence)
+        self._blocks.free(sequence)
+        sequence.status = SequenceStatus.FINISHED
+        if sequence.is_known:
+            self._ended_ids.append(sequence.sequence_id)
 
-    def fail_all(self, message: str) -> dict[str, OwnerUpdate]: ...
+    # Steps
 
-    def stats(self) -> SchedulerStats: ...
+    def can_schedule(self) -> bool:
+        """Whether `schedule` is worth a call. After one that found nothing: not before something changed."""
+        if len(self._in_flight) >= self.config.max_steps_in_flight:
+            return False
+        return bool(self._ended_ids) or (self._has_changed and bool(self._groups))
 
-    def check_integrity(self) -> None: ...
+    def schedule(self, now: float) -> SchedulerOutput | None:
+        """The next step; None if nothing is to be sent now. `now` is for policies that age: this one does not."""
+        if len(self._in_flight) >= self.config.max_steps_in_flight:
+            return None
+        step = self._fill_step()
+        if self._is_stalled(step):
+            self._planner.preempt_all_but_first()
+            self._totals.num_recoveries += 1
+            step = self._fill_step()
+        self._has_changed = not step.is_idle or not self._in_flight
+        output = None if step.is_idle and not self._ended_ids else self._send(step)
+        self._check_if_asked()
+        return output
+
+    def _fill_step(self) -> StepBuilder:
+        oldest = self._in_flight[0].step_id if self._in_flight else self._next_step_id
+        return self._planner.fill(self._next_step_id, oldest)
+
+    def _is_stalled(self, step: StepBuilder) -> bool:
+        """Work, no answer to come that could change anything, and nothing to do, for the second time: a bug."""
+        is_stuck = step.is_idle and not self._in_flight and bool(self._groups)
+        self._num_stalls = self._num_stalls + 1 if is_stuck else 0
+        return self._num_stalls > 1
+
+    def _send(self, step: StepBuilder) -> SchedulerOutput:
+        output, in_flight = step.build(self._ended_ids)
+        self._ended_ids = []
+        self._next_step_id += 1
+        self._in_flight.append(in_flight)
+        self._totals.num_swapped_out_blocks += len(step.swap_out)
+        self._totals.num_swapped_in_blocks += len(step.swap_in)
+        self._totals.num_copied_blocks += len(step.copies)
+        return output
+
+    # Answers
+
+    def update(self, result: StepResult) -> dict[str, OwnerUpdate]:
+        """Take the answer to the oldest step in flight. Returns what each owner is to be told.
+
+        Raises StepMismatch, having changed nothing, for any other step's answer or one that cannot be this step's.
+        """
+        step = self._match(result)
+        self._in_flight.popleft()
+        updates: dict[str, OwnerUpdate] = {}
+        self._report_prefills(step, updates)
+        for sequence, num_computed in step.pieces:
+            self._commit_piece(sequence, num_computed)
+        self._take_tokens(self._find_sampled(step, result), result.token_ids, updates)
+        self._fail_sequences(step, result, updates)
+        self._note_change()
+        return updates
+
+    def _match(self, result: StepResult) -> StepInFlight:
+        if not self._in_flight or self._in_flight[0].step_id != result.step_id:
+            raise StepMismatch(f"step {result.step_id} is not the oldest in flight")
+        step = self._in_flight[0]
+        expected = step.sampled_ids
+        if result.skipped_sequence_ids or result.failures:
+            expected = tuple(sequence.sequence_id for sequence in self._find_sampled(step, result))
+        if result.sequence_ids != expected or len(result.token_ids) != len(expected):
+            raise StepMismatch(f"step {result.step_id} sampled other sequences than it was to")
+        skipped = set(result.skipped_sequence_ids)
+        for sequence in step.sampled if skipped else ():
+            if sequence.sequence_id in skipped and sequence.status is not SequenceStatus.FINISHED:
+                raise StepMismatch(f"step {result.step_id} skipped sequence {sequence.sequence_id}, which goes on")
+        return step
+
+    def _find_sampled(self, step: StepInFlight, result: StepResult) -> list[Sequence]:
+        """The sequences that got a token."""
+        if not result.skipped_sequence_ids and not result.failures:
+            return step.sampled
+        without = {*result.skipped_sequence_ids, *(sequence_id for sequence_id, _ in result.failures)}
+        return [sequence for sequence in step.sampled if sequence.sequence_id not in without]
+
+    def _report_prefills(self, step: StepInFlight, updates: dict[str, OwnerUpdate]) -> None:
+        for group in step.completed:
+            if group.is_finished:
+                continue
+            update = updates.setdefault(group.spec.owner, OwnerUpdate())
+            update.prefilled.append((group.sequences[0].sequence_id, group.num_cached_tokens))
+            self._totals.num_prompt_tokens += group.prompt_length
+            self._totals.num_cached_tokens += group.num_cached_tokens
+
+    def _commit_piece(self, sequence: Sequence, num_computed: int) -> None:
+        """KV of a prefill; worth nothing if the sequence started over since."""
+        if sequence.status is SequenceStatus.RUNNING or sequence.status is SequenceStatus.SWAPPED:
+            sequence.num_computed = num_computed
+        if sequence.status is SequenceStatus.RUNNING:
+            self._blocks.publish(sequence)
+
+    def _take_tokens(
+        self, sequences: list[Sequence], token_ids: tuple[int, ...], updates: dict[str, OwnerUpdate]
+    ) -> None:
+        """One token for each. The hot loop.
+
+        A step samples a sequence if it computes the last token known, so what is known before has KV afterwards.
+        """
+        running, waiting, finished = SequenceStatus.RUNNING, SequenceStatus.WAITING, SequenceStatus.FINISHED
+        num_taken = 0
+        for sequence, token_id in zip(sequences, token_ids, strict=True):
+            status = sequence.status
+            if status is finished:
+                continue
+            known = sequence.token_ids
+            length = len(known)
+            known.append(token_id)
+            if status is not waiting:
+                sequence.num_computed = length
+                if length >= sequence.publish_at and status is running:
+                    self._blocks.publish(sequence)
+            update = updates.get(sequence.owner)
+            if update is None:
+                update = updates[sequence.owner] = OwnerUpdate()
+            update.sequence_ids.append(sequence.sequence_id)
+            update.token_ids.append(token_id)
+            num_taken += 1
+            if token_id in sequence.stop_token_ids and length >= sequence.stop_from:
+                self._finish(sequence, FinishReason.STOP, update)
+            elif length + 1 >= sequence.max_length:
+                self._finish(sequence, FinishReason.LENGTH, update)
+        self._totals.num_completion_tokens += num_taken
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, update: OwnerUpdate, message: str = "") -> None:
+        update.finished.append(FinishedSequence(sequence.sequence_id, reason, message))
+        self._end(sequence.group, [sequence])
+
+    def _fail_sequences(self, step: StepInFlight, result: StepResult, updates: dict[str, OwnerUpdate]) -> None:
+        """End those that failed alone, and with a leader the children that were to be forked from it."""
+        messages = dict(result.failures)
+        if not messages:
+            return
+        for sequence in [*step.sampled, *(sequence for sequence, _ in step.pieces)]:
+            if sequence.sequence_id not in messages or sequence.status is SequenceStatus.FINISHED:
+                continue
+            group, message = sequence.group, messages[sequence.sequence_id]
+            update = updates.setdefault(sequence.owner, OwnerUpdate())
+            if group.unforked:
+                update.failed.append((group.spec.request_id, message))
+                self.abort(group.spec.request_id)
+            else:
+                self._finish(sequence, FinishReason.ERROR, update, message)
+
+    def fail_all(self, message: str) -> dict[str, OwnerUpdate]:
+        """The replica is lost: every request fails, no block is held or cached, and steps count from 1 again."""
+        updates: dict[str, OwnerUpdate] = {}
+        for request_id, group in self._groups.items():
+            updates.setdefault(group.spec.owner, OwnerUpdate()).failed.append((request_id, message))
+            for sequence in group.sequences:
+                sequence.status = SequenceStatus.FINISHED
+        self._groups.clear()
+        self._in_flight.clear()
+        self._ended_ids = []
+        self._queues.clear()
+        self._blocks.reset()
+        self._next_step_id = 1
+        self._num_stalls = 0
+        self._note_change()
+        return updates
+
+    # What operators see
+
+    def stats(self) -> SchedulerStats:
+        """Counts of now, and totals from the start of the process."""
+        totals, device, host = self._totals, self._blocks.device, self._blocks.host
+        return SchedulerStats(
+            num_waiting=len(self._queues.waiting),
+            num_running=self._queues.num_running,
+            num_swapped=len(self._queues.swapped),
+            num_device_blocks=device.num_usable,
+            num_free_device_blocks=device.num_free,
+            num_cached_device_blocks=device.num_cached,
+            num_host_blocks=host.num_usable,
+            num_free_host_blocks=host.num_free,
+            num_steps_in_flight=len(self._in_flight),
+            num_preemptions_total=self._planner.num_preemptions_total,
+            num_swapped_out_blocks_total=totals.num_swapped_out_blocks,
+            num_swapped_in_blocks_total=totals.num_swapped_in_blocks,
+            num_copied_blocks_total=totals.num_copied_blocks,
+            num_prefill_pieces_total=self._planner.num_pieces_total,
+            num_cached_tokens_total=totals.num_cached_tokens,
+            num_prompt_tokens_total=totals.num_prompt_tokens,
+            num_completion_tokens_total=totals.num_completion_tokens,
+            num_recoveries_total=totals.num_recoveries,
+        )
+
+    def check_integrity(self) -> None:
+        """Walk all state. Raises AssertionError that says what is wrong."""
+        integrity.check(self._groups, self._queues, self._blocks, list(self._in_flight), self.config)
+
+    def _note_change(self) -> None:
+        self._has_changed = True
+        self._check_if_asked()
+
+    def _check_if_asked(self) -> None:
+        if self.config.debug_integrity:
+            self.check_integrity()

@@ -1,0 +1,264 @@
+"""Which sequence holds which block. Owns both pools; knows nothing of queues, budgets and the order of sequences.
+
+Every method that takes a `step` writes there what the worker must do: grown and replaced tables, swaps and copies. The
+worker does them in the order swap out, swap in, copy, and so:
+
+- a device block that is swapped out may be handed out again within the step;
+- the source of a copy stays held until the step is complete, for a swap-in or another copy would overwrite it;
+- a host block that is swapped in stays held until then, for swap-outs come first.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+from scheduler_service.core.block_pool import BlockPool
+from scheduler_service.core.output import BlockPair
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Many
+
+    from scheduler_service.core.sequence import Sequence
+    from scheduler_service.core.step import StepBuilder
+
+
+def hash_block(parent: bytes, token_ids: Many[int], extra_keys: bytes = b"") -> bytes:
+    """The name of a full block's content, with all that precedes it: two are equal only if all their tokens are.
+
+    `parent` is the name of the block before, empty for the first; `extra_keys` whatever else its KV depends on.
+    """
+    return sha256(parent + extra_keys + array("I", token_ids).tobytes()).digest()
+
+
+class BlockManager:
+    """Hands blocks to sequences and takes them back."""
+
+    __slots__ = ("_caches", "_held_device", "_held_host", "_num_watermark", "block_size", "device", "host")
+
+    def __init__(
+        self, block_size: int, num_device_blocks: int, num_host_blocks: int, watermark: float, *, caches: bool
+    ) -> None:
+        self.block_size = block_size
+        self.device = BlockPool(num_device_blocks, first_block=1)
+        self.host = BlockPool(num_host_blocks)
+        self._num_watermark = int(watermark * self.device.num_usable)
+        self._caches = caches
+        self._held_device: dict[int, int] = {}
+        self._held_host: list[int] = []
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest sequence that fits alone. Its last token needs no slot: nothing is computed from it."""
+        return self.device.num_usable * self.block_size + 1
+
+    def reset(self) -> None:
+        """Forget all holders and all content."""
+        self.device.reset()
+        self.host.reset()
+        self._held_device.clear()
+        self._held_host.clear()
+
+    def settle(self) -> None:
+        """The step is complete: let go of what only its cache operations held."""
+        for block, count in self._held_device.items():
+            for _ in range(count):
+                self.device.release(block)
+        for block in self._held_host:
+            self.host.release(block)
+        self._held_device.clear()
+        self._held_host.clear()
+
+    # Admission
+
+    def admit(self, sequence: Sequence, step: StepBuilder, *, is_alone: bool) -> bool:
+        """Give it blocks for all its known tokens, those found by hash first. False: not now.
+
+        Beyond its blocks there must be room for the next token of each sequence of the group and for the watermark,
+        unless nobody else holds blocks.
+        """
+        hits = self._find_prefix(sequence)
+        num_tokens = len(sequence.token_ids)
+        num_blocks = -(-num_tokens // self.block_size)
+        num_spare = sequence.group.num_rows - (num_tokens % self.block_size > 0) + self._num_watermark
+        num_needed = self._count_needed(hits, num_blocks)
+        if is_alone and num_needed > self.device.num_free:
+            hits.pop()  # a copy of the last block beside the block itself would be one too many
+        elif not is_alone and num_needed + num_spare > self.device.num_free:
+            return False
+        self._take(sequence, hits, num_blocks, step)
+        return True
+
+    def _find_prefix(self, sequence: Sequence) -> list[int]:
+        """The cached blocks with which it begins."""
+        hits: list[int] = []
+        if not self._caches:
+            return hits
+        for place in range(len(sequence.token_ids) // self.block_size):
+            block = self.device.find(self._hash(sequence, place))
+            if block is None:
+                break
+            hits.append(block)
+        return hits
+
+    def _count_needed(self, hits: list[int], num_blocks: int) -> int:
+        """Free blocks that taking these hits and the rest costs, and the copy if nothing is left to compute."""
+        references = self.device.references
+        num_free_hits = sum(not references[block] for block in hits)
+        return num_free_hits + num_blocks - len(hits) + (len(hits) == num_blocks)
+
+    def _take(self, sequence: Sequence, hits: list[int], num_blocks: int, step: StepBuilder) -> None:
+        for block in hits:
+            self.device.share(block)
+        num_tokens = len(sequence.token_ids)
+        num_cached = len(hits) * self.block_size
+        table = hits
+        if num_cached == num_tokens:
+            num_cached -= 1
+            table[-1] = self._copy(table[-1], step)
+        table.extend(self.device.allocate() for _ in range(num_blocks - len(table)))
+        sequence.block_ids = table
+        sequence.grow_at = num_blocks * self.block_size
+        sequence.num_scheduled = sequence.num_computed = num_cached
+        sequence.publish_at = (num_cached // self.block_size + 1) * self.block_size if self._caches else sys.maxsize
+
+    # Growth
+
+    def grow(self, sequence: Sequence, step: StepBuilder) -> bool:
+        """Make the slot of its next token writable: by a block more, or by a copy of a shared one. False: no block."""
+        capacity = len(sequence.block_ids) * self.block_size
+        if sequence.num_scheduled == capacity:
+            if not self.device.num_free:
+                return False
+            block = self.device.allocate()
+            sequence.block_ids.append(block)
+            step.add_appended(sequence, block)
+            capacity += self.block_size
+        elif self._is_shared(sequence.block_ids[-1]):
+            if not self.device.num_free:
+                return False
+            sequence.block_ids[-1] = self._copy(sequence.block_ids[-1], step)
+            step.replaced[sequence.sequence_id] = sequence
+        sequence.grow_at = capacity
+        return True
+
+    def _is_shared(self, block: int) -> bool:
+        return self.device.references[block] - self._held_device.get(block, 0) > 1
+
+    def _copy(self, source: int, step: StepBuilder) -> int:
+        """A private copy. The holder's reference to the source passes to the step."""
+        destination = self.device.allocate()
+        step.copies.append(BlockPair(source, destination))
+        self._held_device[source] = self._held_device.get(source, 0) + 1
+        return destination
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Let the child begin where the parent is, on the same blocks."""
+        for block in parent.block_ids:
+            self.device.share(block)
+        child.token_ids = parent.token_ids.copy()
+        child.block_ids = parent.block_ids.copy()
+        child.block_hashes = parent.block_hashes.copy()
+        child.num_scheduled = parent.num_scheduled
+        child.num_computed = parent.num_computed
+        child.publish_at = parent.publish_at
+        parent.grow_at = child.grow_at = parent.num_scheduled
+
+    # Content
+
+    def publish(self, sequence: Sequence) -> None:
+        """Let the blocks be found that its computed tokens fill."""
+        while sequence.publish_at <= sequence.num_computed:
+            place = sequence.publish_at // self.block_size - 1
+            self.device.publish(sequence.block_ids[place], self._hash(sequence, place))
+            sequence.publish_at += self.block_size
+
+    def _hash(self, sequence: Sequence, place: int) -> bytes:
+        """The name of a full block of known tokens."""
+        hashes = sequence.block_hashes
+        while len(hashes) <= place:
+            start = len(hashes) * self.block_size
+            parent = hashes[-1] if hashes else b""
+            hashes.append(hash_block(parent, sequence.token_ids[start : start + self.block_size]))
+        return hashes[place]
+
+    # Giving back
+
+    def free(self, sequence: Sequence) -> None:
+        """Take all its blocks. What was published of it counts as used now, the deeper earlier than the head."""
+        num_published = sequence.publish_at // self.block_size - 1 if self._caches and sequence.block_ids else 0
+        for place in range(len(sequence.block_ids) - 1, -1, -1):
+            block = sequence.block_ids[place]
+            if place < num_published:
+                self._keep(block, sequence.block_hashes[place])
+            elif block:
+                self.device.release(block)
+        for block in sequence.host_blocks.values():
+            self.host.release(block)
+        sequence.block_ids = []
+        sequence.host_blocks = {}
+
+    def _keep(self, block: int, block_hash: bytes) -> None:
+        """Release a full block. If its content is found in another block it is that one that was used."""
+        if block:
+            self.device.publish(block, block_hash)
+            self.device.release(block)
+        self.device.refresh(block_hash)
+
+    def holds_device_blocks(self, sequence: Sequence) -> bool:
+        """Whether freeing it could free device blocks."""
+        return any(sequence.block_ids)
+
+    def swap_out(self, sequence: Sequence, step: StepBuilder) -> bool:
+        """Move what only it holds to the host; shared blocks stay held. False, and nothing done: no room, no use.
+
+        Steps in flight still write into these blocks. They are executed before this one, so their content is moved.
+        """
+        num_filled = -(-sequence.num_scheduled // self.block_size)
+        places = [p for p, block in enumerate(sequence.block_ids) if self.device.references[block] == 1]
+        num_moved = sum(place < num_filled for place in places)
+        if not 0 < num_moved <= self.host.num_free:
+            return False
+        for place in reversed(places):
+            block = sequence.block_ids[place]
+            if place < num_filled:
+                sequence.host_blocks[place] = self.host.allocate()
+                step.swap_out.append(BlockPair(block, sequence.host_blocks[place]))
+            self.device.release(block)
+            sequence.block_ids[place] = 0
+        return True
+
+    def swap_in(self, sequence: Sequence, step: StepBuilder, *, is_alone: bool) -> bool:
+        """Bring it back to the device, with room for its next token. False: not now."""
+        num_needed = sequence.block_ids.count(0) + self._must_grow(sequence)
+        if num_needed + (0 if is_alone else self._num_watermark) > self.device.num_free:
+            return False
+        for place, block in enumerate(sequence.block_ids):
+            if not block:
+                sequence.block_ids[place] = self._restore(sequence, place, step)
+        self._held_host.extend(sequence.host_blocks.values())
+        sequence.host_blocks = {}
+        step.replaced[sequence.sequence_id] = sequence
+        sequence.grow_at = len(sequence.block_ids) * self.block_size
+        return sequence.is_prefilling or self.grow(sequence, step)
+
+    def _must_grow(self, sequence: Sequence) -> bool:
+        if sequence.is_prefilling:
+            return False
+        last = sequence.block_ids[-1]
+        is_full = sequence.num_scheduled == len(sequence.block_ids) * self.block_size
+        return is_full or bool(last and self.device.references[last] > 1)
+
+    def _restore(self, sequence: Sequence, place: int, step: StepBuilder) -> int:
+        """A device block with the content of this place: still there by its hash, from the host, or to be filled."""
+        if self._caches and place < sequence.publish_at // self.block_size - 1:
+            block = self.device.find(sequence.block_hashes[place])
+            if block is not None:
+                self.device.share(block)
+                return block
+        block = self.device.allocate()
+        if place in sequence.host_blocks:
+            step.swap_in.append(BlockPair(sequence.host_blocks[place], block))
+        return block

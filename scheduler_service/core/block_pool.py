@@ -1,0 +1,122 @@
+"""One pool of numbered blocks: references, free lists, and what is found by hash. Knows no sequences.
+
+A block is *unused* (free, its content is worth nothing), *evictable* (free, but its content is known by its hash) or
+*held* (somebody references it). Every operation is O(1).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+
+class BlockPool:
+    """Blocks `first_block` to `num_blocks - 1`; those below are never handed out."""
+
+    __slots__ = (
+        "_block_of_hash",
+        "_evictable",
+        "_first_block",
+        "_hash_of_block",
+        "_num_blocks",
+        "_unused",
+        "references",
+    )
+
+    def __init__(self, num_blocks: int, first_block: int = 0) -> None:
+        self._num_blocks = num_blocks
+        self._first_block = first_block
+        self.references: list[int] = []
+        self._unused: list[int] = []
+        self._evictable: OrderedDict[int, None] = OrderedDict()
+        self._block_of_hash: dict[bytes, int] = {}
+        self._hash_of_block: dict[int, bytes] = {}
+        self.reset()
+
+    @property
+    def num_usable(self) -> int:
+        """Blocks that can be handed out, whoever holds them now."""
+        return self._num_blocks - self._first_block
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `allocate` can hand out now."""
+        return len(self._unused) + len(self._evictable)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that are found by hash, held or not."""
+        return len(self._block_of_hash)
+
+    def reset(self) -> None:
+        """Forget all holders and all content."""
+        self.references = [0] * self._num_blocks
+        self._unused = list(range(self._num_blocks - 1, self._first_block - 1, -1))
+        self._evictable.clear()
+        self._block_of_hash.clear()
+        self._hash_of_block.clear()
+
+    def allocate(self) -> int:
+        """A block for one holder; only with none unused is one evicted, least recently used first.
+
+        Raises IndexError when `num_free` is 0.
+        """
+        block = self._unused.pop() if self._unused else self._evict()
+        self.references[block] = 1
+        return block
+
+    def _evict(self) -> int:
+        if not self._evictable:
+            raise IndexError("no free block")
+        block, _ = self._evictable.popitem(last=False)
+        del self._block_of_hash[self._hash_of_block.pop(block)]
+        return block
+
+    def share(self, block: int) -> None:
+        """One more holder, of a block that is held or evictable."""
+        if not self.references[block]:
+            del self._evictable[block]
+        self.references[block] += 1
+
+    def release(self, block: int) -> None:
+        """One holder less. Release a sequence's blocks from its last to its first: the deeper are evicted earlier."""
+        self.references[block] -= 1
+        if self.references[block]:
+            return
+        if block in self._hash_of_block:
+            self._evictable[block] = None
+        else:
+            self._unused.append(block)
+
+    def publish(self, block: int, block_hash: bytes) -> None:
+        """Let a held block be found. Does nothing if another has this content, or if this one is known already."""
+        if block_hash not in self._block_of_hash and block not in self._hash_of_block:
+            self._block_of_hash[block_hash] = block
+            self._hash_of_block[block] = block_hash
+
+    def find(self, block_hash: bytes) -> int | None:
+        """The block with this content."""
+        return self._block_of_hash.get(block_hash)
+
+    def is_published(self, block: int) -> bool:
+        """Whether this very block is found by its content."""
+        return block in self._hash_of_block
+
+    def refresh(self, block_hash: bytes) -> None:
+        """Note a use of the block with this content, if it is known and evictable."""
+        block = self._block_of_hash.get(block_hash)
+        if block is not None and block in self._evictable:
+            self._evictable.move_to_end(block)
+
+    def check(self, holders: dict[int, int]) -> None:
+        """Raise AssertionError unless each block is unused, evictable or held as `holders` (block: how often) says."""
+        unused, evictable = set(self._unused), set(self._evictable)
+        held = {block for block, count in enumerate(self.references) if count}
+        everything = set(range(self._first_block, self._num_blocks))
+        assert len(unused) == len(self._unused), "a block stands twice in the free list"
+        assert unused | evictable | held == everything, f"leaked: {sorted(everything - unused - evictable - held)}"
+        assert not (unused & evictable or unused & held or evictable & held), "a block is in two states"
+        actual = {block: self.references[block] for block in held}
+        assert actual == holders, f"references {actual}, held {holders}"
+        hashes = {block: block_hash for block_hash, block in self._block_of_hash.items()}
+        assert hashes == self._hash_of_block, "the two maps of hashes differ"
+        assert evictable <= hashes.keys() and not unused & hashes.keys(), "hash and state of a block disagree"

@@ -1,0 +1,115 @@
+"""A walk over all state of the core: what must hold between any two operations. Changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from scheduler_service.core.sequence import SequenceStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from scheduler_service.core.block_manager import BlockManager
+    from scheduler_service.core.limits import SchedulerConfig
+    from scheduler_service.core.policy import Queues
+    from scheduler_service.core.sequence import Group, Sequence
+    from scheduler_service.core.step import StepInFlight
+
+
+def check(
+    groups: Mapping[str, Group],
+    queues: Queues,
+    blocks: BlockManager,
+    in_flight: list[StepInFlight],
+    config: SchedulerConfig,
+) -> None:
+    """Raise AssertionError with what is wrong: leaked blocks, wrong references, two writers, a lost sequence."""
+    assert len(in_flight) <= config.max_steps_in_flight, "too many steps in flight"
+    live = [sequence for group in groups.values() for sequence in group.sequences if not _is_finished(sequence)]
+    _check_groups(groups)
+    _check_queues(live, queues)
+    for sequence in live:
+        _check_sequence(sequence, config.block_size)
+    _check_blocks(live, blocks)
+    _check_writers(live, blocks)
+
+
+def _is_finished(sequence: Sequence) -> bool:
+    return sequence.status is SequenceStatus.FINISHED
+
+
+def _check_groups(groups: Mapping[str, Group]) -> None:
+    for request_id, group in groups.items():
+        assert request_id == group.spec.request_id, f"{request_id} is another request's id"
+        assert not group.is_finished, f"{request_id} has ended and is still here"
+        assert not any(map(_is_finished, group.unforked)), f"{request_id} would fork a child that ended"
+        if group.unforked:
+            queued = [s for s in group.sequences if not _is_finished(s) and s not in group.unforked]
+            assert len(queued) == 1, f"{request_id} has {len(queued)} leaders"
+
+
+def _check_queues(live: list[Sequence], queues: Queues) -> None:
+    """Each live sequence stands in the one queue that its status names."""
+    running = [sequence for sequence in queues.running if not _is_finished(sequence)]
+    places = {
+        SequenceStatus.WAITING: list(queues.waiting),
+        SequenceStatus.RUNNING: running,
+        SequenceStatus.SWAPPED: queues.swapped,
+    }
+    queued: list[Sequence] = []
+    for status, sequences in places.items():
+        wrong = [sequence for sequence in sequences if sequence.status is not status]
+        assert not wrong, f"{wrong} stand among the {status.name}"
+        queued += sequences
+    expected = {s.sequence_id for s in live if s not in s.group.unforked}
+    assert len(queued) == len(expected), "a sequence stands in no queue, or in two"
+    assert {sequence.sequence_id for sequence in queued} == expected, "a sequence is lost"
+    assert {id(s) for s in queues.prefilling} == {id(s) for s in running if s.is_prefilling}, "prefills are lost"
+    assert queues.num_rows == sum(s.group.num_rows for s in running), "rows are lost"
+    assert queues.num_rows <= queues.max_rows, "more rows than there are"
+
+
+def _check_sequence(sequence: Sequence, block_size: int) -> None:
+    length = len(sequence.token_ids)
+    num_blocks = len(sequence.block_ids)
+    assert length <= sequence.max_length, f"{sequence} is too long"
+    assert sequence.num_computed <= sequence.num_scheduled, f"{sequence} computed what was not scheduled"
+    if sequence.status is SequenceStatus.WAITING:
+        assert not num_blocks and not sequence.host_blocks, f"{sequence} waits and has blocks"
+        assert not sequence.num_scheduled, f"{sequence} waits and has KV"
+        return
+    if sequence.is_prefilling:
+        assert sequence.num_scheduled < length, f"{sequence} has nothing left to prefill"
+        assert num_blocks == -(-length // block_size), f"{sequence} has {num_blocks} blocks for {length} tokens"
+    else:
+        assert sequence.num_scheduled < sequence.max_length, f"{sequence} is scheduled past its end"
+        needed = -(-sequence.num_scheduled // block_size)
+        assert num_blocks == needed, f"{sequence} has {num_blocks} blocks and needs {needed}"
+    holes = {place for place, block in enumerate(sequence.block_ids) if not block}
+    if sequence.status is SequenceStatus.RUNNING:
+        assert not holes and not sequence.host_blocks, f"{sequence} runs and is not all on the device"
+    filled = -(-sequence.num_scheduled // block_size)
+    assert {p for p in holes if p < filled} == sequence.host_blocks.keys(), f"{sequence} lost content"
+
+
+def _check_blocks(live: list[Sequence], blocks: BlockManager) -> None:
+    """References are the tables, and nothing else."""
+    blocks.device.check(_count(block for sequence in live for block in sequence.block_ids if block))
+    blocks.host.check(_count(block for sequence in live for block in sequence.host_blocks.values()))
+
+
+def _count(blocks: Iterable[int]) -> dict[int, int]:
+    return dict(Counter(blocks))
+
+
+def _check_writers(live: list[Sequence], blocks: BlockManager) -> None:
+    """A block that a running sequence will write next is its own and is not found by hash, or it will be copied."""
+    size = blocks.block_size
+    for sequence in live:
+        if sequence.status is not SequenceStatus.RUNNING:
+            continue
+        for block in sequence.block_ids[sequence.num_scheduled // size :]:
+            is_own = blocks.device.references[block] == 1 and not blocks.device.is_published(block)
+            is_copied_first = not sequence.is_prefilling and sequence.grow_at == sequence.num_scheduled
+            assert is_own or is_copied_first, f"{sequence} would write into block {block}, which is not its own"

@@ -1,0 +1,63 @@
+"""What a scheduler may use, and how it says no."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class NeverFits(Exception):
+    """A request that could not run even alone. `num_tokens_that_fit`: prompt and output together, at most."""
+
+    def __init__(self, num_tokens: int, num_tokens_that_fit: int) -> None:
+        super().__init__(f"{num_tokens} tokens never fit: at most {num_tokens_that_fit} do")
+        self.num_tokens_that_fit = num_tokens_that_fit
+
+
+class DuplicateRequest(Exception):
+    """A live request has this id."""
+
+
+class StepMismatch(Exception):
+    """An answer that is not the answer to the oldest step in flight: one of the two sides has a bug."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """What the scheduler may use. Blocks count as the worker's pools do; device block 0 is never handed out.
+
+    `max_prefill_chunk`: tokens of one sequence's prefill in a step, 0 for no limit but the budget. `preemption_mode`:
+    "auto" and "swap" swap while it is possible and recompute else, "recompute" never swaps. `watermark`: the share of
+    the device blocks that an admission leaves free. `debug_integrity`: walk all state after each operation.
+    Raises ValueError.
+    """
+
+    block_size: int
+    num_device_blocks: int
+    num_host_blocks: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_prefill_chunk: int = 0
+    enable_prefix_caching: bool = True
+    preemption_mode: str = "auto"
+    max_steps_in_flight: int = 2
+    watermark: float = 0.01
+    debug_integrity: bool = False
+
+    def __post_init__(self) -> None:
+        positive = ("block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_steps_in_flight")
+        wrong = [name for name in positive if getattr(self, name) < 1]
+        wrong += [name for name in ("num_host_blocks", "max_prefill_chunk") if getattr(self, name) < 0]
+        if self.num_device_blocks < 2:
+            wrong.append("num_device_blocks")
+        if self.preemption_mode not in ("auto", "swap", "recompute"):
+            wrong.append("preemption_mode")
+        if not 0 <= self.watermark < 1:
+            wrong.append("watermark")
+        if wrong:
+            raise ValueError(f"out of range: {', '.join(wrong)}")
+
+    @property
+    def max_rows(self) -> int:
+        """Sequences that may run at once: each of them can have a token of every step."""
+        return min(self.max_num_seqs, self.max_num_batched_tokens)

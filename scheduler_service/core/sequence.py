@@ -1,0 +1,120 @@
+"""Sequences and the groups they belong to: records without behaviour. Their owner is the scheduler."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from scheduler_service.core.output import GroupSpec
+
+
+class SequenceStatus(Enum):
+    """Where a sequence stands. A child that is not forked yet waits too, but in no queue."""
+
+    WAITING = 1
+    RUNNING = 2
+    SWAPPED = 3
+    FINISHED = 4
+
+
+class Sequence:
+    """One sampled continuation.
+
+    Three counts of tokens, `num_computed <= num_scheduled < len(token_ids) + steps in flight + 1`:
+
+    - `token_ids`: known, prompt and output. Of a token in flight only the existence is known;
+    - `num_scheduled`: those that have KV once all steps in flight are executed;
+    - `num_computed`: those that have KV according to the answers.
+
+    While `is_prefilling`, known tokens wait for their KV; afterwards exactly one token, known or in flight, does, so
+    the length with placeholders is `num_scheduled + 1`.
+
+    `owner`, `max_length`, `stop_from` and `stop_token_ids` repeat what the group knows: they are read for each token.
+    """
+
+    __slots__ = (
+        "block_hashes",
+        "block_ids",
+        "group",
+        "grow_at",
+        "host_blocks",
+        "is_known",
+        "is_prefilling",
+        "last_step_id",
+        "max_length",
+        "num_computed",
+        "num_scheduled",
+        "owner",
+        "publish_at",
+        "sequence_id",
+        "sequence_index",
+        "status",
+        "stop_from",
+        "stop_token_ids",
+        "token_ids",
+    )
+
+    def __init__(self, sequence_id: int, sequence_index: int, group: Group) -> None:
+        self.sequence_id = sequence_id
+        self.sequence_index = sequence_index
+        self.group = group
+        self.owner = group.spec.owner
+        self.max_length = group.max_length
+        self.stop_from = group.prompt_length + group.spec.min_tokens  # the first place that a stop token can take
+        self.stop_token_ids = group.spec.stop_token_ids
+        self.status = SequenceStatus.WAITING
+        self.token_ids: list[int] = []
+        self.is_prefilling = True
+        self.num_scheduled = 0
+        self.num_computed = 0
+        self.last_step_id = 0  # the last step that computes this sequence
+        self.is_known = False  # the worker was told of it
+        self.block_ids: list[int] = []  # device blocks; 0 where there is none while swapped out
+        self.host_blocks: dict[int, int] = {}  # place in the table: host block
+        self.grow_at = 0  # with so many tokens scheduled, a decode needs a block: for its slot, or to stop sharing
+        self.block_hashes: list[bytes] = []  # of its full blocks, as far as they were needed
+        self.publish_at = 0  # with so many tokens computed, another block is full
+
+    def __repr__(self) -> str:
+        return f"<sequence {self.sequence_id} {self.status.name} {self.num_scheduled}/{len(self.token_ids)}>"
+
+
+class Group:
+    """A request: `n` sequences with one prompt. The first live one prefills it for all, the others are forked.
+
+    `unforked` are those that wait for that; as long as there are any, one other sequence of the group is queued, the
+    *leader*.
+    """
+
+    __slots__ = ("arrived_at", "max_length", "num_cached_tokens", "sequences", "spec", "unforked")
+
+    def __init__(self, spec: GroupSpec, first_sequence_id: int, max_length: int, arrived_at: float) -> None:
+        self.spec = spec
+        self.max_length = max_length
+        self.arrived_at = arrived_at
+        self.num_cached_tokens = 0
+        self.sequences = [Sequence(first_sequence_id + index, index, self) for index in range(spec.n)]
+        self.sequences[0].token_ids = list(spec.prompt_token_ids)
+        self.unforked = self.sequences[1:]
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.spec.prompt_token_ids)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of a step that the leader must find free: the children are forked all at once."""
+        return 1 + len(self.unforked)
+
+    @property
+    def leader(self) -> Sequence:
+        """The one that prefills for those not forked yet. Only while there are such."""
+        live = (sequence for sequence in self.sequences if sequence.status is not SequenceStatus.FINISHED)
+        return next(sequence for sequence in live if sequence not in self.unforked)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all its sequences ended."""
+        return all(sequence.status is SequenceStatus.FINISHED for sequence in self.sequences)

@@ -1,0 +1,142 @@
+"""A step under construction, and what is remembered of it until it is answered. Decides nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from scheduler_service.core.output import BlockPair, Fork, NewSequence, SchedulerOutput
+
+if TYPE_CHECKING:
+    from scheduler_service.core.sequence import Group, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class StepInFlight:
+    """What an answer will be held against.
+
+    `sampled`: the sequences that get a token, in the order of the step, and their ids. `pieces`: sequences that get
+    none, with the count of their tokens that have KV afterwards. `completed`: groups whose prompt is prefilled by it.
+    """
+
+    step_id: int
+    sampled: list[Sequence]
+    sampled_ids: tuple[int, ...]
+    pieces: list[tuple[Sequence, int]]
+    completed: list[Group]
+
+
+class StepBuilder:
+    """Collects one step."""
+
+    __slots__ = (
+        "appended_block_ids",
+        "appended_sequence_ids",
+        "completed",
+        "copies",
+        "forks",
+        "has_preempted",
+        "new_sequences",
+        "num_new_tokens",
+        "num_tokens_left",
+        "pieces",
+        "replaced",
+        "restarted_ids",
+        "rows",
+        "sampled",
+        "step_id",
+        "swap_in",
+        "swap_out",
+    )
+
+    def __init__(self, step_id: int, num_tokens: int) -> None:
+        self.step_id = step_id
+        self.num_tokens_left = num_tokens
+        self.has_preempted = False
+        self.rows: list[Sequence] = []
+        self.num_new_tokens: list[int] = []
+        self.sampled: list[Sequence] = []
+        self.pieces: list[tuple[Sequence, int]] = []
+        self.completed: list[Group] = []
+        self.new_sequences: list[NewSequence] = []
+        self.restarted_ids: list[int] = []
+        self.forks: list[Fork] = []
+        self.appended_sequence_ids: list[int] = []
+        self.appended_block_ids: list[int] = []
+        self.replaced: dict[int, Sequence] = {}
+        self.swap_out: list[BlockPair] = []
+        self.swap_in: list[BlockPair] = []
+        self.copies: list[BlockPair] = []
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is computed, moved or begun."""
+        return not (self.rows or self.new_sequences or self.swap_out or self.swap_in or self.copies)
+
+    def add_decodes(self, sequences: list[Sequence]) -> None:
+        """Sequences that get one token each. First of all rows."""
+        self.rows = sequences
+        self.sampled = sequences.copy()
+        self.num_new_tokens = [1] * len(sequences)
+        self.num_tokens_left -= len(sequences)
+
+    def add_row(self, sequence: Sequence, num_new_tokens: int, *, is_sampled: bool) -> None:
+        """A piece of a prefill that ends at `sequence.num_scheduled`, a decode, or a child of its parent's logits."""
+        sequence.last_step_id = self.step_id
+        self.num_tokens_left -= num_new_tokens
+        self.rows.append(sequence)
+        self.num_new_tokens.append(num_new_tokens)
+        if is_sampled:
+            self.sampled.append(sequence)
+        else:
+            self.pieces.append((sequence, sequence.num_scheduled))
+
+    def add_new(self, sequence: Sequence) -> None:
+        """A sequence with its table, of which the worker knows nothing, or nothing any more."""
+        if sequence.is_known:
+            self.restarted_ids.append(sequence.sequence_id)
+        sequence.is_known = True
+        self.new_sequences.append(
+            NewSequence(
+                sequence_id=sequence.sequence_id,
+                sequence_index=sequence.sequence_index,
+                token_ids=tuple(sequence.token_ids),
+                prompt_length=sequence.group.prompt_length,
+                num_computed_tokens=sequence.num_scheduled,
+                block_ids=tuple(sequence.block_ids),
+                spec=sequence.group.spec,
+            )
+        )
+
+    def add_fork(self, parent: Sequence, child: Sequence) -> None:
+        """A child that shares its parent's table."""
+        child.is_known = True
+        self.forks.append(
+            Fork(parent.sequence_id, child.sequence_id, child.sequence_index, tuple(child.block_ids)),
+        )
+
+    def add_appended(self, sequence: Sequence, block: int) -> None:
+        """A table grew, unless the whole table is sent anyway."""
+        if sequence.sequence_id not in self.replaced:
+            self.appended_sequence_ids.append(sequence.sequence_id)
+            self.appended_block_ids.append(block)
+
+    def build(self, finished_ids: list[int]) -> tuple[SchedulerOutput, StepInFlight]:
+        """The message, and what to remember."""
+        sequence_ids = tuple([sequence.sequence_id for sequence in self.rows])
+        output = SchedulerOutput(
+            step_id=self.step_id,
+            new_sequences=tuple(self.new_sequences),
+            forks=tuple(self.forks),
+            sequence_ids=sequence_ids,
+            num_new_tokens=tuple(self.num_new_tokens),
+            appended_sequence_ids=tuple(self.appended_sequence_ids),
+            appended_block_ids=tuple(self.appended_block_ids),
+            replaced_tables=tuple((key, tuple(sequence.block_ids)) for key, sequence in self.replaced.items()),
+            blocks_to_swap_out=tuple(self.swap_out),
+            blocks_to_swap_in=tuple(self.swap_in),
+            blocks_to_copy=tuple(self.copies),
+            finished_sequence_ids=tuple(finished_ids + self.restarted_ids),
+        )
+        sampled_ids = tuple([sequence.sequence_id for sequence in self.sampled]) if self.pieces else sequence_ids
+        return output, StepInFlight(self.step_id, self.sampled, sampled_ids, self.pieces, self.completed)
