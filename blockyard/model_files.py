@@ -71,17 +71,17 @@ def _check(folder: Path, complaint: str) -> Path:
 
 def _download(model: str, revision: str, kind: Kind) -> Path:
     try:
-        import huggingface_hub  # noqa: PLC0415  an optional feature
-        from huggingface_hub import errors  # noqa: PLC0415
+        from huggingface_hub import errors, snapshot_download  # noqa: PLC0415  an optional feature
+        from huggingface_hub.utils import disable_progress_bars  # noqa: PLC0415
     except ImportError:
         raise _unusable(
             f"{model} is no folder on this machine, and hub ids need the package huggingface_hub: "
             "install it, or give a folder"
         ) from None
     if not sys.stderr.isatty() and "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ:
-        huggingface_hub.utils.disable_progress_bars()
+        disable_progress_bars()
     try:
-        folder = huggingface_hub.snapshot_download(
+        folder = snapshot_download(
             model, revision=revision, allow_patterns=list(_PATTERNS[kind]), ignore_patterns=list(_DUPLICATES)
         )
     except errors.GatedRepoError:
