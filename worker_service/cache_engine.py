@@ -101,4 +101,4 @@ class CacheEngine:
 
 def _checksums(pool: Tensor, block_ids: Sequence[int]) -> list[bytes]:
     layers = (layer for block_id in block_ids for layer in pool[block_id].cpu())
-    return [hashlib.sha256(layer.contiguous().view(torch.uint8).numpy()).digest() for layer in layers]
+    return [hashlib.sha256(layer.contiguous().view(torch.uint8).numpy().tobytes()).digest() for layer in layers]

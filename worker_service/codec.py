@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from blockyard.common.v1 import status_pb2
 from blockyard.errors import to_status
 from blockyard.worker.v1 import worker_pb2
 from worker_service.step import BlockPairs, Fork, NewSequence, Sampling, Step, StepResult, StepTimes
+from worker_service.worker import CacheRequest, ProfileRequest
 
 if TYPE_CHECKING:
     from blockyard.common.v1 import sampling_pb2
+    from worker_service.memory import CachePlan
+    from worker_service.model_loader import LoadedModel
+    from worker_service.worker import CacheFacts, Worker
 
 DTYPES = {
     worker_pb2.DTYPE_UNSPECIFIED: None,
@@ -109,3 +114,85 @@ def _encode_times(times: StepTimes, message: worker_pb2.StepTimes) -> None:
 def encode_dtype(dtype: torch.dtype) -> worker_pb2.Dtype.ValueType:
     """Names a dtype that models compute in."""
     return next(number for number, known in DTYPES.items() if known is dtype)
+
+
+def encode_model(loaded: LoadedModel) -> worker_pb2.LoadedModel:
+    """Tells what was loaded."""
+    return worker_pb2.LoadedModel(
+        architecture=loaded.config.architecture,
+        vocab_size=loaded.config.vocab_size,
+        max_model_len=loaded.config.max_model_len,
+        model_digest=loaded.model_digest,
+        weights_digest=loaded.weights_digest,
+        parameter_bytes=loaded.parameter_bytes,
+        dtype=encode_dtype(loaded.config.dtype),
+    )
+
+
+def encode_cache(cache: CacheFacts) -> worker_pb2.CacheInfo:
+    """Tells which pools there are."""
+    return worker_pb2.CacheInfo(
+        block_size=cache.request.block_size,
+        num_device_blocks=cache.request.num_device_blocks,
+        num_host_blocks=cache.request.num_host_blocks,
+        cache_block_bytes=cache.cache_block_bytes,
+        max_model_len=cache.request.max_model_len,
+        determinism_id=cache.determinism_id,
+        batch_invariant=cache.batch_invariant,
+    )
+
+
+def encode_info(worker: Worker, worker_id: str) -> worker_pb2.GetWorkerInfoResponse:
+    """Tells who a worker is and what it does."""
+    return worker_pb2.GetWorkerInfoResponse(
+        worker_id=worker_id,
+        incarnation=worker.incarnation,
+        api_version="v1",
+        state=status_pb2.WorkerState.Value(f"WORKER_STATE_{worker.state.value}"),
+        epoch=worker.epoch,
+        configuration_digest=worker.configuration_digest,
+        device=worker.device_name,
+        model=encode_model(worker.loaded) if worker.loaded else None,
+        cache=encode_cache(worker.cache) if worker.cache else None,
+    )
+
+
+def decode_profile_request(message: worker_pb2.DetermineNumAvailableBlocksRequest) -> ProfileRequest:
+    """Decodes what to count blocks for."""
+    return ProfileRequest(
+        block_size=message.block_size,
+        device_memory_utilization=message.device_memory_utilization,
+        swap_space_bytes=message.swap_space_bytes,
+        max_num_batched_tokens=message.max_num_batched_tokens,
+        max_num_seqs=message.max_num_seqs,
+    )
+
+
+def decode_cache_request(message: worker_pb2.InitializeCacheRequest) -> CacheRequest:
+    """Decodes which pools to make."""
+    return CacheRequest(
+        block_size=message.block_size,
+        num_device_blocks=message.num_device_blocks,
+        num_host_blocks=message.num_host_blocks,
+        max_model_len=message.max_model_len,
+        max_num_batched_tokens=message.max_num_batched_tokens,
+        max_num_seqs=message.max_num_seqs,
+    )
+
+
+def encode_plan(plan: CachePlan) -> worker_pb2.DetermineNumAvailableBlocksResponse:
+    """Tells how many blocks fit."""
+    return worker_pb2.DetermineNumAvailableBlocksResponse(
+        block_size=plan.block_size,
+        num_device_blocks=plan.num_device_blocks,
+        num_host_blocks=plan.num_host_blocks,
+        cache_block_bytes=plan.block_bytes,
+        memory=worker_pb2.MemoryBreakdown(
+            total_bytes=plan.usage.total_bytes,
+            budget_bytes=plan.budget_bytes,
+            weights_bytes=plan.usage.weights_bytes,
+            activation_bytes=plan.usage.activation_bytes,
+            other_bytes=plan.usage.other_bytes,
+            cache_bytes=plan.cache_bytes,
+        ),
+    )

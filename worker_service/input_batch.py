@@ -116,7 +116,8 @@ class InputBatch:
     def apply(self, step: Step) -> None:
         """Makes a checked step's changes to rows: fork, forget, add, update tables.
 
-        A parent that starts in this very step is forked after it was added: there is nothing of it before.
+        A parent that starts in this very step is forked after it was added: there is nothing of it before. A whole
+        table is the last word on what a sequence's table is.
         """
         new = {sequence.sequence_id for sequence in step.new_sequences}
         for fork in step.forks:
@@ -128,10 +129,10 @@ class InputBatch:
         for fork in step.forks:
             if fork.parent_id in new:
                 self._fork(fork)
-        for sequence_id, block_ids in step.replaced_tables:
-            self._write_table(self._row_of[sequence_id], block_ids)
         if step.appended_sequence_ids:
             self._append_blocks(step.appended_sequence_ids, step.appended_block_ids)
+        for sequence_id, block_ids in step.replaced_tables:
+            self._write_table(self._row_of[sequence_id], block_ids)
 
     def forget(self, sequence_ids: Iterable[int]) -> None:
         """Frees the rows of sequences; unknown ids are no error."""

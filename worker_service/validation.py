@@ -129,6 +129,14 @@ class _StepCheck:
 
     def _tables(self) -> None:
         step = self._step
+        if len(step.appended_sequence_ids) != len(step.appended_block_ids):
+            self._tell("appended_block_ids", "must have the length of appended_sequence_ids")
+            return
+        for sequence_id in step.appended_sequence_ids:
+            self._grow_table(sequence_id)
+        out_of_range = (step.appended_block_ids < 1) | (step.appended_block_ids >= self._num_device_blocks)
+        if out_of_range.any():
+            self._tell("appended_block_ids", f"device blocks must be from 1 to {self._num_device_blocks - 1}")
         for index, (sequence_id, block_ids) in enumerate(step.replaced_tables):
             name = f"replaced_tables[{index}]"
             self._blocks(f"{name}.block_ids", block_ids)
@@ -136,19 +144,15 @@ class _StepCheck:
                 self._fact(sequence_id)["num_blocks"] = len(block_ids)
             else:
                 self._tell(f"{name}.sequence_id", f"sequence {sequence_id} is not known")
-        if len(step.appended_sequence_ids) != len(step.appended_block_ids):
-            self._tell("appended_block_ids", "must have the length of appended_sequence_ids")
+
+    def _grow_table(self, sequence_id: int) -> None:
+        if not self._is_live(sequence_id):
+            self._tell("appended_sequence_ids", f"sequence {sequence_id} is not known")
             return
-        for sequence_id, block_id in zip(step.appended_sequence_ids, step.appended_block_ids.tolist(), strict=True):
-            if not 1 <= block_id < self._num_device_blocks:
-                self._tell("appended_block_ids", f"device blocks must be from 1 to {self._num_device_blocks - 1}")
-            if not self._is_live(sequence_id):
-                self._tell("appended_sequence_ids", f"sequence {sequence_id} is not known")
-                continue
-            fact = self._fact(sequence_id)
-            fact["num_blocks"] += 1
-            if fact["num_blocks"] > self._batch.limits.max_num_blocks:
-                self._tell("appended_block_ids", f"sequence {sequence_id}: the table holds more than max_model_len")
+        fact = self._fact(sequence_id)
+        fact["num_blocks"] += 1
+        if fact["num_blocks"] > self._batch.limits.max_num_blocks:
+            self._tell("appended_block_ids", f"sequence {sequence_id}: the table holds more than max_model_len")
 
     def _columns_fit(self) -> bool:
         step = self._step

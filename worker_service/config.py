@@ -1,0 +1,32 @@
+"""What a worker can be told when it starts. Everything else comes from the scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from blockyard.configuration import LogSettings, NotNegative
+from blockyard.settings import option
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """Where the worker is reached, and what it computes with."""
+
+    worker_address: str = option("127.0.0.1:50070", "address to listen on: host:port (0: a free one) or unix:/path")
+    worker_device: str = option("auto", "which device the scheduler may choose", choices=("auto", "cpu", "cuda"))
+    worker_health_port: Annotated[int, Field(ge=-1, le=65535)] = option(
+        -1, "port of grpc.health.v1 in a thread of its own, on all addresses; 0: a free one; -1: none"
+    )
+    num_threads: NotNegative = option(0, "threads to compute with; 0: what the machine or the container gives")
+    enable_debug_rpcs: bool = option(False, "answer ChecksumBlocks, for tests")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfiguration:
+    """All of it."""
+
+    worker: WorkerSettings = WorkerSettings()
+    log: LogSettings = LogSettings()

@@ -1,0 +1,58 @@
+"""The name of everything that a worker's results depend on: two workers of one name compute the same bits.
+
+Threads are not in it: they change nothing where results are batch-invariant.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+import kernels
+from worker_service.device import instruction_set
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kernels.ops import Backend
+    from worker_service.model_loader import LoadedModel
+
+_HERE = Path(__file__).parent
+_SAMPLING_SOURCES = ("sampler.py", "sampling_state.py")
+
+
+def determinism_id(loaded: LoadedModel, backend: Backend, fingerprint: str) -> str:
+    """Hashes weights, dtype, kernels and sampler, instruction set, library, and what they computed for fixed tokens.
+
+    Args:
+        loaded: the model.
+        backend: what computes it.
+        fingerprint: a hash of logits, which differ where anything that matters is not in the list.
+    """
+    parts = (
+        loaded.weights_digest,
+        str(loaded.config.dtype),
+        backend.name,
+        source_digest(),
+        instruction_set(backend.device),
+        torch.__version__,
+        fingerprint,
+    )
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def source_digest() -> str:
+    """Hashes the source of all that computes: kernels, networks, sampler."""
+    kernel_files = (path for root in kernels.__path__ for path in Path(root).rglob("*.py"))
+    sampling_files = (_HERE / name for name in _SAMPLING_SOURCES)
+    return _digest([*kernel_files, *(_HERE / "models").rglob("*.py"), *sampling_files])
+
+
+def _digest(files: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()

@@ -1,0 +1,71 @@
+"""Which device to compute on, and in what. Knows torch's view of the hardware, no models."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import torch
+
+from blockyard.errors import Violation, invalid
+
+# bfloat16 arithmetic came with Ampere.
+BFLOAT16_CAPABILITY = (8, 0)
+
+
+def choose_device(requested: str, allowed: str) -> torch.device:
+    """Chooses a device.
+
+    Args:
+        requested: "auto", "cpu" or "cuda", by the scheduler.
+        allowed: the same, by whoever started this worker.
+
+    Raises:
+        BlockyardError: FIELD_INVALID, where they contradict each other or there is no GPU.
+    """
+    if "auto" not in (requested, allowed) and requested != allowed:
+        raise invalid(
+            [Violation("device_type", f"{requested}, but this worker was started with --worker-device {allowed}")]
+        )
+    wanted = allowed if requested == "auto" else requested
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise invalid([Violation("device_type", "cuda, but torch sees no GPU here: use cpu, or a CUDA build of torch")])
+    return torch.device("cuda", torch.cuda.current_device()) if wanted == "cuda" else torch.device("cpu")
+
+
+def describe_device(device: torch.device) -> str:
+    """Names a device in words."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {_processor()}"
+
+
+def instruction_set(device: torch.device) -> str:
+    """Names what the device computes with: a kind of GPU, or the processor's vector instructions."""
+    return describe_device(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
+
+
+def check_dtype(dtype: torch.dtype | None, device: torch.device) -> None:
+    """Refuses what a GPU cannot compute in.
+
+    Raises:
+        BlockyardError: FIELD_INVALID, with the GPU's name and what to use instead.
+    """
+    if device.type == "cuda":
+        check_gpu_dtype(dtype, describe_device(device), torch.cuda.get_device_capability(device))
+
+
+def check_gpu_dtype(dtype: torch.dtype | None, name: str, capability: tuple[int, int]) -> None:
+    """Does so for a GPU of this name and compute capability."""
+    if dtype is torch.bfloat16 and capability < BFLOAT16_CAPABILITY:
+        told = f"{name} has compute capability {capability[0]}.{capability[1]}"
+        raise invalid([Violation("dtype", f"bfloat16 needs a GPU of capability 8.0 or more; {told}: use float16")])
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

@@ -1,0 +1,84 @@
+"""The one thread in which all torch work runs, fed in order. The event loop stays free to answer.
+
+Knows nothing of what it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from blockyard.telemetry import EventLogger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = EventLogger(__name__)
+T = TypeVar("T")
+
+
+class DeviceThread:
+    """Runs jobs one after another."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._num_threads = num_threads
+        # Unlike queue.Queue it wakes its reader without a lock written in Python.
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        # A daemon: a load of minutes must not keep a process alive that was told to stop.
+        self._thread = threading.Thread(target=self._run, name="device", daemon=True)
+
+    def start(self) -> None:
+        """Begins to run jobs."""
+        self._thread.start()
+
+    def stop(self, seconds: float) -> bool:
+        """Ends after the jobs that wait, and tells whether it ended within `seconds`."""
+        self._jobs.put(None)
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def post(self, job: Callable[[], None]) -> None:
+        """Queues a job that answers by itself."""
+        self._jobs.put(job)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Queues work and waits for what it returns or raises. Cancelling the wait does not cancel the work."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+
+        def settle(result: T | None, error: BaseException | None) -> None:
+            if answer.done():
+                return
+            if error is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(result)  # type: ignore[arg-type]
+
+        def job() -> None:
+            try:
+                result = work()
+            except Exception as error:  # noqa: BLE001 - the waiting coroutine gets it
+                call_soon(loop, settle, None, error)
+            else:
+                call_soon(loop, settle, result, None)
+
+        self.post(job)
+        return await answer
+
+    def _run(self) -> None:
+        torch.set_num_threads(self._num_threads)
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except Exception:
+                log.exception("a job of the device thread failed")
+
+
+def call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., Any], *arguments: Any) -> None:
+    """Calls back in the loop's thread, unless the process has stopped listening."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(callback, *arguments)

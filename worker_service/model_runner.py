@@ -1,0 +1,157 @@
+"""Runs the network on what a step computes, and measures the worst step before there is a cache.
+
+Owns the hand-over from rows (numpy) to the device (torch). Knows no messages, no states and no sequences' ids.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from worker_service.cache_engine import BlockFormat, allocate_pool
+from worker_service.input_batch import ROW
+from worker_service.memory import read_peak_memory, reset_peak_memory
+from worker_service.sampler import Sampler, SampleRows
+from worker_service.sampling_state import SequenceLists, write_sampling
+from worker_service.step import NewSequence, Sampling, no_ids
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from kernels.ops import Backend
+    from worker_service.input_batch import InputBatch, Work
+    from worker_service.model_loader import LoadedModel
+    from worker_service.step import Array
+
+# A profile on a CPU computes what fits into this and scales it: memory of a step grows with its tokens and rows.
+CPU_PROFILE_SECONDS = 0.5
+CPU_PROFILE_TRIAL = 32
+WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampled:
+    """What the sampler chose for a step's sampled rows, [R] each, and how long it took."""
+
+    token_ids: Array
+    failed: npt.NDArray[np.bool_]
+    forward_seconds: float
+    sample_seconds: float
+
+
+class ModelRunner:
+    """One model on one device. Used by the device thread alone."""
+
+    def __init__(self, loaded: LoadedModel, backend: Backend) -> None:
+        self.config = loaded.config
+        self._model = loaded.model
+        self._backend = backend
+        self._sampler = Sampler(backend.device)
+
+    @torch.inference_mode()
+    def run(self, work: Work, batch: InputBatch, kv_pool: Tensor) -> Sampled:
+        """Computes a step's tokens, writes their KV, and samples the rows that are due."""
+        started = time.perf_counter()
+        if not len(work.rows):
+            return Sampled(no_ids(), np.zeros(0, np.bool_), 0.0, 0.0)
+        hidden = self._forward(work, batch.limits.block_size, kv_pool)
+        if not len(work.sampled_rows):
+            self._synchronize()
+            return Sampled(no_ids(), np.zeros(0, np.bool_), time.perf_counter() - started, 0.0)
+        logits = self._model.compute_logits(hidden[self._to_device(work.logit_indexes)])
+        self._synchronize()
+        computed = time.perf_counter()
+        token_ids, failed = self._sampler.sample(logits, batch.sample_rows(work))
+        return Sampled(token_ids, failed, computed - started, time.perf_counter() - computed)
+
+    def _forward(self, work: Work, block_size: int, kv_pool: Tensor) -> Tensor:
+        plan = self._backend.plan_attention(
+            work.num_new_tokens, work.seq_lens, work.block_tables, block_size, self.config.sliding_window
+        )
+        return self._model.forward(self._to_device(work.token_ids), plan, kv_pool)
+
+    def _to_device(self, column: Array) -> Tensor:
+        return torch.from_numpy(column).to(self._backend.device)
+
+    def _synchronize(self) -> None:
+        if self._backend.device.type == "cuda":
+            torch.cuda.synchronize(self._backend.device)
+
+    def prove_batch_invariance(self) -> bool:
+        """Tells whether results do not depend on the batch, having tried. Before the first step."""
+        return self._model.probe()
+
+    def fingerprint(self) -> str:
+        """Hashes what this machine computes for fixed tokens."""
+        return self._model.fingerprint()
+
+    def warm_up(self, kv_pool: Tensor, block_size: int, max_num_seqs: int) -> None:
+        """Runs a prefill and decodes once, in the scratch block, so that the first request pays for nothing."""
+        self._dry_step(kv_pool, block_size, num_sequences=1, num_tokens=min(WARM_UP_TOKENS, block_size))
+        for num_sequences in {1, min(max_num_seqs, 8)}:
+            self._dry_step(kv_pool, block_size, num_sequences=num_sequences, num_tokens=num_sequences)
+
+    @torch.inference_mode()
+    def _dry_step(self, kv_pool: Tensor, block_size: int, *, num_sequences: int, num_tokens: int) -> None:
+        """Computes `num_tokens` over so many sequences that all write to block 0, and samples each of them."""
+        lengths = np.full(num_sequences, num_tokens // num_sequences, np.int64)
+        lengths[: num_tokens % num_sequences] += 1
+        tables = np.zeros((num_sequences, -(-int(lengths.max()) // block_size)), np.int64)
+        plan = self._backend.plan_attention(lengths, lengths, tables, block_size, self.config.sliding_window)
+        token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=self._backend.device)
+        hidden = self._model.forward(token_ids, plan, kv_pool)
+        logits = self._model.compute_logits(hidden[self._to_device(np.cumsum(lengths) - 1)])
+        self._sampler.sample(logits, worst_rows(num_sequences, self.config.vocab_size))
+
+    def profile(self, block_size: int, max_num_batched_tokens: int, max_num_seqs: int) -> int:
+        """Measures the most memory that a step takes, in bytes: all tokens and sequences allowed, each sampled."""
+        num_sequences = min(max_num_seqs, max_num_batched_tokens)
+        pool = allocate_pool(BlockFormat.of(self.config, block_size), 1, self._backend.device)
+        if self._backend.device.type == "cuda":
+            return self._profile_gpu(pool, block_size, max_num_batched_tokens, num_sequences)
+        return self._profile_cpu(pool, block_size, max_num_batched_tokens, num_sequences)
+
+    def _profile_gpu(self, pool: Tensor, block_size: int, num_tokens: int, num_sequences: int) -> int:
+        device = self._backend.device
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        self._dry_step(pool, block_size, num_sequences=num_sequences, num_tokens=num_tokens)
+        peak = torch.cuda.max_memory_allocated(device) - before
+        torch.cuda.empty_cache()
+        return peak
+
+    def _profile_cpu(self, pool: Tensor, block_size: int, num_tokens: int, num_sequences: int) -> int:
+        """Measures a share of the worst step that takes half a second, and scales it; never less than what is known."""
+        trial = min(CPU_PROFILE_TRIAL, num_tokens)
+        started = time.perf_counter()
+        self._dry_step(pool, block_size, num_sequences=min(trial, num_sequences), num_tokens=trial)
+        seconds = time.perf_counter() - started
+        share = min(1.0, CPU_PROFILE_SECONDS / max(seconds * num_tokens / trial, 1e-9))
+        tokens = max(trial, int(num_tokens * share))
+        can_reset = reset_peak_memory()
+        before = read_peak_memory()
+        self._dry_step(pool, block_size, num_sequences=max(1, int(num_sequences * share)), num_tokens=tokens)
+        measured = read_peak_memory() - before if can_reset else 0
+        return max(int(measured * num_tokens / tokens), self._least_activation(num_tokens, num_sequences))
+
+    def _least_activation(self, num_tokens: int, num_sequences: int) -> int:
+        """What a step holds at once by its sizes alone: a layer's inner rows, and logits with their working copies."""
+        config = self.config
+        row = 4 * config.hidden_size + 3 * config.intermediate_size
+        return num_tokens * row * config.dtype.itemsize + 3 * num_sequences * config.vocab_size * 4
+
+
+def worst_rows(num_rows: int, vocab_size: int) -> SampleRows:
+    """Rows that cost the sampler most: both filters, and a top_k that only the whole vocabulary settles."""
+    sampling = Sampling(top_k=vocab_size - 1, top_p=0.99)
+    sequence = NewSequence(0, 0, no_ids(), 0, 0, no_ids(), sampling)
+    lists = SequenceLists(sequence, vocab_size)
+    columns = np.zeros(num_rows, ROW)
+    write_sampling(columns, sequence, lists, vocab_size)
+    return SampleRows(columns, np.zeros(num_rows, np.int64), [lists] * num_rows)

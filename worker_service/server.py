@@ -1,0 +1,107 @@
+"""Starts and stops the worker's process: its server, its device thread, its health."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+
+from blockyard.rpc import INTERNAL_MESSAGE_BYTES, HealthServer, Heartbeat, PortTaken, add_health, bind, make_server
+from blockyard.settings import load
+from blockyard.telemetry import EventLogger, configure_logging
+from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
+from worker_service.config import WorkerConfiguration
+from worker_service.servicer import WorkerServicer
+from worker_service.worker import Worker
+
+log = EventLogger(__name__)
+
+SERVICE_NAME = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
+# A step takes well under this; a load that runs is given up.
+STOP_SECONDS = 5.0
+# Time for answers that are ready to leave.
+GRACE_SECONDS = 1.0
+# A thread that wants the interpreter gets it soon: a step's answer must not wait for another thread's turn to end.
+SWITCH_SECONDS = 1e-4
+
+
+class Server:
+    """The worker's process. `start` raises PortTaken; `address` is where it listens then."""
+
+    def __init__(self, configuration: WorkerConfiguration) -> None:
+        self._settings = configuration.worker
+        self.address = self._settings.worker_address
+        self.health_port: int | None = None
+        self.stopping = asyncio.Event()
+        self.worker = Worker(
+            allowed_device=self._settings.worker_device,
+            num_threads=self._settings.num_threads,
+            debug=self._settings.enable_debug_rpcs,
+        )
+        self._heartbeat = Heartbeat()
+        self._server = make_server(INTERNAL_MESSAGE_BYTES, [SERVICE_NAME])
+        self._health: HealthServer | None = None
+
+    def _is_ready(self) -> bool:
+        """A worker without a model is ready too: ready for a scheduler, which looks for it by this."""
+        return not self.worker.is_draining
+
+    async def start(self) -> None:
+        """Listens, and waits for a scheduler."""
+        port = bind(self._server, self._settings.worker_address)
+        if not self.address.startswith("unix:"):
+            self.address = f"{self.address.rpartition(':')[0]}:{port}"
+        worker_id = f"{socket.gethostname()}/{self.address}"
+        servicer = WorkerServicer(self.worker, worker_id, self.stopping.set)
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, self._server)
+        add_health(self._server, self._is_ready, self._heartbeat.is_alive)
+        if self._settings.worker_health_port >= 0:
+            self._health = HealthServer(self._heartbeat.is_alive, self._is_ready)
+            self.health_port = self._health.start(f"0.0.0.0:{self._settings.worker_health_port}")
+        self._heartbeat.start()
+        self.worker.start()
+        await self._server.start()
+        log.info("listening", worker_address=self.address, health_port=self.health_port)
+
+    async def stop(self) -> None:
+        """Finishes the step that runs, ends its stream with DRAINING, and closes everything."""
+        log.info("stopping")
+        if not await self.worker.stop(STOP_SECONDS):
+            log.warning("gave up the work that runs", after_seconds=STOP_SECONDS)
+        await self._server.stop(GRACE_SECONDS)
+        if self._health is not None:
+            self._health.stop()
+
+
+async def run(configuration: WorkerConfiguration) -> None:
+    """Runs until SIGTERM, SIGINT or the Shutdown rpc. A second signal ends the process at once."""
+    server = Server(configuration)
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+
+    def stop() -> None:
+        server.stopping.set()
+        for number in signals:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+
+    for number in signals:
+        loop.add_signal_handler(number, stop)
+    await server.start()
+    await server.stopping.wait()
+    await server.stop()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The program."""
+    configuration = load(
+        WorkerConfiguration, "worker_service", "Holds the weights and the KV cache of one device.", arguments
+    )
+    configure_logging("worker", level=configuration.log.log_level, log_format=configuration.log.log_format)
+    sys.setswitchinterval(SWITCH_SECONDS)
+    try:
+        asyncio.run(run(configuration))
+    except PortTaken as error:
+        log.error(str(error))
+        sys.exit(1)

@@ -1,0 +1,105 @@
+"""Answers WorkerService: decodes, asks the worker, encodes. Decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from blockyard.telemetry import EventLogger
+from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
+from worker_service import codec
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from worker_service.step_stream import StepStream
+    from worker_service.worker import Worker
+
+log = EventLogger(__name__)
+
+Context = Any
+
+
+class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
+    """WorkerService on one worker."""
+
+    def __init__(self, worker: Worker, worker_id: str, shut_down: Callable[[], None]) -> None:
+        self._worker = worker
+        self._worker_id = worker_id
+        self._shut_down = shut_down
+        # A load outlives the call that began it.
+        self._loads: set[asyncio.Task[Any]] = set()
+
+    async def GetWorkerInfo(self, request: worker_pb2.GetWorkerInfoRequest, context: Context) -> Any:
+        """Tells who this is."""
+        return codec.encode_info(self._worker, self._worker_id)
+
+    async def InitDevice(self, request: worker_pb2.InitDeviceRequest, context: Context) -> Any:
+        """Chooses the device."""
+        device_type = codec.DEVICE_TYPES[request.device_type]
+        await self._worker.init_device(device_type, codec.DTYPES[request.dtype], request.configuration_digest)
+        return worker_pb2.InitDeviceResponse(device=self._worker.device_name)
+
+    async def LoadModel(self, request: worker_pb2.LoadModelRequest, context: Context) -> AsyncIterator[Any]:
+        """Loads the model, telling how far it is."""
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[tuple[int, int] | None] = asyncio.Queue()
+
+        def progress(done_bytes: int, total_bytes: int) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, (done_bytes, total_bytes))
+
+        load = asyncio.create_task(self._worker.load_model(request.model, request.revision, progress))
+        self._loads.add(load)
+        load.add_done_callback(self._end_load)
+        load.add_done_callback(lambda _: events.put_nowait(None))
+        while (event := await events.get()) is not None:
+            told = worker_pb2.LoadProgress(done_bytes=event[0], total_bytes=event[1])
+            yield worker_pb2.LoadModelResponse(progress=told)
+        yield worker_pb2.LoadModelResponse(loaded=codec.encode_model(load.result()))
+
+    def _end_load(self, load: asyncio.Task[Any]) -> None:
+        self._loads.discard(load)
+        if not load.cancelled() and (error := load.exception()) is not None:
+            log.error("the model was not loaded", reason=str(error))
+
+    async def DetermineNumAvailableBlocks(self, request: Any, context: Context) -> Any:
+        """Counts the blocks that fit."""
+        plan = await self._worker.determine_num_available_blocks(codec.decode_profile_request(request))
+        return codec.encode_plan(plan)
+
+    async def InitializeCache(self, request: worker_pb2.InitializeCacheRequest, context: Context) -> Any:
+        """Makes the pools."""
+        cache = await self._worker.initialize_cache(codec.decode_cache_request(request))
+        return worker_pb2.InitializeCacheResponse(cache=codec.encode_cache(cache))
+
+    async def ExecuteModel(self, request_iterator: Any, context: Context) -> AsyncIterator[Any]:
+        """Runs one epoch's steps: a task reads them as they come, while answers go out in order."""
+        stream = self._worker.open_stream()
+        reader = asyncio.create_task(self._read(request_iterator, stream))
+        try:
+            async for result in stream.answers():
+                yield codec.encode_result(result)
+        finally:
+            self._worker.close_stream(stream)
+            reader.cancel()
+            with suppress(asyncio.CancelledError):
+                await reader
+
+    async def _read(self, request_iterator: Any, stream: StepStream) -> None:
+        try:
+            async for message in request_iterator:
+                self._worker.submit(stream, codec.decode_step(message))
+        finally:
+            stream.finish()
+
+    async def Shutdown(self, request: worker_pb2.ShutdownRequest, context: Context) -> Any:
+        """Ends the process, once this is answered."""
+        log.info("told to shut down", reason=request.reason)
+        self._shut_down()
+        return worker_pb2.ShutdownResponse()
+
+    async def ChecksumBlocks(self, request: worker_pb2.ChecksumBlocksRequest, context: Context) -> Any:
+        """Hashes blocks."""
+        device, host = await self._worker.checksum_blocks(list(request.device_block_ids), list(request.host_block_ids))
+        return worker_pb2.ChecksumBlocksResponse(device_checksums=device, host_checksums=host)

@@ -1,0 +1,118 @@
+"""Executes steps in the device thread: check, change rows, move blocks, compute, sample. All of a step, or nothing.
+
+Owns the identity of the epoch that runs. Knows no messages and no streams.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from blockyard.errors import BlockyardError, Reason
+from blockyard.telemetry import EventLogger
+from worker_service.step import Step, StepResult, StepTimes
+from worker_service.validation import check_step
+
+if TYPE_CHECKING:
+    from worker_service.cache_engine import CacheEngine
+    from worker_service.input_batch import InputBatch
+    from worker_service.model_runner import ModelRunner, Sampled
+
+log = EventLogger(__name__)
+
+
+class StepExecutor:
+    """The rows, the blocks and the network of one worker, under one epoch at a time."""
+
+    def __init__(self, batch: InputBatch, cache: CacheEngine, runner: ModelRunner) -> None:
+        self.batch = batch
+        self.cache = cache
+        self._runner = runner
+        self._epoch = 0
+        self._last_step_id = 0
+        self._refused: int | None = None
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Forgets the sequences of the epoch before and expects step 1 of this one."""
+        self.forget()
+        self._epoch, self._last_step_id, self._refused = epoch, 0, None
+
+    def forget(self) -> None:
+        """Forgets every sequence. What their blocks hold stays until it is written over."""
+        self.batch.clear()
+
+    def execute(self, step: Step, arrival: float) -> StepResult:
+        """Executes a step, or answers why not. Never raises: an unexpected error refuses this step and all later ones.
+
+        Args:
+            step: not checked yet.
+            arrival: when it came, by time.perf_counter().
+        """
+        times = StepTimes(queue_seconds=time.perf_counter() - arrival)
+        try:
+            refusal = self._wrong(step)
+            if refusal is None:
+                return self._execute(step, times)
+        except Exception as error:
+            log.exception("a step failed", epoch=step.epoch, step_id=step.step_id)
+            refusal = BlockyardError(Reason.BUG, f"step {step.step_id} failed: {type(error).__name__}")
+            if isinstance(error, torch.OutOfMemoryError):
+                torch.cuda.empty_cache()
+        return self._refuse(step, refusal, times)
+
+    def _wrong(self, step: Step) -> BlockyardError | None:
+        if self._refused is not None:
+            return BlockyardError(Reason.WRONG_STATE, f"step {self._refused} of epoch {self._epoch} was refused")
+        if step.epoch != self._epoch:
+            return BlockyardError(Reason.WRONG_STATE, f"epoch {step.epoch}, where epoch {self._epoch} runs")
+        if step.step_id != self._last_step_id + 1:
+            message = f"step {step.step_id}, where step {self._last_step_id + 1} of epoch {self._epoch} is due"
+            return BlockyardError(Reason.WRONG_STATE, message)
+        return check_step(step, self.batch, self.cache.num_device_blocks, self.cache.num_host_blocks)
+
+    def _refuse(self, step: Step, refusal: BlockyardError, times: StepTimes) -> StepResult:
+        if self._refused is None:
+            self._refused = step.step_id
+            log.error("a step was refused", epoch=step.epoch, step_id=step.step_id, reason=str(refusal))
+        return StepResult(step.epoch, step.step_id, refusal=refusal, times=times)
+
+    def _execute(self, step: Step, times: StepTimes) -> StepResult:
+        """The order of a step."""
+        self._last_step_id = step.step_id
+        self.batch.apply(step)
+        started = time.perf_counter()
+        self.cache.transfer(step.blocks_to_swap_out, step.blocks_to_swap_in, step.blocks_to_copy)
+        moved = time.perf_counter()
+        work = self.batch.plan(step)
+        planned = time.perf_counter()
+        sampled = self._runner.run(work, self.batch, self.cache.device_pool)
+        self.batch.commit(work, sampled.token_ids, sampled.failed)
+        times.cache_operations_seconds = moved - started
+        times.forward_seconds = planned - moved + sampled.forward_seconds
+        times.sample_seconds = sampled.sample_seconds
+        return _result(step, work.sampled_ids, work.skipped_ids, sampled, times)
+
+
+def _result(
+    step: Step, sampled_ids: tuple[int, ...], skipped_ids: tuple[int, ...], sampled: Sampled, times: StepTimes
+) -> StepResult:
+    token_ids = sampled.token_ids.tolist()
+    if not sampled.failed.any():
+        return StepResult(step.epoch, step.step_id, sampled_ids, tuple(token_ids), skipped_ids, times=times)
+    rows = list(zip(sampled_ids, token_ids, sampled.failed.tolist(), strict=True))
+    good = [(sequence_id, token_id) for sequence_id, token_id, failed in rows if not failed]
+    return StepResult(
+        step.epoch,
+        step.step_id,
+        tuple(sequence_id for sequence_id, _ in good),
+        tuple(token_id for _, token_id in good),
+        skipped_ids,
+        tuple((sequence_id, _no_numbers()) for sequence_id, _, failed in rows if failed),
+        times=times,
+    )
+
+
+def _no_numbers() -> BlockyardError:
+    return BlockyardError(Reason.BUG, "no token can be sampled: the logits are not finite numbers, or all are masked")

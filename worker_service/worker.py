@@ -1,0 +1,331 @@
+"""The worker's states: what may be called when, and what each call makes. All torch work goes to the device thread.
+
+    CREATED -> DEVICE_READY -> LOADED -> CACHE_READY <-> RUNNING
+
+Lives in the event loop and never computes in it. Knows no messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import secrets
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import torch
+
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from blockyard.model_files import resolve_model
+from blockyard.telemetry import EventLogger
+from kernels.ops import BLOCK_SIZES, get_backend
+from worker_service import memory
+from worker_service.cache_engine import BlockFormat, CacheEngine
+from worker_service.determinism import determinism_id
+from worker_service.device import check_dtype, choose_device, describe_device
+from worker_service.device_thread import DeviceThread
+from worker_service.input_batch import BatchLimits, InputBatch
+from worker_service.model_loader import load_model
+from worker_service.model_runner import ModelRunner
+from worker_service.step import StepResult
+from worker_service.step_executor import StepExecutor
+from worker_service.step_stream import StepStream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Sequence
+
+    from worker_service.model_loader import LoadedModel
+    from worker_service.step import Step
+
+log = EventLogger(__name__)
+
+DEFAULT_BLOCK_SIZE = {"cpu": 32, "cuda": 16}
+# Beyond twice what all sequences at full length hold, blocks only cost their bookkeeping.
+USEFUL_SHARE = 2
+
+
+class State(Enum):
+    """What a worker is ready for."""
+
+    CREATED = "CREATED"
+    DEVICE_READY = "DEVICE_READY"
+    LOADED = "LOADED"
+    CACHE_READY = "CACHE_READY"
+    RUNNING = "RUNNING"
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRequest:
+    """What to count blocks for."""
+
+    block_size: int
+    device_memory_utilization: float
+    swap_space_bytes: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRequest:
+    """Which pools to make, and what steps they are for."""
+
+    block_size: int
+    num_device_blocks: int
+    num_host_blocks: int
+    max_model_len: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFacts:
+    """The pools that were made, and what can be promised of results."""
+
+    request: CacheRequest
+    cache_block_bytes: int
+    determinism_id: str
+    batch_invariant: bool
+
+
+class Worker:
+    """One device, one model, one cache, one epoch at a time."""
+
+    def __init__(self, *, allowed_device: str = "auto", num_threads: int = 0, debug: bool = False) -> None:
+        self.state = State.CREATED
+        self.epoch = 0
+        self.incarnation = secrets.token_hex(8)
+        self.configuration_digest = ""
+        self.loaded: LoadedModel | None = None
+        self.cache: CacheFacts | None = None
+        self.is_draining = False
+        self._allowed_device = allowed_device
+        self._debug = debug
+        self._device: torch.device | None = None
+        self._dtype: torch.dtype | None = None
+        self._thread = DeviceThread(memory.compute_threads(num_threads))
+        self._executor: StepExecutor | None = None
+        self._stream: StepStream | None = None
+        self._operation = ""
+
+    def start(self) -> None:
+        """Starts the device thread."""
+        self._thread.start()
+
+    async def stop(self, seconds: float) -> bool:
+        """Finishes the step that runs, ends its stream with DRAINING, and the device thread; tells whether in time."""
+        self.is_draining = True
+        if self._stream is not None:
+            self._stream.stop(BlockyardError(Reason.DRAINING, "this worker is stopping"))
+        return await asyncio.to_thread(self._thread.stop, seconds)
+
+    @property
+    def device_name(self) -> str:
+        """The device in words; empty before it is chosen."""
+        return describe_device(self._device) if self._device is not None else ""
+
+    def _require(self, *states: State) -> None:
+        if self.is_draining:
+            raise BlockyardError(Reason.DRAINING, "this worker is stopping")
+        if self.state not in states:
+            legal = " or ".join(state.value for state in states)
+            raise BlockyardError(Reason.WRONG_STATE, f"the worker is {self.state.value}; this needs {legal}")
+
+    @contextmanager
+    def _lifecycle(self, operation: str, *states: State) -> Generator[None]:
+        """One change of state at a time."""
+        self._require(*states)
+        if self._operation:
+            raise BlockyardError(Reason.WRONG_STATE, f"{self._operation} is running")
+        self._operation = operation
+        try:
+            yield
+        finally:
+            self._operation = ""
+
+    async def init_device(self, device_type: str, dtype: torch.dtype | None, configuration_digest: str) -> None:
+        """Chooses the device; raises BlockyardError where it is not there or cannot compute in `dtype`."""
+        with self._lifecycle("InitDevice", State.CREATED):
+            device = choose_device(device_type, self._allowed_device)
+            check_dtype(dtype, device)
+            self._device, self._dtype, self.configuration_digest = device, dtype, configuration_digest
+            self.state = State.DEVICE_READY
+            log.info("device chosen", device=self.device_name)
+
+    async def load_model(self, model: str, revision: str, progress: Callable[[int, int], None]) -> LoadedModel:
+        """Loads a model; `progress` is called in the device thread. Goes on to the end even if its caller leaves."""
+        with self._lifecycle("LoadModel", State.DEVICE_READY):
+            device, dtype = self._device, self._dtype
+            assert device is not None
+
+            def load() -> LoadedModel:
+                loaded = load_model(resolve_model(model, revision, "weights"), dtype, device, progress)
+                check_dtype(loaded.config.dtype, device)
+                return loaded
+
+            self.loaded = await self._thread.run(load)
+            self.state = State.LOADED
+            log.info("model loaded", architecture=self.loaded.config.architecture, bytes=self.loaded.parameter_bytes)
+            return self.loaded
+
+    async def determine_num_available_blocks(self, request: ProfileRequest) -> memory.CachePlan:
+        """Profiles the worst step and counts the blocks that fit."""
+        with self._lifecycle("DetermineNumAvailableBlocks", State.LOADED):
+            _refuse(_wrong_profile_request(request))
+            plan = await self._thread.run(lambda: self._profile(request))
+            log.info("blocks counted", device=plan.num_device_blocks, host=plan.num_host_blocks, bytes=plan.cache_bytes)
+            return plan
+
+    def _profile(self, request: ProfileRequest) -> memory.CachePlan:
+        loaded, device = self._model()
+        block_size = request.block_size or DEFAULT_BLOCK_SIZE[device.type]
+        activation = ModelRunner(loaded, get_backend(device)).profile(
+            block_size, request.max_num_batched_tokens, request.max_num_seqs
+        )
+        on_cpu = device.type == "cpu"
+        if on_cpu:
+            usage = memory.cpu_usage(memory.read_host_memory(), loaded.parameter_bytes, activation)
+        else:
+            usage = memory.gpu_usage(device, loaded.parameter_bytes, activation)
+        blocks_of_a_sequence = -(-loaded.config.max_model_len // block_size)
+        return memory.plan_cache(
+            usage,
+            block_size=block_size,
+            block_bytes=BlockFormat.of(loaded.config, block_size).block_bytes,
+            utilization=request.device_memory_utilization,
+            swap_space_bytes=request.swap_space_bytes,
+            host_shares_device=on_cpu,
+            max_useful_blocks=USEFUL_SHARE * request.max_num_seqs * blocks_of_a_sequence + 1,
+        )
+
+    def _model(self) -> tuple[LoadedModel, torch.device]:
+        assert self.loaded is not None
+        assert self._device is not None
+        return self.loaded, self._device
+
+    async def initialize_cache(self, request: CacheRequest) -> CacheFacts:
+        """Allocates the pools, proves what it can about results, and warms up."""
+        with self._lifecycle("InitializeCache", State.LOADED):
+            loaded, _ = self._model()
+            _refuse(_wrong_cache_request(request, loaded.config.max_model_len))
+            self._executor, self.cache = await self._thread.run(lambda: self._make_cache(request))
+            self.state = State.CACHE_READY
+            log.info("cache ready", device_blocks=request.num_device_blocks, host_blocks=request.num_host_blocks)
+            return self.cache
+
+    def _make_cache(self, request: CacheRequest) -> tuple[StepExecutor, CacheFacts]:
+        loaded, device = self._model()
+        backend = get_backend(device)
+        block_format = BlockFormat.of(loaded.config, request.block_size)
+        try:
+            cache = CacheEngine(block_format, request.num_device_blocks, request.num_host_blocks, backend)
+        except (OSError, MemoryError, torch.OutOfMemoryError):
+            needed = block_format.block_bytes * (request.num_device_blocks + request.num_host_blocks)
+            raise BlockyardError(Reason.NEVER_FITS, f"the pools need {needed} bytes, more than there is") from None
+        runner = ModelRunner(loaded, backend)
+        batch_invariant = runner.prove_batch_invariance()
+        identity = determinism_id(loaded, backend, runner.fingerprint())
+        runner.warm_up(cache.device_pool, request.block_size, request.max_num_seqs)
+        limits = BatchLimits(request.max_model_len, request.max_num_seqs, request.block_size, loaded.config.vocab_size)
+        executor = StepExecutor(InputBatch(limits), cache, runner)
+        # What lives now lives as long as the process: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        return executor, CacheFacts(request, block_format.block_bytes, identity, batch_invariant)
+
+    def open_stream(self) -> StepStream:
+        """Opens a step stream. Its first step makes it the one that runs, or not: see `submit`."""
+        self._require(State.CACHE_READY, State.RUNNING)
+        assert self._executor is not None
+        return StepStream(self._thread, self._executor)
+
+    def submit(self, stream: StepStream, step: Step) -> None:
+        """Takes a step of a stream. The first one of a higher epoch ends the stream of the epoch before."""
+        if stream.epoch is None:
+            stream.epoch = step.epoch
+            if step.epoch > self.epoch:
+                self._take_over(stream, step.epoch)
+        if self._stream is stream:
+            stream.submit(step)
+        else:
+            message = f"epoch {step.epoch} is over: epoch {self.epoch} was seen"
+            error = BlockyardError(Reason.WRONG_STATE, message, metadata={"epoch": str(self.epoch)})
+            stream.answer(StepResult(step.epoch, step.step_id, refusal=error))
+
+    def _take_over(self, stream: StepStream, epoch: int) -> None:
+        assert self._executor is not None
+        if self._stream is not None:
+            self._stream.stop(BlockyardError(Reason.WRONG_STATE, f"epoch {epoch} took over"))
+        executor = self._executor
+        self._stream, self.epoch, self.state = stream, epoch, State.RUNNING
+        self._thread.post(lambda: executor.begin_epoch(epoch))
+        log.info("epoch begins", epoch=epoch)
+
+    def close_stream(self, stream: StepStream) -> None:
+        """Ends a stream, however it ended: its steps that wait are dropped, and its sequences forgotten."""
+        stream.stop()
+        if self._stream is stream and self._executor is not None:
+            self._stream, self.state = None, State.CACHE_READY
+            self._thread.post(self._executor.forget)
+            log.info("epoch ends", epoch=stream.epoch)
+
+    async def checksum_blocks(
+        self, device_block_ids: Sequence[int], host_block_ids: Sequence[int]
+    ) -> tuple[list[bytes], list[bytes]]:
+        """Hashes blocks between two steps."""
+        if not self._debug:
+            raise BlockyardError(Reason.FEATURE_DISABLED, "start the worker with --enable-debug-rpcs for this")
+        self._require(State.CACHE_READY, State.RUNNING)
+        assert self._executor is not None
+        cache = self._executor.cache
+        _refuse(
+            [
+                *_out_of_range("device_block_ids", device_block_ids, cache.num_device_blocks),
+                *_out_of_range("host_block_ids", host_block_ids, cache.num_host_blocks),
+            ]
+        )
+        return await self._thread.run(
+            lambda: (cache.device_checksums(device_block_ids), cache.host_checksums(host_block_ids))
+        )
+
+
+def _refuse(violations: Iterable[Violation]) -> None:
+    found = list(violations)
+    if found:
+        raise invalid(found)
+
+
+def _out_of_range(field: str, block_ids: Sequence[int], num_blocks: int) -> Iterable[Violation]:
+    if any(block_id >= num_blocks for block_id in block_ids):
+        yield Violation(field, f"blocks must be below {num_blocks}")
+
+
+def _wrong_block_size(block_size: int) -> Iterable[Violation]:
+    if block_size not in BLOCK_SIZES:
+        yield Violation("block_size", f"{block_size} is none of {', '.join(map(str, BLOCK_SIZES))}")
+
+
+def _wrong_profile_request(request: ProfileRequest) -> Iterable[Violation]:
+    if request.block_size:
+        yield from _wrong_block_size(request.block_size)
+    if not 0 < request.device_memory_utilization <= 1:
+        yield Violation("device_memory_utilization", "must be above 0 and at most 1")
+    for name in ("max_num_batched_tokens", "max_num_seqs"):
+        if getattr(request, name) < 1:
+            yield Violation(name, "must be at least 1")
+
+
+def _wrong_cache_request(request: CacheRequest, model_max_len: int) -> Iterable[Violation]:
+    yield from _wrong_block_size(request.block_size)
+    for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs"):
+        if getattr(request, name) < 1:
+            yield Violation(name, "must be at least 1")
+    if request.num_device_blocks < 2:
+        yield Violation("num_device_blocks", "must be at least 2: block 0 is scratch")
+        return
+    if request.max_model_len > model_max_len:
+        yield Violation("max_model_len", f"{request.max_model_len} tokens, and the model takes {model_max_len}")
+    capacity = (request.num_device_blocks - 1) * request.block_size
+    if request.max_model_len > capacity:
+        yield Violation("max_model_len", f"{request.max_model_len} tokens, where the device's blocks hold {capacity}")
