@@ -9,7 +9,7 @@ as well, since a misspelt parameter would otherwise change an answer in silence.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError, core_schema
@@ -73,6 +73,8 @@ class StreamOptions(_Shape):
 class GenerationBody(_Shape):
     """What both calls have in common."""
 
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"user"})
+
     model: str | None = None
     max_tokens: int | None = None
     temperature: float | None = None
@@ -100,7 +102,6 @@ class GenerationBody(_Shape):
     request_id: str | None = None
     return_token_ids: bool | None = None
 
-    # Taken, without effect.
     user: str | None = None
 
     # vLLM's, not served yet.
@@ -221,6 +222,19 @@ _TEMPLATE_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
 class ChatBody(GenerationBody):
     """The body of /v1/chat/completions."""
 
+    # They label a request, tune a cache that works by itself, or speak of tools.
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
+        {
+            "metadata",
+            "parallel_tool_calls",
+            "prompt_cache_key",
+            "prompt_cache_options",
+            "prompt_cache_retention",
+            "safety_identifier",
+            "user",
+        }
+    )
+
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: int | None = None
     add_generation_prompt: bool | None = None
@@ -247,7 +261,6 @@ class ChatBody(GenerationBody):
     verbosity: Annotated[Any, Neutral("medium")] = None
     web_search_options: Annotated[Any, Neutral()] = None
 
-    # Taken, without effect: they label a request, tune a cache that works by itself, or speak of tools.
     metadata: dict[str, str] | None = None
     parallel_tool_calls: bool | None = None
     prompt_cache_key: str | None = None

@@ -1,0 +1,242 @@
+"""Writes the pages of this folder that are made from the code: errors, settings, parameters of the OpenAI API.
+
+    python docs/reference/generate.py
+
+A test holds the committed pages against what this writes.
+"""
+
+from __future__ import annotations
+
+import sys
+import typing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+from blockyard.errors import DOMAIN, TABLE, Reason  # noqa: E402
+from blockyard.settings import settings_of  # noqa: E402
+from gateway.config import GatewayConfiguration  # noqa: E402
+from gateway.openai.schema import ChatBody, CompletionBody, Neutral  # noqa: E402
+from scheduler_service.config import SchedulerConfiguration  # noqa: E402
+from worker_service.config import WorkerConfiguration  # noqa: E402
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from blockyard.settings import Setting
+
+NOTE = "<!-- Written by docs/reference/generate.py. -->"
+
+# What each reason means, and what helps.
+MEANINGS: dict[Reason, tuple[str, str]] = {
+    Reason.FIELD_INVALID: (
+        "A field has a value out of its range or of the wrong type, or does not exist.",
+        "Correct the fields that the violations name: all of them are told at once.",
+    ),
+    Reason.PROMPT_TOO_LONG: (
+        "The prompt leaves no room for a generated token in the model's length.",
+        "Shorten the prompt.",
+    ),
+    Reason.UNSUPPORTED_PARAMETER: (
+        "The API knows the parameter, and this version does not serve it.",
+        "Leave it out, or give its neutral value.",
+    ),
+    Reason.MODEL_NOT_FOUND: ("No model of this name is served.", "Take a name from ListModels or /v1/models."),
+    Reason.REQUEST_ID_CONFLICT: (
+        "A request with this request_id is running.",
+        "Choose another id, or leave the choice to the gateway.",
+    ),
+    Reason.MODEL_NOT_LOADED: (
+        "The model's files cannot be read or used.",
+        "The message names the file and what is wrong with it.",
+    ),
+    Reason.FEATURE_DISABLED: (
+        "The model or the process does not have what was asked for, a chat template for one.",
+        "The message says how to enable it.",
+    ),
+    Reason.WRONG_STATE: (
+        "The worker is in a state in which this call is not legal.",
+        "Between our own services only; a client never sees it.",
+    ),
+    Reason.MESSAGE_TOO_LARGE: ("The request has more than 16 MiB.", "Send less."),
+    Reason.NEVER_FITS: (
+        "The request needs more KV blocks than the worker has, even alone.",
+        "Shorten the prompt or max_tokens, or give the worker more memory.",
+    ),
+    Reason.CLIENT_CANCELLED: ("The client cancelled the request, or has left.", "Nothing: this is what was asked for."),
+    Reason.BUG: ("An error in Blockyard.", "The service's log has the details; please report it."),
+    Reason.NO_READY_WORKER: (
+        "No worker can take requests now: it is starting, loading, or gone.",
+        "Try again after the time that comes with the error.",
+    ),
+    Reason.GENERATION_DEADLINE: (
+        "The deadline that the client gave its call has passed.",
+        "Give it more time, or ask for fewer tokens.",
+    ),
+    Reason.DRAINING: ("The process is stopping.", "Try again: a successor may be there already."),
+}
+
+
+ERRORS = """\
+# Errors
+{note}
+
+Every error has a reason. It is the same on both APIs, and it decides the status code:
+
+| reason | gRPC | HTTP | meaning, and what helps |
+|---|---|---|---|
+{rows}
+
+## Over gRPC
+
+The status carries a `google.rpc.Status` with `ErrorInfo` (the reason, domain `{domain}`), `BadRequest` with every
+violation (the path of the field in the proto, what it should be, a reason of its own), and `RetryInfo` when trying
+again makes sense. The client library raises it as `blockyard.errors.BlockyardError`; code of your own decodes it with
+`blockyard.errors.from_rpc_error`.
+
+## Over HTTP
+
+```json
+{{"error": {{"message": "top_p: must be above 0 and at most 1, not 7.0", "type": "invalid_request_error",
+           "param": "top_p", "code": "FIELD_INVALID",
+           "violations": [{{"param": "top_p", "message": "must be above 0 and at most 1, not 7.0",
+                           "code": "FIELD_INVALID"}}]}}}}
+```
+
+`code` is the reason, `param` the first violation's parameter. When trying again makes sense, the headers `Retry-After`
+(seconds), `retry-after-ms` and `x-should-retry: true` say so; on every other error `x-should-retry` is `false`.
+OpenAI's own clients obey all three.
+
+A stream that fails after it has begun ends with one event `data: {{"error": …}}` and without `data: [DONE]`.
+"""
+
+
+def errors_page() -> str:
+    """The table of errors."""
+    rows = [
+        f"| `{reason}` | `{rule.code.name}` | {rule.http_status} | {' '.join(MEANINGS[reason])} |"
+        for reason, rule in TABLE.items()
+    ]
+    return ERRORS.format(note=NOTE, domain=DOMAIN, rows="\n".join(rows))
+
+
+def _default(setting: Setting) -> str:
+    return f"`{setting.default}`" if str(setting.default) else "empty"
+
+
+CONFIGURATION = """\
+# Settings
+{note}
+
+A setting is given as a flag, as an environment variable, or in a YAML file named by `--config FILE` (or
+`BLOCKYARD_CONFIG`), where its key is the flag without the dashes in front and with underscores inside. A flag goes
+before the environment, which goes before the file. `--print-config` prints what is in effect, in the form of such a
+file. A wrong value is an error, as are an unknown flag and an unknown key; all that is wrong is told at once.
+"""
+SERVICE = """
+## {title}
+
+`python -m {module}`
+
+| flag, variable | default | what it is |
+|---|---|---|
+{rows}
+"""
+SERVICES = (
+    ("Gateway", "gateway", GatewayConfiguration),
+    ("Scheduler", "scheduler_service", SchedulerConfiguration),
+    ("Worker", "worker_service", WorkerConfiguration),
+)
+
+
+def _setting_row(setting: Setting) -> str:
+    choices = f" One of {', '.join(f'`{choice}`' for choice in setting.choices)}." if setting.choices else ""
+    told = setting.help.replace("|", "\\|")
+    told = f"{told[:1].upper()}{told[1:]}."
+    return f"| `{setting.flag}`<br>`{setting.variable}` | {_default(setting)} | {told}{choices} |"
+
+
+def configuration_page() -> str:
+    """The settings of each service."""
+    services = [
+        SERVICE.format(title=title, module=module, rows="\n".join(map(_setting_row, settings_of(configuration))))
+        for title, module, configuration in SERVICES
+    ]
+    return CONFIGURATION.format(note=NOTE) + "".join(services)
+
+
+def _is_neutral(field: Any) -> bool:
+    hints = [*field.metadata, *getattr(field.annotation, "__metadata__", ())]
+    return any(isinstance(item, Neutral) for item in hints)
+
+
+def _named(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _parameters(body: type[BaseModel]) -> str:
+    fields = body.model_fields
+    refused = [name for name, field in fields.items() if _is_neutral(field)]
+    ignored: frozenset[str] = typing.cast("Any", body).WITHOUT_EFFECT
+    works = [name for name in fields if name not in refused and name not in ignored]
+    return (
+        f"**Work:** {_named(works)}.\n\n"
+        f"**Taken, without effect:** {_named([name for name in fields if name in ignored])}.\n\n"
+        f"**Not served yet:** {_named(refused)}."
+    )
+
+
+OPENAI = """\
+# The OpenAI API
+{note}
+
+`POST /v1/completions`, `POST /v1/chat/completions`, `GET /v1/models`, `GET /v1/models/{{id}}`, `GET /health` and
+`GET /version`; `GET /openapi.json` describes them. Give OpenAI's own client `http://127.0.0.1:8000/v1` as `base_url`,
+and any `api_key`.
+
+A parameter that is not served yet is refused with `UNSUPPORTED_PARAMETER`, unless its value is neutral
+(`logprobs: null`, `tools: []`). One that nobody knows is refused with `FIELD_INVALID`: a misspelt parameter would
+otherwise change the answer in silence. The names and types of a body are checked first, then its values; each time all
+that is wrong is told at once.
+
+## /v1/completions
+
+{completion}
+
+`prompt` is a text, token ids, or a list of either; of a list, choice `i * n + k` is sequence `k` of prompt `i`.
+`max_tokens` is 16 when it is left out, or less where the model's length leaves less. `best_of` has to equal `n`.
+
+## /v1/chat/completions
+
+{chat}
+
+Messages have the roles `system`, `developer` (which the chat template gets as `system`), `user` and `assistant`, and a
+text, whole or in parts. The model's chat template makes a prompt of them; `chat_template_kwargs` are its variables.
+Without `max_tokens` or `max_completion_tokens` an answer may be as long as the model allows.
+
+## Answers
+
+`id` and the header `x-request-id` are the request's id: yours if you gave a `request_id`. Under this name it can be
+cancelled over gRPC and found in the logs. Several prompts of one call are requests of their own, `id-0`, `id-1` and so
+on. `system_fingerprint` is the model's determinism id: two answers under one fingerprint, to equal requests with one
+`seed`, are equal bit for bit where the model is batch-invariant. `stop_reason` is the stop string or stop token that
+ended a choice, and null for the model's own end. With `return_token_ids` an answer has `token_ids` and
+`prompt_token_ids` as well.
+
+A request is aborted when its client closes the connection, streamed or not.
+"""
+
+
+def openai_page() -> str:
+    """The parameters of the OpenAI API."""
+    return OPENAI.format(note=NOTE, completion=_parameters(CompletionBody), chat=_parameters(ChatBody))
+
+
+PAGES = {"errors.md": errors_page, "configuration.md": configuration_page, "openai.md": openai_page}
+
+
+if __name__ == "__main__":
+    for name, make in PAGES.items():
+        (HERE / name).write_text(make(), encoding="utf-8")
