@@ -19,6 +19,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.configuration import PublicSettings, SystemConfiguration
 from blockyard.model_files import resolve_model
 from blockyard.rpc import PortTaken, internal_channel
@@ -58,7 +59,7 @@ class LocalSystem:
             *(join(host, port) for port in (public.grpc_port, public.http_port, public.admin_port))
         )
         self._folder = _private_folder()
-        self._channel: grpc.aio.Channel | None = None
+        self._channels: dict[str, grpc.aio.Channel] = {}
 
     def services(self) -> list[Service]:
         """The children to start, in order."""
@@ -78,21 +79,34 @@ class LocalSystem:
         """The children's environment: ours without settings, which they get as flags, each only its own."""
         return without_settings(os.environ)
 
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        # Made on the loop that uses it.
+        if address not in self._channels:
+            self._channels[address] = internal_channel(address)
+        return self._channels[address]
+
     async def is_ready(self) -> bool:
         """Tells whether the gateway takes requests."""
-        if self._channel is None:
-            self._channel = internal_channel(self.endpoints.grpc)
-        stub = health_pb2_grpc.HealthStub(self._channel)
+        stub = health_pb2_grpc.HealthStub(self._channel(self.endpoints.grpc))
         try:
             response = await stub.Check(health_pb2.HealthCheckRequest(), timeout=1.0)  # type: ignore[misc]
         except grpc.RpcError:
             return False
         return response.status == health_pb2.HealthCheckResponse.SERVING
 
+    async def missing(self) -> str:
+        """Tells what the gateway waits for, for a person; empty where it does not say."""
+        stub = admin_pb2_grpc.AdminServiceStub(self._channel(self.endpoints.admin))
+        try:
+            status = await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=1.0)
+        except grpc.RpcError:
+            return ""
+        return status.gateway.message
+
     async def close(self) -> None:
         """Removes what it made."""
-        if self._channel is not None:
-            await self._channel.close(None)
+        for channel in self._channels.values():
+            await channel.close(None)
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

@@ -1,0 +1,182 @@
+"""`blockyard bench`: puts a load on a server, and tells what its clients saw."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import platform
+import shlex
+import sys
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import blockyard
+from blockyard.async_client import AsyncClient
+from blockyard.client import DEFAULT_TARGET
+from blockyard.http_stream import get_json
+from blockyard.load import Api, GrpcApi, HttpApi, Plan, Sample, Shape, Summary, draw_requests, run_load, summarize
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MEASURES = ("time_to_first_token", "inter_token_latency", "time_per_output_token", "end_to_end")
+
+
+class ApiName(StrEnum):
+    """Which front to load."""
+
+    GRPC = "grpc"
+    HTTP = "http"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that decides a run."""
+
+    api: str
+    target: str
+    url: str
+    model: str
+    shape: Shape
+    plan: Plan
+    num_warmup_requests: int
+
+
+def bench(
+    api: Annotated[ApiName, typer.Option(help="which front to load")] = ApiName.GRPC,
+    target: Annotated[str, typer.Option(help="the gRPC address", envvar="BLOCKYARD_TARGET")] = DEFAULT_TARGET,
+    url: Annotated[str, typer.Option(help="the HTTP address", envvar="BLOCKYARD_URL")] = "http://127.0.0.1:8000",
+    model: Annotated[str, typer.Option(help="the model's name; default: the first")] = "",
+    concurrency: Annotated[int, typer.Option(min=1, help="clients of a closed loop")] = 8,
+    rate: Annotated[float, typer.Option(min=0, help="requests a second of an open loop; 0: a closed loop")] = 0.0,
+    num_requests: Annotated[int, typer.Option(min=0, help="requests to send; 0: as many as --duration allows")] = 0,
+    duration: Annotated[float, typer.Option(min=0, help="seconds to send for; 0: until --num-requests")] = 0.0,
+    prompt_tokens: Annotated[str, typer.Option(help="tokens of a prompt: N, or FROM:TO")] = "128",
+    output_tokens: Annotated[str, typer.Option(help="tokens of an answer: N, or FROM:TO")] = "64",
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
+    ignore_eos: Annotated[bool, typer.Option(help="always generate all tokens")] = True,
+    warmup: Annotated[int, typer.Option(min=0, help="requests before, not measured")] = 2,
+    seed: Annotated[int, typer.Option(help="of lengths, prompts and arrivals")] = 0,
+    output: Annotated[Path | None, typer.Option(dir_okay=False, help="write all numbers here, as JSON")] = None,
+) -> None:
+    """Measure a running server."""
+    if not num_requests and not duration:
+        num_requests = 8 * concurrency
+    settings = Settings(
+        api=api,
+        target=target,
+        url=url.rstrip("/"),
+        model=model,
+        shape=Shape(_range(prompt_tokens), _range(output_tokens), temperature, ignore_eos),
+        plan=Plan(concurrency, rate, num_requests, duration, seed),
+        num_warmup_requests=warmup,
+    )
+    summary = asyncio.run(_run(settings))
+    Console().print(make_table(summary))
+    for reason, count in sorted(summary.errors.items()):
+        typer.echo(f"{count} failed: {reason}", err=True)
+    if output is not None:
+        output.write_text(json.dumps(report(settings, summary), indent=2) + "\n", encoding="utf-8")
+    if not summary.num_requests:
+        raise typer.Exit(1)
+
+
+def _range(text: str) -> tuple[int, int]:
+    first, _, last = text.partition(":")
+    try:
+        low, high = int(first), int(last or first)
+    except ValueError:
+        low = high = 0
+    if not 1 <= low <= high:
+        raise typer.BadParameter(f"{text!r} is neither a number above 0 nor FROM:TO")
+    return low, high
+
+
+async def _run(settings: Settings) -> Summary:
+    async with AsyncClient(settings.target) as client:
+        api = await _make_api(settings, client)
+        requests = draw_requests(settings.shape, settings.plan.seed)
+        if settings.num_warmup_requests:
+            await run_load(api, requests, Plan(num_requests=settings.num_warmup_requests))
+        with _progress(settings.plan) as on_done:
+            return summarize(await run_load(api, requests, settings.plan, on_done))
+
+
+async def _make_api(settings: Settings, client: AsyncClient) -> Api:
+    if settings.api == ApiName.HTTP:
+        name = settings.model or (await get_json(f"{settings.url}/v1/models"))["data"][0]["id"]
+        return HttpApi(settings.url, name)
+    models = await client.list_models()
+    model = next((model for model in models if model.name == settings.model), models[0])
+    return GrpcApi(client, settings.model, model.vocab_size)
+
+
+class _progress:
+    """A bar on a terminal, nothing elsewhere. Enters as the function to call after each request."""
+
+    def __init__(self, plan: Plan) -> None:
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("requests"), TimeElapsedColumn())
+        console = Console(stderr=True)
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task("bench", total=plan.num_requests or None)
+
+    def __enter__(self) -> Callable[[Sample], None]:
+        self._bar.start()
+        return lambda sample: self._bar.advance(self._task)
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+
+def make_table(summary: Summary) -> Table:
+    """Lays the numbers out for a person."""
+    table = Table(
+        title=f"{summary.num_requests} requests in {summary.elapsed_seconds:.2f} s, {summary.num_errors} failed",
+        caption=(
+            f"{summary.requests_per_second:.2f} requests/s   {summary.output_tokens_per_second:.1f} output tokens/s   "
+            f"{summary.total_tokens_per_second:.1f} tokens/s in all"
+        ),
+    )
+    for heading in ("milliseconds", "mean", "p50", "p90", "p99"):
+        table.add_column(heading, justify="left" if heading == "milliseconds" else "right")
+    for measure in MEASURES:
+        seen = getattr(summary, measure)
+        numbers = [seen.mean, *seen.percentiles.values()] if seen else []
+        table.add_row(measure.replace("_", " "), *(f"{1000 * number:.2f}" for number in numbers))
+    return table
+
+
+def report(settings: Settings, summary: Summary) -> dict[str, Any]:
+    """Everything that someone needs to judge the numbers, and to run them again. Times in seconds."""
+    return {
+        "command": shlex.join(["blockyard", *sys.argv[1:]]),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "version": blockyard.__version__,
+        "machine": {
+            "system": platform.platform(),
+            "processor": _processor(),
+            "num_cores": os.cpu_count(),
+            "python": platform.python_version(),
+        },
+        "settings": dataclasses.asdict(settings),
+        "results": dataclasses.asdict(summary),
+    }
+
+
+def _processor() -> str:
+    """The processor's name, which platform.processor() does not know on Linux."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

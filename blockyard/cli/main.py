@@ -1,0 +1,62 @@
+"""The program `blockyard`: its commands, and how their errors are told."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+import blockyard
+from blockyard.cli import bench, chat, generate, serve
+from blockyard.errors import TRANSPORT_ORIGIN, BlockyardError
+from blockyard.rpc import PortTaken
+from blockyard.settings import SettingsError
+from blockyard.supervisor import StartError
+
+app = typer.Typer(
+    help="Serves large language models over gRPC and HTTP, and talks to them.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+serve.register(app)
+app.command()(generate.generate)
+app.command()(chat.chat)
+app.command()(bench.bench)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(blockyard.__version__)
+
+
+def told(error: Exception) -> str:
+    """Says an error to a person: one line, and what to do where nothing answers."""
+    if not isinstance(error, BlockyardError):
+        return str(error)
+    if error.metadata == TRANSPORT_ORIGIN and error.http_status == 503:
+        return f"no server answers ({error.message}): start one with `blockyard serve`, or name another (--target, --url)"
+    return " ".join(str(error).split())
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The program: exits with 0, with 1 after an error, with 2 after a bad command line."""
+    # The C core's own log would stand among a command's output; what it has to say comes as errors too.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    try:
+        app(arguments)
+    except (BlockyardError, PortTaken, SettingsError, StartError) as error:
+        typer.echo(f"error: {told(error)}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        # Whoever read our output has enough. Python would try to write the rest at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""`blockyard serve`: the three services in the foreground, in one terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+
+from blockyard.async_client import AsyncClient
+from blockyard.configuration import SystemConfiguration
+from blockyard.local_system import Endpoints, LocalSystem
+from blockyard.settings import load
+from blockyard.supervisor import Supervisor
+from blockyard.telemetry import configure_logging
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.status import Status
+
+HELP = "Serve a model: gateway, scheduler and worker together."
+DESCRIPTION = "Serves a model with a gateway, a scheduler and a worker. Without --model: the demo model."
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command. Its flags are settings, so it reads them itself, `--help` too."""
+    passed_on = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+    app.command(help=HELP, context_settings=passed_on)(serve)
+
+
+def serve(context: typer.Context) -> None:
+    """Serves until SIGINT or SIGTERM, or until a service that cannot be brought back dies."""
+    configuration = load(SystemConfiguration, "blockyard serve", DESCRIPTION, context.args)
+    configure_logging("serve", level=configuration.log.log_level, log_format=configuration.log.log_format)
+    code = asyncio.run(_serve(configuration))
+    if code:
+        raise typer.Exit(code)
+
+
+async def _serve(configuration: SystemConfiguration) -> int:
+    system = LocalSystem(configuration)
+    console = Console(stderr=True)
+    status = console.status("starting") if console.is_terminal else None
+    supervisor = Supervisor(
+        system.services(),
+        lambda: _is_ready(system, status),
+        write_line=_writer(console),
+        environment=system.environment(),
+    )
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, _stop, supervisor)
+    try:
+        progress: AbstractContextManager[object] = status or nullcontext()
+        with progress:
+            started = await supervisor.start()
+        if started:
+            typer.echo(await _greeting(system.endpoints))
+        return await supervisor.wait()
+    finally:
+        await supervisor.stop()
+        await system.close()
+
+
+def _stop(supervisor: Supervisor) -> None:
+    typer.echo("stopping when the answers under way have ended; once more to stop at once", err=True)
+    supervisor.request_stop()
+
+
+async def _is_ready(system: LocalSystem, status: Status | None) -> bool:
+    ready = await system.is_ready()
+    if status is not None and not ready and (missing := await system.missing()):
+        status.update(f"starting: {missing}")
+    return ready
+
+
+def _writer(console: Console) -> Callable[[str], None]:
+    """Makes what writes the services' lines: above the spinner on a terminal, plainly anywhere else."""
+    if not console.is_terminal:
+        return lambda line: print(line, file=sys.stderr, flush=True)  # noqa: T201
+    return lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+async def _greeting(endpoints: Endpoints) -> str:
+    async with AsyncClient(endpoints.grpc) as client:
+        (model, *_) = await client.list_models()
+    body = json.dumps({"model": model.name, "prompt": "Once upon a time", "max_tokens": 32})
+    python = f'import blockyard; print(blockyard.Client("{endpoints.grpc}").generate("Once upon a time").text)'
+    return "\n".join(
+        [
+            "",
+            f"ready: {model.name}, up to {model.max_model_len} tokens",
+            f"  gRPC   {endpoints.grpc}",
+            f"  HTTP   http://{endpoints.http}/v1",
+            "",
+            f"  curl http://{endpoints.http}/v1/completions -H 'Content-Type: application/json' -d '{body}'",
+            f"  python -c '{python}'",
+            f"  blockyard generate 'Once upon a time' --target {endpoints.grpc}",
+            "",
+        ]
+    )
