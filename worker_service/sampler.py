@@ -119,7 +119,7 @@ class Sampler:
         return sampling.draw_filtered(logits, temperatures, filters, keys, num_candidates)
 
     def _tensor(self, column: npt.NDArray[Any]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(column)).to(self._device)
+        return torch.from_numpy(column.copy()).to(self._device)
 
     def _edit(self, logits: Tensor, rows: SampleRows) -> None:
         """Masks stop tokens before min_tokens, adds biases, applies penalties: in this order, each for all rows."""
