@@ -22,6 +22,8 @@ class Attachment:
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
+        # Ids that it was refused because another gateway's request has them: not its own to end.
+        self.conflicts: set[str] = set()
         self._pending: deque[Outgoing] = deque()
         self._sealed = True
         self._closed = False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
@@ -44,7 +44,6 @@ class Engine:
         self._configuration = configuration
         self._clock = clock
         self._scheduler: Scheduler | None = None
-        self._scheduler_config: SchedulerConfig | None = None
         self._facts: ModelFacts | None = None
         self.readiness = Readiness(False, "the scheduler has just started")
         self.last_step_id = 0
@@ -77,8 +76,11 @@ class Engine:
         try:
             first_sequence_id = self._admit(spec)
         except BlockyardError as error:
+            if error.reason is Reason.REQUEST_ID_CONFLICT:
+                attachment.conflicts.add(spec.request_id)
             self.refuse(attachment, spec.request_id, error)
             return
+        attachment.conflicts.discard(spec.request_id)
         attachment.accept(spec.request_id, first_sequence_id)
         self._work.set()
 
@@ -92,14 +94,19 @@ class Engine:
         except DuplicateRequest:
             message = f"request {spec.request_id} runs already"
             raise BlockyardError(Reason.REQUEST_ID_CONFLICT, message) from None
+        except ValueError as error:
+            raise BlockyardError(Reason.FIELD_INVALID, str(error)) from None
 
     def refuse(self, attachment: Attachment, request_id: str, error: BlockyardError) -> None:
         """Tells a gateway that a request will not run."""
         log.debug("request refused", request_id=request_id, reason=error.reason)
         attachment.fail(request_id, error)
 
-    def abort(self, abort: Abort) -> None:
-        """Ends a request or one of its sequences; an unknown one is no error."""
+    def abort(self, attachment: Attachment, abort: Abort) -> None:
+        """Ends a gateway's request or one of its sequences; an unknown one is no error."""
+        if abort.request_id in attachment.conflicts:
+            attachment.conflicts.discard(abort.request_id)
+            return
         if self._scheduler and self._scheduler.abort(abort.request_id, abort.sequence_index, abort.reason):
             self._work.set()
 
@@ -206,8 +213,8 @@ class Engine:
     def _prepare(self, cache: CacheInfo) -> None:
         """Makes a scheduler for these pools; one that has them already goes on, empty."""
         wanted = _scheduler_config(self._configuration, cache)
-        if self._scheduler is None or self._scheduler_config != wanted:
-            self._scheduler, self._scheduler_config = Scheduler(wanted), wanted
+        if self._scheduler is None or self._scheduler.config != wanted:
+            self._scheduler = Scheduler(wanted)
 
     def _lose(self, why: str, epoch: int) -> None:
         """Fails every request: the worker's step stream is gone, and with it all KV."""
@@ -215,9 +222,9 @@ class Engine:
         message = f"the worker was lost: {why}"
         log.error("epoch broken", epoch=epoch, reason=why)
         self._publish(self._scheduler.fail_all(message), Reason.NO_READY_WORKER)
+        self._tell(Readiness(False, message))
         for attachment in self._attachments.values():
             attachment.seal()
-        self._tell(Readiness(False, message))
 
     def close(self) -> None:
         """Ends every gateway's stream with DRAINING and writes the totals."""
@@ -240,9 +247,8 @@ def _scheduler_config(configuration: SchedulerConfiguration, cache: CacheInfo) -
         max_model_len=cache.max_model_len,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_prefill_chunk=settings.max_prefill_chunk or settings.max_num_batched_tokens,
+        max_prefill_chunk=settings.max_prefill_chunk,
         enable_prefix_caching=configuration.cache.enable_prefix_caching,
-        # One of the choices that the setting allows.
-        preemption_mode=cast("Literal['auto', 'swap', 'recompute']", settings.preemption_mode),
+        preemption_mode=settings.preemption_mode,
         debug_integrity=configuration.service.debug_integrity,
     )

@@ -28,19 +28,18 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def Attach(  # type: ignore[override]
         self, request_iterator: AsyncIterator[scheduler_pb2.AttachRequest], context: Any
-    ) -> AsyncIterator[scheduler_pb2.AttachResponse]:
+    ) -> None:
         """One gateway's stream, until one side ends it."""
         requests = aiter(request_iterator)
         first = await anext(requests, None)
         if first is None or not first.hello.gateway_id:
             raise invalid([Violation("hello.gateway_id", "must be in the first message")])
         attachment = self._engine.attach(first.hello.gateway_id)
-        # A generator that is abandoned in the middle of a write is finalized late.
-        context.add_done_callback(lambda _: self._engine.detach(attachment))
         reader = asyncio.create_task(self._read(attachment, first, requests))
         try:
             while outgoing := await attachment.take():
-                yield codec.encode_outgoing(outgoing)
+                # Waits while the gateway is slow; what the steps give meanwhile merges in the attachment.
+                await context.write(codec.encode_outgoing(outgoing))
         finally:
             reader.cancel()
             self._engine.detach(attachment)
@@ -69,7 +68,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             except BlockyardError as error:
                 self._engine.refuse(attachment, add.request_id, error)
         for abort in message.abort:
-            self._engine.abort(codec.decode_abort(abort))
+            self._engine.abort(attachment, codec.decode_abort(abort))
 
     async def GetSchedulerStatus(  # type: ignore[override]
         self, request: scheduler_pb2.GetSchedulerStatusRequest, context: Any

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import uuid
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf import duration_pb2
@@ -129,22 +129,33 @@ class Device:
         self._execute = execute
         self._answer = answer
         self._step_seconds = step_seconds
+        self.num_submitted = 0
+        # Cleared, no step begins.
+        self.gate = threading.Event()
+        self.gate.set()
         self._steps: queue.SimpleQueue[tuple[SchedulerOutput, float] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
         self._thread.start()
 
     def submit(self, step: SchedulerOutput) -> None:
         """Queues a step."""
+        self.num_submitted += 1
         self._steps.put((step, time.monotonic()))
 
     def close(self) -> None:
         """Ends after the steps that wait."""
+        self.gate.set()
         self._steps.put(None)
+
+    async def join(self) -> None:
+        """Waits until the thread has ended."""
+        await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
         free_at, refused = 0.0, None
         while (item := self._steps.get()) is not None:
             step, arrival = item
+            self.gate.wait()
             deadline = max(arrival, free_at) + self._step_seconds
             try:
                 result: Answer = refused or self._execute(step)
@@ -171,8 +182,12 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.cache: worker_pb2.CacheInfo | None = None
         self.plans: list[worker_pb2.InitializeCacheRequest] = []
         self.refusals: list[str] = []
-        self.steps: list[SchedulerOutput] = []
+        # Faults that a test asks for: refuse a step, answer with the wrong sequences, fail sequences alone.
+        self.refuse_next = ""
+        self.skew_next = False
+        self.fail_sequences: set[int] = set()
         self.stopping = asyncio.Event()
+        self.devices: list[Device] = []
         self._stream: asyncio.Task[Any] | None = None
         self._server = make_server(INTERNAL_MESSAGE_BYTES, ["blockyard.worker.v1.WorkerService"])
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server)
@@ -191,6 +206,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     async def kill(self) -> None:
         """Ends at once, as a killed process does."""
         await self._server.stop(0)
+        for device in self.devices:
+            device.close()
+            await device.join()
 
     def _require(self, *states: int) -> None:
         if self.state not in states:
@@ -273,6 +291,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             self._stream.cancel()
         self.state = status_pb2.WORKER_STATE_RUNNING
         stream = _Stream(self, self._executor())
+        self.devices.append(stream.device)
         self._stream = asyncio.create_task(stream.read(request_iterator))
         try:
             while (message := await stream.answers.get()) is not None:
@@ -283,7 +302,24 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
 
     def _executor(self) -> Callable[[SchedulerOutput], StepResult]:
         rows = TokenRows(self.options.vocab_size)
-        return rows.execute
+        return lambda step: self._spoil(rows.execute(step))
+
+    def _spoil(self, result: StepResult) -> StepResult:
+        """Does what a test asked for, in the device's thread."""
+        if self.refuse_next:
+            refusal, self.refuse_next = self.refuse_next, ""
+            raise ValueError(refusal)
+        if self.skew_next:
+            self.skew_next = False
+            return replace(result, sequence_ids=(*result.sequence_ids, 10**6), token_ids=(*result.token_ids, 1))
+        if failed := self.fail_sequences.intersection(result.sequence_ids):
+            self.fail_sequences -= failed
+            kept = [pair for pair in zip(result.sequence_ids, result.token_ids, strict=True) if pair[0] not in failed]
+            columns = zip(*kept, strict=True) if kept else ((), ())
+            sequence_ids, token_ids = map(tuple, columns)
+            failures = tuple((sequence_id, "failed on request") for sequence_id in failed)
+            return replace(result, sequence_ids=sequence_ids, token_ids=token_ids, failures=failures)
+        return result
 
 
 class _Stream:
@@ -310,10 +346,7 @@ class _Stream:
             self._finish(message.step_id, self._refusal)
             return
         self._last_step_id = message.step_id
-        step = decode_step(message)
-        if self._worker.options.strict:
-            self._worker.steps.append(step)
-        self.device.submit(step)
+        self.device.submit(decode_step(message))
 
     def _wrong(self, message: worker_pb2.ExecuteModelRequest) -> str:
         if not self._epoch and message.epoch > self._worker.epoch:

@@ -1,4 +1,4 @@
-"""A gateway in miniature: attaches to a scheduler, adds requests of token ids, collects what comes for each sequence."""
+"""A gateway in miniature: attaches to a scheduler, adds requests of token ids, collects what comes for them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import grpc.aio
 from google.protobuf import message as protobuf
 
 from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import BlockyardError, from_status
-from blockyard.rpc import internal_channel
+from blockyard.rpc import INTERNAL_MESSAGE_BYTES, channel_options
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 if TYPE_CHECKING:
@@ -43,14 +44,17 @@ class Stream:
 class TokenClient:
     """Use as an async context manager; a reader task collects what comes until `pause`."""
 
-    def __init__(self, address: str, gateway_id: str = "gateway") -> None:
+    def __init__(self, address: str, gateway_id: str = "gateway", window_bytes: int = 0) -> None:
         self.streams: dict[str, Stream] = {}
         self.facts: scheduler_pb2.ModelFacts | None = None
         self.readiness: scheduler_pb2.Readiness | None = None
         self.num_messages = 0
         self.end: BaseException | None = None
         self._by_sequence: dict[int, tuple[Stream, int]] = {}
-        self._channel = internal_channel(address)
+        # What may be on its way to a client that does not read; 0: as much as gRPC likes.
+        window = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", window_bytes)] if window_bytes else []
+        options = [*channel_options(INTERNAL_MESSAGE_BYTES), *window]
+        self._channel = grpc.aio.insecure_channel(address, options)
         self._stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
         self._gateway_id = gateway_id
         self._changed = asyncio.Condition()
@@ -92,7 +96,7 @@ class TokenClient:
                 self._take(message)
                 async with self._changed:
                     self._changed.notify_all()
-        except Exception as error:
+        except grpc.aio.AioRpcError as error:
             self.end = error
         finally:
             async with self._changed:

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,6 +11,9 @@ from scheduler_service.config import SchedulerConfiguration
 from scheduler_service.server import Server
 from tests.kit.fake_worker import FakeWorker, FakeWorkerOptions
 from tests.kit.token_client import TokenClient
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 
 @pytest.fixture
@@ -60,10 +63,12 @@ class Harness:
     async def scheduler(self, configuration: SchedulerConfiguration | None = None) -> Server:
         return await self._stack.enter_async_context(running(Server(configuration or self.configuration)))
 
-    async def client(self, gateway_id: str = "gateway", *, ready: bool = True) -> TokenClient:
-        client = await self._stack.enter_async_context(
-            TokenClient(self.configuration.service.scheduler_address, gateway_id)
-        )
+    def gateway(self, gateway_id: str, window_bytes: int = 0) -> TokenClient:
+        """A client that the test enters and leaves itself."""
+        return TokenClient(self.configuration.service.scheduler_address, gateway_id, window_bytes)
+
+    async def client(self, gateway_id: str = "gateway", *, ready: bool = True, window_bytes: int = 0) -> TokenClient:
+        client = await self._stack.enter_async_context(self.gateway(gateway_id, window_bytes))
         if ready:
             await client.wait_until_ready()
         return client

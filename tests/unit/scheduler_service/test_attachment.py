@@ -16,7 +16,7 @@ def tokens(*pairs: tuple[int, int]) -> OwnerUpdate:
     return OwnerUpdate([sequence for sequence, _ in pairs], [token for _, token in pairs])
 
 
-async def take(attachment: Attachment):  # noqa: ANN201
+async def take(attachment: Attachment):
     return await asyncio.wait_for(attachment.take(), 1)
 
 

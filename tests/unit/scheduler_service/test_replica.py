@@ -182,7 +182,7 @@ async def test_a_length_that_cannot_be_is_told_and_the_worker_not_asked_again(se
         asked = worker.num_profiles
         heard = worker.num_infos
         async with asyncio.timeout(10):
-            while worker.num_infos < heard + 2:
+            while worker.num_infos < heard + 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert worker.num_profiles == asked == 1
         assert worker.plans == []
