@@ -1,0 +1,303 @@
+"""The OpenAI front on the gateway's real core, attached to a fake scheduler over a socket."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import openai
+import pytest
+
+from blockyard.errors import BlockyardError, Reason
+from blockyard.inference.v1 import inference_pb2
+from gateway.openai.app import make_app
+from gateway.openai.schema import ChatBody, CompletionBody
+from tests.kit.fake_scheduler import FakeScheduler, scripted
+from tests.unit.gateway.harness import Front, demo_tokenizer, ids_of, serving, spec
+from tests.unit.gateway_openai.serving import serve
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+HELLO: Any = [{"role": "user", "content": "Hi"}]
+
+
+@dataclass
+class Both:
+    """A gateway with both fronts."""
+
+    front: Front
+    scheduler: FakeScheduler
+    openai: openai.AsyncOpenAI
+    http: httpx.AsyncClient
+
+
+@pytest.fixture
+async def both() -> AsyncIterator[Both]:
+    async with (
+        FakeScheduler() as scheduler,
+        serving(scheduler) as front,
+        serve(make_app(front.service)) as url,
+        httpx.AsyncClient(base_url=url, timeout=20, verify=False) as http,
+    ):
+        client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http)
+        yield Both(front, scheduler, client, http)
+
+
+async def texts_of(stream: Any, count: int) -> list[str]:
+    texts = [""] * count
+    async for chunk in stream:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    return texts
+
+
+async def test_whole_streamed_and_grpc_answers_are_the_same(both: Both) -> None:
+    asked: dict[str, Any] = {"model": "demo", "prompt": "Once upon a time", "n": 3, "seed": 5, "max_tokens": 40}
+    whole = await both.openai.completions.create(**asked)
+    streamed = await texts_of(await both.openai.completions.create(**asked, stream=True), 3)
+    request = spec("Once upon a time", max_tokens=40, n=3, sampling={"seed": 5})
+    grpc_texts = [choice.text for choice in (await both.front.generate(request)).choices]
+    assert [choice.text for choice in whole.choices] == streamed == grpc_texts
+    assert len(set(streamed)) == 3
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 120
+    assert whole.system_fingerprint == "fake"
+
+
+async def test_several_prompts_are_answered_each_as_alone(both: Both) -> None:
+    prompts = ["one", "two three", "four"]
+    asked: dict[str, Any] = {"model": "demo", "n": 2, "seed": 3, "max_tokens": 20}
+    alone = [await both.openai.completions.create(prompt=prompt, **asked) for prompt in prompts]
+    expected = [choice.text for answer in alone for choice in answer.choices]
+    together = await both.openai.completions.create(prompt=prompts, **asked)
+    assert [choice.text for choice in together.choices] == expected
+    streamed = await both.openai.completions.create(prompt=prompts, stream=True, **asked)
+    assert await texts_of(streamed, 6) == expected
+    assert together.usage is not None
+    assert together.usage.prompt_tokens == sum(answer.usage.prompt_tokens for answer in alone if answer.usage)
+
+
+async def test_every_parameter_gets_to_the_scheduler(both: Both) -> None:
+    await both.openai.completions.create(
+        model="demo",
+        prompt=[7, 8],
+        max_tokens=5,
+        temperature=0.5,
+        top_p=0.75,
+        seed=9,
+        presence_penalty=0.25,
+        frequency_penalty=-0.25,
+        logit_bias={"65": -2},
+        extra_body={
+            "top_k": 5,
+            "min_p": 0.125,
+            "repetition_penalty": 1.5,
+            "min_tokens": 2,
+            "ignore_eos": True,
+            "stop_token_ids": [33],
+        },
+    )
+    (added,) = both.scheduler.added
+    assert list(added.prompt_token_ids) == [7, 8]
+    assert (added.max_tokens, added.min_tokens, list(added.stop_token_ids)) == (5, 2, [33])
+    sampling = added.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.75, 5, 0.125)
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (0.25, -0.25, 1.5)
+    assert (sampling.seed, dict(sampling.logit_bias)) == (9, {65: -2.0})
+
+
+async def test_a_completion_has_16_tokens_unless_told_otherwise(both: Both) -> None:
+    answer = await both.openai.completions.create(model="demo", prompt="a")
+    assert answer.usage is not None
+    assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (16, "length")
+
+
+async def test_the_default_length_gives_way_to_the_models(both: Both) -> None:
+    prompt = [10] * (both.scheduler.facts.max_model_len - 3)
+    answer = await both.openai.completions.create(model="demo", prompt=prompt)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 3
+    with pytest.raises(openai.BadRequestError, match="max_tokens") as caught:
+        await both.openai.completions.create(model="demo", prompt=prompt, max_tokens=16)
+    assert caught.value.param == "max_tokens"
+
+
+async def test_a_chat_may_be_as_long_as_the_model(both: Both) -> None:
+    answer = await both.openai.chat.completions.create(model="demo", messages=HELLO)
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == both.scheduler.facts.max_model_len
+
+
+async def test_a_chat_is_what_the_template_makes_of_it(both: Both) -> None:
+    await both.openai.chat.completions.create(model="demo", messages=HELLO, max_tokens=1)
+    rendered = demo_tokenizer().apply_chat_template(HELLO)
+    assert list(both.scheduler.added[0].prompt_token_ids) == ids_of(rendered)
+
+
+async def test_a_stop_string_ends_a_choice(both: Both) -> None:
+    both.scheduler.script = scripted(*ids_of("one two END three"))
+    asked: dict[str, Any] = {"model": "demo", "prompt": "a", "stop": "END", "max_tokens": 50}
+    answer = await both.openai.completions.create(**asked)
+    choice: Any = answer.choices[0]
+    assert (choice.text, choice.finish_reason, choice.stop_reason) == ("one two ", "stop", "END")
+    assert await texts_of(await both.openai.completions.create(**asked, stream=True), 1) == ["one two "]
+    kept = await both.openai.completions.create(**asked, extra_body={"include_stop_str_in_output": True})
+    assert kept.choices[0].text == "one two END"
+
+
+async def test_an_end_token_ends_a_choice_unless_ignored(both: Both) -> None:
+    both.scheduler.script = scripted(*ids_of("one"), 0, *ids_of(" two"))
+    asked: dict[str, Any] = {"model": "demo", "prompt": "a", "max_tokens": 3}
+    choice: Any = (await both.openai.completions.create(**asked)).choices[0]
+    assert (choice.text, choice.finish_reason, choice.stop_reason) == ("one", "stop", None)
+    longer = await both.openai.completions.create(**asked, extra_body={"ignore_eos": True})
+    assert longer.choices[0].text == "one two"
+    special = await both.openai.completions.create(
+        **asked, extra_body={"ignore_eos": True, "skip_special_tokens": False}
+    )
+    assert special.choices[0].text == "one<|endoftext|> two"
+
+
+async def test_token_ids_are_those_of_the_scheduler(both: Both) -> None:
+    extra = {"return_token_ids": True}
+    answer: Any = await both.openai.completions.create(model="demo", prompt="Hi", seed=1, extra_body=extra)
+    (added,) = both.scheduler.added
+    choice = answer.choices[0]
+    assert choice.prompt_token_ids == list(added.prompt_token_ids) == demo_tokenizer().encode("Hi")
+    assert choice.token_ids == [both.scheduler.script(added, 0, position) for position in range(16)]
+    chat: Any = await both.openai.chat.completions.create(model="demo", messages=HELLO, max_tokens=2, extra_body=extra)
+    assert chat.prompt_token_ids == list(both.scheduler.added[1].prompt_token_ids)
+
+
+async def test_a_prompt_is_echoed(both: Both) -> None:
+    plain = await both.openai.completions.create(model="demo", prompt="Hi there", seed=1)
+    echoed = await both.openai.completions.create(model="demo", prompt="Hi there", seed=1, echo=True)
+    assert echoed.choices[0].text == "Hi there" + plain.choices[0].text
+
+
+async def test_every_wrong_value_is_told_at_once_under_names_of_this_api(both: Both) -> None:
+    wrong = {
+        "n": 0,
+        "temperature": -1,
+        "top_p": 0,
+        "top_k": -2,
+        "min_p": 2,
+        "presence_penalty": 3,
+        "frequency_penalty": -3,
+        "repetition_penalty": 0,
+        "seed": -1,
+        "max_tokens": 0,
+        "min_tokens": -1,
+        "logit_bias": {"9999": 1},
+        "stop": ["", "x"],
+        "stop_token_ids": [-1],
+        "request_id": "no blanks",
+    }
+    for path, body, kind in (
+        ("/v1/completions", {"prompt": [[]]}, CompletionBody),
+        ("/v1/chat/completions", {"messages": HELLO}, ChatBody),
+    ):
+        error = (await both.http.post(path, json={**body, **wrong})).json()["error"]
+        told = {violation["param"] for violation in error["violations"]}
+        assert told == set(wrong) | ({"prompt"} if "prompt" in body else set())
+        assert told <= set(kind.model_fields)
+        assert error["code"] == "FIELD_INVALID"
+    assert both.scheduler.added == []
+
+
+async def test_a_prompt_that_is_too_long_is_told_under_its_name(both: Both) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await both.openai.completions.create(model="demo", prompt=[10] * 5000)
+    assert (caught.value.code, caught.value.param) == ("PROMPT_TOO_LONG", "prompt")
+    with pytest.raises(openai.BadRequestError) as caught:
+        await both.openai.chat.completions.create(model="demo", messages=[{"role": "user", "content": "word " * 5000}])
+    assert (caught.value.code, caught.value.param) == ("PROMPT_TOO_LONG", "messages")
+
+
+async def test_an_unknown_model_is_named(both: Both) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        await both.openai.completions.create(model="gpt-4", prompt="a")
+    assert (caught.value.code, caught.value.param) == ("MODEL_NOT_FOUND", "model")
+
+
+async def test_what_the_scheduler_refuses_has_a_status_line(both: Both) -> None:
+    both.scheduler.refusals = {"big": BlockyardError(Reason.NEVER_FITS, "at most 100 tokens fit")}
+    with pytest.raises(openai.RateLimitError, match="at most 100 tokens fit"):
+        await both.openai.completions.create(model="demo", prompt="a", stream=True, extra_body={"request_id": "big"})
+
+
+async def test_a_running_id_cannot_be_taken_twice(both: Both) -> None:
+    both.scheduler.pause()
+    extra = {"request_id": "mine"}
+    stream = await both.openai.completions.create(model="demo", prompt="a", stream=True, extra_body=extra)
+    with pytest.raises(openai.ConflictError) as caught:
+        await both.openai.completions.create(model="demo", prompt="b", extra_body=extra)
+    assert caught.value.code == "REQUEST_ID_CONFLICT"
+    await stream.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_is_cancelled_over_grpc_by_its_id(both: Both, stream: bool) -> None:
+    both.scheduler.pause()
+    asked = both.openai.completions.create(model="demo", prompt="a", stream=stream, extra_body={"request_id": "mine"})
+    call: asyncio.Task[Any] = asyncio.create_task(asked)
+    await both.scheduler.wait_until(lambda: len(both.scheduler.added) == 1)
+    if stream:
+        events = await call
+        call = asyncio.create_task(texts_of(events, 1))
+    request = inference_pb2.CancelGenerateRequest(request_ids=["mine"])
+    assert (await both.front.stub.CancelGenerate(request)).cancelled_request_ids == ["mine"]
+    with pytest.raises(openai.APIError) as caught:
+        await call
+    assert caught.value.code == "CLIENT_CANCELLED"
+    if not stream:
+        assert caught.value.status_code == 499  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_frees_the_scheduler(both: Both, stream: bool) -> None:
+    both.scheduler.pause()
+    body = {"prompt": ["a", "b"], "stream": stream, "n": 2}
+    call = asyncio.create_task(both.http.post("/v1/completions", json=body))
+    await both.scheduler.wait_until(lambda: both.scheduler.num_sequences == 4)
+    call.cancel()
+    await both.scheduler.wait_until(lambda: len(both.scheduler.aborted) == 2)
+    assert both.scheduler.num_sequences == 0
+
+
+async def test_a_scheduler_that_dies_ends_a_stream_with_an_error(both: Both) -> None:
+    both.scheduler.pause()
+    stream = await both.openai.completions.create(model="demo", prompt="a", stream=True)
+    await both.scheduler.step()
+    first = await anext(stream)
+    assert first.choices[0].finish_reason is None
+    await both.scheduler.break_streams()
+    with pytest.raises(openai.APIError) as caught:
+        await texts_of(stream, 1)
+    assert caught.value.code == "NO_READY_WORKER"
+
+
+async def test_a_system_that_is_not_ready_says_when_to_come_again(both: Both) -> None:
+    await both.scheduler.tell_readiness(False, "the worker loads")
+    await both.front.link.wait_until(lambda: not both.front.link.is_ready)
+    response = await both.http.post("/v1/completions", json={"prompt": "a"})
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "NO_READY_WORKER")
+    assert response.headers["x-should-retry"] == "true"
+    assert int(response.headers["retry-after"]) >= 1
+    health = await both.http.get("/health")
+    assert (health.status_code, health.json()["error"]["message"]) == (503, "the worker loads")
+
+
+async def test_many_calls_run_beside_each_other(both: Both) -> None:
+    async def ask(number: int) -> list[str]:
+        asked = both.openai.completions.create(
+            model="demo", prompt=f"prompt {number}", seed=number, stream=number % 2 == 0, max_tokens=30
+        )
+        answer: Any = await asked
+        return await texts_of(answer, 1) if number % 2 == 0 else [answer.choices[0].text]
+
+    together = await asyncio.gather(*(ask(number) for number in range(24)))
+    assert together == [await ask(number) for number in range(24)]
