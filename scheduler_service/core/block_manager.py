@@ -36,7 +36,7 @@ def hash_block(parent: bytes, token_ids: Many[int], extra_keys: bytes = b"") -> 
 class BlockManager:
     """Hands blocks to sequences and takes them back."""
 
-    __slots__ = ("_caches", "_held_device", "_held_host", "_num_watermark", "block_size", "device", "host")
+    __slots__ = ("_caches", "_held_device", "_held_host", "block_size", "device", "host", "num_watermark")
 
     def __init__(
         self, block_size: int, num_device_blocks: int, num_host_blocks: int, watermark: float, *, caches: bool
@@ -44,7 +44,7 @@ class BlockManager:
         self.block_size = block_size
         self.device = BlockPool(num_device_blocks, first_block=1)
         self.host = BlockPool(num_host_blocks)
-        self._num_watermark = int(watermark * self.device.num_usable)
+        self.num_watermark = int(watermark * self.device.num_usable)
         self._caches = caches
         self._held_device: dict[int, int] = {}
         self._held_host: list[int] = []
@@ -73,21 +73,14 @@ class BlockManager:
 
     # Admission
 
-    def admit(self, sequence: Sequence, step: StepBuilder, *, is_alone: bool) -> bool:
-        """Give it blocks for all its known tokens, those found by hash first. False: not now.
-
-        Beyond its blocks there must be room for the next token of each sequence of the group and for the watermark,
-        unless nobody else holds blocks.
-        """
+    def admit(self, sequence: Sequence, step: StepBuilder, num_spare: int) -> bool:
+        """Give it blocks for all its known tokens, those found by hash first. False: so many would not stay free."""
         hits = self._find_prefix(sequence)
-        num_tokens = len(sequence.token_ids)
-        num_blocks = -(-num_tokens // self.block_size)
-        num_spare = sequence.group.num_rows - (num_tokens % self.block_size > 0) + self._num_watermark
-        num_needed = self._count_needed(hits, num_blocks)
-        if is_alone and num_needed > self.device.num_free:
-            hits.pop()  # a copy of the last block beside the block itself would be one too many
-        elif not is_alone and num_needed + num_spare > self.device.num_free:
-            return False
+        num_blocks = -(-len(sequence.token_ids) // self.block_size)
+        if self._count_needed(hits, num_blocks) + num_spare > self.device.num_free:
+            if num_spare or len(hits) < num_blocks:
+                return False
+            hits.pop()  # alone with all blocks cached, its last block and the copy of it do not fit both
         self._take(sequence, hits, num_blocks, step)
         return True
 
@@ -230,10 +223,10 @@ class BlockManager:
             sequence.block_ids[place] = 0
         return True
 
-    def swap_in(self, sequence: Sequence, step: StepBuilder, *, is_alone: bool) -> bool:
-        """Bring it back to the device, with room for its next token. False: not now."""
+    def swap_in(self, sequence: Sequence, step: StepBuilder, num_spare: int) -> bool:
+        """Bring it back to the device, with room for its next token. False: so many would not stay free."""
         num_needed = sequence.block_ids.count(0) + self._must_grow(sequence)
-        if num_needed + (0 if is_alone else self._num_watermark) > self.device.num_free:
+        if num_needed + num_spare > self.device.num_free:
             return False
         for place, block in enumerate(sequence.block_ids):
             if not block:

@@ -171,7 +171,7 @@ class Planner:
             sequence = queues.swapped[0]
             if self._is_in_flight(sequence) or not queues.has_rows(sequence):
                 return
-            if self._blocks.swap_in(sequence, step, is_alone=not queues.running):
+            if self._blocks.swap_in(sequence, step, self._count_spare() if queues.running else 0):
                 del queues.swapped[0]
                 queues.start(sequence)
                 self._continue(sequence, step)
@@ -198,8 +198,7 @@ class Planner:
             sequence = queues.waiting.peek(num_refused)
             if sequence is None or self._is_in_flight(sequence):
                 return
-            is_alone = not queues.running and not queues.swapped
-            if queues.has_rows(sequence) and self._blocks.admit(sequence, step, is_alone=is_alone):
+            if queues.has_rows(sequence) and self._admit(sequence, step):
                 queues.waiting.take(sequence, num_refused)
                 queues.start(sequence)
                 self._begin(sequence, step)
@@ -208,13 +207,24 @@ class Planner:
             else:
                 num_refused += 1
 
+    def _admit(self, sequence: Sequence, step: StepBuilder) -> bool:
+        """Blocks for all that is known of it, if there is room for the next token of each of its group too."""
+        if not self._queues.running:
+            return self._blocks.admit(sequence, step, 0)
+        num_spare = self._count_spare() if sequence.is_known else self._blocks.num_watermark
+        return self._blocks.admit(sequence, step, num_spare + sequence.group.num_rows)
+
+    def _count_spare(self) -> int:
+        """Blocks that stay free when one comes back: one for each that runs, or it would be the next victim at once."""
+        return max(self._blocks.num_watermark, len(self._queues.running))
+
     def _begin(self, sequence: Sequence, step: StepBuilder) -> None:
         """Tell the worker of it and compute its first piece.
 
         Forks come before new sequences in a step, so a leader computes its last token in a later one.
         """
         group = sequence.group
-        if len(sequence.token_ids) == group.prompt_length:
+        if not sequence.is_known:
             group.num_cached_tokens = sequence.num_scheduled
         step.add_new(sequence)
         self._schedule_piece(sequence, step, num_kept=1 if group.unforked else 0)

@@ -1,0 +1,105 @@
+"""What `schedule()` and `update()` cost at 256 running sequences in steady decode, with 0 and 10,000 waiting.
+
+    python benchmarks/schedule_cost.py [--json FILE]
+
+Prints the median and the 99th percentile in microseconds. The target of both is 250 at the median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import statistics
+import time
+from collections import deque
+from pathlib import Path
+
+from scheduler_service.core.output import GroupSpec, SchedulerOutput, StepResult
+from scheduler_service.core.scheduler import Scheduler, SchedulerConfig
+
+NUM_RUNNING = 256
+NUM_WARM_UP = 50
+NUM_STEPS = 1000
+PROMPT_LENGTH = 64
+
+
+def make_request(number: int) -> GroupSpec:
+    """A request that runs longer than the measurement."""
+    prompt = tuple((number * 7919 + place) % 32_000 for place in range(PROMPT_LENGTH))
+    return GroupSpec(f"request-{number}", "gateway", prompt, 1, 4000, 0, frozenset({32_001}))
+
+
+def answer(step: SchedulerOutput, is_sampled: bool) -> StepResult:
+    """What a worker would say. In steady decode every row is sampled."""
+    if not is_sampled:
+        return StepResult(step.step_id)
+    return StepResult(step.step_id, step.sequence_ids, tuple(range(100, 100 + len(step.sequence_ids))))
+
+
+def start(num_waiting: int) -> tuple[Scheduler, deque[SchedulerOutput]]:
+    """A scheduler with all rows in decode, and one step in flight."""
+    config = SchedulerConfig(
+        block_size=16,
+        num_device_blocks=NUM_RUNNING * 100,
+        num_host_blocks=1000,
+        max_model_len=8192,
+        max_num_seqs=NUM_RUNNING,
+        max_num_batched_tokens=NUM_RUNNING * PROMPT_LENGTH,
+    )
+    scheduler = Scheduler(config)
+    for number in range(NUM_RUNNING + num_waiting):
+        scheduler.add(make_request(number), 0.0)
+    step = scheduler.schedule(0.0)
+    assert step is not None
+    assert len(step.sequence_ids) == NUM_RUNNING
+    return scheduler, deque([step])
+
+
+def measure(num_waiting: int) -> dict[str, float]:
+    """Microseconds: median and 99th percentile of both calls."""
+    scheduler, in_flight = start(num_waiting)
+    schedule_seconds: list[float] = []
+    update_seconds: list[float] = []
+    for _ in range(NUM_WARM_UP + NUM_STEPS):
+        begin = time.perf_counter()
+        step = scheduler.schedule(0.0)
+        middle = time.perf_counter()
+        assert step is not None
+        in_flight.append(step)
+        result = answer(in_flight.popleft(), is_sampled=True)
+        end = time.perf_counter()
+        scheduler.update(result)
+        update_seconds.append(time.perf_counter() - end)
+        schedule_seconds.append(middle - begin)
+    return {
+        "num_waiting": num_waiting,
+        **summarize("schedule", schedule_seconds[NUM_WARM_UP:]),
+        **summarize("update", update_seconds[NUM_WARM_UP:]),
+    }
+
+
+def summarize(name: str, seconds: list[float]) -> dict[str, float]:
+    """Median and 99th percentile in microseconds."""
+    return {
+        f"{name}_median_us": round(statistics.median(seconds) * 1e6, 1),
+        f"{name}_p99_us": round(statistics.quantiles(seconds, n=100)[98] * 1e6, 1),
+    }
+
+
+def main() -> None:
+    """Measure, print, and write if asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write the results there")
+    path = parser.parse_args().json
+    gc.freeze()  # as the scheduler's process does after its start
+    results = [measure(num_waiting) for num_waiting in (0, 10_000)]
+    for result in results:
+        print("  ".join(f"{name} {value:g}" for name, value in result.items()))
+    if path:
+        path.write_text(json.dumps({"python": platform.python_version(), "results": results}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
