@@ -194,10 +194,13 @@ def draw_filtered(
     values = values / temperatures[:, None]
     boundary = values[:, -1:]
     values, token_ids = _order(values[:, :-1], token_ids[:, :-1])
-    keep = _survivors(values, filters, mass)
-    # Which of the tokens that tie at the boundary are candidates is torch's whim; and beyond it more might pass.
+    best = _best(values, filters)
+    keep = _nucleus(values, best, filters, mass)
+    # Which of the tokens that tie at the boundary are candidates is torch's whim. And where the last candidate passes,
+    # those beyond it might, or have a share of the mass.
+    goes_on = keep[:, -1] | (best[:, -1] & mass.isnan())
     settled_by_k = (filters.top_k > 0) & (filters.top_k <= num_candidates)
-    unsettled = (keep & (values == boundary)).any(-1) | (keep[:, -1] & ~settled_by_k)
+    unsettled = (keep & (values == boundary)).any(-1) | (goes_on & ~settled_by_k)
     drawn = _race(values, token_ids, keep, keys)
     again = unsettled.nonzero()[:, 0]
     if again.numel():
@@ -209,7 +212,7 @@ def draw_filtered(
 
 def _draw_sorted(logits: Tensor, temperatures: Tensor, filters: Filters, keys: DrawKeys, mass: Tensor) -> Tensor:
     values, token_ids = (logits / temperatures[:, None]).sort(dim=-1, descending=True, stable=True)
-    return _race(values, token_ids, _survivors(values, filters, mass), keys)
+    return _race(values, token_ids, _nucleus(values, _best(values, filters), filters, mass), keys)
 
 
 def _log_mass(logits: Tensor, temperatures: Tensor, filters: Filters) -> Tensor:
@@ -231,21 +234,23 @@ def _order(values: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
     return values, token_ids.gather(1, order)
 
 
-def _survivors(values: Tensor, filters: Filters, log_mass: Tensor) -> Tensor:
-    """Tells which of the ordered candidates [rows, n] pass: a prefix of each row, its first always: bool [rows, n].
-
-    `log_mass` is a row's whole mass where the candidates alone do not tell what top_p is a share of, else NaN.
-    """
-    best = values[:, :1]
-    keep = (values > float("-inf")) & (values >= best + filters.min_p.log()[:, None])
+def _best(values: Tensor, filters: Filters) -> Tensor:
+    """Tells which of the ordered candidates [rows, n] pass min_p and top_k: a prefix of each row: bool [rows, n]."""
+    keep = (values > float("-inf")) & (values >= values[:, :1] + filters.min_p.log()[:, None])
     rank = torch.arange(values.shape[1], device=values.device)
-    keep &= (rank < filters.top_k[:, None]) | (filters.top_k == 0)[:, None]
-    weights = torch.where(keep, (values - best).exp(), 0).double()
+    return keep & ((rank < filters.top_k[:, None]) | (filters.top_k == 0)[:, None])
+
+
+def _nucleus(values: Tensor, best: Tensor, filters: Filters, log_mass: Tensor) -> Tensor:
+    """Tells which of the `best` of the ordered candidates pass top_p, the first always: bool [rows, n].
+
+    The share is one of the mass of the best, or of `log_mass` [rows] where that is not NaN.
+    """
+    weights = torch.where(best, (values - values[:, :1]).exp(), 0).double()
     before = weights.cumsum(-1) - weights
-    candidates_mass = before[:, -1] + weights[:, -1]
-    total = torch.where(log_mass.isnan(), candidates_mass, (log_mass - best[:, 0]).exp().double())
+    total = torch.where(log_mass.isnan(), before[:, -1] + weights[:, -1], (log_mass - values[:, 0]).exp().double())
     share = (filters.top_p.double() * total)[:, None]
-    return keep & ((before < share) | (filters.top_p >= 1)[:, None])
+    return best & ((before < share) | (filters.top_p >= 1)[:, None])
 
 
 def _race(values: Tensor, token_ids: Tensor, keep: Tensor, keys: DrawKeys) -> Tensor:

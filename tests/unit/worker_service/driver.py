@@ -172,7 +172,8 @@ class WorkerDriver:
     async def wait_for(self, condition: Any) -> pb.GetWorkerInfoResponse:
         """Asks until what it says fulfils a condition."""
         async with asyncio.timeout(10):
-            while not condition(info := await self.info()):
+            # What another process says of itself: there is no event to wait for.
+            while not condition(info := await self.info()):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         return info
 

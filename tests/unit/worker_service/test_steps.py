@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from tests.unit.worker_service.driver import WorkerDriver, new_sequence
 
 PROMPT = list(range(5, 25))
