@@ -27,7 +27,7 @@ class Answer:
 
 
 def make_specs(vocab_size: int, count: int = 32, seed: int = 7) -> list[inference_pb2.GenerationSpec]:
-    """Makes requests that differ in everything: shared prefixes, lengths, greedy and seeded, n of 1 and 3, penalties."""
+    """Makes requests that differ in everything: shared prefixes, lengths, greedy and seeded, n of 1 and 3."""
     rng = random.Random(seed)
     prefixes = [[rng.randrange(vocab_size) for _ in range(rng.choice([33, 64, 97]))] for _ in range(4)]
     specs: list[inference_pb2.GenerationSpec] = []

@@ -109,7 +109,7 @@ class System:
                 "scheduler_service",
                 [
                     *self._flags("model", "worker_address", "scheduler_address"),
-                    *("--device", "cpu", "--debug-integrity"),
+                    *("--device", "cpu"),
                     *self.scheduler_flags,
                 ],
             ),
@@ -141,7 +141,7 @@ class System:
 
     def port(self, kind: str) -> int:
         """The port that the gateway tells in its log: grpc, http or admin."""
-        return int(self.services["gateway"].wait_for_log(rf"{kind}_address=\S*?:(\d+)").group(1))
+        return int(self.services["gateway"].wait_for_log(rf"listening.* {kind}=\S*?:(\d+)").group(1))
 
     @property
     def grpc_target(self) -> str:

@@ -1,0 +1,64 @@
+"""Any way of running gives the tokens of running alone: through the three real services, float32, exactly."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.kit.requests import Answer, make_specs, run
+from tests.kit.status import scheduler_status
+from tests.kit.system import System
+from tests.kit.tiny_models import VOCAB_SIZE, tiny_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COMMON = ("--dtype", "float32", "--block-size", "16", "--max-model-len", "256", "--max-num-seqs", "64")
+FEW_BLOCKS = ("--num-device-blocks", "80", "--debug-integrity")
+# 32 requests with 64 sequences want about 450 blocks of 16 tokens.
+WAYS = {
+    "batched": (),
+    "swapping": (*FEW_BLOCKS, "--num-host-blocks", "500", "--preemption-mode", "swap"),
+    "recomputing": (*FEW_BLOCKS, "--num-host-blocks", "0", "--preemption-mode", "recompute"),
+    "chunked": ("--max-prefill-chunk", "16"),
+    "everything": (*FEW_BLOCKS, "--num-host-blocks", "60", "--max-prefill-chunk", "16"),
+}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
+    """The truth: each request by itself, nothing cached."""
+    folder = tmp_path_factory.mktemp("alone")
+    with System(tiny_model("llama"), folder, [*COMMON, "--no-enable-prefix-caching"]) as system:
+        answers = asyncio.run(run(system.grpc_target, make_specs(VOCAB_SIZE), concurrent=False))
+        status = scheduler_status(system)
+    assert status.num_preemptions == 0
+    assert status.num_cached_tokens == 0
+    assert len({ids for answer in answers for ids in answer.token_ids}) > len(answers), "the requests are too alike"
+    return answers
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_any_way_gives_the_tokens_of_running_alone(way: str, alone: list[Answer], tmp_path: Path) -> None:
+    with System(tiny_model("llama"), tmp_path, [*COMMON, *WAYS[way]]) as system:
+        answers = asyncio.run(run(system.grpc_target, make_specs(VOCAB_SIZE), concurrent=True))
+        status = scheduler_status(system)
+        replica = status.replicas[0]
+    for number, (answer, truth) in enumerate(zip(answers, alone, strict=True)):
+        assert answer.token_ids == truth.token_ids, f"request {number}"
+        assert answer.texts == truth.texts, f"request {number}"
+        assert answer.reasons == truth.reasons, f"request {number}"
+    # The proof that it did happen.
+    assert status.num_cached_tokens > 0
+    assert replica.num_copied_blocks > 0
+    if way in ("swapping", "everything"):
+        assert replica.num_swapped_out_blocks > 0
+        assert replica.num_swapped_in_blocks > 0
+    if way in ("recomputing", "everything"):
+        assert replica.num_recomputed_sequences > 0
+    if way in ("chunked", "everything"):
+        assert replica.num_prefill_pieces > 2 * len(answers)
+    assert replica.device_blocks.num_free_blocks == replica.device_blocks.num_blocks
+    assert replica.host_blocks.num_free_blocks == replica.host_blocks.num_blocks
