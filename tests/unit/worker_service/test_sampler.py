@@ -1,0 +1,153 @@
+"""The sampler's order of edits, its grouping by method, and rows that cannot be sampled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from worker_service.input_batch import ROW
+from worker_service.sampler import Sampler, SampleRows
+from worker_service.sampling_state import Method, SequenceLists, TokenCounts, choose_method, write_sampling
+from worker_service.step import NewSequence, Sampling, no_ids
+
+VOCAB = 2000
+
+
+def sequence(
+    token_ids: list[int] | None = None, prompt_length: int = 1, *, index: int = 0, min_tokens: int = 0,
+    stop_token_ids: tuple[int, ...] = (), **fields: Any
+) -> NewSequence:  # fmt: skip
+    ids = np.array(token_ids or [3], np.int64)
+    return NewSequence(1, index, ids, prompt_length, 0, no_ids(), Sampling(**fields), min_tokens, stop_token_ids)
+
+
+def rows_of(*sequences: NewSequence) -> SampleRows:
+    columns = np.zeros(len(sequences), ROW)
+    lists = [SequenceLists(one, VOCAB) for one in sequences]
+    for row, one in enumerate(sequences):
+        write_sampling(columns[row], one, lists[row], VOCAB)
+    positions = np.array([len(one.token_ids) - one.prompt_length for one in sequences], np.int64)
+    return SampleRows(columns, positions, lists)
+
+
+def logits_of(num_rows: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(num_rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def sample(logits: torch.Tensor, *sequences: NewSequence) -> list[int]:
+    token_ids, failed = Sampler(torch.device("cpu")).sample(logits.clone(), rows_of(*sequences))
+    assert not failed.any()
+    return token_ids.tolist()
+
+
+@pytest.mark.parametrize(
+    ("fields", "method"),
+    [
+        ({"temperature": 0.0}, Method.GREEDY),
+        ({"temperature": 9e-6, "top_k": 5}, Method.GREEDY),
+        ({"temperature": 1e-5}, Method.DRAW),
+        ({}, Method.DRAW),
+        ({"top_k": VOCAB}, Method.DRAW),
+        ({"top_k": 64}, Method.FILTER_FEW),
+        ({"top_k": 65, "top_p": 0.5}, Method.FILTER_MANY),
+        ({"top_k": 1025}, Method.FILTER_ALL),
+        ({"top_p": 0.99}, Method.FILTER_MANY),
+        ({"top_k": VOCAB + 7, "min_p": 0.1}, Method.FILTER_MANY),
+    ],
+)
+def test_the_method_follows_from_the_request(fields: dict[str, Any], method: Method) -> None:
+    assert choose_method(Sampling(**fields), VOCAB) is method
+
+
+MIXED = [
+    sequence(temperature=0.0),
+    sequence(seed=1),
+    sequence(seed=2, temperature=0.4, top_k=5),
+    sequence(seed=2**64 - 3, top_p=0.8),
+    sequence(seed=2, temperature=0.4, top_k=5, index=1),
+    sequence([3, 4, 9, 9], 2, seed=4, repetition_penalty=1.2, frequency_penalty=0.3, presence_penalty=0.1),
+    sequence(seed=5, top_k=1500, min_p=0.001),
+    sequence([3, 8], 1, temperature=0.0, logit_bias={7: 5.0, 1999: -5.0}),
+    sequence([3, 8], 1, temperature=0.0, min_tokens=4, stop_token_ids=(0, 1)),
+    sequence(seed=6, min_p=0.05),
+]
+
+
+def test_rows_of_every_kind_are_sampled_alike_alone_and_together() -> None:
+    logits = logits_of(len(MIXED))
+    together = sample(logits, *MIXED)
+    alone = [sample(logits[row : row + 1], one)[0] for row, one in enumerate(MIXED)]
+    assert together == alone
+    backwards = sample(logits.flip(0), *reversed(MIXED))
+    assert backwards[::-1] == together
+
+
+def test_a_draw_changes_with_seed_index_and_position() -> None:
+    logits = torch.zeros(1, VOCAB)
+    base = sample(logits, sequence(seed=1))
+    assert sample(logits, sequence(seed=1)) == base
+    assert sample(logits, sequence(seed=2)) != base
+    assert sample(logits, sequence(seed=1, index=1)) != base
+    assert sample(logits, sequence([3, 4], 1, seed=1)) != base
+    # Where prompt ends and output begins is part of the key, not the length.
+    assert sample(logits, sequence([3, 4], 2, seed=1)) == base
+
+
+def test_stop_tokens_are_masked_before_min_tokens() -> None:
+    logits = torch.zeros(1, VOCAB)
+    logits[0, [5, 6, 7]] = torch.tensor([3.0, 2.0, 1.0])
+    greedy = {"temperature": 0.0, "min_tokens": 2, "stop_token_ids": (5, 6)}
+    assert sample(logits, sequence([9], 1, **greedy)) == [7]
+    assert sample(logits, sequence([9, 9], 1, **greedy)) == [7]
+    assert sample(logits, sequence([9, 9, 9], 1, **greedy)) == [5]
+
+
+def test_a_bias_does_not_lift_a_masked_token() -> None:
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 8] = 1.0
+    one = sequence(temperature=0.0, min_tokens=1, stop_token_ids=(5,), logit_bias={5: 100.0})
+    assert sample(logits, one) == [8]
+
+
+def test_penalties_come_after_the_bias() -> None:
+    logits = torch.full((1, VOCAB), -9.0)
+    logits[0, 4], logits[0, 6] = 1.0, 2.0
+    one = sequence([4], 1, temperature=0.0, repetition_penalty=2.0, logit_bias={4: 2.0})
+    # Bias, then penalty: 4 -> 1.5 < 2. Penalty, then bias: 4 -> 2.5 > 2.
+    assert sample(logits, one) == [6]
+
+
+def test_penalties_count_what_is_sampled() -> None:
+    counts = TokenCounts(np.array([3, 3, 5], np.int64), np.array([7], np.int64))
+    twin = counts.copy()
+    for token_id in [7, 5, *range(100, 150)]:
+        counts.add(token_id)
+    known = dict(zip(counts.token_ids.tolist(), counts.output_counts.tolist(), strict=True))
+    assert known == {3: 0, 5: 1, 7: 2, **dict.fromkeys(range(100, 150), 1)}
+    assert dict(zip(twin.token_ids.tolist(), twin.output_counts.tolist(), strict=True)) == {3: 0, 5: 0, 7: 1}
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_row_that_is_not_finite_fails_alone(bad: float) -> None:
+    logits = logits_of(len(MIXED))
+    expected = sample(logits, *MIXED)
+    for broken in range(len(MIXED)):
+        spoiled = logits.clone()
+        spoiled[broken, 17] = bad
+        token_ids, failed = Sampler(torch.device("cpu")).sample(spoiled, rows_of(*MIXED))
+        assert np.flatnonzero(failed).tolist() == [broken]
+        assert np.delete(token_ids, broken).tolist() == expected[:broken] + expected[broken + 1 :]
+
+
+def test_a_row_whose_every_token_is_masked_fails() -> None:
+    one = sequence(temperature=0.0, min_tokens=1, stop_token_ids=tuple(range(VOCAB)))
+    _, failed = Sampler(torch.device("cpu")).sample(logits_of(2), rows_of(one, sequence(seed=1)))
+    assert failed.tolist() == [True, False]
+
+
+def test_stop_tokens_beyond_the_vocabulary_are_of_no_matter() -> None:
+    one = sequence(temperature=0.0, min_tokens=1, stop_token_ids=(VOCAB, 2**31))
+    assert sample(logits_of(1), one) == [int(logits_of(1).argmax())]
