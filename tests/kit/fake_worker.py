@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf import duration_pb2
 
-from blockyard.common.v1 import status_pb2
+from blockyard.common.v1 import sampling_pb2, status_pb2
 from blockyard.errors import BlockyardError, Reason, to_status
 from blockyard.rpc import INTERNAL_MESSAGE_BYTES, add_health, bind, make_server
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_service.core.output import BlockPair, Fork, GroupSpec, NewSequence, SchedulerOutput
+from tests.kit.model_worker import ModelWorker
 from tests.kit.token_rows import TokenRows
 
 if TYPE_CHECKING:
@@ -41,10 +42,15 @@ class FakeWorkerOptions:
     block_size: int = 16
     num_device_blocks: int = 1000
     num_host_blocks: int = 100
-    vocab_size: int = 1000
+    vocab_size: int = 100
     max_model_len: int = 4096
     step_seconds: float = 0.0
     strict: bool = True
+
+
+def seed_of_payload(spec: GroupSpec) -> int:
+    """The seed among the sampling parameters, the only part of a request that names it to a worker."""
+    return sampling_pb2.SamplingParams.FromString(spec.payload or b"").seed
 
 
 def decode_step(message: worker_pb2.ExecuteModelRequest) -> SchedulerOutput:
@@ -133,14 +139,14 @@ class Device:
         # Cleared, no step begins.
         self.gate = threading.Event()
         self.gate.set()
-        self._steps: queue.SimpleQueue[tuple[SchedulerOutput, float] | None] = queue.SimpleQueue()
+        self._steps: queue.SimpleQueue[tuple[int, SchedulerOutput | BlockyardError, float] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
         self._thread.start()
 
-    def submit(self, step: SchedulerOutput) -> None:
-        """Queues a step."""
+    def submit(self, step_id: int, step: SchedulerOutput | BlockyardError) -> None:
+        """Queues a step, or what was wrong with it, to be answered in its turn."""
         self.num_submitted += 1
-        self._steps.put((step, time.monotonic()))
+        self._steps.put((step_id, step, time.monotonic()))
 
     def close(self) -> None:
         """Ends after the steps that wait."""
@@ -152,19 +158,24 @@ class Device:
         await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
-        free_at, refused = 0.0, None
+        free_at = 0.0
+        refused: BlockyardError | None = None
         while (item := self._steps.get()) is not None:
-            step, arrival = item
+            step_id, step, arrival = item
             self.gate.wait()
             deadline = max(arrival, free_at) + self._step_seconds
-            try:
-                result: Answer = refused or self._execute(step)
-            except Exception as error:  # noqa: BLE001 - whatever is wrong with a step is told in-band
-                result = refused = BlockyardError(Reason.BUG, f"step {step.step_id}: {type(error).__name__}: {error}")
+            if isinstance(step, BlockyardError):
+                refused = refused or step
+            result: Answer = refused
+            if not refused:
+                try:
+                    result = self._execute(step)
+                except Exception as error:  # noqa: BLE001 - whatever is wrong with a step is told in-band
+                    result = refused = BlockyardError(Reason.BUG, f"step {step_id}: {type(error).__name__}: {error}")
             # A thread that wakes late does not make the device late, but work that took longer does.
             free_at = max(deadline, time.monotonic())
             time.sleep(max(0.0, deadline - time.monotonic()))
-            self._answer(step.step_id, result)
+            self._answer(step_id, result)
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
@@ -188,7 +199,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.fail_sequences: set[int] = set()
         self.stopping = asyncio.Event()
         self.devices: list[Device] = []
-        self._stream: asyncio.Task[Any] | None = None
+        self._reader: asyncio.Task[Any] | None = None
         self._server = make_server(INTERNAL_MESSAGE_BYTES, ["blockyard.worker.v1.WorkerService"])
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server)
         add_health(self._server, lambda: True, lambda: True)
@@ -286,22 +297,27 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
 
     async def ExecuteModel(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
         self._require(status_pb2.WORKER_STATE_CACHE_READY, status_pb2.WORKER_STATE_RUNNING)
-        assert self.cache is not None
-        if self._stream:
-            self._stream.cancel()
+        if self._reader:
+            self._reader.cancel()
         self.state = status_pb2.WORKER_STATE_RUNNING
         stream = _Stream(self, self._executor())
         self.devices.append(stream.device)
-        self._stream = asyncio.create_task(stream.read(request_iterator))
+        reader = self._reader = asyncio.create_task(stream.read(request_iterator))
         try:
             while (message := await stream.answers.get()) is not None:
                 yield message
         finally:
-            self._stream.cancel()
+            reader.cancel()
             stream.device.close()
 
     def _executor(self) -> Callable[[SchedulerOutput], StepResult]:
-        rows = TokenRows(self.options.vocab_size)
+        options, cache = self.options, self.cache
+        assert cache is not None
+        if options.strict:
+            sizes = (cache.block_size, cache.num_device_blocks, cache.num_host_blocks)
+            model = ModelWorker(*sizes, vocab_size=options.vocab_size, seed_of=seed_of_payload)
+            return lambda step: self._spoil(model.execute(step))
+        rows = TokenRows(options.vocab_size, seed_of_payload)
         return lambda step: self._spoil(rows.execute(step))
 
     def _spoil(self, result: StepResult) -> StepResult:
@@ -332,21 +348,24 @@ class _Stream:
         self._loop = asyncio.get_running_loop()
         self._epoch = 0
         self._last_step_id = 0
-        self._refusal: BlockyardError | None = None
 
     async def read(self, request_iterator: Any) -> None:
-        async for message in request_iterator:
-            self._accept(message)
+        try:
+            async for message in request_iterator:
+                self._accept(message)
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Ends the stream after the answers that wait."""
         self.answers.put_nowait(None)
 
     def _accept(self, message: worker_pb2.ExecuteModelRequest) -> None:
-        wrong = self._wrong(message)
-        if wrong or self._refusal:
-            self._refusal = self._refusal or BlockyardError(Reason.BUG, wrong)
-            self._finish(message.step_id, self._refusal)
+        if wrong := self._wrong(message):
+            self.device.submit(message.step_id, BlockyardError(Reason.BUG, wrong))
             return
         self._last_step_id = message.step_id
-        self.device.submit(decode_step(message))
+        self.device.submit(message.step_id, decode_step(message))
 
     def _wrong(self, message: worker_pb2.ExecuteModelRequest) -> str:
         if not self._epoch and message.epoch > self._worker.epoch:
@@ -363,7 +382,6 @@ class _Stream:
 
     def _finish(self, step_id: int, result: Answer) -> None:
         if isinstance(result, BlockyardError):
-            self._refusal = result
             self._worker.refusals.append(result.message)
             refusal = to_status(result)
             message = worker_pb2.ExecuteModelResponse(epoch=self._epoch, step_id=step_id, refusal=refusal)
