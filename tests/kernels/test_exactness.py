@@ -1,0 +1,171 @@
+"""Any schedule gives the same bits: logits of one sequence against the same sequence computed whole, by torch.equal."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from tests.kit.plain_backend import PlainBackend
+from tests.kit.step_runner import StepRunner
+from tests.kit.tiny_models import VOCAB_SIZE, tiny_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+LENGTH = 300
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def random_ids(length: int, seed: int = 1) -> list[int]:
+    chooser = random.Random(seed)
+    return [chooser.randrange(VOCAB_SIZE) for _ in range(length)]
+
+
+TOKEN_IDS = random_ids(LENGTH)
+
+
+def random_pieces(length: int, seed: int) -> list[int]:
+    chooser, pieces = random.Random(seed), []
+    while length:
+        pieces.append(min(length, chooser.choice([1, 2, 3, 5, 8, 13, 16, 31, 64, 100])))
+        length -= pieces[-1]
+    return pieces
+
+
+def alone(runner: StepRunner, pieces: Sequence[int]) -> Tensor:
+    return runner.run("subject", TOKEN_IDS, pieces)
+
+
+def with_mates(runner: StepRunner, pieces: Sequence[int], num_mates: int, seed: int) -> Tensor:
+    """Runs beside sequences that join, prefill, decode and leave, in an order shuffled for each step."""
+    chooser = random.Random(seed)
+    logits: list[Tensor] = []
+    start = 0
+    for length in pieces:
+        work: list[tuple[object, list[int]]] = [("subject", TOKEN_IDS[start : start + length])]
+        for mate in range(num_mates):
+            if chooser.random() < 0.2:
+                continue
+            if runner.length(mate) > 350:
+                runner.drop(mate)
+            work.append((mate, random_ids(chooser.choice([1, 1, 1, 1, 2, 3, 7, 16, 33]), chooser.randrange(99))))
+        chooser.shuffle(work)
+        results = runner.step(work)
+        logits.append(results[[key for key, _ in work].index("subject")])
+        start += length
+    return torch.cat(logits)
+
+
+def recomputed(runner: StepRunner) -> Tensor:
+    """Decodes, is preempted, and starts anew in other pieces beside another sequence."""
+    runner.run("subject", TOKEN_IDS, [200, *[1] * 20])
+    runner.drop("subject")
+    runner.step([("mate", TOKEN_IDS[:77])])
+    again = runner.step([("subject", TOKEN_IDS[:101]), ("mate", [5])])[:1]
+    again += runner.step([("mate", [6]), ("subject", TOKEN_IDS[101:221])])[1:]
+    again += [runner.step([("subject", TOKEN_IDS[221:])])[0]]
+    return torch.cat(again)
+
+
+def swapped(runner: StepRunner) -> Tensor:
+    """Goes to other blocks in the middle of a block."""
+    first = runner.run("subject", TOKEN_IDS, [210])
+    runner.step([("mate", TOKEN_IDS[:100])])
+    runner.move("subject")
+    return torch.cat([first, *(runner.step([("subject", [token_id])])[0] for token_id in TOKEN_IDS[210:])])
+
+
+def forked(runner: StepRunner) -> Tensor:
+    """Its parent goes on otherwise after the fork, in the same step."""
+    first = runner.run("parent", TOKEN_IDS, [205])
+    runner.fork("parent", "subject")
+    rest = [runner.step([("parent", random_ids(60)), ("subject", TOKEN_IDS[205:240])])[1]]
+    runner.drop("subject")
+    runner.run("other", TOKEN_IDS, [240])
+    runner.fork("other", "subject")
+    return torch.cat([first, *rest, *runner.step([("subject", TOKEN_IDS[240:])])])
+
+
+def prefix_shared(runner: StepRunner) -> Tensor:
+    """Starts on another sequence's full blocks, which that one goes on reading."""
+    first = runner.run("owner", TOKEN_IDS, [260])
+    runner.share("owner", "subject", 128 // 32)
+    rest = [
+        runner.step([("subject", TOKEN_IDS[128:178]), ("owner", random_ids(7))])[0],
+        *runner.step([("subject", TOKEN_IDS[178:179])]),
+        *runner.step([("subject", TOKEN_IDS[179:])]),
+    ]
+    return torch.cat([first[:128], *rest])
+
+
+SCHEDULES: dict[str, Callable[[StepRunner], Tensor]] = {
+    "again": lambda runner: alone(runner, [LENGTH]),
+    "pieces of 16": lambda runner: alone(runner, [16] * 18 + [12]),
+    "one token at a time": lambda runner: alone(runner, [LENGTH - 150, *[1] * 150]),
+    "random pieces": lambda runner: alone(runner, random_pieces(LENGTH, 3)),
+    "one mate": lambda runner: with_mates(runner, random_pieces(LENGTH, 50), 1, 0),
+    "three mates": lambda runner: with_mates(runner, random_pieces(LENGTH, 51), 3, 1),
+    "twenty mates": lambda runner: with_mates(runner, random_pieces(LENGTH, 52), 20, 2),
+    "decode with nine mates": lambda runner: with_mates(runner, [LENGTH - 20, *[1] * 20], 9, 3),
+    "recomputed": recomputed,
+    "swapped": swapped,
+    "forked": forked,
+    "prefix shared": prefix_shared,
+}
+
+
+def count_differing_rows(runner: StepRunner) -> dict[str, int]:
+    expected = alone(runner, [LENGTH])
+    differing: dict[str, int] = {}
+    for name, schedule in SCHEDULES.items():
+        runner.drop_all()
+        differing[name] = int((schedule(runner) != expected).any(dim=1).sum())
+    runner.drop_all()
+    return differing
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2_window", "qwen3"])
+def test_every_schedule_gives_the_same_bits(name: str, dtype: torch.dtype):
+    runner = StepRunner.load(tiny_model(name), dtype)
+    assert runner.model.probe()
+    assert count_differing_rows(runner) == dict.fromkeys(SCHEDULES, 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_plain_torch_fails_the_battery(dtype: torch.dtype):
+    runner = StepRunner.load(tiny_model("llama"), dtype, PlainBackend())
+    differing = count_differing_rows(runner)
+    assert differing.pop("again") == 0
+    assert sum(count > 0 for count in differing.values()) >= len(differing) // 2, differing
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_threads_block_sizes_and_places_do_not_matter(dtype: torch.dtype):
+    results = []
+    for num_threads, block_size, seed in ((1, 16, 1), (3, 64, 2), (2, 256, 3), (4, 8, 4)):
+        torch.set_num_threads(num_threads)
+        runner = StepRunner.load(tiny_model("llama"), dtype, block_size=block_size, seed=seed)
+        results.append(with_mates(runner, random_pieces(LENGTH, num_threads), num_threads, seed))
+    assert all(torch.equal(result, results[0]) for result in results[1:])
+
+
+def test_a_context_of_several_splits_is_exact():
+    token_ids = random_ids(1100)
+    runner = StepRunner.load(tiny_model("qwen3"), torch.bfloat16)
+    expected = runner.run("whole", token_ids, [1100])
+    assert torch.equal(runner.run("pieces", token_ids, [255, 1, 1, 500, 256, *[1] * 12, 75]), expected)
+
+
+def test_the_fingerprint_tells_dtypes_and_weights_apart_and_nothing_else():
+    def fingerprint(name: str, dtype: torch.dtype) -> str:
+        return StepRunner.load(tiny_model(name), dtype).model.fingerprint()
+
+    first = fingerprint("llama", torch.float32)
+    assert first == fingerprint("llama", torch.float32)
+    assert len({first, fingerprint("llama", torch.bfloat16), fingerprint("mistral", torch.float32)}) == 3

@@ -1,0 +1,130 @@
+"""Runs a model step by step with a block table for each sequence: the smallest engine there is, for tests."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from kernels.ops import Backend, get_backend, kv_pool_shape
+from worker_service.models.decoder import DecoderModel, build_decoder
+from worker_service.models.model_config import read_config
+from worker_service.models.weight_files import WeightFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+CPU = torch.device("cpu")
+
+
+@dataclass(slots=True)
+class _Row:
+    length: int = 0
+    block_ids: list[int] = field(default_factory=list[int])
+    shared: int = 0
+    """Leading blocks that belong to another sequence."""
+
+
+class StepRunner:
+    """A model, its pool, and the sequences in it. The pool starts as NaN, and blocks are handed out in random order."""
+
+    def __init__(
+        self, model: DecoderModel, backend: Backend, *, block_size: int = 32, num_blocks: int = 400, seed: int = 0
+    ) -> None:
+        config = model.config
+        shape = kv_pool_shape(num_blocks, config.num_layers, config.num_kv_heads, block_size, config.head_dim)
+        self.model = model
+        self.pool = torch.full(shape, float("nan"), dtype=config.dtype)
+        self._backend = backend
+        self._block_size = block_size
+        self._rows: dict[Hashable, _Row] = {}
+        self._free = list(range(num_blocks))
+        random.Random(seed).shuffle(self._free)
+
+    @classmethod
+    def load(
+        cls, folder: Path, dtype: torch.dtype, backend: Backend | None = None, *, block_size: int = 32, seed: int = 0
+    ) -> StepRunner:
+        """Loads a model folder, on the reference backend unless told otherwise."""
+        backend = backend or get_backend(CPU)
+        files = WeightFiles(folder, lambda done_bytes, total_bytes: None)
+        model = build_decoder(read_config(folder, dtype), backend, files)
+        return cls(model, backend, block_size=block_size, seed=seed)
+
+    def length(self, key: Hashable) -> int:
+        """Tokens of a sequence so far; 0 for one that is not there."""
+        return self._rows[key].length if key in self._rows else 0
+
+    def step(self, work: Sequence[tuple[Hashable, Sequence[int]]]) -> list[Tensor]:
+        """Computes new tokens of sequences, in this order -> for each the logits [new tokens, vocab_size]."""
+        for key, token_ids in work:
+            self._extend(self._rows.setdefault(key, _Row()), len(token_ids))
+        rows = [self._rows[key] for key, _ in work]
+        counts = [len(token_ids) for _, token_ids in work]
+        batch = self._backend.plan_attention(
+            counts,
+            [row.length for row in rows],
+            [row.block_ids for row in rows],
+            self._block_size,
+            self.model.config.sliding_window,
+        )
+        token_ids = torch.tensor([token_id for _, token_ids in work for token_id in token_ids])
+        logits = self.model.compute_logits(self.model.forward(token_ids, batch, self.pool))
+        return list(logits.split(counts))
+
+    def share(self, parent: Hashable, child: Hashable, num_blocks: int) -> None:
+        """Starts a sequence on the first full blocks of another one."""
+        self._rows[child] = _Row(num_blocks * self._block_size, self._rows[parent].block_ids[:num_blocks], num_blocks)
+
+    def fork(self, parent: Hashable, child: Hashable) -> None:
+        """Starts a sequence as a copy of another one: full blocks are shared, the last one is copied."""
+        row = self._rows[parent]
+        num_full = row.length // self._block_size
+        copy = _Row(row.length, row.block_ids[:num_full], num_full)
+        if row.length % self._block_size:
+            copy.block_ids.append(self._free.pop())
+            self._backend.copy_blocks(self.pool, [(row.block_ids[num_full], copy.block_ids[num_full])])
+        self._rows[child] = copy
+
+    def drop(self, key: Hashable) -> None:
+        """Forgets a sequence, poisons its blocks and frees them."""
+        row = self._rows.pop(key)
+        own = row.block_ids[row.shared :]
+        self.pool[own] = float("nan")
+        self._free[:0] = own
+
+    def drop_all(self) -> None:
+        """Forgets all sequences, those that share blocks first."""
+        for key in sorted(self._rows, key=lambda key: -self._rows[key].shared):
+            self.drop(key)
+
+    def move(self, key: Hashable) -> None:
+        """Takes a sequence's blocks out to another pool and back into other blocks, as a swap does."""
+        row = self._rows[key]
+        host = torch.full_like(self.pool, float("nan"))
+        host_ids = list(range(len(row.block_ids)))
+        self._backend.swap_blocks(self.pool, host, list(zip(row.block_ids, host_ids, strict=True)))
+        places = [self._free.pop() for _ in row.block_ids]
+        self.pool[row.block_ids] = float("nan")
+        self._free[:0] = row.block_ids
+        self._backend.swap_blocks(host, self.pool, list(zip(host_ids, places, strict=True)))
+        row.block_ids = places
+
+    def run(self, key: Hashable, token_ids: Sequence[int], pieces: Iterable[int]) -> Tensor:
+        """Computes a sequence alone in pieces of these lengths -> all its logits."""
+        logits: list[Tensor] = []
+        start = 0
+        for length in pieces:
+            logits += self.step([(key, token_ids[start : start + length])])
+            start += length
+        return torch.cat(logits)
+
+    def _extend(self, row: _Row, num_tokens: int) -> None:
+        row.length += num_tokens
+        while len(row.block_ids) * self._block_size < row.length:
+            row.block_ids.append(self._free.pop())
