@@ -309,9 +309,10 @@ class GenerationService:
 
     async def drained(self) -> None:
         """Waits until nobody reads an answer."""
+        idle = asyncio.Event()
+        self._live.on_idle = idle.set
         while self._live.num_open:
-            idle = asyncio.Event()
-            self._live.on_idle = idle.set
+            idle.clear()
             await idle.wait()
 
     def stop(self, error: BlockyardError) -> None:

@@ -21,6 +21,8 @@ from gateway import codec
 from gateway.attachment import Abort, ModelFacts, Progress, Readiness, Submission
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from blockyard.common.v1 import status_pb2
 
 log = EventLogger(__name__)
@@ -56,6 +58,7 @@ class SchedulerLink:
         self._outgoing: list[Submission | Abort] = []
         self._has_outgoing = asyncio.Event()
         self._is_attached = False
+        self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._channel: grpc.aio.Channel | None = None
 
@@ -86,6 +89,12 @@ class SchedulerLink:
 
     def _has_other_model(self) -> bool:
         return self._facts is not None and self._facts.model_digest != self._model_digest
+
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Waits until what the scheduler tells (or that it is gone) makes a condition true."""
+        while not condition():
+            self._news.clear()
+            await self._news.wait()
 
     def start(self, receiver: Receiver) -> None:
         """Begins to attach."""
@@ -170,6 +179,7 @@ class SchedulerLink:
                 self._readiness = progress.readiness
             if progress.facts is not None or progress.readiness is not None:
                 log.info("readiness", ready=self.is_ready, message=self.message)
+                self._news.set()
             assert self._receiver is not None
             self._receiver.received(progress)
 
@@ -182,6 +192,7 @@ class SchedulerLink:
             log.warning("lost the scheduler", address=self._address, reason=reason)
             assert self._receiver is not None
             self._receiver.lost(reason)
+        self._news.set()
 
     async def _write(self, call: Any) -> None:
         while True:

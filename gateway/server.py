@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import secrets
 import signal
 import sys
@@ -109,7 +110,7 @@ class Gateway:
         try:
             await asyncio.wait_for(self.generation.drained(), self._service.drain_seconds)
         except TimeoutError:
-            log.warning("closing what still runs", num_requests=self.generation.num_requests)
+            log.warning("closing streams", num_requests=self.generation.num_requests)
 
     async def stop(self) -> None:
         """Ends what still runs with DRAINING, and closes everything."""
@@ -166,6 +167,8 @@ async def serve(configuration: GatewayConfiguration) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """The program: `python -m gateway`."""
     configuration = load(GatewayConfiguration, "gateway", "Text in, text out: gRPC and the OpenAI API.", arguments)
+    # What gRPC itself writes to standard error is in no form of ours, and what matters of it reaches us as exceptions.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     configure_logging("gateway", level=configuration.log.log_level, log_format=configuration.log.log_format)
     try:
         asyncio.run(serve(configuration))

@@ -5,13 +5,13 @@ Knows nothing of requests. Reads the files of a model folder and nothing else: n
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import TYPE_CHECKING, Any, cast
 
 import tokenizers
 
 from blockyard.errors import BlockyardError, Reason
+from blockyard.model_files import model_digest
 from gateway.chat_template import ChatTemplate
 from gateway.detokenizer import DetokenizerFactory
 
@@ -113,8 +113,7 @@ def load_tokenizer(folder: Path, *, chat_template_file: Path | None = None) -> T
             generation_config.json and chat_template.jinja.
         chat_template_file: a Jinja template that goes before the model's own.
     """
-    config_bytes = _read_bytes(folder / "config.json")
-    config = _parse(folder / "config.json", config_bytes)
+    config = _read_json(folder / "config.json")
     tokenizer_config = _read_json(folder / "tokenizer_config.json")
     generation_config = _read_json(folder / "generation_config.json")
     _refuse_unsupported(folder, config, tokenizer_config)
@@ -126,7 +125,7 @@ def load_tokenizer(folder: Path, *, chat_template_file: Path | None = None) -> T
         chat_template=None if source is None else ChatTemplate(source, special_tokens),
         end_token_ids=_end_token_ids(config, generation_config, backend, special_tokens.get("eos_token")),
         generation_defaults=_generation_defaults(generation_config),
-        model_digest=hashlib.sha256(config_bytes).hexdigest(),
+        model_digest=model_digest(folder),
     )
 
 
@@ -134,20 +133,12 @@ def _not_loaded(message: str) -> BlockyardError:
     return BlockyardError(Reason.MODEL_NOT_LOADED, message)
 
 
-def _read_bytes(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise _not_loaded(f"cannot read {file}: {error.strerror}; --model must name a model's folder") from None
-
-
 def _read_json(file: Path) -> Json:
-    return _parse(file, file.read_bytes()) if file.is_file() else {}
-
-
-def _parse(file: Path, content: bytes) -> Json:
+    """Reads an object; a file that is not there is an empty one."""
+    if not file.is_file():
+        return {}
     try:
-        value = json.loads(content)
+        value = json.loads(file.read_bytes())
     except ValueError as error:
         raise _not_loaded(f"{file} is no JSON: {error}") from None
     if not isinstance(value, dict):

@@ -1,0 +1,146 @@
+"""How many tokens a second one gateway process turns into text and streams, and what each costs it in CPU time.
+
+Three processes: a fake scheduler as the source, `python -m gateway`, and clients that read every stream. The source
+gives every sequence a token a step, as fast as it is taken or at a fixed rate. A delivered token counts once, however
+deltas merged. CPU time is that of the gateway process, all of its threads, between the first and the last token.
+
+    python benchmarks/gateway_rate.py --streams 128 --tokens 800
+    python benchmarks/gateway_rate.py --rate 20000 --stop "never to be seen"
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
+from blockyard.model_files import DEMO_FOLDER, model_digest
+from tests.kit.fake_scheduler import FakeScheduler
+
+ROOT = Path(__file__).parents[1]
+START_SECONDS = 30.0
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=800, help="of each stream")
+    parser.add_argument("--rate", type=float, default=0, help="tokens a second that the source gives; 0: as taken")
+    parser.add_argument("--stop", action="append", default=[], help="a stop string of every request")
+    parser.add_argument("--role", choices=("main", "source"), default="main", help=argparse.SUPPRESS)
+    parser.add_argument("--address", default="", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+async def run_source(options: argparse.Namespace) -> None:
+    """Gives tokens until it is killed. Waits with the first step until every stream is queued."""
+    scheduler = FakeScheduler(
+        model_digest=model_digest(DEMO_FOLDER),
+        max_model_len=options.tokens + 64,
+        step_seconds=options.streams / options.rate if options.rate else 0.0,
+        paused=True,
+    )
+    scheduler.address = options.address
+    async with scheduler:
+        await scheduler.wait_until(lambda: len(scheduler.added) == options.streams, timeout_seconds=START_SECONDS)
+        scheduler.go_on()
+        await asyncio.Event().wait()
+
+
+async def read_stream(stub: Any, options: argparse.Namespace, marks: dict[str, float]) -> tuple[int, int]:
+    """Reads one stream; returns its tokens and its deltas."""
+    spec = inference_pb2.GenerationSpec(
+        text="Once upon a time", stop={"max_tokens": options.tokens, "ignore_eos": True, "stop_strings": options.stop}
+    )
+    num_tokens = num_deltas = 0
+    async for message in stub.StreamGenerate(inference_pb2.StreamGenerateRequest(spec=spec)):
+        event = message.event
+        if event.HasField("delta"):
+            marks.setdefault("first", time.perf_counter())
+            num_deltas += 1
+        elif event.HasField("finished"):
+            num_tokens = event.finished.usage.num_completion_tokens
+    return num_tokens, num_deltas
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+async def measure(options: argparse.Namespace, gateway_address: str, process: psutil.Process) -> dict[str, float]:
+    async with grpc.aio.insecure_channel(gateway_address) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        await wait_until_served(stub)
+        before = cpu_seconds(process)
+        marks: dict[str, float] = {}
+        counts = await asyncio.gather(*(read_stream(stub, options, marks) for _ in range(options.streams)))
+        seconds = time.perf_counter() - marks["first"]
+        spent = cpu_seconds(process) - before
+    num_tokens, num_deltas = (sum(column) for column in zip(*counts, strict=True))
+    return {
+        "num_tokens": num_tokens,
+        "tokens_per_second": round(num_tokens / seconds),
+        "tokens_per_delta": round(num_tokens / num_deltas, 2),
+        "gateway_cpu_share": round(spent / seconds, 2),
+        "gateway_cpu_us_per_token": round(spent / num_tokens * 1e6, 1),
+        "tokens_per_gateway_cpu_second": round(num_tokens / spent),
+    }
+
+
+async def wait_until_served(stub: Any) -> None:
+    """Waits until the gateway lists its model: it has attached then."""
+    async with asyncio.timeout(START_SECONDS):
+        while True:
+            response = await stub.ListModels(inference_pb2.ListModelsRequest(), wait_for_ready=True)
+            if response.models:
+                return
+            await asyncio.sleep(0.05)
+
+
+def spawn(*arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, *arguments], cwd=ROOT)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+def main() -> None:
+    options = parse()
+    if options.role == "source":
+        asyncio.run(run_source(options))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        link, port = f"unix:{folder}/scheduler", free_port()
+        source = spawn(__file__, *sys.argv[1:], "--role", "source", "--address", link)
+        gateway = spawn(
+            "-m", "gateway", "--scheduler-address", link, "--grpc-port", str(port), "--http-port", "0",
+            "--admin-port", "0", "--drain-seconds", "0", "--log-level", "warning",
+        )  # fmt: skip
+        try:
+            result = asyncio.run(measure(options, f"127.0.0.1:{port}", psutil.Process(gateway.pid)))
+        finally:
+            gateway.terminate()
+            source.terminate()
+            gateway.wait()
+            source.wait()
+    print(json.dumps({"streams": options.streams, "rate": options.rate, "stop": options.stop, **result}))
+
+
+if __name__ == "__main__":
+    main()
