@@ -38,7 +38,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_functions_that_are_named_exist(page: Path) -> None:
     """`path/to/file.py` and `path/to/file.py::name` in a page stand for what is there."""
-    for path, name in re.findall(r"`([\w/]+\.py)(?:::([\w.]+))?`", page.read_text(encoding="utf-8")):
+    for path, name in re.findall(r"`([\w]+/[\w/]+\.py)(?:::([\w.]+))?`", page.read_text(encoding="utf-8")):
         file = ROOT / path
         assert file.is_file(), path
         if name:
