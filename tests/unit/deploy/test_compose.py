@@ -60,8 +60,7 @@ def test_health_is_asked_on_the_health_port(name: str) -> None:
     command, address, probe = service["healthcheck"]["test"][1:4], *service["healthcheck"]["test"][4:]
     assert command == ["python", "-m", "blockyard.healthcheck"]
     assert address == f"127.0.0.1:{option_of(service['command'], f'{name}_health_port')}"
-    # The worker gets ready by its scheduler, which waits for it to be healthy.
-    assert probe == ("liveness" if name == "worker" else "readiness")
+    assert probe == "readiness"
 
 
 def test_only_the_gateway_is_published_and_only_on_this_machine() -> None:
