@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import secrets
 import signal
 import sys
@@ -167,8 +166,6 @@ async def serve(configuration: GatewayConfiguration) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """The program: `python -m gateway`."""
     configuration = load(GatewayConfiguration, "gateway", "Text in, text out: gRPC and the OpenAI API.", arguments)
-    # What gRPC itself writes to standard error is in no form of ours, and what matters of it reaches us as exceptions.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     configure_logging("gateway", level=configuration.log.log_level, log_format=configuration.log.log_format)
     try:
         asyncio.run(serve(configuration))
