@@ -33,7 +33,8 @@ def settle_linears(linears: Iterable[ReferenceLinear]) -> bool:
 
 def _settle(group: list[ReferenceLinear]) -> bool:
     first = group[0]
-    for method in LADDER[LADDER.index(first.method) :]:
+    fastest = first.method
+    for method in LADDER[LADDER.index(fastest) :]:
         if first.method is not method:
             first.pack(method)
         if rows_are_independent(first):
@@ -41,6 +42,7 @@ def _settle(group: list[ReferenceLinear]) -> bool:
                 if other.method is not method:
                     other.pack(method)
             return True
+    first.pack(fastest)
     return False
 
 

@@ -1,0 +1,101 @@
+"""Swaps and copies move whole blocks bit for bit, and nothing else."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from kernels.ops import BLOCK_SIZES, get_backend, kv_pool_shape
+from kernels.reference.blocks import _runs
+
+BACKEND = get_backend(torch.device("cpu"))
+
+
+def make_pool(num_blocks: int, seed: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """A pool of random bytes, NaN and infinities among them."""
+    shape = kv_pool_shape(num_blocks, 3, 2, 8, 16)
+    num_bytes = torch.Size(shape).numel() * dtype.itemsize
+    content = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    return content.view(dtype).view(shape)
+
+
+def as_bytes(pool: torch.Tensor) -> torch.Tensor:
+    return pool.view(len(pool), -1).view(torch.uint8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_swap_moves_blocks_and_leaves_the_rest(dtype: torch.dtype, seed: int):
+    device, host = make_pool(20, seed, dtype), make_pool(9, seed + 50, dtype)
+    expected = as_bytes(host).clone()
+    source_before = as_bytes(device).clone()
+    chooser = random.Random(seed)
+    pairs = list(zip(chooser.sample(range(20), 6), chooser.sample(range(9), 6), strict=True))
+    BACKEND.swap_blocks(device, host, pairs)
+    for source, destination in pairs:
+        expected[destination] = source_before[source]
+    assert torch.equal(as_bytes(host), expected)
+    assert torch.equal(as_bytes(device), source_before)
+
+
+def test_out_and_in_again_is_the_same_bytes():
+    device = make_pool(12, 1)
+    before, host = as_bytes(device).clone(), make_pool(12, 2)
+    places = random.Random(3).sample(range(12), 12)
+    BACKEND.swap_blocks(device, host, list(enumerate(places)))
+    device.zero_()
+    BACKEND.swap_blocks(host, device, [(place, block) for block, place in enumerate(places)])
+    assert torch.equal(as_bytes(device), before)
+
+
+def test_neighbours_are_one_copy():
+    assert list(_runs([(3, 7), (4, 8), (5, 9), (7, 10), (8, 12), (9, 13)])) == [(3, 7, 3), (7, 10, 1), (8, 12, 2)]
+    assert list(_runs([])) == []
+
+
+def test_copies_read_before_they_write():
+    pool = make_pool(8, 4)
+    expected = as_bytes(pool).clone()
+    BACKEND.copy_blocks(pool, [(1, 2), (2, 3), (0, 7), (3, 1)])
+    expected[[2, 3, 7, 1]] = expected[[1, 2, 0, 3]]
+    assert torch.equal(as_bytes(pool), expected)
+
+
+def test_nothing_to_do_is_no_error():
+    pool = make_pool(2, 5)
+    BACKEND.copy_blocks(pool, [])
+    BACKEND.swap_blocks(pool, make_pool(2, 6), [])
+
+
+@pytest.mark.parametrize("pair", [(8, 0), (0, 8), (-1, 0), (0, -1)])
+def test_an_id_outside_the_pool_is_refused(pair: tuple[int, int]):
+    pool, other = make_pool(8, 7), make_pool(8, 8)
+    before = as_bytes(pool).clone(), as_bytes(other).clone()
+    with pytest.raises(ValueError, match="outside a pool of 8 blocks"):
+        BACKEND.copy_blocks(pool, [(1, 2), pair])
+    with pytest.raises(ValueError, match="outside a pool of 8 blocks"):
+        BACKEND.swap_blocks(pool, other, [(1, 2), pair])
+    assert torch.equal(as_bytes(pool), before[0])
+    assert torch.equal(as_bytes(other), before[1])
+
+
+def test_pools_of_two_layouts_are_refused():
+    with pytest.raises(ValueError, match="differ in layout"):
+        BACKEND.swap_blocks(make_pool(4, 0), torch.zeros(kv_pool_shape(4, 3, 2, 16, 16), dtype=torch.bfloat16), [])
+
+
+def test_a_block_is_one_contiguous_range():
+    pool = make_pool(4, 9)
+    assert pool[2].is_contiguous()
+    assert pool.stride(0) == pool[2].numel()
+
+
+@pytest.mark.parametrize("block_size", [0, 1, 4, 12, 24, 512])
+def test_block_sizes_that_do_not_divide_a_split_are_refused(block_size: int):
+    assert block_size not in BLOCK_SIZES
+    with pytest.raises(ValueError, match=f"block_size must be one of .*, not {block_size}"):
+        kv_pool_shape(4, 1, 1, block_size, 16)
+    with pytest.raises(ValueError, match="block_size"):
+        BACKEND.plan_attention([1], [1], [[0]], block_size)

@@ -1,0 +1,174 @@
+"""config.json, as transformers 5 and its elders write it; what is not supported says what to do."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from blockyard.errors import BlockyardError, Reason
+from tests.kit.tiny_models import tiny_model
+from worker_service.models.model_config import ModelConfig, read_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+}
+QWEN2 = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "sliding_window": 64}
+
+
+@pytest.fixture
+def read(tmp_path: Path):
+    def read(fields: dict[str, Any], dtype: torch.dtype | None = None) -> ModelConfig:
+        (tmp_path / "config.json").write_text(json.dumps(fields))
+        return read_config(tmp_path, dtype)
+
+    return read
+
+
+def test_defaults(read: Any):
+    config = read(LLAMA)
+    assert (config.num_kv_heads, config.head_dim, config.max_model_len) == (4, 16, 512)
+    assert config.dtype is torch.float32
+    assert config.windows == (None, None, None)
+    assert config.sliding_window is None
+    assert config.rotary.theta == 10000.0
+    options = config.options
+    assert not (options.qkv_bias or options.output_bias or options.mlp_bias or options.qk_norm)
+    assert not options.tied_embeddings
+    assert options.norm_epsilon == 1e-6
+
+
+@pytest.mark.parametrize("fields", [{"dtype": "bfloat16"}, {"torch_dtype": "bfloat16"}, {"dtype": "torch.bfloat16"}])
+def test_the_dtype_is_the_files_unless_told(read: Any, fields: dict[str, Any]):
+    assert read({**LLAMA, **fields}).dtype is torch.bfloat16
+    assert read({**LLAMA, **fields}, torch.float16).dtype is torch.float16
+
+
+def test_biases(read: Any):
+    options = read({**LLAMA, "attention_bias": True, "mlp_bias": True}).options
+    assert (options.qkv_bias, options.output_bias, options.mlp_bias) == (True, True, True)
+    options = read({**QWEN2, "attention_bias": False}).options
+    assert (options.qkv_bias, options.output_bias, options.mlp_bias) == (True, False, False)
+    options = read({**LLAMA, "architectures": ["MistralForCausalLM"], "attention_bias": True}).options
+    assert not options.qkv_bias, "Mistral has none, whatever the file says"
+
+
+def test_qwen3_has_norms_and_wide_heads(read: Any):
+    config = read({**LLAMA, "architectures": ["Qwen3ForCausalLM"]})
+    assert config.options.qk_norm
+    assert config.head_dim == 128
+
+
+@pytest.mark.parametrize(
+    ("fields", "windows"),
+    [
+        ({**LLAMA, "sliding_window": 64}, (None, None, None)),
+        ({**LLAMA, "architectures": ["MistralForCausalLM"], "sliding_window": 64}, (64, 64, 64)),
+        ({**LLAMA, "architectures": ["MistralForCausalLM"], "sliding_window": None}, (None, None, None)),
+        (QWEN2, (None, None, None)),
+        ({**QWEN2, "use_sliding_window": True}, (None, None, None)),
+        ({**QWEN2, "use_sliding_window": True, "max_window_layers": 1}, (None, 64, 64)),
+        ({**QWEN2, "use_sliding_window": True, "max_window_layers": 0}, (64, 64, 64)),
+        (
+            {
+                **QWEN2,
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            },
+            (64, None, 64),
+        ),
+    ],
+)
+def test_windows(read: Any, fields: dict[str, Any], windows: tuple[int | None, ...]):
+    config = read(fields)
+    assert config.windows == windows
+    assert config.sliding_window == next((window for window in windows if window), None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "theta", "max_len"),
+    [
+        ({"rope_theta": 5e5}, "default", 5e5, 512),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, "default", 5e5, 512),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_theta": 2e4}, "linear", 2e4, 2048),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn", 1e4, 2048),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}},
+            "yarn",
+            1e4,
+            512,
+        ),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}},
+            "llama3",
+            1e4,
+            512,
+        ),
+        ({"rope_scaling": None}, "default", 1e4, 512),
+    ],
+)
+def test_rotary_embeddings(read: Any, fields: dict[str, Any], kind: str, theta: float, max_len: int):
+    config = read({**LLAMA, **fields})
+    assert (config.rotary.kind, config.rotary.theta, config.max_model_len) == (kind, theta, max_len)
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, r"'GPT2LMHeadModel' is not supported; supported are Llama.*Qwen3"),
+        ({"architectures": []}, "names no architecture; supported are"),
+        ({"architectures": ["MyModel"], "auto_map": {"AutoModel": "my.MyModel"}}, "such code is never run"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantized.*load the model's original weights"),
+        ({"hidden_act": "gelu"}, "activation 'gelu'; supported is silu"),
+        ({"vocab_size": None}, "config.json has no vocab_size"),
+        ({"hidden_size": "64"}, "hidden_size must be a positive integer, not '64'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps must be a number"),
+        ({"num_key_value_heads": 3}, "multiple of num_key_value_heads"),
+        ({"head_dim": 15}, "head_dim must be even"),
+        ({"dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn': set --dtype to one of float32"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'; supported are default, linear"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "'longrope'; supported are"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "type 'linear' need factor"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 2}}, "type 'llama3' need low_freq_factor"),
+        ({"partial_rotary_factor": 0.5}, "partial rotary"),
+    ],
+)
+def test_what_is_not_supported_says_what_to_do(read: Any, fields: dict[str, Any], complaint: str):
+    with pytest.raises(BlockyardError, match=complaint) as caught:
+        read({**LLAMA, **fields})
+    assert caught.value.reason is Reason.MODEL_NOT_LOADED
+
+
+def test_layer_types_must_fit(read: Any):
+    for types in (["full_attention"], ["full_attention", "linear_attention", "full_attention"]):
+        with pytest.raises(BlockyardError, match="layer_types"):
+            read({**QWEN2, "use_sliding_window": True, "layer_types": types})
+
+
+def test_a_missing_or_damaged_file(tmp_path: Path):
+    with pytest.raises(BlockyardError, match=r"has no config\.json"):
+        read_config(tmp_path, None)
+    for content in ("{", "[]", '"text"'):
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(BlockyardError, match="download it again"):
+            read_config(tmp_path, None)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2_window", "qwen3", "llama_yarn"])
+def test_it_reads_what_transformers_writes(name: str):
+    config = read_config(tiny_model(name), None)
+    assert config.architecture.lower().startswith(name.split("_")[0])
+    assert config.vocab_size == 384
+    assert config.max_model_len == 2048
