@@ -23,13 +23,15 @@ from blockyard.results import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Prompt = "str | Sequence[int]"
 _SPEC_FIELDS = ("request_id", "model", "n", "return_token_ids", "skip_special_tokens")
 _SAMPLING_FIELDS = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
-_STOP_FIELDS = ("max_tokens", "min_tokens", "stop_token_ids", "ignore_eos", "include_stop_in_output")
+_STOP_FIELDS = (
+    *("max_tokens", "min_tokens", "stop_strings", "stop_token_ids"),
+    *("ignore_eos", "include_stop_in_output"),
+)
 _FINISH_REASON = {
     sampling_pb2.FINISH_REASON_STOP: FinishReason.STOP,
     sampling_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
@@ -47,13 +49,14 @@ def make_spec(prompt: str | Sequence[int], options: GenerationOptions) -> infere
     given = {name: value for name, value in cast("dict[str, Any]", options).items() if value is not None}
     if unknown := sorted(set(given) - GenerationOptions.__optional_keys__):
         raise TypeError(f"unknown options: {', '.join(unknown)}")
-    stop = given.pop("stop", ())
+    if "stop" in given:
+        stop = given.pop("stop")
+        given["stop_strings"] = [stop] if isinstance(stop, str) else stop
     spec = inference_pb2.GenerationSpec()
     violations = [
         *(_set(spec, name, given, "") for name in _SPEC_FIELDS),
         *(_set(spec.sampling, name, given, "sampling.") for name in _SAMPLING_FIELDS),
         *(_set(spec.stop, name, given, "stop.") for name in _STOP_FIELDS),
-        _set(spec.stop, "stop_strings", {"stop_strings": [stop] if isinstance(stop, str) else stop}, "stop."),
         _set(spec, "text", {"text": prompt}, "")
         if isinstance(prompt, str)
         else _set(spec.token_ids, "ids", {"ids": prompt}, "token_ids."),

@@ -165,11 +165,16 @@ async def _answer(error: BaseException, context: grpc.aio.ServicerContext[Any, A
     if isinstance(error, asyncio.CancelledError):
         if context.cancelled():
             raise error
-        error = BlockyardError(Reason.DRAINING, "this server is stopping", retry_after_seconds=1.0)
-    elif not isinstance(error, BlockyardError):
+        told = BlockyardError(Reason.DRAINING, "this server is stopping", retry_after_seconds=1.0)
+    elif isinstance(error, BlockyardError):
+        told = error
+    else:
         log.exception("a handler failed", method=method)
-        error = BlockyardError(Reason.BUG, "internal error; the server's log has more")
-    await abort(context, error)
+        told = BlockyardError(Reason.BUG, "internal error; the server's log has more")
+    # The call may have ended meanwhile, by its client or by the server's stop: then nobody is left to be told.
+    with suppress(grpc.aio.InternalError):
+        await abort(context, told)
+    raise asyncio.CancelledError
 
 
 def make_server(max_message_bytes: int, service_names: Sequence[str]) -> grpc.aio.Server:

@@ -21,7 +21,7 @@ class Oven:
     degrees: Annotated[int, Field(ge=0, le=300)] = option(180, "how hot, in 100 % of cases")
     fan: bool = option(True, "blow")
     program: str = option("bake", "what to do", choices=("bake", "grill"))
-    rack: Path = option(Path("/tmp"), "where")
+    rack: Path = option(Path("/tmp"), "where")  # noqa: RUF009
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
