@@ -115,9 +115,7 @@ def grouped(token_ids: list[int], sizes: list[int]) -> list[list[int]]:
 @pytest.mark.parametrize("kind", [make.__name__ for make in KINDS])
 @given(st.data(), st.booleans(), st.lists(st.integers(0, 9), max_size=6))
 @settings(max_examples=150)
-def test_the_pieces_are_the_decoding_of_the_whole(
-    kind: str, data: st.DataObject, skip: bool, sizes: list[int]
-) -> None:
+def test_the_pieces_are_the_decoding_of_the_whole(kind: str, data: st.DataObject, skip: bool, sizes: list[int]) -> None:
     backend, factory = made(kind)
     token_ids = data.draw(st.lists(st.integers(0, backend.get_vocab_size() + 2), max_size=40))
     pieces = pieces_of(factory.make(skip_special_tokens=skip), grouped(token_ids, sizes))

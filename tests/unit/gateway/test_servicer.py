@@ -118,8 +118,10 @@ async def test_a_stop_string_ends_the_text_and_the_sequence(front: Front) -> Non
     assert abort.sequence_index == 0
     assert abort.num_tokens == finished.usage.num_completion_tokens
     # Of the ids none is taken back: the one that completed the stop string is the last.
-    assert demo_tokenizer().decode(ids_of("one two three. four five six")[: abort.num_tokens]).startswith(
-        "one two three. f"
+    assert (
+        demo_tokenizer()
+        .decode(ids_of("one two three. four five six")[: abort.num_tokens])
+        .startswith("one two three. f")
     )
 
 
