@@ -1,0 +1,103 @@
+"""Messages to values and back: every field arrives where it belongs."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from blockyard.common.v1 import sampling_pb2
+from blockyard.errors import BlockyardError, Reason, from_status
+from blockyard.worker.v1 import worker_pb2 as pb
+from worker_service import codec
+from worker_service.step import Sampling, StepResult, StepTimes
+
+
+def test_a_step_arrives_whole() -> None:
+    step = codec.decode_step(
+        pb.ExecuteModelRequest(
+            epoch=3,
+            step_id=4,
+            new_sequences=[
+                pb.NewSequence(
+                    sequence_id=2**60,
+                    sequence_index=1,
+                    token_ids=[5, 6, 7],
+                    prompt_length=2,
+                    num_computed_tokens=1,
+                    block_ids=[8, 9],
+                    sampling=sampling_pb2.SamplingParams(temperature=0.5, seed=2**64 - 1, logit_bias={7: -1.5}),
+                    min_tokens=3,
+                    stop_token_ids=[1, 2],
+                )
+            ],
+            forks=[pb.Fork(parent_sequence_id=1, child_sequence_id=2, sequence_index=3, block_ids=[4])],
+            sequence_ids=[10, 11],
+            num_new_tokens=[1, 0],
+            appended_sequence_ids=[10, 10],
+            appended_block_ids=[12, 13],
+            replaced_tables=[pb.BlockTable(sequence_id=11, block_ids=[14, 15])],
+            blocks_to_swap_out=pb.BlockPairs(sources=[1, 2], destinations=[3, 4]),
+            blocks_to_swap_in=pb.BlockPairs(sources=[5], destinations=[6]),
+            blocks_to_copy=pb.BlockPairs(sources=[7], destinations=[8]),
+            finished_sequence_ids=[20, 21],
+        )
+    )
+    assert (step.epoch, step.step_id) == (3, 4)
+    new = step.new_sequences[0]
+    assert (new.sequence_id, new.sequence_index, new.prompt_length, new.num_computed_tokens) == (2**60, 1, 2, 1)
+    assert (new.token_ids.tolist(), new.block_ids.tolist()) == ([5, 6, 7], [8, 9])
+    assert (new.min_tokens, new.stop_token_ids) == (3, (1, 2))
+    assert (new.sampling.temperature, new.sampling.seed, new.sampling.logit_bias) == (0.5, 2**64 - 1, {7: -1.5})
+    fork = step.forks[0]
+    assert (fork.parent_id, fork.child_id, fork.sequence_index, fork.block_ids.tolist()) == (1, 2, 3, [4])
+    assert (step.sequence_ids, step.num_new_tokens.tolist()) == ((10, 11), [1, 0])
+    assert (step.appended_sequence_ids, step.appended_block_ids.tolist()) == ((10, 10), [12, 13])
+    assert [(i, table.tolist()) for i, table in step.replaced_tables] == [(11, [14, 15])]
+    assert step.blocks_to_swap_out.pairs() == [(1, 3), (2, 4)]
+    assert step.blocks_to_swap_in.pairs() == [(5, 6)]
+    assert step.blocks_to_copy.pairs() == [(7, 8)]
+    assert step.finished_sequence_ids == (20, 21)
+
+
+def test_an_empty_step_has_empty_columns() -> None:
+    step = codec.decode_step(pb.ExecuteModelRequest(epoch=1, step_id=1))
+    assert step.num_new_tokens.dtype == step.appended_block_ids.dtype == np.int64
+    assert len(step.blocks_to_copy) == 0
+
+
+def test_absent_parameters_are_those_that_change_nothing() -> None:
+    new = codec.decode_step(pb.ExecuteModelRequest(new_sequences=[pb.NewSequence(token_ids=[1])])).new_sequences[0]
+    assert new.sampling == Sampling()
+    zero = sampling_pb2.SamplingParams(temperature=0.0, top_p=0.5, repetition_penalty=1.5, min_p=0.25, top_k=3)
+    new = codec.decode_step(pb.ExecuteModelRequest(new_sequences=[pb.NewSequence(sampling=zero)])).new_sequences[0]
+    assert new.sampling == Sampling(temperature=0.0, top_p=0.5, repetition_penalty=1.5, min_p=0.25, top_k=3)
+
+
+def test_an_answer_leaves_whole() -> None:
+    failure = BlockyardError(Reason.BUG, "not finite")
+    times = StepTimes(0.001, 0.002, 1.5, 0.004)
+    message = codec.encode_result(StepResult(3, 4, (10, 11), (5, 6), (12,), ((13, failure),), times=times))
+    assert (message.epoch, message.step_id) == (3, 4)
+    assert (message.sequence_ids, message.token_ids, message.skipped_sequence_ids) == ([10, 11], [5, 6], [12])
+    assert message.failures[0].sequence_id == 13
+    assert from_status(message.failures[0].status).message == "not finite"
+    assert not message.HasField("refusal")
+    nanoseconds = [
+        getattr(message.times, n).ToNanoseconds() for n in ("queue", "cache_operations", "forward", "sample")
+    ]
+    assert nanoseconds == [10**6, 2 * 10**6, 15 * 10**8, 4 * 10**6]
+
+
+def test_a_refusal_leaves_with_its_reason() -> None:
+    refusal = BlockyardError(Reason.WRONG_STATE, "old", metadata={"epoch": "7"})
+    error = from_status(codec.encode_result(StepResult(1, 1, refusal=refusal)).refusal)
+    assert (error.reason, error.message, error.metadata) == (Reason.WRONG_STATE, "old", {"epoch": "7"})
+
+
+def test_every_dtype_has_a_name() -> None:
+    for number in pb.Dtype.values():
+        dtype = codec.DTYPES[number]
+        if dtype is not None:
+            assert codec.encode_dtype(dtype) == number
+    assert codec.DTYPES[pb.DTYPE_BFLOAT16] is torch.bfloat16
+    assert set(codec.DEVICE_TYPES) == set(pb.DeviceType.values())

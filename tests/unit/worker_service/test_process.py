@@ -1,0 +1,88 @@
+"""The worker as a process: it listens, serves, and ends cleanly by signal or by rpc."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from blockyard.errors import Reason
+from blockyard.rpc import internal_channel
+from blockyard.worker.v1 import worker_pb2 as pb
+from tests.kit.system import Service
+from tests.unit.worker_service.driver import WorkerDriver, new_sequence
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from worker_service.server import Server
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+async def service(socket_folder: Path) -> AsyncIterator[Service]:
+    """A worker process with one compute thread."""
+    flags = ["--worker-address", f"unix:{socket_folder}/w", "--worker-device", "cpu", "--num-threads", "1"]
+    service = Service("worker_service", [*flags, "--worker-health-port", "0"], socket_folder / "log")
+    service.wait_for_log(r"listening worker_address=unix:\S+ health_port=\d+")
+    yield service
+    service.stop()
+
+
+async def test_it_serves_and_ends_on_sigterm_with_an_open_stream(
+    service: Service, socket_folder: Path, model: Path
+) -> None:
+    async with internal_channel(f"unix:{socket_folder}/w") as channel:
+        worker = WorkerDriver(_nobody(), channel)
+        await worker.prepare(model)
+        steps = worker.open(1)
+        new = new_sequence(1, [5, 6, 7], [1])
+        assert await steps.sampled(new_sequences=[new], sequence_ids=[1], num_new_tokens=[3])
+        service.process.send_signal(signal.SIGTERM)
+        assert (await steps.end_error()).reason is Reason.DRAINING
+    assert service.process.wait(20) == 0
+    assert "Traceback" not in service.log
+
+
+async def test_it_ends_on_shutdown(service: Service, socket_folder: Path) -> None:
+    async with internal_channel(f"unix:{socket_folder}/w") as channel:
+        await WorkerDriver(_nobody(), channel).stub.Shutdown(pb.ShutdownRequest(reason="a test"))
+    assert service.process.wait(20) == 0
+    assert "told to shut down" in service.log
+    assert "Traceback" not in service.log
+
+
+async def test_a_worker_that_was_killed_starts_again_at_its_address(service: Service, socket_folder: Path) -> None:
+    service.process.kill()
+    service.process.wait(20)
+    again = Service("worker_service", ["--worker-address", f"unix:{socket_folder}/w"], socket_folder / "again")
+    try:
+        again.wait_for_log("listening")
+        async with internal_channel(f"unix:{socket_folder}/w") as channel:
+            assert (await WorkerDriver(_nobody(), channel).info()).incarnation
+    finally:
+        assert again.stop() == 0
+
+
+def test_a_taken_port_is_an_error() -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = subprocess.run(
+            [sys.executable, "-m", "worker_service", "--worker-address", address],
+            cwd=ROOT, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert f"cannot listen on {address}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def _nobody() -> Server:
+    """The driver of another process has no server of its own to look into."""
+    return None  # type: ignore[return-value]
