@@ -58,6 +58,13 @@ class Service:
             # Polling the log of another process: there is no event to wait for.
             time.sleep(0.02)
 
+    def wait(self, seconds: float = START_SECONDS) -> int:
+        """Waits until it ends by itself, and returns its exit code."""
+        try:
+            return self.process.wait(seconds)
+        finally:
+            self._log.close()
+
     def stop(self, signal_number: int = signal.SIGTERM, seconds: float = 20.0) -> int:
         """Ends it and returns its exit code; kills it when it does not end in time, which fails the test."""
         if self.process.poll() is None:

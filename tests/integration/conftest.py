@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.kit.system import ROOT, System
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DEMO = ROOT / "models" / "demo"
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """The three services on the demo model, for all tests that leave them as they were."""
+    flags = ["--dtype", "float32", "--num-device-blocks", "200", "--num-host-blocks", "50", "--debug-integrity"]
+    with System(DEMO, tmp_path_factory.mktemp("demo"), flags) as system:
+        yield system
