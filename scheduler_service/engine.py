@@ -14,6 +14,7 @@ from blockyard.telemetry import EventLogger
 from scheduler_service.attachment import Attachment
 from scheduler_service.core.scheduler import DuplicateRequest, NeverFits, Scheduler, SchedulerConfig, StepMismatch
 from scheduler_service.facts import Readiness
+from scheduler_service.pace import MAX_STEPS_IN_FLIGHT, Pace
 from scheduler_service.replica import Replica
 from scheduler_service.step_log import StepLog
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from scheduler_service.codec import Abort
     from scheduler_service.config import SchedulerConfiguration
-    from scheduler_service.core.output import GroupSpec, OwnerUpdate, SchedulerOutput, SchedulerStats
+    from scheduler_service.core.output import GroupSpec, OwnerUpdate, SchedulerOutput, SchedulerStats, StepResult
     from scheduler_service.facts import CacheInfo, ModelFacts
     from scheduler_service.worker_link import StepStream, WorkerLink
 
@@ -49,6 +50,8 @@ class Engine:
         self.last_step_id = 0
         self._attachments: dict[str, Attachment] = {}
         self._num_attached = 0
+        self._pace = Pace()
+        self._num_in_flight = 0
         # Set when there may be something to schedule.
         self._work = asyncio.Event()
 
@@ -149,7 +152,7 @@ class Engine:
             try:
                 await self._serve(steps)
             except* BlockyardError as errors:
-                self._lose(str(errors.exceptions[0]), steps.epoch)
+                self._lose(_first_message(errors), steps.epoch)
             finally:
                 steps.cancel()
             if self.step_log.num_steps == num_steps:
@@ -157,6 +160,7 @@ class Engine:
 
     async def _serve(self, steps: StepStream) -> None:
         """Runs one epoch until its stream breaks: an ExceptionGroup with a BlockyardError."""
+        self._num_in_flight = 0
         self._work.set()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._send_steps(steps))
@@ -170,16 +174,8 @@ class Engine:
                 await steps.send(output)
 
     async def _receive_answers(self, steps: StepStream) -> None:
-        assert self._scheduler is not None
         while True:
-            result = await steps.receive()
-            begin = time.perf_counter()
-            try:
-                updates = self._scheduler.update(result)
-            except StepMismatch as error:
-                raise BlockyardError(Reason.BUG, str(error)) from None
-            self.step_log.answered(result, time.perf_counter() - begin)
-            self.last_step_id = result.step_id
+            updates = self._process(await steps.receive())
             # Before the gateways: the worker's next step is what must not be late.
             self._work.set()
             self._publish(updates)
@@ -187,13 +183,32 @@ class Engine:
 
     def _schedule(self, epoch: int) -> SchedulerOutput | None:
         assert self._scheduler is not None
-        if not self._scheduler.can_schedule():
+        if self._num_in_flight >= self._pace.depth or not self._scheduler.can_schedule():
             return None
         begin = time.perf_counter()
         output = self._scheduler.schedule(self._clock())
+        if output is None and not self._num_in_flight and self._scheduler.can_schedule():
+            # No answer will come that could change anything. Asked again, the core makes room by force.
+            log.error("nothing could be scheduled: a bug", epoch=epoch, after_step_id=self.last_step_id)
+            output = self._scheduler.schedule(self._clock())
         if output:
+            self._num_in_flight += 1
             self.step_log.scheduled(output, epoch, time.perf_counter() - begin)
         return output
+
+    def _process(self, result: StepResult) -> dict[str, OwnerUpdate]:
+        assert self._scheduler is not None
+        begin = time.perf_counter()
+        try:
+            updates = self._scheduler.update(result)
+        except StepMismatch as error:
+            raise BlockyardError(Reason.BUG, str(error)) from None
+        end = time.perf_counter()
+        self._num_in_flight -= 1
+        self.last_step_id = result.step_id
+        self._pace.answered(end, self._num_in_flight)
+        self.step_log.answered(result, end - begin)
+        return updates
 
     def _publish(self, updates: dict[str, OwnerUpdate], reason: Reason = Reason.BUG) -> None:
         for owner, update in updates.items():
@@ -234,6 +249,12 @@ class Engine:
             self.step_log.tell(self._scheduler.stats(), self._clock())
 
 
+def _first_message(errors: BaseExceptionGroup[BlockyardError]) -> str:
+    """What broke an epoch: if both directions noticed, the first to."""
+    first = errors.exceptions[0]
+    return first.message if isinstance(first, BlockyardError) else str(first)
+
+
 def _no_ready_worker(message: str) -> BlockyardError:
     return BlockyardError(Reason.NO_READY_WORKER, message, retry_after_seconds=RETRY_AFTER_SECONDS)
 
@@ -250,5 +271,6 @@ def _scheduler_config(configuration: SchedulerConfiguration, cache: CacheInfo) -
         max_prefill_chunk=settings.max_prefill_chunk,
         enable_prefix_caching=configuration.cache.enable_prefix_caching,
         preemption_mode=settings.preemption_mode,
+        max_steps_in_flight=MAX_STEPS_IN_FLIGHT,
         debug_integrity=configuration.service.debug_integrity,
     )

@@ -1,0 +1,35 @@
+"""How many steps to keep in flight: enough that the worker never waits for the way to the scheduler and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIN_STEPS_IN_FLIGHT = 2
+# For steps as short as the way to the scheduler and back. Each step in flight is one more that is scheduled before
+# the end of a sequence is known.
+MAX_STEPS_IN_FLIGHT = 3
+# Apart from each other, so that a step time between them does not make the depth flutter.
+SHORT_STEP_SECONDS = 1.5e-3
+LONG_STEP_SECONDS = 2.5e-3
+_WEIGHT = 0.1
+
+
+@dataclass(slots=True)
+class Pace:
+    """Learns the time of a step from the time between two answers, of which the second was in flight all the while."""
+
+    depth: int = MIN_STEPS_IN_FLIGHT
+    _mean_seconds: float = LONG_STEP_SECONDS
+    _answered_at: float = 0.0
+    _is_busy: bool = False
+
+    def answered(self, now: float, num_in_flight: int) -> None:
+        """Notes an answer, after which `num_in_flight` steps are still at the worker."""
+        if self._is_busy:
+            self._mean_seconds += _WEIGHT * (now - self._answered_at - self._mean_seconds)
+            if self._mean_seconds < SHORT_STEP_SECONDS:
+                self.depth = MAX_STEPS_IN_FLIGHT
+            elif self._mean_seconds > LONG_STEP_SECONDS:
+                self.depth = MIN_STEPS_IN_FLIGHT
+        self._answered_at = now
+        self._is_busy = num_in_flight > 0
