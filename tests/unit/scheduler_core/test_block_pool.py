@@ -103,7 +103,7 @@ def test_reset_forgets_everything() -> None:
         lambda pool: pool._evictable.update({pool._unused.pop(): None}),
     ],
 )
-def test_check_sees_what_is_wrong(harm) -> None:  # noqa: ANN001
+def test_check_sees_what_is_wrong(harm) -> None:
     pool = BlockPool(5, first_block=1)
     held = pool.allocate()
     pool.publish(held, name(1))
