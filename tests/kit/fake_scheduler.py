@@ -44,9 +44,7 @@ class _Sequence:
 @dataclass(eq=False)
 class _Attached:
     gateway_id: str
-    outbox: asyncio.Queue[scheduler_pb2.AttachResponse | None] = field(
-        default_factory=lambda: asyncio.Queue(maxsize=4)
-    )
+    outbox: asyncio.Queue[scheduler_pb2.AttachResponse | None] = field(default_factory=lambda: asyncio.Queue(maxsize=4))
     sequences: dict[int, _Sequence] = field(default_factory=dict)
     requests: dict[str, list[int]] = field(default_factory=dict)
 
