@@ -181,6 +181,7 @@ class Supervisor:
         self.children = [Child(service, write_line, environment) for service in services]
         self._is_ready = is_ready
         self._backoff = backoff or Backoff()
+        self._delays_seconds = dict.fromkeys(self.children, self._backoff.first_seconds)
         self._poll_seconds = poll_seconds
         self._watchers: list[asyncio.Task[None]] = []
         self._told_to_stop = asyncio.Event()
@@ -198,19 +199,20 @@ class Supervisor:
 
         Raises StartError when one of them ends before that; the others are stopped.
         """
-        ready = asyncio.create_task(self._start_all())
+        starting = asyncio.create_task(self._start_all())
         told = asyncio.create_task(self._told_to_stop.wait())
         try:
-            await asyncio.wait({ready, told}, return_when=asyncio.FIRST_COMPLETED)
-            if not ready.done():
-                return False
-            ready.result()
-        except BaseException:
-            await self.stop()
-            raise
+            await asyncio.wait({starting, told}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             told.cancel()
-            ready.cancel()
+            starting.cancel()
+            # To its end, so that no child is half started when it comes to stopping them.
+            await asyncio.gather(told, starting, return_exceptions=True)
+        if starting.cancelled():
+            return False
+        if (error := starting.exception()) is not None:
+            await self.stop()
+            raise error
         self._watchers = [asyncio.create_task(self._watch(child)) for child in self.children]
         return True
 
@@ -234,27 +236,33 @@ class Supervisor:
             await asyncio.sleep(self._poll_seconds)
 
     async def _watch(self, child: Child) -> None:
-        """Waits for the end of a child, again and again while it is one that restarts."""
-        loop, delay_seconds = asyncio.get_running_loop(), self._backoff.first_seconds
-        while True:
-            started = loop.time()
+        """Waits for the end of a child, and ends everything unless it can be brought back."""
+        try:
+            while child.service.restarts:
+                await self._bring_back(child)
             code = await child.wait()
-            if not child.service.restarts:
-                log.error("a service died: stopping", service=child.service.name, exit_code=code)
-                self._exit_code = 1
-                self._told_to_stop.set()
-                return
-            if loop.time() - started >= self._backoff.long_life_seconds:
-                delay_seconds = self._backoff.first_seconds
-            log.warning(
-                "a service died: starting it again",
-                service=child.service.name,
-                exit_code=code,
-                delay_seconds=delay_seconds,
-            )
-            await asyncio.sleep(delay_seconds)
-            delay_seconds = min(2 * delay_seconds, self._backoff.max_seconds)
-            await child.start()
+            log.error("a service died: stopping", service=child.service.name, exit_code=code)
+        except OSError as error:
+            log.error("a service cannot be started: stopping", service=child.service.name, error=error)
+        self._exit_code = 1
+        self._told_to_stop.set()
+
+    async def _bring_back(self, child: Child) -> None:
+        """Waits for the end of a child and starts it again, later each time that it did not live long."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        code = await child.wait()
+        lived_long = loop.time() - started >= self._backoff.long_life_seconds
+        delay_seconds = self._backoff.first_seconds if lived_long else self._delays_seconds[child]
+        self._delays_seconds[child] = min(2 * delay_seconds, self._backoff.max_seconds)
+        log.warning(
+            "a service died: starting it again",
+            service=child.service.name,
+            exit_code=code,
+            delay_seconds=delay_seconds,
+        )
+        await asyncio.sleep(delay_seconds)
+        await child.start()
 
     async def wait(self) -> int:
         """Waits until it is told to stop (0), or a service that is not restarted dies (1)."""
