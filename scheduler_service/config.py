@@ -11,8 +11,6 @@ from pydantic import Field
 from blockyard.configuration import CacheSettings, DeviceSettings, LogSettings, ModelSettings, SchedulerSettings
 from blockyard.settings import option
 
-DEMO_MODEL = Path(__file__).parents[1] / "models" / "demo"
-
 
 @dataclass(frozen=True, slots=True)
 class ServiceSettings:
@@ -39,9 +37,9 @@ class SchedulerConfiguration:
 
 
 def model_source(settings: ModelSettings) -> str:
-    """Tells the model as a worker is told it: an absolute folder, or a hub id. Empty if there is none to serve."""
+    """Tells the model as a worker is told it: an absolute folder, a hub id, or empty for the worker's demo model."""
     if not settings.model:
-        return str(DEMO_MODEL) if (DEMO_MODEL / "config.json").is_file() else ""
-    folder = Path(settings.model)
+        return ""
+    folder = Path(settings.model).expanduser()
     # A folder that is not here may be one of the worker's machine.
     return str(folder.absolute()) if folder.is_dir() else settings.model

@@ -85,6 +85,13 @@ class Engine:
             return
         attachment.conflicts.discard(spec.request_id)
         attachment.accept(spec.request_id, first_sequence_id)
+        log.debug(
+            "request queued",
+            request_id=spec.request_id,
+            first_sequence_id=first_sequence_id,
+            n=spec.n,
+            num_prompt_tokens=len(spec.prompt_token_ids),
+        )
         self._work.set()
 
     def _admit(self, spec: GroupSpec) -> int:
@@ -111,6 +118,7 @@ class Engine:
             attachment.conflicts.discard(abort.request_id)
             return
         if self._scheduler and self._scheduler.abort(abort.request_id, abort.sequence_index, abort.reason):
+            log.debug("request aborted", request_id=abort.request_id, sequence_index=abort.sequence_index)
             self._work.set()
 
     # Readiness.

@@ -29,6 +29,8 @@ log = EventLogger(__name__)
 API_VERSION = "v1"
 FIRST_RETRY_SECONDS = 0.1
 LAST_RETRY_SECONDS = 1.0
+# A worker that comes back is a pause for its clients: it is looked for more often.
+UNREACHABLE_RETRY_SECONDS = 0.25
 PROGRESS_SECONDS = 2.0
 
 
@@ -140,7 +142,7 @@ class Replica:
                 else:
                     self._say(f"the worker at {self.address}: {error.message}")
             await asyncio.sleep(delay)
-            delay = min(2 * delay, LAST_RETRY_SECONDS)
+            delay = min(2 * delay, LAST_RETRY_SECONDS if self.worker else UNREACHABLE_RETRY_SECONDS)
 
     def _say(self, message: str) -> None:
         if message != self.message:
@@ -178,13 +180,11 @@ class Replica:
 
     async def _load(self, worker: WorkerInfo) -> LoadedModel:
         model = model_source(self._configuration.model)
-        if not model:
-            raise NotReady("no --model is given, and there is no demo model")
         if worker.state is WorkerState.CREATED:
             device = self._configuration.device
             await self._link.init_device(device.device, device.dtype, self._digest)
         begin, progress = time.monotonic(), _Progress(self._report)
-        log.info("the worker loads the model", model=model, incarnation=worker.incarnation)
+        log.info("the worker loads the model", model=model or "demo", incarnation=worker.incarnation)
         async for event in self._link.load_model(model, self._configuration.model.revision):
             if isinstance(event, LoadedModel):
                 self._know(state=WorkerState.LOADED, model=event)

@@ -67,7 +67,9 @@ class StepLog:
             )
 
     def is_due(self, now: float) -> bool:
-        """Tells whether there were steps, and none were told for a while."""
+        """Tells whether the steps since the last time are to be told now."""
+        if not self._told_at:
+            self._told_at = now
         return self.num_steps > self._told_steps and now - self._told_at >= PERIOD_SECONDS
 
     def tell(self, stats: SchedulerStats, now: float) -> None:

@@ -88,9 +88,13 @@ class WorkerLink:
         self._stub: worker_pb2_grpc.WorkerServiceAsyncStub = worker_pb2_grpc.WorkerServiceStub(self._channel)
 
     async def info(self) -> WorkerInfo:
-        """Asks who is there."""
-        with _translated():
+        """Asks who is there; one that hangs is as good as nobody."""
+        try:
             message = await self._stub.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest(), timeout=INFO_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise BlockyardError(Reason.NO_READY_WORKER, "the worker does not answer") from None
+            raise from_rpc_error(error) from None
         return codec.decode_worker_info(message)
 
     async def init_device(self, device: str, dtype: str, configuration_digest: str) -> None:
