@@ -13,9 +13,13 @@ output position, the sequence index and the token id, so filtering before or aft
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # Philox4x32-10: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 _WORD = 0xFFFFFFFF
@@ -66,11 +70,14 @@ def philox(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
 
     A product wraps modulo 2**64, so both of its halves are right although int64 has a sign.
     """
-    c0, c1, c2, c3 = counter
     k0, k1 = key
+    c0, c1, c2, c3, _ = torch.broadcast_tensors(*counter, k0)
     for _ in range(_ROUNDS):
-        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = ((p1 >> 32) & _WORD) ^ c1 ^ k0, p1 & _WORD, ((p0 >> 32) & _WORD) ^ c3 ^ k1, p0 & _WORD
+        low0, low1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        high0, high1 = low0 >> 32, low1 >> 32
+        # In place: these tensors are as large as the noise, and memory is what a round waits for.
+        c0, c1 = high1.bitwise_xor_(c1).bitwise_xor_(k0).bitwise_and_(_WORD), low1.bitwise_and_(_WORD)
+        c2, c3 = high0.bitwise_xor_(c3).bitwise_xor_(k1).bitwise_and_(_WORD), low0.bitwise_and_(_WORD)
         k0, k1 = (k0 + _KEY_STEPS[0]) & _WORD, (k1 + _KEY_STEPS[1]) & _WORD
     return c0, c1, c2, c3
 
@@ -156,15 +163,17 @@ def draw(logits: Tensor, temperatures: Tensor, keys: DrawKeys) -> Tensor:
     Returns:
         int64 [rows].
     """
-    num_rows, vocab_size = logits.shape
-    slab = max(1, _NOISE_ELEMENTS // vocab_size)
     drawn: list[Tensor] = []
-    for start in range(0, num_rows, slab):
-        rows = torch.arange(start, min(start + slab, num_rows), device=logits.device)
-        noise = full_exponential_noise(keys.select(rows), vocab_size)
+    for rows in _slabs(logits):
+        noise = full_exponential_noise(keys.select(rows), logits.shape[1])
         scores = logits[rows] / temperatures[rows, None]
         drawn.append(argmax(scores.sub_(noise.log_())))
     return torch.cat(drawn)
+
+
+def _slabs(table: Tensor) -> Iterable[Tensor]:
+    """Cuts the rows of a table [rows, n] into pieces of which the noise stays in cache: indexes, int64 [some]."""
+    return torch.arange(len(table), device=table.device).split(max(1, _NOISE_ELEMENTS // table.shape[1]))
 
 
 def draw_filtered(
@@ -201,7 +210,7 @@ def draw_filtered(
     goes_on = keep[:, -1] | (best[:, -1] & mass.isnan())
     settled_by_k = (filters.top_k > 0) & (filters.top_k <= num_candidates)
     unsettled = (keep & (values == boundary)).any(-1) | (goes_on & ~settled_by_k)
-    drawn = _race(values, token_ids, keep, keys)
+    drawn = _race(values, token_ids, keep, keys, vocab_size)
     again = unsettled.nonzero()[:, 0]
     if again.numel():
         drawn[again] = _draw_sorted(
@@ -212,7 +221,8 @@ def draw_filtered(
 
 def _draw_sorted(logits: Tensor, temperatures: Tensor, filters: Filters, keys: DrawKeys, mass: Tensor) -> Tensor:
     values, token_ids = (logits / temperatures[:, None]).sort(dim=-1, descending=True, stable=True)
-    return _race(values, token_ids, _nucleus(values, _best(values, filters), filters, mass), keys)
+    keep = _nucleus(values, _best(values, filters), filters, mass)
+    return _race(values, token_ids, keep, keys, logits.shape[1])
 
 
 def _log_mass(logits: Tensor, temperatures: Tensor, filters: Filters) -> Tensor:
@@ -253,10 +263,18 @@ def _nucleus(values: Tensor, best: Tensor, filters: Filters, log_mass: Tensor) -
     return best & ((before < share) | (filters.top_p >= 1)[:, None])
 
 
-def _race(values: Tensor, token_ids: Tensor, keep: Tensor, keys: DrawKeys) -> Tensor:
+def _race(values: Tensor, token_ids: Tensor, keep: Tensor, keys: DrawKeys, vocab_size: int) -> Tensor:
     """Draws among the kept, with the noise that they would have in the whole vocabulary: int64 [rows]."""
     width = int(keep.sum(-1).max())
-    token_ids = token_ids[:, :width]
-    noise = exponential_noise(keys, token_ids)
-    scores = (values[:, :width] - noise.log_()).masked_fill_(~keep[:, :width], float("-inf"))
-    return token_ids.gather(1, scores.argmax(-1, keepdim=True))[:, 0]
+    values, token_ids, keep = values[:, :width], token_ids[:, :width], keep[:, :width]
+    drawn: list[Tensor] = []
+    for rows in _slabs(token_ids):
+        ids = token_ids[rows]
+        if width * 4 > vocab_size:
+            # A counter gives four neighbours their noise: the whole vocabulary costs no more than these.
+            noise = full_exponential_noise(keys.select(rows), vocab_size).gather(1, ids)
+        else:
+            noise = exponential_noise(keys.select(rows), ids)
+        scores = (values[rows] - noise.log_()).masked_fill_(~keep[rows], float("-inf"))
+        drawn.append(ids.gather(1, scores.argmax(-1, keepdim=True))[:, 0])
+    return torch.cat(drawn)
