@@ -6,7 +6,7 @@ import os
 # reads this when it is imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-from gateway.server import main  # noqa: E402
+from gateway.server import main
 
 if __name__ == "__main__":
     main()

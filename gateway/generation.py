@@ -230,6 +230,7 @@ class GenerationService:
             owner=self._live,
         )
         self._live.open(generation, replace(submission, request_id=wire_id))
+        log.debug("submitted", request_id=request.request_id, num_prompt_tokens=len(token_ids), n=request.n)
         return generation
 
     def _make_answers(self, request: GenerationRequest, prompt_token_ids: tuple[int, ...]) -> list[SequenceAnswer]:
@@ -245,7 +246,11 @@ class GenerationService:
         prompt = request.prompt
         if not isinstance(prompt, str):
             return prompt
-        return tuple(await self.encode(prompt, add_special_tokens=request.add_special_tokens))
+        try:
+            return tuple(await self.encode(prompt, add_special_tokens=request.add_special_tokens))
+        except UnicodeEncodeError:
+            # JSON can bring one; a proto cannot.
+            raise invalid([Violation("prompt", "must be Unicode text, and has half a surrogate pair")]) from None
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Turns text into ids, a long one in a thread."""

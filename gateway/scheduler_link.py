@@ -29,8 +29,8 @@ log = EventLogger(__name__)
 
 FIRST_DELAY_SECONDS = 0.1
 MAX_DELAY_SECONDS = 2.0
-# A message stays well below the limit of 64 MiB: a prompt is at most 16.
-_MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+# Prompts of one message together, unless one is longer; a message stays well below the limit of 64 MiB.
+_MAX_PROMPT_TOKENS = 4 * 1024 * 1024
 
 
 class Receiver(Protocol):
@@ -134,7 +134,11 @@ class SchedulerLink:
     async def _run(self) -> None:
         delay = FIRST_DELAY_SECONDS
         while True:
-            was_attached = await self._attach()
+            was_attached = True
+            try:
+                was_attached = await self._attach()
+            except Exception:
+                log.exception("a message of the scheduler could not be taken")
             delay = FIRST_DELAY_SECONDS if was_attached else min(2 * delay, MAX_DELAY_SECONDS)
             # Gateways that lost one scheduler at once come back spread out.
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))
@@ -211,13 +215,16 @@ def _batches(outgoing: list[Submission | Abort]) -> list[scheduler_pb2.AttachReq
     """Packs what is ready together. The adds of a message are read before its aborts, so an add after an abort, which
     may be of the same request_id, begins a new message."""
     messages = [scheduler_pb2.AttachRequest()]
+    num_tokens = 0
     for item in outgoing:
         message = messages[-1]
         if isinstance(item, Abort):
             message.abort.append(codec.encode_abort(item))
             continue
-        if message.abort or message.ByteSize() + 5 * len(item.prompt_token_ids) > _MAX_MESSAGE_BYTES:
+        num_tokens += len(item.prompt_token_ids)
+        if message.abort or (message.add and num_tokens > _MAX_PROMPT_TOKENS):
             message = scheduler_pb2.AttachRequest()
             messages.append(message)
+            num_tokens = len(item.prompt_token_ids)
         message.add.append(codec.encode_submission(item))
     return messages

@@ -107,7 +107,8 @@ class Gateway:
         self.generation.start_draining()
         log.info("draining", num_requests=self.generation.num_requests)
         try:
-            await asyncio.wait_for(self.generation.drained(), self._service.drain_seconds)
+            async with asyncio.timeout(self._service.drain_seconds):
+                await self.generation.drained()
         except TimeoutError:
             log.warning("closing streams", num_requests=self.generation.num_requests)
 

@@ -10,14 +10,15 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any
-
-import grpc.aio
+from typing import TYPE_CHECKING, Any
 
 from blockyard.common.v1 import sampling_pb2, status_pb2
 from blockyard.errors import BlockyardError, to_status
 from blockyard.rpc import INTERNAL_MESSAGE_BYTES, bind, make_server
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+
+if TYPE_CHECKING:
+    import grpc.aio
 
 # The token at a position of a sequence: (request, sequence index, position) -> id.
 Script = Callable[[scheduler_pb2.AddRequest, int, int], int]
@@ -120,8 +121,12 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def tell_readiness(self, ready: bool, message: str = "") -> None:
         """Changes whether it is ready, and tells every gateway."""
         self._readiness = scheduler_pb2.Readiness(ready=ready, message=message)
+        await self.send(scheduler_pb2.AttachResponse(readiness=self._readiness))
+
+    async def send(self, message: scheduler_pb2.AttachResponse) -> None:
+        """Sends a message to every gateway."""
         for attached in self._attached:
-            await attached.outbox.put(scheduler_pb2.AttachResponse(readiness=self._readiness))
+            await attached.outbox.put(message)
 
     async def fail(self, request_id: str, error: BlockyardError) -> None:
         """Ends a request with an error."""

@@ -19,10 +19,11 @@ from gateway.live_requests import LiveRequests
 from gateway.scheduler_link import SchedulerLink
 from gateway.servicer import SERVICE, InferenceServicer, add_inference_service
 from gateway.tokenizer import Tokenizer, load_tokenizer
-from tests.kit.fake_scheduler import FakeScheduler
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from tests.kit.fake_scheduler import FakeScheduler
 
 DEMO_MODEL = Path(__file__).parents[3] / "models" / "demo"
 END_TOKEN, END_OF_TURN = 0, 3

@@ -15,7 +15,12 @@ def render(source: str, **variables: object) -> str:
 
 
 def test_blocks_are_trimmed_and_text_is_not_escaped() -> None:
-    source = "{{ bos_token }}\n{% for m in messages %}\n    {% if true %}\n[{{ m.role }}] {{ m['content'] }}\n{% endif %}\n{% endfor %}"
+    source = """{{ bos_token }}
+{% for m in messages %}
+    {% if true %}
+[{{ m.role }}] {{ m['content'] }}
+    {% endif %}
+{% endfor %}"""
     assert render(source) == '<s>\n[user] hi\n[assistant] <ho> & "ü"\n'
 
 

@@ -253,14 +253,19 @@ async def test_a_deadline_is_an_abort(front: Front) -> None:
 
 async def test_a_slow_client_gets_the_whole_text_in_fewer_deltas(front: Front) -> None:
     front.scheduler.pause()
-    call = front.stream(spec(request_id="slow", max_tokens=1000, return_token_ids=True))
-    assert (await call.read()).event.HasField("accepted")
-    # All steps are over before anything more is read: what the transport does not take merges.
-    for _ in range(1000):
-        await front.scheduler.step()
-    events = await rest_of(call)
+    # A client whose window is small: the transport takes no more than it reads.
+    options = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0)]
+    async with grpc.aio.insecure_channel(front.address, options) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        request = spec(request_id="slow", max_tokens=1000, return_token_ids=True)
+        call = stub.StreamGenerate(inference_pb2.StreamGenerateRequest(spec=request))
+        assert (await call.read()).event.HasField("accepted")
+        for _ in range(1000):
+            await front.scheduler.step()
+        events = await rest_of(call)
     token_ids = [i for event in events for i in event.delta.token_ids]
     assert len(token_ids) == 1000
+    assert len(events) < 500
     assert texts(events) == demo_tokenizer().decode(token_ids)
 
 

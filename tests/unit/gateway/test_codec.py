@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from blockyard.common.v1 import sampling_pb2
+from blockyard.errors import BlockyardError, Reason, to_status
+from blockyard.inference.v1 import inference_pb2
+from blockyard.scheduler.v1 import scheduler_pb2
+from gateway import codec
+from gateway.attachment import Abort, AbortReason, ModelFacts, Readiness, Submission
+from gateway.request import (
+    Accepted,
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    SamplingOptions,
+    StopOptions,
+)
+
+SAMPLING = SamplingOptions(
+    temperature=0.5,
+    top_p=0.25,
+    top_k=7,
+    min_p=0.125,
+    presence_penalty=-1.0,
+    frequency_penalty=1.5,
+    repetition_penalty=1.25,
+    seed=2**64 - 1,
+    logit_bias={3: -100.0, 4: 0.5},
+)
+
+
+def test_an_empty_spec_is_a_silent_request() -> None:
+    assert codec.decode_spec(inference_pb2.GenerationSpec()) == GenerationRequest(prompt="")
+
+
+def test_a_full_spec_is_read_field_by_field() -> None:
+    spec = inference_pb2.GenerationSpec(
+        request_id="r",
+        model="m",
+        token_ids=inference_pb2.TokenIds(ids=[1, 2]),
+        sampling=sampling_pb2.SamplingParams(
+            temperature=0.5,
+            top_p=0.25,
+            top_k=7,
+            min_p=0.125,
+            presence_penalty=-1.0,
+            frequency_penalty=1.5,
+            repetition_penalty=1.25,
+            seed=2**64 - 1,
+            logit_bias={3: -100.0, 4: 0.5},
+        ),
+        stop=sampling_pb2.StopCriteria(
+            max_tokens=9,
+            min_tokens=2,
+            stop_strings=["a", "b"],
+            stop_token_ids=[5, 6],
+            ignore_eos=True,
+            include_stop_in_output=True,
+        ),
+        n=3,
+        return_token_ids=True,
+        skip_special_tokens=False,
+    )
+    assert codec.decode_spec(spec) == GenerationRequest(
+        prompt=(1, 2),
+        request_id="r",
+        model="m",
+        sampling=SAMPLING,
+        stop=StopOptions(9, 2, ("a", "b"), (5, 6), True, True),
+        n=3,
+        return_token_ids=True,
+        skip_special_tokens=False,
+    )
+
+
+@pytest.mark.parametrize("field", ["temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty"])
+def test_a_zero_that_was_sent_is_not_silence(field: str) -> None:
+    sampling: dict[str, Any] = {field: 0}
+    spec = inference_pb2.GenerationSpec(sampling=sampling_pb2.SamplingParams(**sampling), n=0)
+    request = codec.decode_spec(spec)
+    assert getattr(request.sampling, field) == 0
+    assert request.n == 0
+    assert codec.decode_spec(inference_pb2.GenerationSpec(stop={"max_tokens": 0})).stop.max_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        (
+            Accepted("r", 3, 2**64 - 1, "m"),
+            {"accepted": {"request_id": "r", "num_prompt_tokens": 3, "seed": 2**64 - 1, "model": "m"}},
+        ),
+        (
+            Delta(1, "ü", (4, 5), 7, 20),
+            {"delta": {"index": 1, "text": "ü", "token_ids": [4, 5], "num_tokens": 7, "num_text_bytes": 20}},
+        ),
+        (
+            Finished(2, FinishReason.STOP, "x", 3, 1, 9, "d"),
+            {
+                "finished": {
+                    "index": 2,
+                    "reason": sampling_pb2.FINISH_REASON_STOP,
+                    "matched_stop": {"stop_string": "x"},
+                    "usage": {"num_prompt_tokens": 3, "num_cached_tokens": 1, "num_completion_tokens": 9},
+                    "determinism_id": "d",
+                }
+            },
+        ),
+    ],
+)
+def test_events_are_written_field_by_field(event: Event, expected: dict[str, Any]) -> None:
+    message = codec.encode_event(event, 6).event
+    assert message == inference_pb2.GenerationEvent(seq=6, **expected)
+
+
+def test_a_stop_token_with_id_0_is_told_and_an_end_token_is_not() -> None:
+    told = codec.encode_event(Finished(0, FinishReason.STOP, 0, 1, 0, 1, ""), 0).event.finished
+    assert told.matched_stop.WhichOneof("stop") == "stop_token_id"
+    end = codec.encode_event(Finished(0, FinishReason.STOP, None, 1, 0, 1, ""), 0).event.finished
+    assert not end.HasField("matched_stop")
+
+
+@pytest.mark.parametrize("reason", list(FinishReason))
+def test_every_reason_has_a_number_and_comes_back(reason: FinishReason) -> None:
+    number = codec.encode_event(Finished(0, reason, None, 1, 0, 1, ""), 0).event.finished.reason
+    message = scheduler_pb2.AttachResponse(finished_sequence_ids=[4], finish_reasons=[number])
+    assert codec.decode_progress(message).ended == [(4, reason)]
+
+
+def test_a_submission_is_written_with_every_sampling_field() -> None:
+    submission = Submission("r", (1, 2), 2, SAMPLING, 9, 1, (0, 3))
+    message = codec.encode_submission(submission)
+    assert (message.request_id, list(message.prompt_token_ids), message.n) == ("r", [1, 2], 2)
+    assert (message.max_tokens, message.min_tokens, list(message.stop_token_ids)) == (9, 1, [0, 3])
+    spec = inference_pb2.GenerationSpec(sampling=message.sampling)
+    assert codec.decode_spec(spec).sampling == SAMPLING
+    fields = {descriptor.name for descriptor, _ in message.sampling.ListFields()}
+    assert fields == set(sampling_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
+
+
+def test_an_abort_names_a_sequence_only_if_it_is_one() -> None:
+    whole = codec.encode_abort(Abort("r"))
+    assert not whole.HasField("sequence_index") and whole.reason == scheduler_pb2.ABORT_REASON_CLIENT
+    first = codec.encode_abort(Abort("r", AbortReason.STOP_STRING, 0, 12))
+    assert first.HasField("sequence_index") and first.sequence_index == 0
+    assert (first.reason, first.num_tokens) == (scheduler_pb2.ABORT_REASON_STOP_STRING, 12)
+
+
+def test_progress_is_read_column_by_column() -> None:
+    message = scheduler_pb2.AttachResponse(
+        facts=scheduler_pb2.ModelFacts(model_digest="d", vocab_size=9, max_model_len=8, block_size=4),
+        readiness=scheduler_pb2.Readiness(ready=True),
+        accepted=[scheduler_pb2.RequestAccepted(request_id="a", first_sequence_id=2**40)],
+        failed=[scheduler_pb2.RequestFailed(request_id="f", status=to_status(BlockyardError(Reason.NEVER_FITS, "no")))],
+        sequence_ids=[5, 5, 6],
+        token_ids=[1, 2, 3],
+        prefilled_sequence_ids=[5],
+        num_cached_tokens=[16],
+    )
+    progress = codec.decode_progress(message)
+    assert progress.facts == ModelFacts("d", 9, 8, 4, "", False)
+    assert progress.readiness == Readiness(True, "")
+    assert progress.accepted == [("a", 2**40)]
+    assert [(f.request_id, f.error.reason, f.error.message) for f in progress.failed] == [
+        ("f", Reason.NEVER_FITS, "no")
+    ]
+    assert (progress.sequence_ids, progress.token_ids) == ([5, 5, 6], [1, 2, 3])
+    assert progress.prefilled == [(5, 16)]
+
+
+def test_a_step_without_news_has_neither_facts_nor_readiness() -> None:
+    progress = codec.decode_progress(scheduler_pb2.AttachResponse(sequence_ids=[1], token_ids=[2]))
+    assert progress.facts is None and progress.readiness is None

@@ -1,0 +1,329 @@
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from blockyard.errors import BlockyardError, Reason
+from gateway.attachment import (
+    Abort,
+    AbortReason,
+    Acceptance,
+    Ending,
+    Failure,
+    ModelFacts,
+    Prefill,
+    Progress,
+    Submission,
+)
+from gateway.generation import Generation, GenerationService
+from gateway.live_requests import LiveRequests
+from gateway.request import Accepted, Delta, Finished, FinishReason, GenerationRequest, StopOptions
+from gateway.validation import derive_seed
+from tests.unit.gateway.harness import END_TOKEN, demo_tokenizer, ids_of
+
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+
+
+class HandLink:
+    """A link whose other end is the test."""
+
+    def __init__(self) -> None:
+        self.facts: ModelFacts | None = ModelFacts("digest", 4096, 128, 16, "id", True)
+        self.is_ready = True
+        self.message = ""
+        self.sent: list[Submission | Abort] = []
+
+    def add(self, submission: Submission) -> None:
+        self.sent.append(submission)
+
+    def abort(self, abort: Abort) -> None:
+        self.sent.append(abort)
+
+    @property
+    def aborts(self) -> list[Abort]:
+        return [item for item in self.sent if isinstance(item, Abort)]
+
+
+class Core:
+    """The core of a gateway, driven by hand."""
+
+    def __init__(self) -> None:
+        self.link = HandLink()
+        self.live = LiveRequests(self.link)
+        self.service = GenerationService(demo_tokenizer(), self.link, self.live, model_name="demo", seed=7)
+
+    async def start(self, request_id: str = "r", **fields: Any) -> Generation:
+        return await self.service.start(GenerationRequest(**{"prompt": (5, 6), "request_id": request_id, **fields}))
+
+    def told(self, **fields: Any) -> None:
+        """Receives a message of the scheduler."""
+        empty = Progress(accepted=[], failed=[], prefilled=[], sequence_ids=[], token_ids=[], ended=[])
+        self.live.received(replace(empty, **fields))
+
+    def tokens(self, sequence_id: int, *token_ids: int, end: FinishReason | None = None) -> None:
+        ended = [] if end is None else [Ending(sequence_id, end)]
+        self.told(sequence_ids=[sequence_id] * len(token_ids), token_ids=list(token_ids), ended=ended)
+
+    async def accepted(self, request_id: str = "r", first: int = 10, **fields: Any) -> Generation:
+        generation = await self.start(request_id, **fields)
+        self.told(accepted=[Acceptance(request_id, first)])
+        assert isinstance(await anext(generation), Accepted)
+        return generation
+
+
+@pytest.fixture
+def core() -> Core:
+    return Core()
+
+
+async def waiting(generation: Generation) -> asyncio.Task[Any]:
+    """Begins to wait for the next event, and makes sure that there is none yet."""
+    task = asyncio.ensure_future(anext(generation))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not task.done()
+    return task
+
+
+async def failure(generation: Generation) -> BlockyardError:
+    with pytest.raises(BlockyardError) as raised:
+        async for _ in generation:
+            pass
+    return raised.value
+
+
+async def test_events_come_in_order_and_then_the_end(core: Core) -> None:
+    generation = await core.start(return_token_ids=True)
+    task = await waiting(generation)
+    core.told(accepted=[Acceptance("r", 10)])
+    assert await task == Accepted("r", 2, derive_seed(7, "r"), "demo")
+    core.told(prefilled=[Prefill(10, 1)], sequence_ids=[10], token_ids=ids_of("cat")[:1])
+    delta = await anext(generation)
+    assert isinstance(delta, Delta) and delta.num_tokens == 1
+    core.tokens(10, END_TOKEN, end=STOP)
+    assert [event async for event in generation][-1] == Finished(0, STOP, None, 2, 1, 2, "id")
+    with pytest.raises(StopAsyncIteration):
+        await anext(generation)
+
+
+async def test_a_slow_reader_gets_one_delta_for_many_tokens(core: Core) -> None:
+    generation = await core.accepted(return_token_ids=True)
+    token_ids = ids_of("there was a cat that sat on the mat")
+    for token_id in token_ids:
+        core.tokens(10, token_id)
+    core.tokens(10, END_TOKEN, end=STOP)
+    delta, finished = [event async for event in generation]
+    assert isinstance(delta, Delta) and isinstance(finished, Finished)
+    assert delta.text == "there was a cat that sat on the mat"
+    assert delta.token_ids == (*token_ids, END_TOKEN)
+
+
+async def test_the_cached_tokens_of_a_step_that_also_ends_are_told(core: Core) -> None:
+    generation = await core.accepted()
+    core.told(prefilled=[Prefill(10, 2)], sequence_ids=[10], token_ids=[20], ended=[Ending(10, LENGTH)])
+    finished = [event async for event in generation][-1]
+    assert isinstance(finished, Finished) and finished.num_cached_tokens == 2
+
+
+async def test_a_request_without_id_gets_one_of_its_own(core: Core) -> None:
+    first, second = await core.start(""), await core.start("")
+    assert first.request_id != second.request_id
+    assert first.request_id.startswith("gen-")
+
+
+async def test_sequences_of_one_request_end_by_themselves(core: Core) -> None:
+    generation = await core.accepted(n=2, stop=StopOptions(stop_strings=("cat",)))
+    core.told(sequence_ids=[10, 11], token_ids=[20, 21])
+    core.tokens(11, *ids_of(" cat"))
+    events: list[Any] = [await anext(generation)]
+    while not isinstance(events[-1], Finished):
+        events.append(await anext(generation))
+    assert events[-1].index == 1 and events[-1].matched == "cat"
+    assert core.link.aborts == [Abort("r", AbortReason.STOP_STRING, 1, events[-1].num_completion_tokens)]
+    assert core.live.num_running == 1
+    # What was under way when the abort was sent is nobody's.
+    core.told(sequence_ids=[10, 11], token_ids=[22, 23])
+    core.tokens(10, 24, end=LENGTH)
+    rest = [event async for event in generation]
+    assert [event.index for event in rest] == [0, 0]
+    assert core.live.num_running == 0
+
+
+async def test_a_stop_string_is_found_though_nobody_reads(core: Core) -> None:
+    generation = await core.accepted(stop=StopOptions(stop_strings=("cat",)))
+    for token_id in [*ids_of(" a cat"), *([20] * 30)]:
+        core.tokens(10, token_id)
+    assert core.link.aborts == [Abort("r", AbortReason.STOP_STRING, 0, len(ids_of(" a cat")))]
+    assert core.live.num_running == 0
+    delta, finished = [event async for event in generation]
+    assert isinstance(delta, Delta) and delta.text == " a "
+    assert isinstance(finished, Finished) and finished.matched == "cat"
+
+
+async def test_a_stop_string_that_ends_with_the_sequence_needs_no_abort(core: Core) -> None:
+    generation = await core.accepted(stop=StopOptions(stop_strings=("cat",)))
+    core.tokens(10, *ids_of(" a cat"), end=LENGTH)
+    finished = [event async for event in generation][-1]
+    assert isinstance(finished, Finished) and finished.reason is STOP
+    assert core.link.aborts == []
+
+
+async def test_an_abort_that_crosses_the_end_changes_nothing(core: Core) -> None:
+    generation = await core.accepted(stop=StopOptions(stop_strings=("cat",)))
+    core.tokens(10, *ids_of(" a cat"))
+    task = asyncio.ensure_future(anext(generation))
+    await task
+    core.tokens(10, 30, end=LENGTH)
+    finished = [event async for event in generation][-1]
+    assert isinstance(finished, Finished) and finished.num_completion_tokens == len(ids_of(" a cat"))
+
+
+async def test_closing_aborts_what_runs_and_only_once(core: Core) -> None:
+    generation = await core.accepted()
+    await generation.aclose()
+    await generation.aclose()
+    generation.close()
+    assert core.link.aborts == [Abort("r")]
+    assert (core.live.num_running, core.live.num_open) == (0, 0)
+    assert (await failure(generation)).reason is Reason.CLIENT_CANCELLED
+
+
+async def test_closing_what_has_ended_aborts_nothing(core: Core) -> None:
+    generation = await core.accepted()
+    core.tokens(10, 20, end=LENGTH)
+    await generation.aclose()
+    assert core.link.aborts == []
+
+
+async def test_cancel_wakes_the_reader_after_what_has_come(core: Core) -> None:
+    generation = await core.accepted()
+    core.tokens(10, *ids_of("cat"))
+    assert core.service.cancel(["x", "r", "r"]) == ["r"]
+    events = []
+    with pytest.raises(BlockyardError) as raised:
+        async for event in generation:
+            events.append(event)
+    assert raised.value.reason is Reason.CLIENT_CANCELLED
+    assert [event.text for event in events if isinstance(event, Delta)] == ["cat"]
+    assert core.link.aborts == [Abort("r")]
+    assert core.service.cancel(["r"]) == []
+
+
+async def test_a_failure_of_the_scheduler_is_raised_as_it_is(core: Core) -> None:
+    generation = await core.start()
+    task = await waiting(generation)
+    error = BlockyardError(Reason.NEVER_FITS, "too long")
+    core.told(failed=[Failure("r", error), Failure("unknown", error)])
+    with pytest.raises(BlockyardError) as raised:
+        await task
+    assert raised.value is error
+    assert core.live.num_running == 0
+
+
+async def test_a_lost_scheduler_ends_every_request_with_a_hint(core: Core) -> None:
+    first, second = await core.accepted("a", 10), await core.start("b")
+    core.live.lost("gone")
+    for generation in (first, second):
+        error = await failure(generation)
+        assert (error.reason, error.message) == (Reason.NO_READY_WORKER, "gone")
+        assert error.retry_after_seconds == 1.0
+    assert core.live.num_running == 0
+    assert core.link.aborts == []
+
+
+async def test_nothing_is_accepted_while_nobody_could_serve_it(core: Core) -> None:
+    core.link.is_ready, core.link.message = False, "the worker loads"
+    with pytest.raises(BlockyardError) as raised:
+        await core.start(prompt="")
+    error = raised.value
+    assert (error.reason, error.message, error.retry_after_seconds) == (Reason.NO_READY_WORKER, "the worker loads", 1.0)
+    core.link.is_ready, core.link.facts = True, None
+    with pytest.raises(BlockyardError):
+        await core.start()
+    assert core.service.models() == []
+
+
+async def test_the_scheduler_may_go_while_a_prompt_is_tokenized(core: Core) -> None:
+    starting = asyncio.ensure_future(core.start(prompt="the cat " * 2000))
+    await asyncio.sleep(0)
+    core.link.is_ready = False
+    with pytest.raises(BlockyardError) as raised:
+        await starting
+    assert raised.value.reason is Reason.NO_READY_WORKER
+
+
+async def test_an_id_is_taken_from_its_start_to_its_end(core: Core) -> None:
+    starting = asyncio.ensure_future(core.start(prompt="the cat " * 10))
+    long = asyncio.ensure_future(core.start("long", prompt="the cat " * 2000))
+    await asyncio.sleep(0)
+    for request_id in ("r", "long"):
+        with pytest.raises(BlockyardError) as raised:
+            await core.start(request_id)
+        assert raised.value.reason is Reason.REQUEST_ID_CONFLICT
+    await starting
+    with pytest.raises(BlockyardError):
+        # Too long: the id is free again.
+        await long
+    assert await core.start("long")
+
+
+async def test_a_refused_request_leaves_its_id_free(core: Core) -> None:
+    with pytest.raises(BlockyardError):
+        await core.start(n=0)
+    assert await core.start()
+
+
+@pytest.mark.parametrize("length", [1, 3000])
+async def test_half_a_surrogate_pair_is_no_text(core: Core, length: int) -> None:
+    with pytest.raises(BlockyardError) as raised:
+        await core.start(prompt="a\ud800" * length)
+    assert raised.value.reason is Reason.FIELD_INVALID
+
+
+async def test_a_namesake_is_not_taken_for_the_one_before(core: Core) -> None:
+    first = await core.start()
+    await first.aclose()
+    second = await core.start()
+    adds = [item for item in core.link.sent if isinstance(item, Submission)]
+    assert [add.request_id for add in adds] == ["r", "r~2"]
+    core.told(accepted=[Acceptance("r", 10), Acceptance("r~2", 11)], sequence_ids=[10, 11], token_ids=[20, 21])
+    assert isinstance(await anext(second), Accepted)
+    core.tokens(11, 22, end=LENGTH)
+    delta, finished = [event async for event in second]
+    assert isinstance(delta, Delta) and delta.text == demo_tokenizer().decode([21, 22])
+    assert isinstance(finished, Finished) and finished.num_completion_tokens == 2
+    # All answered: the id goes to the scheduler as it is again.
+    assert (await core.start()).wire_id == "r"
+
+
+async def test_draining_waits_for_the_last_reader(core: Core) -> None:
+    generation = await core.accepted()
+    core.service.start_draining()
+    assert not core.service.is_ready() and core.service.readiness_message == "the gateway is stopping"
+    drained = asyncio.ensure_future(core.service.drained())
+    core.tokens(10, 20, end=LENGTH)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not drained.done()
+    await generation.aclose()
+    async with asyncio.timeout(5):
+        await drained
+
+
+async def test_stopping_ends_what_runs(core: Core) -> None:
+    generation = await core.accepted()
+    core.service.stop(BlockyardError(Reason.DRAINING, "bye"))
+    assert (await failure(generation)).reason is Reason.DRAINING
+    assert core.link.aborts == [Abort("r")]
+
+
+async def test_a_reader_that_is_cancelled_can_read_on(core: Core) -> None:
+    generation = await core.accepted()
+    task = await waiting(generation)
+    task.cancel()
+    await asyncio.wait([task])
+    core.tokens(10, 20, end=LENGTH)
+    assert len([event async for event in generation]) == 2
