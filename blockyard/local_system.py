@@ -140,10 +140,8 @@ def _listen(host: str, port: int, name: str) -> socket.socket:
         listener.listen()
     except OSError as error:
         listener.close()
-        told = "it is in use" if port else error.strerror
-        raise PortTaken(
-            f"cannot listen on {join(host, port)} ({flag}): {told}; choose another, or 0 for a free one"
-        ) from None
+        address_told = f"cannot listen on {join(host, port)}"
+        raise PortTaken(f"{address_told}: {error.strerror}; choose another {flag}, or 0 for a free one") from None
     return listener
 
 

@@ -102,7 +102,7 @@ class House:
     async def until(self, holds: Callable[[], bool]) -> None:
         """Waits for another process: by polling, since there is no event to wait for."""
         async with asyncio.timeout(20):
-            while not holds():
+            while not holds():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
 
@@ -257,12 +257,12 @@ async def test_children_die_with_their_parent_even_when_it_is_killed(house: Hous
         )
     )
     environment = {**house.environment, "PYTHONPATH": f"{house.folder}:{ROOT}"}
-    parent = subprocess.Popen([sys.executable, str(program)], env=environment)
+    parent = await asyncio.create_subprocess_exec(sys.executable, str(program), env=environment)
     await house.until(lambda: len(house.journal) == 2)
     pids = [house.pid("a"), house.pid("b")]
     assert all(map(is_running, pids))
     parent.kill()
-    parent.wait()
+    await parent.wait()
     await house.until(lambda: not any(map(is_running, pids)))
     assert sorted(house.journal)[1::2] == ["a stops", "b stops"]
 

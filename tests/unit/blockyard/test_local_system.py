@@ -1,0 +1,128 @@
+"""Flags, ports and sockets of the three services on one machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from blockyard.configuration import LogSettings, ModelSettings, PublicSettings, SystemConfiguration
+from blockyard.errors import BlockyardError, Reason
+from blockyard.local_system import MAX_FOLDER_BYTES, LocalSystem, choose_ports, without_settings
+from blockyard.rpc import PortTaken
+from blockyard.settings import make_parser
+from gateway.config import GatewayConfiguration
+from scheduler_service.config import SchedulerConfiguration
+from worker_service.config import WorkerConfiguration
+
+if TYPE_CHECKING:
+    from tests.kit.fake_gateway import FakeGateway
+
+FREE = PublicSettings(grpc_port=0, http_port=0, admin_port=0)
+
+
+def system(model: str = "", **sections: object) -> LocalSystem:
+    return LocalSystem(SystemConfiguration(model=ModelSettings(model=model), public=FREE, **sections))  # type: ignore[arg-type]
+
+
+async def test_the_services_understand_their_flags() -> None:
+    local = system(log=LogSettings("debug", "json"))
+    for service, configuration in zip(
+        local.services(), (WorkerConfiguration, SchedulerConfiguration, GatewayConfiguration), strict=True
+    ):
+        given = vars(make_parser(configuration, service.name, "").parse_args(list(service.flags)))
+        assert given["log_level"] == "debug"
+    await local.close()
+
+
+async def test_the_services_find_each_other_on_private_sockets() -> None:
+    local = system()
+    worker, scheduler, gateway = local.services()
+    (at_worker,) = (flag for flag in worker.flags if flag.startswith("--worker-address="))
+    (at_scheduler,) = (flag for flag in scheduler.flags if flag.startswith("--scheduler-address="))
+    assert at_worker in scheduler.flags
+    assert at_scheduler in gateway.flags
+    folder = Path(at_worker.partition("unix:")[2]).parent
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert len(at_scheduler.partition("unix:")[2]) <= 107
+    assert [service.name for service in local.services() if service.restarts] == ["worker"]
+    await local.close()
+    assert not folder.exists()
+
+
+async def test_a_long_temporary_folder_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    local = system()
+    assert len(os.fsencode(local._folder)) <= MAX_FOLDER_BYTES
+    assert list(long.iterdir()) == []
+    await local.close()
+
+
+async def test_free_ports_are_told_and_differ() -> None:
+    local = system()
+    public = local.configuration.public
+    ports = [public.grpc_port, public.http_port, public.admin_port]
+    assert len(set(ports)) == 3
+    assert all(ports)
+    assert local.endpoints.http == f"127.0.0.1:{public.http_port}"
+    assert f"--grpc-port={public.grpc_port}" in local.services()[-1].flags
+    await local.close()
+
+
+@pytest.mark.parametrize("name", ["grpc_port", "http_port", "admin_port"])
+@pytest.mark.parametrize("taken_on", ["127.0.0.1", "0.0.0.0"])
+@pytest.mark.parametrize("asked_on", ["127.0.0.1", "0.0.0.0", "localhost"])
+def test_a_taken_port_is_an_error_that_names_its_flag(name: str, taken_on: str, asked_on: str) -> None:
+    with socket.create_server((taken_on, 0)) as taken:
+        port = taken.getsockname()[1]
+        public = dataclasses.replace(FREE, host=asked_on, **{name: port})
+        with pytest.raises(PortTaken, match=f":{port}: .*in use; choose another --{name.replace('_', '-')}"):
+            choose_ports(public)
+
+
+def test_two_fronts_on_one_port_are_an_error() -> None:
+    free = choose_ports(FREE).grpc_port
+    with pytest.raises(PortTaken, match="--http-port"):
+        choose_ports(PublicSettings(grpc_port=free, http_port=free, admin_port=0))
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+def test_a_host_of_somewhere_else_is_an_error(host: str) -> None:
+    with pytest.raises(PortTaken, match=host):
+        choose_ports(dataclasses.replace(FREE, host=host))
+
+
+@pytest.mark.parametrize(("host", "reached_at"), [("0.0.0.0", "127.0.0.1:"), ("::", "[::1]:"), ("::1", "[::1]:")])
+async def test_a_wildcard_is_reached_on_the_loopback(host: str, reached_at: str) -> None:
+    local = LocalSystem(SystemConfiguration(public=dataclasses.replace(FREE, host=host)))
+    assert local.endpoints.grpc.startswith(reached_at)
+    await local.close()
+
+
+def test_a_model_that_is_not_there_is_an_error_at_once(tmp_path: Path) -> None:
+    with pytest.raises(BlockyardError) as caught:
+        system(model=str(tmp_path))
+    assert caught.value.reason is Reason.MODEL_NOT_LOADED
+
+
+async def test_readiness_is_the_gateways(async_gateway: FakeGateway) -> None:
+    local = system()
+    assert not await local.is_ready()
+    assert await local.missing() == ""
+    local.endpoints = dataclasses.replace(local.endpoints, grpc=async_gateway.target)
+    assert await local.is_ready()
+    async_gateway.ready = False
+    assert not await local.is_ready()
+    await local.close()
+
+
+def test_settings_do_not_reach_the_services_twice() -> None:
+    environment = {"BLOCKYARD_MODEL": "m", "BLOCKYARD_CONFIG": "f", "BLOCKYARD_TARGET": "t", "PATH": "p"}
+    assert without_settings(environment) == {"BLOCKYARD_TARGET": "t", "PATH": "p"}
