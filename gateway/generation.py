@@ -246,11 +246,7 @@ class GenerationService:
         prompt = request.prompt
         if not isinstance(prompt, str):
             return prompt
-        try:
-            return tuple(await self.encode(prompt, add_special_tokens=request.add_special_tokens))
-        except UnicodeEncodeError:
-            # JSON can bring one; a proto cannot.
-            raise invalid([Violation("prompt", "must be Unicode text, and has half a surrogate pair")]) from None
+        return tuple(await self.encode(prompt, add_special_tokens=request.add_special_tokens))
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Turns text into ids, a long one in a thread."""

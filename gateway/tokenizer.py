@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import tokenizers
 
-from blockyard.errors import BlockyardError, Reason
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.model_files import model_digest
 from gateway.chat_template import ChatTemplate
 from gateway.detokenizer import DetokenizerFactory
@@ -67,8 +67,14 @@ class Tokenizer:
         return self._chat_template is not None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Turns text into ids; with the model's special tokens (a begin token, say) unless told not to."""
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        """Turns text into ids; with the model's special tokens (a begin token, say) unless told not to.
+
+        Raises BlockyardError FIELD_INVALID for half a surrogate pair, which JSON can bring and UTF-8 cannot say.
+        """
+        try:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError:
+            raise invalid([Violation("prompt", "must be Unicode text, and has half a surrogate pair")]) from None
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Turns ids into text. Ids outside of the vocabulary have no text."""
