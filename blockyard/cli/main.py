@@ -37,7 +37,9 @@ def told(error: Exception) -> str:
     if not isinstance(error, BlockyardError):
         return str(error)
     if error.metadata == TRANSPORT_ORIGIN and error.http_status == 503:
-        return f"no server answers ({error.message}): start one with `blockyard serve`, or name another (--target, --url)"
+        return (
+            f"no server answers ({error.message}): start one with `blockyard serve`, or name another (--target, --url)"
+        )
     return " ".join(str(error).split())
 
 
@@ -52,10 +54,6 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:
-        # Whoever read our output has enough. Python would try to write the rest at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A fake gateway for callers with and without a loop."""
+"""A fake gateway: for callers with a loop, for callers without, and as a process in place of the services."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from blockyard.local_system import LocalSystem
+from blockyard.supervisor import Service
 from tests.kit.fake_gateway import FakeGateway
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -22,3 +25,36 @@ def gateway() -> Iterator[FakeGateway]:
 async def async_gateway() -> AsyncIterator[FakeGateway]:
     async with FakeGateway() as running:
         yield running
+
+
+# Takes the place of all three services: it listens where the gateway's flags say.
+GATEWAY = """
+import asyncio, signal, sys
+from tests.kit.fake_gateway import FakeGateway
+
+async def main():
+    ports = dict(flag.removeprefix("--").split("=") for flag in sys.argv[1:] if "-port=" in flag)
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    gateway = FakeGateway()
+    await gateway.start(int(ports["grpc-port"]))
+    print("listening", file=sys.stderr, flush=True)
+    await stop.wait()
+    await gateway.stop()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def fake_services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Makes a local system of one process, which is a fake gateway; returns the folder of its module."""
+    (tmp_path / "stand_in_gateway.py").write_text(GATEWAY)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    real = LocalSystem.services
+
+    def services(self: LocalSystem) -> list[Service]:
+        return [Service("gateway", "stand_in_gateway", real(self)[-1].flags)]
+
+    monkeypatch.setattr(LocalSystem, "services", services)
+    return tmp_path
