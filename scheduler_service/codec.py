@@ -118,6 +118,13 @@ def decode_answer(message: worker_pb2.ExecuteModelResponse) -> StepResult:
     )
 
 
+def decode_step_seconds(message: worker_pb2.ExecuteModelResponse) -> float:
+    """Tells how long the worker was busy with a step; 0 where it does not say."""
+    times = message.times
+    parts = (times.cache_operations, times.forward, times.sample)
+    return sum(part.seconds + part.nanos * 1e-9 for part in parts)
+
+
 # A worker's lifecycle.
 
 

@@ -184,6 +184,7 @@ class Engine:
     async def _receive_answers(self, steps: StepStream) -> None:
         while True:
             updates = self._process(await steps.receive())
+            self._pace.answered(steps.step_seconds)
             # Before the gateways: the worker's next step is what must not be late.
             self._work.set()
             self._publish(updates)
@@ -211,11 +212,9 @@ class Engine:
             updates = self._scheduler.update(result)
         except StepMismatch as error:
             raise BlockyardError(Reason.BUG, str(error)) from None
-        end = time.perf_counter()
+        self.step_log.answered(result, time.perf_counter() - begin)
         self._num_in_flight -= 1
         self.last_step_id = result.step_id
-        self._pace.answered(end, self._num_in_flight)
-        self.step_log.answered(result, end - begin)
         return updates
 
     def _publish(self, updates: dict[str, OwnerUpdate], reason: Reason = Reason.BUG) -> None:

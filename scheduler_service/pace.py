@@ -16,20 +16,18 @@ _WEIGHT = 0.1
 
 @dataclass(slots=True)
 class Pace:
-    """Learns the time of a step from the time between two answers, of which the second was in flight all the while."""
+    """Learns how long steps take from what the worker says of them.
+
+    Not from the time between answers: a pipeline too shallow makes that long, and would so stay shallow.
+    """
 
     depth: int = MIN_STEPS_IN_FLIGHT
     _mean_seconds: float = LONG_STEP_SECONDS
-    _answered_at: float = 0.0
-    _is_busy: bool = False
 
-    def answered(self, now: float, num_in_flight: int) -> None:
-        """Notes an answer, after which `num_in_flight` steps are still at the worker."""
-        if self._is_busy:
-            self._mean_seconds += _WEIGHT * (now - self._answered_at - self._mean_seconds)
-            if self._mean_seconds < SHORT_STEP_SECONDS:
-                self.depth = MAX_STEPS_IN_FLIGHT
-            elif self._mean_seconds > LONG_STEP_SECONDS:
-                self.depth = MIN_STEPS_IN_FLIGHT
-        self._answered_at = now
-        self._is_busy = num_in_flight > 0
+    def answered(self, step_seconds: float) -> None:
+        """Notes how long the worker was busy with a step."""
+        self._mean_seconds += _WEIGHT * (step_seconds - self._mean_seconds)
+        if self._mean_seconds < SHORT_STEP_SECONDS:
+            self.depth = MAX_STEPS_IN_FLIGHT
+        elif self._mean_seconds > LONG_STEP_SECONDS:
+            self.depth = MIN_STEPS_IN_FLIGHT

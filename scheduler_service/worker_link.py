@@ -43,6 +43,8 @@ class StepStream:
 
     def __init__(self, call: Any, epoch: int) -> None:
         self.epoch = epoch
+        # How long the worker was busy with the step that was answered last.
+        self.step_seconds = 0.0
         self._call = call
         self._last_answered = 0
 
@@ -68,6 +70,7 @@ class StepStream:
                 f" where step {self._last_answered + 1} of epoch {self.epoch} was due",
             )
         self._last_answered = result.step_id
+        self.step_seconds = codec.decode_step_seconds(message)
         return result
 
     def cancel(self) -> None:

@@ -85,6 +85,19 @@ def test_an_answer_arrives_as_it_was_sent(
     assert codec.decode_answer(worker_pb2.ExecuteModelResponse.FromString(data)) == result
 
 
+def test_a_steps_time_is_that_of_its_parts_without_the_queue() -> None:
+    times = worker_pb2.StepTimes()
+    for part, seconds in (
+        (times.queue, 9.0),
+        (times.cache_operations, 0.25),
+        (times.forward, 1.5),
+        (times.sample, 0.1),
+    ):
+        part.FromNanoseconds(int(seconds * 1e9))
+    assert codec.decode_step_seconds(worker_pb2.ExecuteModelResponse(times=times)) == pytest.approx(1.85)
+    assert codec.decode_step_seconds(worker_pb2.ExecuteModelResponse()) == 0.0
+
+
 def test_a_refusal_is_raised_as_the_worker_told_it() -> None:
     refusal = to_status(BlockyardError(Reason.BUG, "block 9 is out of range"))
     with pytest.raises(BlockyardError, match="block 9 is out of range") as caught:
