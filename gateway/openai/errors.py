@@ -66,7 +66,7 @@ def _parameter(field: str, names: Mapping[str, str]) -> str:
 
 
 def from_validation(error: pydantic.ValidationError) -> BlockyardError:
-    """Makes one error of all that is wrong with a body's shape, up to a hundred things."""
+    """Makes one error of all that is wrong with a body's names and types, up to a hundred things."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
     return invalid(_violation(item["type"], item["loc"], item["msg"]) for item in found[:MAX_VIOLATIONS])
 

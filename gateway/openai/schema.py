@@ -9,9 +9,10 @@ as well, since a misspelt parameter would otherwise change an answer in silence.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+import itertools
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError, core_schema
 
 if TYPE_CHECKING:
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 
 # As many inputs as OpenAI takes in one call elsewhere; each becomes a request of its own.
 MAX_PROMPTS = 2048
+# What 16 MiB could hold of these would keep the event loop busy for a minute, with nothing but finding it wrong.
+MAX_MESSAGES = 4096
+MAX_LOGIT_BIASES = 4096
+MAX_METADATA = 64
+MAX_UNKNOWN_PARAMETERS = 64
 # The kind of the errors that become Reason.UNSUPPORTED_PARAMETER.
 UNSUPPORTED = "unsupported"
 
@@ -55,11 +61,32 @@ def _check_stop(value: Any) -> Any:
     return value
 
 
+def _at_most(limit: int) -> BeforeValidator:
+    def check(value: Any) -> Any:
+        if isinstance(value, list | dict) and len(cast("list[Any]", value)) > limit:
+            raise PydanticCustomError("too_many", "has more than {limit} entries", {"limit": limit})
+        return value
+
+    return BeforeValidator(check)
+
+
+# In JSON the key of an object is a string.
+_TokenIdKey = Annotated[int, Field(strict=False)]
 Stop = Annotated[list[str], BeforeValidator(_check_stop, json_schema_input_type=str | list[str])]
 
 
 class _Shape(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bound(cls, value: Any) -> Any:
+        """Keeps some of the parameters that nobody knows: each is an error, and there may be a million."""
+        if not isinstance(value, dict) or len(value) <= len(cls.model_fields):
+            return value
+        known = {name: item for name, item in value.items() if name in cls.model_fields}
+        unknown = itertools.islice((name for name in value if name not in known), MAX_UNKNOWN_PARAMETERS)
+        return known | {name: value[name] for name in unknown}
 
 
 class StreamOptions(_Shape):
@@ -84,7 +111,7 @@ class GenerationBody(_Shape):
     seed: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
+    logit_bias: Annotated[dict[_TokenIdKey, float], _at_most(MAX_LOGIT_BIASES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     echo: bool | None = None
@@ -235,7 +262,8 @@ class ChatBody(GenerationBody):
         }
     )
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    # Of several wrong ones the first is told.
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True), _at_most(MAX_MESSAGES)]
     max_completion_tokens: int | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -261,7 +289,7 @@ class ChatBody(GenerationBody):
     verbosity: Annotated[Any, Neutral("medium")] = None
     web_search_options: Annotated[Any, Neutral()] = None
 
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], _at_most(MAX_METADATA)] | None = None
     parallel_tool_calls: bool | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
