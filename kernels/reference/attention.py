@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kernels.ops import AttentionBatch, AttentionShape
 
 # Keys widened to float32 at a time: small enough to stay in the cache until they are multiplied.
-SLAB_BYTES = 4 << 20
+SLAB_BYTES = 2 << 20
 
 
 def paged_attention(

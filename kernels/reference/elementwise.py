@@ -14,6 +14,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from kernels.ops import AttentionBatch, AttentionShape
 
+_SLOTS = "slots"
+
 
 def normalise(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """RMS norm over the last dimension: in float32, rounded to the dtype, then times the weight."""
@@ -64,12 +66,17 @@ def _write(keys_values: Tensor, batch: AttentionBatch, kv_pool: Tensor, layer: i
     if batch.fresh_blocks.numel():
         kv_pool[:, layer].index_fill_(0, batch.fresh_blocks, 0)
     head_dim = kv_pool.shape[-1]
-    base, stride = layer * kv_pool.stride(1) // head_dim, kv_pool.stride(3) // head_dim
-    rows = _first_rows(batch, kv_pool)[:, None] + torch.arange(keys_values.shape[1], device=kv_pool.device) * stride
-    kv_pool.view(-1, head_dim)[base:].index_copy_(0, rows.flatten(), keys_values.reshape(-1, head_dim))
+    rows: Tensor | None = batch.work_lists.get(_SLOTS)
+    if rows is None:
+        rows = batch.work_lists[_SLOTS] = _slot_rows(batch, kv_pool, keys_values.shape[1])
+    layers = kv_pool.view(-1, head_dim)[layer * kv_pool.stride(1) // head_dim :]
+    layers.index_copy_(0, rows, keys_values.reshape(-1, head_dim))
 
 
-def _first_rows(batch: AttentionBatch, kv_pool: Tensor) -> Tensor:
-    """[T]: where each token's first key head lies, in units of head_dim, in layer 0."""
-    block_ids = torch.div(batch.slot_mapping, batch.block_size, rounding_mode="floor")
-    return block_ids * (kv_pool.stride(0) // kv_pool.shape[-1]) + batch.slot_mapping % batch.block_size
+def _slot_rows(batch: AttentionBatch, kv_pool: Tensor, num_heads: int) -> Tensor:
+    """[T * num_heads]: where keys and values of each token lie in layer 0, in rows of head_dim."""
+    head_dim, block_size = kv_pool.shape[-1], batch.block_size
+    block_ids, offsets = batch.slot_mapping // block_size, batch.slot_mapping % block_size
+    first_rows = block_ids * (kv_pool.stride(0) // head_dim) + offsets
+    heads = torch.arange(num_heads, device=kv_pool.device) * block_size
+    return (first_rows[:, None] + heads).flatten()

@@ -88,7 +88,7 @@ class ReferenceLinear:
     def _products(self, hidden: Tensor) -> Tensor:
         match self.method:
             case Method.PREPACKED:
-                rows = _pad_rows(hidden, 2) if hidden.shape[0] == 1 else hidden
+                rows = torch.cat([hidden, hidden]) if hidden.shape[0] == 1 else hidden
                 return torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
             case Method.PADDED:
                 return functional.linear(_pad_rows(hidden, PADDED_ROWS), self._weight, self._bias)

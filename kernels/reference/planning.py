@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 SPLIT = 256
 PREFILL_TILE_ROWS = 64
-WAVE_BYTES = 8 << 20
+# Scores of a wave: small enough to stay in the cache between the two passes.
+WAVE_BYTES = 4 << 20
 
 Ints = npt.NDArray[np.int64]
 

@@ -155,6 +155,19 @@ def test_threads_block_sizes_and_places_do_not_matter(dtype: torch.dtype):
     assert all(torch.equal(result, results[0]) for result in results[1:])
 
 
+def test_a_step_without_new_tokens_computes_nothing():
+    """A child that samples from its parent's logits has none, and may be alone in a step."""
+    runner = StepRunner.load(tiny_model("llama"), torch.float32)
+    runner.run("parent", TOKEN_IDS, [40])
+    before = runner.pool.clone()
+    (logits,) = runner.step([("parent", [])])
+    assert logits.shape == (0, VOCAB_SIZE)
+    torch.testing.assert_close(runner.pool, before, rtol=0, atol=0, equal_nan=True)
+    expected = runner.run("whole", TOKEN_IDS, [45])[40:]
+    mixed = runner.step([("whole", []), ("parent", TOKEN_IDS[40:45])])
+    assert torch.equal(mixed[1], expected)
+
+
 def test_a_context_of_several_splits_is_exact():
     token_ids = random_ids(1100)
     runner = StepRunner.load(tiny_model("qwen3"), torch.bfloat16)

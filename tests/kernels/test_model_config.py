@@ -142,6 +142,7 @@ def test_rotary_embeddings(read: Any, fields: dict[str, Any], kind: str, theta: 
         ({"rope_scaling": {"rope_type": "longrope"}}, "'longrope'; supported are"),
         ({"rope_scaling": {"rope_type": "linear"}}, "type 'linear' need factor"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 2}}, "type 'llama3' need low_freq_factor"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ between layers"),
         ({"partial_rotary_factor": 0.5}, "partial rotary"),
     ],
 )

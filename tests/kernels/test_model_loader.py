@@ -201,7 +201,7 @@ def test_sizes_that_belong_to_another_model(folder: Path):
 
 
 MEASURE = """
-import resource, sys
+import re, sys
 from pathlib import Path
 import psutil, torch
 from worker_service.model_loader import load_model
@@ -213,7 +213,9 @@ torch.set_num_threads(1)
 load(sys.argv[1])
 before = psutil.Process().memory_info().rss
 loaded = load(sys.argv[2])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before, loaded.parameter_bytes)
+# Of this program alone: ru_maxrss would keep what its parent held when it started this one.
+peak = int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+print(peak - before, loaded.parameter_bytes)
 """
 
 

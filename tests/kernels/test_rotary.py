@@ -51,6 +51,14 @@ def test_every_kind_is_tested():
     assert {kind for kind, _ in CASES} == set(KINDS)
 
 
+def test_a_long_table_is_made_in_parts():
+    got = rotary_table(RotaryConfig(), 64, 10_001, torch.float64)
+    assert got.shape == (10_001, 128)
+    angles = torch.outer(torch.arange(10_001, dtype=torch.float64), 10000.0 ** -(torch.arange(32).double() / 32))
+    torch.testing.assert_close(got[:, :32], angles.cos(), rtol=0, atol=1e-11)
+    torch.testing.assert_close(got[:, 96:], angles.sin(), rtol=0, atol=1e-11)
+
+
 def test_the_table_is_rounded_once():
     exact = rotary_table(RotaryConfig(), 64, 100, torch.float64)
     assert torch.equal(rotary_table(RotaryConfig(), 64, 100, torch.bfloat16), exact.to(torch.bfloat16))

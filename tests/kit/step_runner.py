@@ -73,7 +73,7 @@ class StepRunner:
             self._block_size,
             self.model.config.sliding_window,
         )
-        token_ids = torch.tensor([token_id for _, token_ids in work for token_id in token_ids])
+        token_ids = torch.tensor([token_id for _, token_ids in work for token_id in token_ids], dtype=torch.int64)
         logits = self.model.compute_logits(self.model.forward(token_ids, batch, self.pool))
         return list(logits.split(counts))
 

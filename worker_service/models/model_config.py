@@ -178,6 +178,8 @@ def _dtype(fields: _Fields) -> torch.dtype:
 def _rotary(fields: _Fields) -> tuple[RotaryConfig, int]:
     """Reads `rope_parameters` (transformers 5) or `rope_scaling` with `rope_theta`, and the length they reach."""
     given: dict[str, Any] = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    if any(isinstance(value, dict) for value in given.values()):
+        raise unusable("config.json has rotary embeddings that differ between layers, which is not supported")
     kind = str(given.get("rope_type") or given.get("type") or "default")
     if kind not in KINDS:
         raise unusable(f"config.json asks for rotary embeddings of type {kind!r}; supported are {', '.join(KINDS)}")
@@ -185,8 +187,9 @@ def _rotary(fields: _Fields) -> tuple[RotaryConfig, int]:
         raise unusable("config.json asks for partial rotary embeddings, which are not supported")
     max_len = fields.integer("max_position_embeddings")
     parameters = {name: float(value) for name, value in given.items() if isinstance(value, int | float)}
-    original_len = fields.number("original_max_position_embeddings", max_len)
-    parameters.setdefault("original_max_position_embeddings", original_len)
+    # As in transformers: the field beside `rope_parameters` goes before the one inside.
+    inside = parameters.get("original_max_position_embeddings", max_len)
+    parameters["original_max_position_embeddings"] = fields.number("original_max_position_embeddings", inside)
     for name in REQUIRED_PARAMETERS[kind]:
         if name not in parameters:
             raise unusable(f"config.json: rotary embeddings of type {kind!r} need {name}")

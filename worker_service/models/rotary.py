@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+PART = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class RotaryConfig:
@@ -31,9 +33,13 @@ class RotaryConfig:
 def rotary_table(config: RotaryConfig, head_dim: int, num_positions: int, dtype: torch.dtype) -> Tensor:
     """Makes the table [num_positions, 2 * head_dim]: cosines, then sines of which the first half is negated."""
     frequencies, attention_factor = KINDS[config.kind](config, head_dim)
-    angles = torch.outer(torch.arange(num_positions, dtype=torch.float64), frequencies)
-    cosines, sines = angles.cos() * attention_factor, angles.sin() * attention_factor
-    return torch.cat([cosines, cosines, -sines, sines], dim=1).to(dtype)
+    table = torch.empty(num_positions, 2 * head_dim, dtype=dtype)
+    # Part by part: a long context's table in float64 would be larger than a small model.
+    for start, part in zip(range(0, num_positions, PART), table.split(PART), strict=True):
+        angles = torch.outer(torch.arange(start, start + len(part), dtype=torch.float64), frequencies)
+        cosines, sines = angles.cos() * attention_factor, angles.sin() * attention_factor
+        part.copy_(torch.cat([cosines, cosines, -sines, sines], dim=1))
+    return table
 
 
 def _default(config: RotaryConfig, head_dim: int) -> tuple[Tensor, float]:
