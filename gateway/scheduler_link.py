@@ -29,6 +29,7 @@ log = EventLogger(__name__)
 
 FIRST_DELAY_SECONDS = 0.1
 MAX_DELAY_SECONDS = 2.0
+_STOPPING = "the gateway is stopping"
 # Prompts of one message together, unless one is longer; a message stays well below the limit of 64 MiB.
 _MAX_PROMPT_TOKENS = 4 * 1024 * 1024
 
@@ -103,7 +104,7 @@ class SchedulerLink:
         self._task = asyncio.create_task(self._run(), name="scheduler link")
 
     async def stop(self) -> None:
-        """Sends what waits, and detaches."""
+        """Detaches; the scheduler aborts what is left."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -156,6 +157,9 @@ class SchedulerLink:
             reason = "the scheduler closed the connection"
         except grpc.RpcError as error:
             reason = self._why(error)
+        except asyncio.CancelledError:
+            reason = _STOPPING
+            raise
         finally:
             if writer is not None:
                 writer.cancel()
@@ -193,7 +197,8 @@ class SchedulerLink:
         self._readiness = Readiness(False, reason)
         self._outgoing.clear()
         if was_attached:
-            log.warning("lost the scheduler", address=self._address, reason=reason)
+            if reason != _STOPPING:
+                log.warning("lost the scheduler", address=self._address, reason=reason)
             assert self._receiver is not None
             self._receiver.lost(reason)
         self._news.set()
