@@ -70,7 +70,9 @@ class _Range:
         above = number > self.low if self.low_is_open else number >= self.low
         # A NaN is neither.
         if not (above and number <= self.high):
-            yield Violation(self.field, f"must be {self.description}, not {value}")
+            # As many digits as a float32 has: what came over gRPC as 1.01 reads like that.
+            told = value if isinstance(value, int) else f"{value:.7g}"
+            yield Violation(self.field, f"must be {self.description}, not {told}")
 
 
 _MAX_FLOAT = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
@@ -120,7 +122,7 @@ def find_violations(
 
 def _identity(request: GenerationRequest, limits: ModelLimits) -> Iterator[Violation]:
     if request.model not in ("", limits.name):
-        yield Violation("model", f"is not served; {limits.name!r} is", Reason.MODEL_NOT_FOUND)
+        yield Violation("model", f"{request.model!r} is not served; {limits.name!r} is", Reason.MODEL_NOT_FOUND)
     if request.request_id and _REQUEST_ID.fullmatch(request.request_id) is None:
         yield Violation("request_id", "must be 1 to 128 characters of A-Z a-z 0-9 . _ : -")
 
