@@ -20,6 +20,6 @@ COPY models/demo /models/demo
 RUN python -m compileall -q blockyard gateway scheduler_service
 
 USER 65532:65532
-ENV HOME=/tmp
+ENV HOME=/tmp BLOCKYARD_MODEL=/models/demo
 EXPOSE 8000 50051 50052 50060
 CMD ["python", "-m", "gateway"]
