@@ -18,7 +18,7 @@ class WorkerSettings:
     worker_address: str = option("127.0.0.1:50070", "address to listen on: host:port (0: a free one) or unix:/path")
     worker_device: str = option("auto", "which device the scheduler may choose", choices=("auto", "cpu", "cuda"))
     worker_health_port: Annotated[int, Field(ge=-1, le=65535)] = option(
-        -1, "port of grpc.health.v1 in a thread of its own, on all addresses; 0: a free one; -1: none"
+        -1, "port of grpc.health.v1 in a thread of its own, on the same host; 0: a free one; -1: none"
     )
     num_threads: NotNegative = option(0, "threads to compute with; 0: what the machine or the container gives")
     enable_debug_rpcs: bool = option(False, "answer ChecksumBlocks, for tests")

@@ -28,7 +28,7 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What runs on a device before it has blocks, in bytes."""
+    """What runs on a device before it has blocks, in bytes; `available_bytes` can still be taken, by anybody."""
 
     total_bytes: int
     available_bytes: int
@@ -132,13 +132,24 @@ def compute_threads(requested: int, groups: ControlGroups | None = None) -> int:
 def cpu_usage(host: HostMemory, weights_bytes: int, activation_bytes: int) -> Usage:
     """Says what runs on a CPU: all that this process holds beyond its weights is `other`."""
     other = max(0, host.process_bytes - weights_bytes) + CPU_RESERVE_BYTES
-    return Usage(host.total_bytes, host.available_bytes, weights_bytes, activation_bytes, other)
+    available = host.available_bytes - CPU_RESERVE_BYTES
+    return Usage(host.total_bytes, available, weights_bytes, activation_bytes, other)
 
 
-def gpu_usage(device: torch.device, weights_bytes: int, activation_bytes: int) -> Usage:
-    """Says what runs on a GPU. What other processes hold is `other` too: it cannot be had."""
+def gpu_foreign_bytes(device: torch.device) -> int:
+    """What torch's allocator in this process does not account for: libraries, contexts, other processes."""
     free, total = torch.cuda.mem_get_info(device)
-    other = max(0, total - free - torch.cuda.memory_reserved(device))
+    return total - free - torch.cuda.memory_reserved(device)
+
+
+def gpu_usage(device: torch.device, foreign_bytes: int, weights_bytes: int, activation_bytes: int) -> Usage:
+    """Says what runs on a GPU, given what was foreign when the device was chosen.
+
+    That much is others' and stays out of the account, so that several workers can share a GPU by their shares; what
+    came since is `other`.
+    """
+    free, total = torch.cuda.mem_get_info(device)
+    other = max(0, gpu_foreign_bytes(device) - foreign_bytes)
     other += max(0, torch.cuda.memory_allocated(device) - weights_bytes)
     return Usage(total, free, weights_bytes, activation_bytes, other)
 
@@ -166,12 +177,11 @@ def plan_cache(
     """
     budget = int(usage.total_bytes * utilization)
     cache = budget - usage.weights_bytes - usage.activation_bytes - usage.other_bytes
+    # Others take memory too; a pool is only promised what is there now.
+    cache = max(0, min(cache, usage.available_bytes - usage.activation_bytes))
     if host_shares_device:
-        # Others take memory too; a pool is only promised what is there now.
-        cache = min(cache, usage.available_bytes - usage.activation_bytes - CPU_RESERVE_BYTES)
         swap_space_bytes = min(swap_space_bytes, cache // 2)
-    cache = max(0, cache)
-    num_host_blocks = max(0, swap_space_bytes) // block_bytes
+    num_host_blocks = swap_space_bytes // block_bytes
     for_device = cache - num_host_blocks * block_bytes if host_shares_device else cache
     num_device_blocks = min(for_device // block_bytes, max_useful_blocks)
     return CachePlan(block_size, block_bytes, num_device_blocks, num_host_blocks, budget, cache, usage)

@@ -57,8 +57,9 @@ class Server:
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, self._server)
         add_health(self._server, self._is_ready, self._heartbeat.is_alive)
         if self._settings.worker_health_port >= 0:
+            host = "127.0.0.1" if self.address.startswith("unix:") else self.address.rpartition(":")[0]
             self._health = HealthServer(self._heartbeat.is_alive, self._is_ready)
-            self.health_port = self._health.start(f"0.0.0.0:{self._settings.worker_health_port}")
+            self.health_port = self._health.start(f"{host}:{self._settings.worker_health_port}")
         self._heartbeat.start()
         self.worker.start()
         await self._server.start()

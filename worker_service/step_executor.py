@@ -1,6 +1,7 @@
-"""Executes steps in the device thread: check, change rows, move blocks, compute, sample. All of a step, or nothing.
+"""Executes steps in the device thread: check, change rows, move blocks, compute, sample.
 
-Owns the identity of the epoch that runs. Knows no messages and no streams.
+A step that is wrong changes nothing; one that breaks half-way ends its epoch, and with it all that it changed. Owns the
+identity of the epoch that runs. Knows no messages and no streams.
 """
 
 from __future__ import annotations

@@ -57,6 +57,15 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceChoice:
+    """The device, what to compute in (None: as the model says), and the device's bytes that are not this worker's."""
+
+    device: torch.device
+    dtype: torch.dtype | None
+    foreign_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ProfileRequest:
     """What to count blocks for."""
 
@@ -102,8 +111,7 @@ class Worker:
         self.is_draining = False
         self._allowed_device = allowed_device
         self._debug = debug
-        self._device: torch.device | None = None
-        self._dtype: torch.dtype | None = None
+        self._choice: DeviceChoice | None = None
         self._thread = DeviceThread(memory.compute_threads(num_threads))
         self._executor: StepExecutor | None = None
         self._stream: StepStream | None = None
@@ -123,7 +131,7 @@ class Worker:
     @property
     def device_name(self) -> str:
         """The device in words; empty before it is chosen."""
-        return describe_device(self._device) if self._device is not None else ""
+        return describe_device(self._choice.device) if self._choice is not None else ""
 
     def _require(self, *states: State) -> None:
         if self.is_draining:
@@ -147,21 +155,25 @@ class Worker:
     async def init_device(self, device_type: str, dtype: torch.dtype | None, configuration_digest: str) -> None:
         """Chooses the device; raises BlockyardError where it is not there or cannot compute in `dtype`."""
         with self._lifecycle("InitDevice", State.CREATED):
-            device = choose_device(device_type, self._allowed_device)
-            check_dtype(dtype, device)
-            self._device, self._dtype, self.configuration_digest = device, dtype, configuration_digest
+            self._choice = await self._thread.run(lambda: self._choose(device_type, dtype))
+            self.configuration_digest = configuration_digest
             self.state = State.DEVICE_READY
             log.info("device chosen", device=self.device_name)
+
+    def _choose(self, device_type: str, dtype: torch.dtype | None) -> DeviceChoice:
+        device = choose_device(device_type, self._allowed_device)
+        check_dtype(dtype, device)
+        return DeviceChoice(device, dtype, memory.gpu_foreign_bytes(device) if device.type == "cuda" else 0)
 
     async def load_model(self, model: str, revision: str, progress: Callable[[int, int], None]) -> LoadedModel:
         """Loads a model; `progress` is called in the device thread. Goes on to the end even if its caller leaves."""
         with self._lifecycle("LoadModel", State.DEVICE_READY):
-            device, dtype = self._device, self._dtype
-            assert device is not None
+            choice = self._choice
+            assert choice is not None
 
             def load() -> LoadedModel:
-                loaded = load_model(resolve_model(model, revision, "weights"), dtype, device, progress)
-                check_dtype(loaded.config.dtype, device)
+                loaded = load_model(resolve_model(model, revision, "weights"), choice.dtype, choice.device, progress)
+                check_dtype(loaded.config.dtype, choice.device)
                 return loaded
 
             self.loaded = await self._thread.run(load)
@@ -178,7 +190,8 @@ class Worker:
             return plan
 
     def _profile(self, request: ProfileRequest) -> memory.CachePlan:
-        loaded, device = self._model()
+        loaded, choice = self._model()
+        device = choice.device
         block_size = request.block_size or DEFAULT_BLOCK_SIZE[device.type]
         activation = ModelRunner(loaded, get_backend(device)).profile(
             block_size, request.max_num_batched_tokens, request.max_num_seqs
@@ -187,7 +200,7 @@ class Worker:
         if on_cpu:
             usage = memory.cpu_usage(memory.read_host_memory(), loaded.parameter_bytes, activation)
         else:
-            usage = memory.gpu_usage(device, loaded.parameter_bytes, activation)
+            usage = memory.gpu_usage(device, choice.foreign_bytes, loaded.parameter_bytes, activation)
         blocks_of_a_sequence = -(-loaded.config.max_model_len // block_size)
         return memory.plan_cache(
             usage,
@@ -199,10 +212,10 @@ class Worker:
             max_useful_blocks=USEFUL_SHARE * request.max_num_seqs * blocks_of_a_sequence + 1,
         )
 
-    def _model(self) -> tuple[LoadedModel, torch.device]:
+    def _model(self) -> tuple[LoadedModel, DeviceChoice]:
         assert self.loaded is not None
-        assert self._device is not None
-        return self.loaded, self._device
+        assert self._choice is not None
+        return self.loaded, self._choice
 
     async def initialize_cache(self, request: CacheRequest) -> CacheFacts:
         """Allocates the pools, proves what it can about results, and warms up."""
@@ -215,8 +228,8 @@ class Worker:
             return self.cache
 
     def _make_cache(self, request: CacheRequest) -> tuple[StepExecutor, CacheFacts]:
-        loaded, device = self._model()
-        backend = get_backend(device)
+        loaded, choice = self._model()
+        backend = get_backend(choice.device)
         block_format = BlockFormat.of(loaded.config, request.block_size)
         try:
             cache = CacheEngine(block_format, request.num_device_blocks, request.num_host_blocks, backend)

@@ -7,12 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from tests.kit.tiny_models import tiny_model
 from tests.unit.worker_service.driver import WorkerDriver, running_worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Tensors this small are not worth a second thread."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -169,7 +169,8 @@ def test_the_host_pool_takes_at_most_half_of_a_shared_memory() -> None:
 
 def test_what_others_hold_is_not_promised() -> None:
     tight = replace(USAGE, available_bytes=3 * GIB)
-    assert plan(tight, swap_space_bytes=0) == (2 * 1024 - CPU_RESERVE_BYTES // MIB, 0, 2 * GIB - CPU_RESERVE_BYTES)
+    assert plan(tight, swap_space_bytes=0) == (2 * 1024, 0, 2 * GIB)
+    assert plan(tight, swap_space_bytes=0, host_shares_device=False) == (2 * 1024, 0, 2 * GIB)
 
 
 def test_nothing_left_is_no_blocks() -> None:
@@ -184,6 +185,7 @@ def test_more_blocks_than_are_of_use_are_not_made() -> None:
 def test_what_a_process_holds_beyond_its_weights_is_other() -> None:
     usage = cpu_usage(HostMemory(10 * GIB, 9 * GIB, 3 * GIB), 2 * GIB, MIB)
     assert usage.other_bytes == GIB + CPU_RESERVE_BYTES
+    assert usage.available_bytes == 9 * GIB - CPU_RESERVE_BYTES
     assert cpu_usage(HostMemory(10 * GIB, 9 * GIB, GIB), 2 * GIB, MIB).other_bytes == CPU_RESERVE_BYTES
 
 
