@@ -37,8 +37,9 @@ from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc  # noqa: E4
 from blockyard.worker.v1 import worker_pb2  # noqa: E402
 from scheduler_service import codec  # noqa: E402
 from scheduler_service.core.output import GroupSpec, NewSequence, OwnerUpdate, SchedulerOutput, StepResult  # noqa: E402
-from tests.kit.fake_worker import Device, encode_result, seed_of_payload  # noqa: E402
+from tests.kit.fake_worker import Device, seed_of_payload  # noqa: E402
 from tests.kit.token_rows import TokenRows  # noqa: E402
+from tests.kit.worker_codec import encode_result  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable

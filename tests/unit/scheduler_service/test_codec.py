@@ -22,7 +22,7 @@ from scheduler_service.core.output import (
     StepResult,
 )
 from scheduler_service.facts import CachePlan, LoadedModel, LoadProgress, ModelFacts, Readiness, WorkerState
-from tests.kit.fake_worker import decode_step, encode_result
+from tests.kit.worker_codec import decode_step, encode_result
 
 ids = st.integers(0, 2**32 - 1)
 columns = st.lists(ids, max_size=5).map(tuple)

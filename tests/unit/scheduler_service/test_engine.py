@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -15,56 +14,19 @@ from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import BlockyardError, Reason
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from scheduler_service.config import SchedulerConfiguration
-from scheduler_service.core.output import GroupSpec
-from tests.kit.model_worker import generate_alone
-from tests.kit.token_client import SEED
+from tests.kit.token_oracle import VOCAB, oracle, until, until_idle
 
 if TYPE_CHECKING:
-    from scheduler_service.server import Server
     from tests.unit.scheduler_service.conftest import Harness
 
 Settings = Callable[..., SchedulerConfiguration]
 LENGTH = sampling_pb2.FINISH_REASON_LENGTH
 STOP = sampling_pb2.FINISH_REASON_STOP
-VOCAB = 100
-
-
-def oracle(
-    prompt: list[int], max_tokens: int, n: int = 1, *, stop: frozenset[int] = frozenset(), min_tokens: int = 0
-) -> list[list[int]]:
-    """The ids of each sequence, had it run alone."""
-    spec = GroupSpec("", "", tuple(prompt), n, max_tokens, min_tokens, stop)
-    return [
-        generate_alone(spec, index, max_model_len=4096, vocab_size=VOCAB, seed_of=lambda _: SEED) for index in range(n)
-    ]
 
 
 def prompts(count: int, seed: int = 1, longest: int = 40) -> list[list[int]]:
     rng = random.Random(seed)
     return [[rng.randrange(VOCAB) for _ in range(rng.randrange(1, longest))] for _ in range(count)]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Waits for something that tells nobody when it happens."""
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
-
-
-async def until_idle(server: Server) -> None:
-    """Waits until nothing runs and the worker has answered everything; then no block may be held."""
-
-    def is_idle() -> bool:
-        stats = server.engine.stats()
-        return stats is not None and not (
-            stats.num_waiting + stats.num_running + stats.num_swapped + stats.num_steps_in_flight
-        )
-
-    await until(is_idle)
-    stats = server.engine.stats()
-    assert stats is not None
-    assert stats.num_free_device_blocks == stats.num_device_blocks
-    assert stats.num_free_host_blocks == stats.num_host_blocks
 
 
 async def test_streams_complete_with_the_tokens_of_the_model(harness: Harness) -> None:
@@ -303,106 +265,6 @@ async def test_a_gateway_that_dies_in_the_middle_of_a_write_is_noticed(harness: 
         hangs.pause()
         # By then far more is written than fits on the way.
         await watcher.result(await watcher.add("w", [1], max_tokens=300))
-    await until_idle(server)
-
-
-async def test_without_a_worker_nothing_is_ready_and_why_is_told(harness: Harness) -> None:
-    server, client = await harness.scheduler(), await harness.client(ready=False)
-    await client.wait_until(lambda: client.readiness is not None and "no worker" in client.readiness.message)
-    assert not server.engine.is_ready
-    assert client.facts is None
-    with pytest.raises(BlockyardError, match="no worker answers") as caught:
-        await client.result(await client.add("r", [1]))
-    assert caught.value.reason is Reason.NO_READY_WORKER
-    assert caught.value.retry_after_seconds == 1.0
-    replica = (await client.status()).replicas[0]
-    assert not replica.ready
-    assert "no worker" in replica.workers[0].message
-    await harness.worker()
-    await client.wait_until_ready()
-    assert await client.result(await client.add("r", [1])) == oracle([1], 8)
-
-
-async def test_a_lost_worker_fails_its_requests_and_its_successor_serves(harness: Harness) -> None:
-    worker = await harness.worker(step_seconds=0.002)
-    server, client = await harness.scheduler(), await harness.client()
-    streams = [await client.add(f"r{number}", [number + 1] * 20, n=2, max_tokens=2000) for number in range(5)]
-    await client.wait_until(lambda: all(stream.token_ids[1] for stream in streams))
-    await worker.kill()
-    for stream in streams:
-        with pytest.raises(BlockyardError, match="the worker was lost") as caught:
-            await client.result(stream)
-        assert caught.value.reason is Reason.NO_READY_WORKER
-        assert caught.value.code is grpc.StatusCode.UNAVAILABLE
-        assert caught.value.retry_after_seconds is not None
-    await client.wait_until(lambda: client.readiness is not None and not client.readiness.ready)
-    await until_idle(server)
-    successor = await harness.worker()
-    await client.wait_until_ready()
-    again = await client.add("again", [3] * 20, n=2, max_tokens=30)
-    assert await client.result(again) == oracle([3] * 20, 30, n=2)
-    assert successor.refusals == []
-    assert client.end is None
-    await until_idle(server)
-
-
-async def test_a_successor_with_other_pools_gets_a_scheduler_of_its_own(harness: Harness) -> None:
-    worker = await harness.worker(step_seconds=0.002, num_device_blocks=50)
-    server, client = await harness.scheduler(), await harness.client()
-    stream = await client.add("r", [1] * 20, max_tokens=500)
-    await client.wait_until(lambda: stream.token_ids[0])
-    await worker.kill()
-    await harness.worker(num_device_blocks=30, max_model_len=100)
-    with pytest.raises(BlockyardError):
-        await client.result(stream)
-    await client.wait_until(lambda: client.facts is not None and client.facts.max_model_len == 100)
-    await client.wait_until_ready()
-    assert await client.result(await client.add("s", [2] * 20)) == oracle([2] * 20, 8)
-    stats = server.engine.stats()
-    assert stats is not None
-    assert stats.num_device_blocks == 29
-
-
-async def test_a_refused_step_ends_the_epoch_and_the_next_one_serves(harness: Harness) -> None:
-    worker = await harness.worker(step_seconds=0.001)
-    server, client = await harness.scheduler(), await harness.client()
-    stream = await client.add("r", [1] * 20, max_tokens=500)
-    await client.wait_until(lambda: stream.token_ids[0])
-    worker.refuse_next = "block 7 is out of range"
-    with pytest.raises(BlockyardError, match="block 7 is out of range") as caught:
-        await client.result(stream)
-    assert caught.value.reason is Reason.NO_READY_WORKER
-    await client.wait_until_ready()
-    assert (await client.status()).replicas[0].epoch == 2
-    assert await client.result(await client.add("s", [2] * 20)) == oracle([2] * 20, 8)
-    await until_idle(server)
-
-
-async def test_an_answer_that_cannot_be_ends_the_epoch(harness: Harness) -> None:
-    worker = await harness.worker(step_seconds=0.001)
-    server, client = await harness.scheduler(), await harness.client()
-    stream = await client.add("r", [1] * 20, max_tokens=500)
-    await client.wait_until(lambda: stream.token_ids[0])
-    worker.skew_next = True
-    with pytest.raises(BlockyardError, match="the worker was lost"):
-        await client.result(stream)
-    await client.wait_until_ready()
-    assert (await client.status()).replicas[0].epoch == 2
-    assert await client.result(await client.add("s", [2] * 20)) == oracle([2] * 20, 8)
-    await until_idle(server)
-
-
-async def test_a_sequence_that_fails_alone_ends_with_an_error(harness: Harness) -> None:
-    worker = await harness.worker(step_seconds=0.001)
-    server, client = await harness.scheduler(), await harness.client()
-    stream = await client.add("r", [1] * 20, max_tokens=400)
-    other = await client.add("o", [2] * 20, max_tokens=60)
-    await client.wait_until(lambda: stream.token_ids[0])
-    assert stream.first_sequence_id is not None
-    worker.fail_sequences.add(stream.first_sequence_id)
-    await client.wait_until(lambda: stream.is_done)
-    assert stream.reasons == {0: sampling_pb2.FINISH_REASON_ERROR}
-    assert await client.result(other) == oracle([2] * 20, 60)
     await until_idle(server)
 
 
