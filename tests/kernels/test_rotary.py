@@ -22,7 +22,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("yarn", {**YARN, "attention_factor": 0.7}),
     ("yarn", {**YARN, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False}),
     ("yarn", {**YARN, "mscale": 1.2, "mscale_all_dim": 0.6}),
-    ("yarn", {**YARN, "factor": 0.9}),
+    ("yarn", {**YARN, "factor": 1.0}),
 ]
 
 
@@ -43,8 +43,9 @@ def reference_table(kind: str, parameters: dict[str, Any], head_dim: int, theta:
 def test_tables_are_those_of_transformers(kind: str, parameters: dict[str, Any], head_dim: int, theta: float):
     config = RotaryConfig(kind, theta, {name: float(value) for name, value in parameters.items()})
     got = rotary_table(config, head_dim, 1024, torch.float32)
-    # Theirs is float32 throughout: at position 1000 an angle is off by some 1e-4.
-    torch.testing.assert_close(got, reference_table(kind, parameters, head_dim, theta), rtol=0, atol=3e-4)
+    # Where two frequencies are blended, the order of float32 operations moves a frequency by its last bit.
+    tolerance = 1e-4 if kind in ("yarn", "llama3") else 2e-6
+    torch.testing.assert_close(got, reference_table(kind, parameters, head_dim, theta), rtol=0, atol=tolerance)
 
 
 def test_every_kind_is_tested():
@@ -52,13 +53,14 @@ def test_every_kind_is_tested():
 
 
 def test_a_long_table_is_made_in_parts():
-    got = rotary_table(RotaryConfig(), 64, 10_001, torch.float64)
+    got = rotary_table(RotaryConfig(), 64, 10_001, torch.float32)
     assert got.shape == (10_001, 128)
-    angles = torch.outer(torch.arange(10_001, dtype=torch.float64), 10000.0 ** -(torch.arange(32).double() / 32))
-    torch.testing.assert_close(got[:, :32], angles.cos(), rtol=0, atol=1e-11)
-    torch.testing.assert_close(got[:, 96:], angles.sin(), rtol=0, atol=1e-11)
+    angles = torch.outer(torch.arange(10_001).float(), 1 / 10000.0 ** (torch.arange(0, 64, 2).float() / 64))
+    torch.testing.assert_close(got[:, :32], angles.cos(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(got[:, 64:96], -angles.sin(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(got[:, 96:], angles.sin(), rtol=0, atol=1e-6)
 
 
 def test_the_table_is_rounded_once():
-    exact = rotary_table(RotaryConfig(), 64, 100, torch.float64)
-    assert torch.equal(rotary_table(RotaryConfig(), 64, 100, torch.bfloat16), exact.to(torch.bfloat16))
+    wide = rotary_table(RotaryConfig(), 64, 100, torch.float32)
+    assert torch.equal(rotary_table(RotaryConfig(), 64, 100, torch.bfloat16), wide.bfloat16())

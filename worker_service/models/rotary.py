@@ -1,7 +1,8 @@
 """Rotary position embeddings: the kinds that models name in `rope_parameters`, and their table of cosines and sines.
 
-The table is made once, in float64, and rounded to the dtype. Kinds whose frequencies depend on the length of the
-running sequence ("dynamic", "longrope") are refused: a token's keys would depend on what comes after it.
+The table is made once, in float32 and rounded to the dtype: models were trained with angles of that precision, and
+exact ones would differ from theirs more with every position (4e-5 at position 700). Kinds whose frequencies depend on
+the length of the running sequence ("dynamic", "longrope") are refused: a token's keys would depend on what comes after.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ def rotary_table(config: RotaryConfig, head_dim: int, num_positions: int, dtype:
     """Makes the table [num_positions, 2 * head_dim]: cosines, then sines of which the first half is negated."""
     frequencies, attention_factor = KINDS[config.kind](config, head_dim)
     table = torch.empty(num_positions, 2 * head_dim, dtype=dtype)
-    # Part by part: a long context's table in float64 would be larger than a small model.
+    # Part by part: a long context's table in float32, several times over, would be larger than a small model.
     for start, part in zip(range(0, num_positions, PART), table.split(PART), strict=True):
-        angles = torch.outer(torch.arange(start, start + len(part), dtype=torch.float64), frequencies)
+        angles = torch.outer(torch.arange(start, start + len(part), dtype=torch.float32), frequencies)
         cosines, sines = angles.cos() * attention_factor, angles.sin() * attention_factor
         part.copy_(torch.cat([cosines, cosines, -sines, sines], dim=1))
     return table
@@ -44,8 +45,8 @@ def rotary_table(config: RotaryConfig, head_dim: int, num_positions: int, dtype:
 
 def _default(config: RotaryConfig, head_dim: int) -> tuple[Tensor, float]:
     """RoFormer (arXiv 2104.09864), in the layout that pairs dimension i with i + head_dim / 2."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
-    return config.theta**-exponents, 1.0
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    return 1.0 / config.theta**exponents, 1.0
 
 
 def _linear(config: RotaryConfig, head_dim: int) -> tuple[Tensor, float]:
@@ -73,7 +74,7 @@ def _yarn(config: RotaryConfig, head_dim: int) -> tuple[Tensor, float]:
     if given.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
-    ramp = (torch.arange(head_dim // 2, dtype=torch.float64) - low) / max(high - low, 0.001)
+    ramp = (torch.arange(head_dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
     stretched = ramp.clamp(0, 1)
     return frequencies * (1 - stretched + stretched / given["factor"]), _yarn_attention_factor(given)
 
