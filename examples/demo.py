@@ -21,7 +21,8 @@ def main() -> None:
                 print(event.text, end="", flush=True)
                 num_tokens = event.num_tokens
         seconds = time.perf_counter() - begin
-    print(f"\n\n{num_tokens} tokens in {seconds:.2f} s ({num_tokens / seconds:.0f} tokens/s), and everything is stopped again")
+    rate = num_tokens / seconds
+    print(f"\n\n{num_tokens} tokens in {seconds:.2f} s ({rate:.0f} tokens/s), and everything is stopped again")
 
 
 if __name__ == "__main__":
