@@ -49,11 +49,6 @@ class BlockManager:
         self._held_device: dict[int, int] = {}
         self._held_host: list[int] = []
 
-    @property
-    def max_tokens(self) -> int:
-        """The longest sequence that fits alone. Its last token needs no slot: nothing is computed from it."""
-        return self.device.num_usable * self.block_size + 1
-
     def reset(self) -> None:
         """Forget all holders and all content."""
         self.device.reset()

@@ -77,7 +77,7 @@ def _check_sequence(sequence: Sequence, block_size: int) -> None:
     assert sequence.num_computed <= sequence.num_scheduled, f"{sequence} computed what was not scheduled"
     if sequence.status is SequenceStatus.WAITING:
         assert not num_blocks and not sequence.host_blocks, f"{sequence} waits and has blocks"
-        assert not sequence.num_scheduled, f"{sequence} waits and has KV"
+        assert not sequence.num_scheduled and not sequence.num_computed, f"{sequence} waits and has KV"
         return
     if sequence.is_prefilling:
         assert sequence.num_scheduled < length, f"{sequence} has nothing left to prefill"

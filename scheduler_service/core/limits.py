@@ -61,3 +61,16 @@ class SchedulerConfig:
     def max_rows(self) -> int:
         """Sequences that may run at once: each of them can have a token of every step."""
         return min(self.max_num_seqs, self.max_num_batched_tokens)
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest sequence that could run alone. Its last token needs no slot: nothing is computed from it."""
+        return min((self.num_device_blocks - 1) * self.block_size + 1, self.max_model_len)
+
+    def find_max_length(self, num_prompt_tokens: int, max_tokens: int) -> int:
+        """Where a sequence ends that nothing stops: prompt and output. Raises NeverFits."""
+        max_length = min(num_prompt_tokens + max_tokens, self.max_model_len)
+        num_tokens = max(max_length, num_prompt_tokens + 1)
+        if num_tokens > self.max_tokens:
+            raise NeverFits(num_tokens, self.max_tokens)
+        return max_length

@@ -78,21 +78,13 @@ class Scheduler:
             raise DuplicateRequest(spec.request_id)
         if not spec.prompt_token_ids or spec.max_tokens < 1 or not 1 <= spec.n <= self.config.max_rows:
             raise ValueError(f"a request has a prompt, max_tokens and 1 to {self.config.max_rows} sequences")
-        group = Group(spec, self._next_sequence_id, self._find_max_length(spec), now)
+        max_length = self.config.find_max_length(len(spec.prompt_token_ids), spec.max_tokens)
+        group = Group(spec, self._next_sequence_id, max_length, now)
         self._next_sequence_id += spec.n
         self._groups[spec.request_id] = group
         self._queues.waiting.push(group.sequences[0])
         self._note_change()
         return group.sequences[0].sequence_id
-
-    def _find_max_length(self, spec: GroupSpec) -> int:
-        num_prompt_tokens = len(spec.prompt_token_ids)
-        max_length = min(num_prompt_tokens + spec.max_tokens, self.config.max_model_len)
-        num_tokens = max(max_length, num_prompt_tokens + 1)
-        num_tokens_that_fit = min(self._blocks.max_tokens, self.config.max_model_len)
-        if num_tokens > num_tokens_that_fit:
-            raise NeverFits(num_tokens, num_tokens_that_fit)
-        return max_length
 
     def abort(
         self, request_id: str, sequence_index: int | None = None, reason: FinishReason = FinishReason.ABORT
@@ -190,38 +182,19 @@ class Scheduler:
 
         Raises StepMismatch, having changed nothing, for any other step's answer or one that cannot be this step's.
         """
-        step = self._match(result)
+        if not self._in_flight:
+            raise StepMismatch(f"step {result.step_id} is not in flight")
+        step = self._in_flight[0]
+        sampled = step.match(result)
         self._in_flight.popleft()
         updates: dict[str, OwnerUpdate] = {}
         self._report_prefills(step, updates)
         for sequence, num_computed in step.pieces:
             self._commit_piece(sequence, num_computed)
-        self._take_tokens(self._find_sampled(step, result), result.token_ids, updates)
+        self._take_tokens(sampled, result.token_ids, updates)
         self._fail_sequences(step, result, updates)
         self._note_change()
         return updates
-
-    def _match(self, result: StepResult) -> StepInFlight:
-        if not self._in_flight or self._in_flight[0].step_id != result.step_id:
-            raise StepMismatch(f"step {result.step_id} is not the oldest in flight")
-        step = self._in_flight[0]
-        expected = step.sampled_ids
-        if result.skipped_sequence_ids or result.failures:
-            expected = tuple(sequence.sequence_id for sequence in self._find_sampled(step, result))
-        if result.sequence_ids != expected or len(result.token_ids) != len(expected):
-            raise StepMismatch(f"step {result.step_id} sampled other sequences than it was to")
-        skipped = set(result.skipped_sequence_ids)
-        for sequence in step.sampled if skipped else ():
-            if sequence.sequence_id in skipped and sequence.status is not SequenceStatus.FINISHED:
-                raise StepMismatch(f"step {result.step_id} skipped sequence {sequence.sequence_id}, which goes on")
-        return step
-
-    def _find_sampled(self, step: StepInFlight, result: StepResult) -> list[Sequence]:
-        """The sequences that got a token."""
-        if not result.skipped_sequence_ids and not result.failures:
-            return step.sampled
-        without = {*result.skipped_sequence_ids, *(sequence_id for sequence_id, _ in result.failures)}
-        return [sequence for sequence in step.sampled if sequence.sequence_id not in without]
 
     def _report_prefills(self, step: StepInFlight, updates: dict[str, OwnerUpdate]) -> None:
         for group in step.completed:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from scheduler_service.core.limits import StepMismatch
 from scheduler_service.core.output import BlockPair, Fork, NewSequence, SchedulerOutput
+from scheduler_service.core.sequence import SequenceStatus
 
 if TYPE_CHECKING:
+    from scheduler_service.core.output import StepResult
     from scheduler_service.core.sequence import Group, Sequence
 
 
@@ -24,6 +27,27 @@ class StepInFlight:
     sampled_ids: tuple[int, ...]
     pieces: list[tuple[Sequence, int]]
     completed: list[Group]
+
+    def match(self, result: StepResult) -> list[Sequence]:
+        """The sequences that got the answer's tokens. Raises StepMismatch if it cannot be the answer to this step."""
+        if result.step_id != self.step_id:
+            raise StepMismatch(f"step {result.step_id} is not the oldest in flight, {self.step_id}")
+        sampled, expected = self.sampled, self.sampled_ids
+        if result.skipped_sequence_ids or result.failures:
+            sampled = self._without_ended(result)
+            expected = tuple([sequence.sequence_id for sequence in sampled])
+        if result.sequence_ids != expected or len(result.token_ids) != len(expected):
+            raise StepMismatch(f"step {self.step_id} did not sample whom it was to sample")
+        return sampled
+
+    def _without_ended(self, result: StepResult) -> list[Sequence]:
+        """Those that were neither skipped nor failed. Only who has ended is skipped: both sides know the same ids."""
+        skipped = set(result.skipped_sequence_ids)
+        for sequence in self.sampled:
+            if sequence.sequence_id in skipped and sequence.status is not SequenceStatus.FINISHED:
+                raise StepMismatch(f"step {self.step_id} skipped sequence {sequence.sequence_id}, which goes on")
+        skipped.update(sequence_id for sequence_id, _ in result.failures)
+        return [sequence for sequence in self.sampled if sequence.sequence_id not in skipped]
 
 
 class StepBuilder:

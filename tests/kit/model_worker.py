@@ -135,6 +135,8 @@ class ModelWorker:
         _require_unique(step.sequence_ids, "rows")
         _require_unique([new.sequence_id for new in step.new_sequences], "new sequences")
         _require_unique([fork.child_id for fork in step.forks], "children")
+        replaced = {sequence_id for sequence_id, _ in step.replaced_tables}
+        _require(not replaced & set(step.appended_sequence_ids), "a table is replaced and grows")
         self._check_pairs(step)
         tables = [new.block_ids for new in step.new_sequences] + [fork.block_ids for fork in step.forks]
         tables += [table for _, table in step.replaced_tables]

@@ -153,3 +153,31 @@ class Bench:
         return generate_alone(
             self.specs[request_id], sequence_index, max_model_len=self.config.max_model_len, vocab_size=VOCAB_SIZE
         )
+
+
+def rows(step: SchedulerOutput) -> dict[int, int]:
+    """What a step computes: sequence ids and numbers of tokens."""
+    return dict(zip(step.sequence_ids, step.num_new_tokens, strict=True))
+
+
+def crowd(mode: str, num_device_blocks: int = 5, **changes: object) -> Bench:
+    """Two sequences in decode, with two blocks each and no other: in the third step the first one needs a third."""
+    bench = Bench(configure(num_device_blocks=num_device_blocks, preemption_mode=mode, **changes))
+    bench.add(make_spec("a", 7, 6))
+    bench.add(make_spec("b", 4, 6))
+    bench.step()
+    bench.step()
+    return bench
+
+
+def small_beside_large(mode: str) -> Bench:
+    """a runs, b was preempted and does not fit beside it, and c would."""
+    bench = Bench(configure(num_device_blocks=7, preemption_mode=mode))
+    bench.add(make_spec("a", 7, 6))
+    bench.add(make_spec("b", 12, 6))
+    for _ in range(3):
+        bench.step()
+    assert bench.scheduler.stats().num_running == 1
+    assert bench.scheduler.stats().num_free_device_blocks == 3
+    bench.add(make_spec("c", 1, 2))
+    return bench

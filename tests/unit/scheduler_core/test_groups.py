@@ -5,13 +5,9 @@ from __future__ import annotations
 import pytest
 
 from scheduler_service.core.block_manager import BlockManager
-from scheduler_service.core.output import FinishReason, SchedulerOutput, StepResult
+from scheduler_service.core.output import FinishReason, StepResult
 from scheduler_service.core.sequence import Group
-from tests.unit.scheduler_core.harness import Bench, configure, make_spec
-
-
-def rows(step: SchedulerOutput) -> dict[int, int]:
-    return dict(zip(step.sequence_ids, step.num_new_tokens, strict=True))
+from tests.unit.scheduler_core.harness import Bench, configure, make_spec, rows
 
 
 def test_children_are_forked_with_the_last_piece() -> None:

@@ -89,6 +89,9 @@ BROKEN = {
     "a known new one": decode(new_sequences=(NEW,)),
     "nothing to compute": decode(new_sequences=(replace(OTHER, num_computed_tokens=6),)),
     "no prompt": decode(new_sequences=(replace(OTHER, prompt_length=0),)),
+    "a table replaced and grown": decode(
+        replaced_tables=((1, (1, 2)),), appended_sequence_ids=(1,), appended_block_ids=(5,)
+    ),
     "block 0": decode(appended_sequence_ids=(1,), appended_block_ids=(0,)),
     "a block that is not there": decode(replaced_tables=((1, (1, 8)),)),
     "a new block that is not there": decode(new_sequences=(replace(OTHER, block_ids=(3, 9)),)),

@@ -165,6 +165,24 @@ def test_a_twin_counts_as_a_use() -> None:
     assert [order.index(device.find(name)) for name in names] == [2, 1, 0]  # type: ignore[arg-type]
 
 
+def test_a_twin_takes_the_place_of_one_that_was_evicted() -> None:
+    """Else what comes after it in the chain could never be found again."""
+    bench = Bench(configure(num_device_blocks=14))
+    bench.add(make_spec("a", PROMPT[:4], 1))
+    bench.add(make_spec("b", PROMPT, 20))
+    bench.step()
+    finish_one = make_spec("filler", (31,) * 24, 1)
+    bench.add(finish_one)
+    while ("filler", 0) not in bench.finished:
+        bench.step()
+    for _ in range(14):
+        bench.step()
+    assert bench.scheduler._blocks.device.find(hash_block(b"", PROMPT[:4])) is None
+    bench.run()
+    finish(bench, "c")
+    assert bench.prefilled["c"] == 11
+
+
 def test_without_caching_nothing_is_found() -> None:
     bench = Bench(configure(enable_prefix_caching=False))
     finish(bench)

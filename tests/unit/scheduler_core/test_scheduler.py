@@ -6,12 +6,7 @@ import pytest
 
 from scheduler_service.core.output import FinishReason, StepResult
 from scheduler_service.core.scheduler import DuplicateRequest, NeverFits, SchedulerConfig, StepMismatch
-from tests.unit.scheduler_core.harness import Bench, configure, make_spec
-
-
-def rows(step) -> dict[int, int]:
-    return dict(zip(step.sequence_ids, step.num_new_tokens, strict=True))
-
+from tests.unit.scheduler_core.harness import Bench, configure, make_spec, rows
 
 # What is taken
 
