@@ -16,6 +16,7 @@ from blockyard.async_client import AsyncClient
 from blockyard.client import Client, Stream
 from blockyard.configuration import SystemConfiguration
 from blockyard.local_system import LocalSystem
+from blockyard.retry import RetryPolicy
 from blockyard.settings import resolve, settings_of
 from blockyard.supervisor import StartError, Supervisor
 
@@ -28,6 +29,8 @@ T = TypeVar("T")
 Prompt = str | list[int] | tuple[int, ...]
 # More would only wait, in the gateway instead of here.
 MAX_CONCURRENT_REQUESTS = 512
+# As long as a worker that died takes to come back.
+PATIENT = RetryPolicy(max_attempts=30, max_delay_seconds=1.0)
 
 
 class LLM:
@@ -39,7 +42,7 @@ class LLM:
     Args:
         model: a folder or hub id; empty: the demo model.
         settings: as the flags of `blockyard serve`, with underscores: `device="cpu", max_model_len=2048`. Ports are
-            free ones unless told, and the log has warnings only unless `log_level` says otherwise.
+            free ones unless told, and the log has errors only unless `log_level` says otherwise.
 
     Raises TypeError for an unknown setting, SettingsError for a bad value, StartError when a service does not start.
 
@@ -52,13 +55,13 @@ class LLM:
         known = {setting.name for setting in settings_of(SystemConfiguration)}
         if unknown := sorted(set(settings) - known):
             raise TypeError(f"unknown settings: {', '.join(unknown)}")
-        defaults = {"grpc_port": 0, "http_port": 0, "admin_port": 0, "log_level": "warning"}
+        defaults = {"grpc_port": 0, "http_port": 0, "admin_port": 0, "log_level": "error"}
         configuration = resolve(SystemConfiguration, {**defaults, **settings, **({"model": model} if model else {})})
         self._system = _RunningSystem(LocalSystem(configuration))
         # Stops everything when this object is forgotten, and at the interpreter's exit.
         self._finalizer = weakref.finalize(self, self._system.stop)
         self._system.start()
-        self._client = Client(self.target)
+        self._client = Client(self.target, retry=PATIENT)
 
     @property
     def target(self) -> str:
@@ -96,7 +99,8 @@ class LLM:
             progress: show a bar, where standard error is a terminal.
             options: for all of them. A seed makes equal prompts equal answers; a request_id goes with one prompt only.
 
-        Raises BlockyardError, of the first prompt that failed; the others are cancelled.
+        A prompt whose worker dies is generated again when the worker is back. Raises BlockyardError, of the first
+        prompt that failed otherwise; the others are cancelled.
         """
         if isinstance(prompts, str):
             raise TypeError("prompts is a list: use generate([prompt])")
@@ -142,7 +146,7 @@ async def _generate_all(
         advance()
         return completion
 
-    async with AsyncClient(target) as client:
+    async with AsyncClient(target, retry=PATIENT) as client:
         tasks = [asyncio.create_task(one(client, prompt)) for prompt in prompts]
         try:
             return await asyncio.gather(*tasks)

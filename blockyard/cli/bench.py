@@ -82,6 +82,10 @@ def bench(
     )
     summary = asyncio.run(_run(settings))
     Console().print(make_table(summary))
+    typer.echo(
+        f"{summary.requests_per_second:.2f} requests/s, {summary.output_tokens_per_second:.1f} output tokens/s, "
+        f"{summary.total_tokens_per_second:.1f} tokens/s with the prompts"
+    )
     for reason, count in sorted(summary.errors.items()):
         typer.echo(f"{count} failed: {reason}", err=True)
     if output is not None:
@@ -139,13 +143,8 @@ class _progress:
 
 def make_table(summary: Summary) -> Table:
     """Lays the numbers out for a person."""
-    table = Table(
-        title=f"{summary.num_requests} requests in {summary.elapsed_seconds:.2f} s, {summary.num_errors} failed",
-        caption=(
-            f"{summary.requests_per_second:.2f} requests/s   {summary.output_tokens_per_second:.1f} output tokens/s   "
-            f"{summary.total_tokens_per_second:.1f} tokens/s in all"
-        ),
-    )
+    title = f"{summary.num_requests} requests in {summary.elapsed_seconds:.2f} s, {summary.num_errors} failed"
+    table = Table(title=title)
     for heading in ("milliseconds", "mean", "p50", "p90", "p99"):
         table.add_column(heading, justify="left" if heading == "milliseconds" else "right")
     for measure in MEASURES:

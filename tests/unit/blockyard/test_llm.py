@@ -122,7 +122,7 @@ def test_settings_reach_the_services(fake_services: Path) -> None:
         (child,) = llm._system._supervisor.children  # type: ignore[union-attr]
         command = Path(f"/proc/{child.pid}/cmdline").read_bytes().decode().split("\0")
         assert "--served-model-name=x y" in command
-        assert "--log-level=warning" in command
+        assert "--log-level=error" in command
 
 
 def test_a_start_that_is_interrupted_leaves_nothing(fake_services: Path) -> None:

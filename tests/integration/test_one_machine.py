@@ -1,0 +1,108 @@
+"""The three services as a user starts them on one machine: `LLM`, `blockyard serve`, and the commands beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from blockyard import LLM
+from tests.kit.system import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+# One thread: it shares the machine with what else runs here, and a thread that waits for another one's turn is slow.
+SMALL: dict[str, Any] = {"num_device_blocks": 60, "num_host_blocks": 0, "dtype": "float32", "num_threads": 1}
+FLAGS = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
+PROMPTS = [f"Question {number}: what is" for number in range(12)]
+
+
+def test_llm_gives_together_what_it_gives_alone_and_outlives_its_worker() -> None:
+    with LLM(**SMALL) as llm:
+        alone = [llm.generate([prompt], max_tokens=12, temperature=0)[0].text for prompt in PROMPTS]
+        assert [completion.text for completion in llm.generate(PROMPTS, max_tokens=12, temperature=0)] == alone
+
+        answers: list[str] = []
+
+        def generate() -> None:
+            answers.extend(completion.text for completion in llm.generate(PROMPTS, max_tokens=12, temperature=0))
+
+        with llm.stream(PROMPTS[0], max_tokens=500, ignore_eos=True) as stream:
+            deltas = stream.text_deltas()
+            next(deltas)
+            thread = threading.Thread(target=generate)
+            thread.start()
+            os.kill(llm._system._supervisor.children[0].pid, signal.SIGKILL)  # type: ignore[union-attr]
+        thread.join(60)
+        assert answers == alone
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """`blockyard serve` in a process of its own, and the addresses that it told."""
+    log = (tmp_path_factory.mktemp("serve") / "log").open("w+")
+    ports = ["--grpc-port=0", "--http-port=0", "--admin-port=0"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "blockyard.cli.main", "serve", *FLAGS, *ports],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+    )
+    assert process.stdout is not None
+    told = ""
+    while "blockyard generate" not in told:
+        line = process.stdout.readline()
+        assert line, f"it never told where it is; its log is {log.name}"
+        told += line
+    yield dict(re.findall(r"  (gRPC|HTTP) +(\S+)", told)) | {"told": told}
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    process.stdout.close()
+    log.close()
+
+
+def blockyard(*arguments: str, text: str = "") -> str:
+    """Runs a command and returns what it writes."""
+    command = [sys.executable, "-m", "blockyard.cli.main", *arguments]
+    done = subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_generate_streams_what_it_gives_at_once(served: dict[str, str]) -> None:
+    flags = ["Once upon a time", "--max-tokens=20", "--seed=1", "--target", served["gRPC"]]
+    assert blockyard("generate", *flags) == blockyard("generate", "--no-stream", *flags)
+
+
+def test_chat_answers(served: dict[str, str]) -> None:
+    url = served["HTTP"].removesuffix("/v1")
+    assert blockyard("chat", "--url", url, "--max-tokens=10", "--temperature=0", text="hello\n/quit\n").strip()
+
+
+@pytest.mark.parametrize("api", ["grpc", "http"])
+def test_bench_counts_every_token(served: dict[str, str], tmp_path: Path, api: str) -> None:
+    where = ["--target", served["gRPC"], "--url", served["HTTP"].removesuffix("/v1"), "--api", api]
+    amount = ["--num-requests=6", "--concurrency=3", "--prompt-tokens=8", "--output-tokens=5"]
+    blockyard("bench", *where, *amount, "--output", str(tmp_path / "result.json"))
+    results = json.loads((tmp_path / "result.json").read_text())["results"]
+    assert (results["num_requests"], results["num_output_tokens"], results["errors"]) == (6, 30, {})
+
+
+def test_the_lines_to_paste_work(served: dict[str, str]) -> None:
+    lines = [line.strip() for line in served["told"].splitlines() if line.startswith(("  curl", "  python"))]
+    for line in lines:
+        command = line.replace("python ", f"{sys.executable} ", 1) if line.startswith("python") else f"{line} -sSf"
+        done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip()
+    assert len(lines) == 2
