@@ -91,7 +91,8 @@ async def _greeting(endpoints: Endpoints) -> str:
     async with AsyncClient(endpoints.grpc) as client:
         (model, *_) = await client.list_models()
     body = json.dumps({"model": model.name, "prompt": "Once upon a time", "max_tokens": 32})
-    python = f'import blockyard; print(blockyard.Client("{endpoints.grpc}").generate("Once upon a time", max_tokens=32).text)'
+    call = f'blockyard.Client("{endpoints.grpc}").generate("Once upon a time", max_tokens=32)'
+    python = f"import blockyard; print({call}.text)"
     return "\n".join(
         [
             "",
