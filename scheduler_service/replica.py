@@ -29,6 +29,10 @@ log = EventLogger(__name__)
 API_VERSION = "v1"
 FIRST_RETRY_SECONDS = 0.1
 LAST_RETRY_SECONDS = 1.0
+# A worker that answers with an error is asked again, since a folder can be repaired, but a set-up is heavy work.
+LAST_FAILURE_RETRY_SECONDS = 10.0
+# Services that start together need not warn of each other.
+START_SECONDS = 10.0
 # A worker that comes back is a pause for its clients: it is looked for more often.
 UNREACHABLE_RETRY_SECONDS = 0.25
 PROGRESS_SECONDS = 2.0
@@ -107,6 +111,7 @@ class Replica:
     def __init__(self, link: WorkerLink, configuration: SchedulerConfiguration, report: Callable[[str], None]) -> None:
         self.worker: WorkerInfo | None = None
         self.message = ""
+        self._said = ("", False)
         self.epoch = 0
         self._link = link
         self._configuration = configuration
@@ -129,25 +134,30 @@ class Replica:
 
     async def set_up(self) -> tuple[ModelFacts, CacheInfo]:
         """Waits for a worker and sets it up, for as long as that takes."""
-        delay = FIRST_RETRY_SECONDS
+        delay, begin = FIRST_RETRY_SECONDS, time.monotonic()
         while True:
+            longest, expected = LAST_FAILURE_RETRY_SECONDS, False
             try:
                 return await self._set_up_once()
             except NotReady as error:
-                self._say(str(error))
+                longest, message = LAST_RETRY_SECONDS, str(error)
             except BlockyardError as error:
+                message = f"the worker at {self.address}: {error.message}"
                 if error.reason is Reason.NO_READY_WORKER:
                     self.worker = None
-                    self._say(f"no worker answers at {self.address}")
-                else:
-                    self._say(f"the worker at {self.address}: {error.message}")
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, LAST_RETRY_SECONDS if self.worker else UNREACHABLE_RETRY_SECONDS)
+                    longest, message = LAST_RETRY_SECONDS, f"no worker answers at {self.address}"
+                    expected = not self.epoch and time.monotonic() - begin < START_SECONDS
+            self._say(message, expected=expected)
+            await asyncio.sleep(min(delay, longest))
+            delay = min(2 * delay, LAST_FAILURE_RETRY_SECONDS)
 
-    def _say(self, message: str) -> None:
+    def _say(self, message: str, *, expected: bool) -> None:
+        """Tells what is missing when that changes, and warns of it when it should not be missing any more."""
+        if (message, expected) != self._said:
+            self._said = (message, expected)
+            (log.info if expected else log.warning)("the replica is not ready", reason=message)
         if message != self.message:
             self.message = message
-            log.warning("the replica is not ready", reason=message)
             self._report(message)
 
     async def _set_up_once(self) -> tuple[ModelFacts, CacheInfo]:

@@ -131,6 +131,43 @@ async def test_an_absent_worker_is_waited_for_and_told_once(
         assert sum(record.message == "the replica is not ready" for record in caplog.records) == 1
 
 
+async def test_a_worker_that_is_starting_too_is_no_warning_but_one_that_was_lost_is(
+    configuration: SchedulerConfiguration, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with replica_of(configuration) as (replica, reports):
+        setting_up = asyncio.create_task(replica.set_up())
+        await reports.wait_for("no worker answers")
+        async with worker_of(configuration):
+            await asyncio.wait_for(setting_up, 10)
+            replica.open_steps().cancel()
+        reports.messages.clear()
+        setting_up = asyncio.create_task(replica.set_up())
+        await reports.wait_for("no worker answers")
+        setting_up.cancel()
+    levels = [record.levelname for record in caplog.records if record.message == "the replica is not ready"]
+    assert levels == ["INFO", "WARNING"]
+
+
+async def test_a_worker_that_fails_is_asked_less_and_less_often(
+    configuration: SchedulerConfiguration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delays: list[float] = []
+
+    async def note(delay: float) -> None:
+        delays.append(delay)
+        if len(delays) == 9:
+            raise asyncio.CancelledError
+
+    async with worker_of(configuration) as worker, replica_of(configuration) as (replica, _):
+        worker.state = status_pb2.WORKER_STATE_RUNNING  # it refuses InitDevice
+        worker.configuration_digest = configuration_digest(configuration)
+        monkeypatch.setattr("scheduler_service.replica.asyncio.sleep", note)
+        with pytest.raises(asyncio.CancelledError):
+            await replica.set_up()
+    assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
+
+
 @pytest.mark.parametrize(
     "state",
     [
