@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HERE = Path(__file__).resolve().parent
+CHECKPOINT = "checkpoint.pt"
 END_IDS = [vocabulary.END_OF_TEXT_ID, vocabulary.END_ID]
 
 
@@ -38,7 +39,8 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints")
     parser.add_argument("--output", type=Path, default=HERE, help="folder for the model's files")
-    parser.add_argument("--steps", type=int, default=6500)
+    parser.add_argument("--steps", type=int, default=5200)
+    parser.add_argument("--stop", type=int, help="stop after this step, to resume another time")
     parser.add_argument("--batch-tokens", type=int, default=2048, help="tokens in one step")
     parser.add_argument("--short", type=int, default=256, help="sequence length at first")
     parser.add_argument("--long", type=int, default=vocabulary.MAX_CONTEXT, help="and at last")
@@ -166,20 +168,28 @@ def load_tokenizer(text: corpus.Corpus, arguments: argparse.Namespace) -> Tokeni
     return Tokenizer.from_file(str(path))
 
 
+def save_checkpoint(folder: Path, model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, num_steps: int) -> None:
+    """Replaces the checkpoint in one move, so that a kill leaves the old one or the new one."""
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": num_steps}
+    torch.save(state, folder / "checkpoint.new")
+    (folder / "checkpoint.new").replace(folder / CHECKPOINT)
+
+
 def train(
     model: LlamaForCausalLM,
     text: corpus.Corpus,
     tokenizer: Tokenizer,
     arguments: argparse.Namespace,
 ) -> None:
+    """Runs the schedule in place, from the checkpoint's step on if asked to."""
     optimizer = optimizer_for(model, arguments)
-    checkpoint = arguments.work / "checkpoint.pt"
     first = 0
     if arguments.resume:
-        state = torch.load(checkpoint)
+        state = torch.load(arguments.work / CHECKPOINT)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first = state["step"]
+    last = arguments.stop or arguments.steps
     num_short = round(arguments.steps * (1 - arguments.long_share))
     stage = ""
     forward = torch.compile(model, dynamic=False) if arguments.compile else model
@@ -190,7 +200,7 @@ def train(
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), loss_column)
     with Progress(*columns) as progress:
         bar = progress.add_task("train", total=arguments.steps, completed=first, loss="")
-        for step in range(arguments.steps):
+        for step in range(last):
             wanted = "short" if step < num_short else "long"
             if wanted != stage:
                 stage = wanted
@@ -214,11 +224,9 @@ def train(
                 speed = 50 * arguments.batch_tokens / (now - logged)
                 logged = now
                 progress.print(f"step {step + 1} loss {mean_loss:.3f} tokens/s {speed:.0f}")
-            if now - saved > arguments.checkpoint_seconds or step + 1 == arguments.steps:
+            if now - saved > arguments.checkpoint_seconds or step + 1 == last:
                 saved = now
-                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-                torch.save({**state, "step": step + 1}, checkpoint.with_suffix(".new"))
-                checkpoint.with_suffix(".new").replace(checkpoint)
+                save_checkpoint(arguments.work, model, optimizer, step + 1)
 
 
 def main() -> None:
@@ -231,7 +239,7 @@ def main() -> None:
     tokenizer = load_tokenizer(text, arguments)
     print(f"Python {platform.python_version()}, {model.num_parameters():,} parameters", flush=True)
     if arguments.export_only:
-        state = torch.load(arguments.work / "checkpoint.pt")
+        state = torch.load(arguments.work / CHECKPOINT)
         model.load_state_dict(state["model"])
         print(f"checkpoint of step {state['step']}")
     else:
