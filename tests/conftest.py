@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+from blockyard import telemetry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """Undoes what a test's `configure_logging` did to this process, on which the next test's `caplog` depends."""
+    root = logging.getLogger()
+    loggers = [root, *(logging.getLogger(name) for name in telemetry._LOCAL)]
+    handlers, levels = root.handlers[:], [logger.level for logger in loggers]
+    yield
+    root.handlers[:] = handlers
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
