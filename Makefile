@@ -49,7 +49,7 @@ protos: setup
 	sh protos/generate.sh
 
 bench: setup
-	$(BIN)/python benchmarks/schedule_cost.py
+	$(BIN)/python benchmarks/schedule_cost.py --write
 	$(BIN)/python benchmarks/boundary.py --write
 	$(BIN)/python benchmarks/gateway_rate.py --write
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import platform
 import statistics
@@ -29,17 +28,18 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from google.protobuf import message as protobuf  # noqa: E402
+from google.protobuf import message as protobuf
 
-from blockyard.common.v1 import sampling_pb2  # noqa: E402
-from blockyard.rpc import internal_channel  # noqa: E402
-from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc  # noqa: E402
-from blockyard.worker.v1 import worker_pb2  # noqa: E402
-from scheduler_service import codec  # noqa: E402
-from scheduler_service.core.output import GroupSpec, NewSequence, OwnerUpdate, SchedulerOutput, StepResult  # noqa: E402
-from tests.kit.fake_worker import Device, seed_of_payload  # noqa: E402
-from tests.kit.token_rows import TokenRows  # noqa: E402
-from tests.kit.worker_codec import encode_result  # noqa: E402
+from benchmarks import record
+from blockyard.common.v1 import sampling_pb2
+from blockyard.rpc import internal_channel
+from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from blockyard.worker.v1 import worker_pb2
+from scheduler_service import codec
+from scheduler_service.core.output import GroupSpec, NewSequence, OwnerUpdate, SchedulerOutput, StepResult
+from tests.kit.fake_worker import Device, seed_of_payload
+from tests.kit.token_rows import TokenRows
+from tests.kit.worker_codec import encode_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -265,7 +265,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
     parser.add_argument("--step-milliseconds", type=float, nargs="+", default=[5.0, 1.0])
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/boundary.json and .md")
+    parser.add_argument("--write", action="store_true", help="keep this run in benchmarks/results/boundary.json")
     options = parser.parse_args()
     sys.setswitchinterval(1e-4)
     results = {
@@ -275,10 +275,7 @@ def main() -> None:
     }
     print(report(results))
     if options.write:
-        folder = ROOT / "benchmarks" / "results"
-        folder.mkdir(exist_ok=True)
-        (folder / "boundary.json").write_text(json.dumps(results, indent=2) + "\n")
-        (folder / "boundary.md").write_text(report(results))
+        record.append("boundary", results)
 
 
 if __name__ == "__main__":

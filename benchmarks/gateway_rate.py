@@ -26,6 +26,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks import record
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from blockyard.model_files import DEMO_FOLDER, model_digest
 from tests.kit.fake_scheduler import FakeScheduler
@@ -40,6 +41,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=800, help="of each stream")
     parser.add_argument("--rate", type=float, default=0, help="tokens a second that the source gives; 0: as taken")
     parser.add_argument("--stop", action="append", default=[], help="a stop string of every request")
+    parser.add_argument("--write", action="store_true", help="keep this run in benchmarks/results/gateway_rate.json")
     parser.add_argument("--role", choices=("main", "source"), default="main", help=argparse.SUPPRESS)
     parser.add_argument("--address", default="", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
@@ -139,7 +141,10 @@ def main() -> None:
             source.terminate()
             gateway.wait()
             source.wait()
-    print(json.dumps({"streams": options.streams, "rate": options.rate, "stop": options.stop, **result}))
+    told = {"streams": options.streams, "rate": options.rate, "stop": options.stop, **result}
+    print(json.dumps(told))
+    if options.write:
+        record.append("gateway_rate", told)
 
 
 if __name__ == "__main__":

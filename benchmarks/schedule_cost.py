@@ -1,6 +1,6 @@
 """What `schedule()` and `update()` cost at 256 running sequences in steady decode, with 0 and 10,000 waiting.
 
-    python benchmarks/schedule_cost.py [--json FILE]
+    python benchmarks/schedule_cost.py [--write]
 
 Prints the median and the 99th percentile in microseconds of CPU time, which other programs do not disturb much. The
 target is a median of 250 for each.
@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import platform
 import statistics
+import sys
 import time
 from collections import deque
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks import record
 from scheduler_service.core.output import GroupSpec, SchedulerOutput, StepResult
 from scheduler_service.core.scheduler import Scheduler, SchedulerConfig
 
@@ -91,14 +93,14 @@ def summarize(name: str, seconds: list[float]) -> dict[str, float]:
 def main() -> None:
     """Measure, print, and write if asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write the results there")
-    path = parser.parse_args().json
+    parser.add_argument("--write", action="store_true", help="keep this run in benchmarks/results/schedule_cost.json")
+    options = parser.parse_args()
     gc.freeze()  # as the scheduler's process does after its start
     results = [measure(num_waiting) for num_waiting in (0, 10_000)]
     for result in results:
         print("  ".join(f"{name} {value:g}" for name, value in result.items()))
-    if path:
-        path.write_text(json.dumps({"python": platform.python_version(), "results": results}, indent=2) + "\n")
+    if options.write:
+        record.append("schedule_cost", results)
 
 
 if __name__ == "__main__":
