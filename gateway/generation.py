@@ -171,7 +171,12 @@ class Link(Outlet, Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests can be sent now."""
+        """Whether requests would be computed now."""
+        ...
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether requests can be sent; they wait while nobody is ready."""
         ...
 
     @property
@@ -195,8 +200,8 @@ class GenerationService:
     async def start(self, request: GenerationRequest) -> Generation:
         """Validates, tokenizes and submits a request.
 
-        Raises BlockyardError: every violation at once; REQUEST_ID_CONFLICT; NO_READY_WORKER, at once, while nobody
-        could serve it.
+        Raises BlockyardError: every violation at once; REQUEST_ID_CONFLICT; NO_READY_WORKER, at once, while there is
+        no scheduler or the model is not known. Without a worker it waits, as long as the scheduler lets it.
         """
         self._facts()
         request = request if request.request_id else replace(request, request_id=f"gen-{secrets.token_hex(12)}")
@@ -298,9 +303,9 @@ class GenerationService:
             raise invalid([Violation("model", told, Reason.MODEL_NOT_FOUND)])
 
     def _facts(self) -> ModelFacts:
-        """The model's facts; raises BlockyardError NO_READY_WORKER while requests cannot be served."""
+        """The model's facts; raises BlockyardError NO_READY_WORKER while requests cannot be sent."""
         facts = self._link.facts
-        if facts is None or not self._link.is_ready:
+        if facts is None or not self._link.takes_requests:
             raise BlockyardError(Reason.NO_READY_WORKER, self._link.message, retry_after_seconds=RETRY_SECONDS)
         return facts
 

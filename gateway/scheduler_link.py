@@ -73,8 +73,13 @@ class SchedulerLink:
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests can be sent now. May be called from any thread."""
-        return self._is_attached and self._readiness.ready and self._facts is not None and not self._has_other_model()
+        """Whether requests would be computed now. May be called from any thread."""
+        return self.takes_requests and self._readiness.ready
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether requests can be sent: without a worker they wait in the scheduler."""
+        return self._is_attached and self._facts is not None and not self._has_other_model()
 
     @property
     def message(self) -> str:

@@ -60,10 +60,6 @@ class Attachment:
         merged.finished += update.finished
         merged.prefilled += update.prefilled
 
-    def seal(self) -> None:
-        """Keeps what comes now apart from what waits: an epoch has ended, and sequence ids may come again."""
-        self._sealed = True
-
     def close(self, error: BlockyardError | None = None) -> None:
         """Ends the stream after what waits: with an error, or well."""
         self._closed, self._error = True, error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason
@@ -15,6 +16,7 @@ from scheduler_service.attachment import Attachment
 from scheduler_service.core.scheduler import DuplicateRequest, NeverFits, Scheduler, SchedulerConfig, StepMismatch
 from scheduler_service.facts import Readiness
 from scheduler_service.pace import MAX_STEPS_IN_FLIGHT, Pace
+from scheduler_service.refusals import Refusals, named_sequences
 from scheduler_service.replica import Replica
 from scheduler_service.step_log import StepLog
 
@@ -30,12 +32,17 @@ if TYPE_CHECKING:
 log = EventLogger(__name__)
 
 RETRY_AFTER_SECONDS = 1.0
+# What ends a stream without anybody being to blame: the process, the connection, or its own wish.
+_BREAKS = (Reason.NO_READY_WORKER, Reason.DRAINING, Reason.CLIENT_CANCELLED)
 # An epoch that broke before it answered anything may break again at once.
 BROKEN_EPOCH_SECONDS = 0.5
 
 
 class Engine:
-    """Serves the attached gateways from one replica, for ever."""
+    """Serves the attached gateways from one replica, for ever.
+
+    The loss of the worker is a pause: what is not answered is forgotten, and the requests wait for an epoch to come.
+    """
 
     def __init__(
         self, configuration: SchedulerConfiguration, link: WorkerLink, clock: Callable[[], float] = time.monotonic
@@ -51,7 +58,10 @@ class Engine:
         self._attachments: dict[str, Attachment] = {}
         self._num_attached = 0
         self._pace = Pace()
-        self._num_in_flight = 0
+        self._in_flight: deque[SchedulerOutput] = deque()
+        self._refusals = Refusals()
+        # Since no step was answered for want of a worker.
+        self._lost_at: float | None = None
         # Set when there may be something to schedule.
         self._work = asyncio.Event()
 
@@ -95,7 +105,7 @@ class Engine:
         self._work.set()
 
     def _admit(self, spec: GroupSpec) -> int:
-        if self._scheduler is None or not self.readiness.ready:
+        if self._scheduler is None:
             raise _no_ready_worker(self.readiness.message)
         try:
             return self._scheduler.add(spec, self._clock())
@@ -151,7 +161,7 @@ class Engine:
     async def run(self) -> None:
         """Sets the replica up, serves until its epoch breaks, and begins again."""
         while True:
-            facts, cache = await self.replica.set_up()
+            facts, cache = await self._set_up()
             self._prepare(cache)
             steps = self.replica.open_steps()
             self._tell(Readiness(True), facts)
@@ -160,15 +170,40 @@ class Engine:
             try:
                 await self._serve(steps)
             except* BlockyardError as errors:
-                self._lose(_first_message(errors), steps.epoch)
+                self._lose(_cause(errors), steps.epoch)
             finally:
                 steps.cancel()
             if self.step_log.num_steps == num_steps:
                 await asyncio.sleep(BROKEN_EPOCH_SECONDS)
 
+    async def _set_up(self) -> tuple[ModelFacts, CacheInfo]:
+        """Waits for a worker that is set up, and fails the requests that have waited too long for it."""
+        async with asyncio.TaskGroup() as group:
+            expiring = group.create_task(self._expire())
+            ready = await self.replica.set_up()
+            expiring.cancel()
+        return ready
+
+    async def _expire(self) -> None:
+        patience = self._configuration.service.max_worker_wait_seconds
+        while True:
+            lost_at = self._clock() if self._lost_at is None else self._lost_at
+            arrivals = self._scheduler.arrivals() if self._scheduler else {}
+            due = {request_id: max(arrived, lost_at) + patience for request_id, arrived in arrivals.items()}
+            now = self._clock()
+            if overdue := [request_id for request_id, at in due.items() if at <= now]:
+                log.warning("requests waited too long for a worker", num_requests=len(overdue), seconds=patience)
+                message = f"no worker was ready for {patience:g} s: {self.readiness.message}"
+                self._fail(overdue, message, Reason.NO_READY_WORKER)
+            # One that comes later waits at least as long as one that comes now.
+            await asyncio.sleep(min([at for at in due.values() if at > now], default=now + patience) - now + 1e-3)
+
+    def _fail(self, request_ids: list[str], message: str, reason: Reason) -> None:
+        assert self._scheduler is not None
+        self._publish(self._scheduler.fail(request_ids, message), reason)
+
     async def _serve(self, steps: StepStream) -> None:
         """Runs one epoch until its stream breaks: an ExceptionGroup with a BlockyardError."""
-        self._num_in_flight = 0
         self._work.set()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._send_steps(steps))
@@ -192,16 +227,16 @@ class Engine:
 
     def _schedule(self, epoch: int) -> SchedulerOutput | None:
         assert self._scheduler is not None
-        if self._num_in_flight >= self._pace.depth or not self._scheduler.can_schedule():
+        if len(self._in_flight) >= self._pace.depth or not self._scheduler.can_schedule():
             return None
         begin = time.perf_counter()
         output = self._scheduler.schedule(self._clock())
-        if output is None and not self._num_in_flight and self._scheduler.can_schedule():
+        if output is None and not self._in_flight and self._scheduler.can_schedule():
             # No answer will come that could change anything. Asked again, the core makes room by force.
             log.error("nothing could be scheduled: a bug", epoch=epoch, after_step_id=self.last_step_id)
             output = self._scheduler.schedule(self._clock())
         if output:
-            self._num_in_flight += 1
+            self._in_flight.append(output)
             self.step_log.scheduled(output, epoch, time.perf_counter() - begin)
         return output
 
@@ -213,7 +248,8 @@ class Engine:
         except StepMismatch as error:
             raise BlockyardError(Reason.BUG, str(error)) from None
         self.step_log.answered(result, time.perf_counter() - begin)
-        self._num_in_flight -= 1
+        self._in_flight.popleft()
+        self._lost_at = None
         self.last_step_id = result.step_id
         return updates
 
@@ -233,20 +269,46 @@ class Engine:
     # Epochs.
 
     def _prepare(self, cache: CacheInfo) -> None:
-        """Makes a scheduler for these pools; one that has them already goes on, empty."""
+        """Makes a scheduler for these pools; one that has them already goes on."""
         wanted = _scheduler_config(self._configuration, cache)
-        if self._scheduler is None or self._scheduler.config != wanted:
-            self._scheduler = Scheduler(wanted)
+        if self._scheduler is not None and self._scheduler.config == wanted:
+            return
+        predecessor, self._scheduler = self._scheduler, Scheduler(wanted)
+        if predecessor is not None:
+            log.warning("the worker has other pools", num_device_blocks=cache.num_device_blocks)
+            self._publish(self._scheduler.take_over(predecessor), Reason.NEVER_FITS)
 
-    def _lose(self, why: str, epoch: int) -> None:
-        """Fails every request: the worker's step stream is gone, and with it all KV."""
+    def _lose(self, error: BlockyardError, epoch: int) -> None:
+        """Takes back what the worker had: its step stream is gone, and with it all KV."""
         assert self._scheduler is not None
-        message = f"the worker was lost: {why}"
-        log.error("epoch broken", epoch=epoch, reason=why)
-        self._publish(self._scheduler.fail_all(message), Reason.NO_READY_WORKER)
-        self._tell(Readiness(False, message))
-        for attachment in self._attachments.values():
-            attachment.seal()
+        if self._lost_at is None:
+            self._lost_at = self._clock()
+        self._fail_hopeless(error)
+        self._in_flight.clear()
+        updates = self._scheduler.recover()
+        lost = [num_tokens for update in updates.values() for _, num_tokens in update.recovered]
+        worker = self.replica.worker
+        log.warning(
+            "the worker was lost",
+            epoch=epoch,
+            incarnation=worker.incarnation if worker else "",
+            reason=error.message,
+            num_requests=len(lost),
+            num_tokens=sum(lost),
+        )
+        self._tell(Readiness(False, f"the worker was lost: {error.message}"))
+
+    def _fail_hopeless(self, error: BlockyardError) -> None:
+        """Fails the requests that would have every epoch broken."""
+        if error.reason in _BREAKS or not self._in_flight:
+            return
+        assert self._scheduler is not None
+        step = self._in_flight[0]
+        num_outputs = self._scheduler.count_outputs(named_sequences(step, error))
+        hopeless = self._refusals.note(error.message, num_outputs, self._scheduler.arrivals())
+        if hopeless:
+            log.error("requests have a step refused again and again", reason=error.message, request_ids=hopeless)
+            self._fail(hopeless, f"the worker refuses its steps: {error.message}", Reason.BUG)
 
     def close(self) -> None:
         """Ends every gateway's stream with DRAINING and writes the totals."""
@@ -256,10 +318,10 @@ class Engine:
             self.step_log.tell(self._scheduler.stats(), self._clock())
 
 
-def _first_message(errors: BaseExceptionGroup[BlockyardError]) -> str:
-    """What broke an epoch: if both directions noticed, the first to."""
-    first = errors.exceptions[0]
-    return first.message if isinstance(first, BlockyardError) else str(first)
+def _cause(errors: BaseExceptionGroup[BlockyardError]) -> BlockyardError:
+    """What broke an epoch: if both directions noticed, the one that says more than that."""
+    causes = [error for error in errors.exceptions if isinstance(error, BlockyardError)]
+    return next((error for error in causes if error.reason not in _BREAKS), causes[0])
 
 
 def _no_ready_worker(message: str) -> BlockyardError:

@@ -145,7 +145,7 @@ class Replica:
                 message = f"the worker at {self.address}: {error.message}"
                 if error.reason is Reason.NO_READY_WORKER:
                     self.worker = None
-                    longest, message = LAST_RETRY_SECONDS, f"no worker answers at {self.address}"
+                    longest, message = UNREACHABLE_RETRY_SECONDS, f"no worker answers at {self.address}"
                     expected = not self.epoch and time.monotonic() - begin < START_SECONDS
             self._say(message, expected=expected)
             await asyncio.sleep(min(delay, longest))

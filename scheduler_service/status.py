@@ -21,6 +21,8 @@ def encode_status(engine: Engine) -> status_pb2.SchedulerStatus:
         status.num_cached_tokens = stats.num_cached_tokens_total
         status.num_prompt_tokens = stats.num_prompt_tokens_total
         status.num_completion_tokens = stats.num_completion_tokens_total
+        status.num_recoveries = stats.num_recoveries_total
+        status.num_replayed_tokens = stats.num_replayed_tokens_total
     return status
 
 

@@ -106,7 +106,8 @@ class OwnerUpdate:
     """What one owner is told after a step: columns of tokens in order, then what ended and what was prefilled.
 
     `prefilled`: (the group's first sequence id, the prompt's tokens found in the prefix cache), once for each group.
-    `failed`: (request_id, message) of groups that cannot go on.
+    `failed`: (request_id, message) of groups that cannot go on. `recovered`: (request_id, tokens to compute once more)
+    of groups that lost their worker.
     """
 
     sequence_ids: list[int] = field(default_factory=list[int])
@@ -114,6 +115,7 @@ class OwnerUpdate:
     finished: list[FinishedSequence] = field(default_factory=list[FinishedSequence])
     prefilled: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     failed: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    recovered: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,4 +139,6 @@ class SchedulerStats:
     num_cached_tokens_total: int
     num_prompt_tokens_total: int
     num_completion_tokens_total: int
+    num_stalls_total: int = 0
     num_recoveries_total: int = 0
+    num_replayed_tokens_total: int = 0

@@ -180,10 +180,13 @@ class Queues:
         if sequence.is_prefilling:
             self.prefilling.remove(sequence)
 
-    def clear(self) -> None:
-        """Nobody is left."""
+    def take_all(self) -> list[Sequence]:
+        """Everybody, in order of precedence: who runs, who is swapped out, who waits. Nobody is left."""
+        self.begin_step()
+        everybody = [*self.running, *self.swapped, *self.waiting]
         self.num_rows = 0
         self.waiting.clear()
         self.running.clear()
         self.prefilling.clear()
         self.swapped.clear()
+        return everybody

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from scheduler_service.core import integrity
+from scheduler_service.core import integrity, recovery
 from scheduler_service.core.block_manager import BlockManager
 from scheduler_service.core.limits import DuplicateRequest, NeverFits, SchedulerConfig, StepMismatch
 from scheduler_service.core.output import FinishedSequence, FinishReason, OwnerUpdate, SchedulerStats
@@ -37,7 +37,9 @@ class Totals:
     num_cached_tokens: int = 0
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
+    num_stalls: int = 0
     num_recoveries: int = 0
+    num_replayed_tokens: int = 0
 
 
 class Scheduler:
@@ -148,7 +150,7 @@ class Scheduler:
         step = self._fill_step()
         if self._is_stalled(step):
             self._planner.preempt_all_but_first()
-            self._totals.num_recoveries += 1
+            self._totals.num_stalls += 1
             step = self._fill_step()
         self._has_changed = not step.is_idle or not self._in_flight
         output = None if step.is_idle and not self._ended_ids else self._send(step)
@@ -264,22 +266,75 @@ class Scheduler:
             else:
                 self._finish(sequence, FinishReason.ERROR, update, message)
 
-    def fail_all(self, message: str) -> dict[str, OwnerUpdate]:
-        """The replica is lost: every request fails, no block is held or cached, and steps count from 1 again."""
-        updates: dict[str, OwnerUpdate] = {}
-        for request_id, group in self._groups.items():
-            updates.setdefault(group.spec.owner, OwnerUpdate()).failed.append((request_id, message))
-            for sequence in group.sequences:
-                sequence.status = SequenceStatus.FINISHED
-        self._groups.clear()
+    # What goes wrong
+
+    def recover(self) -> dict[str, OwnerUpdate]:
+        """The worker is lost: whatever is not answered did not happen, no block is held, and steps count from 1 again.
+
+        All live sequences wait in order of precedence, to be prefilled with their prompt and their output. Returns
+        which requests lost how much.
+        """
+        updates = recovery.count_replayed(self._groups.values())
+        recovery.requeue(self._queues)
+        self._blocks.reset()
         self._in_flight.clear()
         self._ended_ids = []
-        self._queues.clear()
-        self._blocks.reset()
         self._next_step_id = 1
         self._num_stalls = 0
+        self._totals.num_recoveries += 1
+        self._totals.num_replayed_tokens += sum(n for update in updates.values() for _, n in update.recovered)
         self._note_change()
         return updates
+
+    def take_over(self, predecessor: Scheduler) -> dict[str, OwnerUpdate]:
+        """Go on, in these pools, with the requests of a scheduler that has just recovered: it must not be used again.
+
+        Sequences that are as long as they may become here finish, and requests that never fit fail.
+        """
+        self._next_sequence_id = predecessor._next_sequence_id
+        self._totals = predecessor._totals
+        self._planner.num_preemptions_total = predecessor._planner.num_preemptions_total
+        self._planner.num_pieces_total = predecessor._planner.num_pieces_total
+        self._groups = predecessor._groups
+        for sequence in predecessor._queues.waiting:
+            self._queues.waiting.push(sequence)
+        updates: dict[str, OwnerUpdate] = {}
+        for group in list(self._groups.values()):
+            self._fit(group, updates.setdefault(group.spec.owner, OwnerUpdate()))
+        self._note_change()
+        return updates
+
+    def _fit(self, group: Group, update: OwnerUpdate) -> None:
+        try:
+            too_long = recovery.fit(group, self.config)
+        except NeverFits as error:
+            update.failed.append((group.spec.request_id, str(error)))
+            self._end(group, [s for s in group.sequences if s.status is not SequenceStatus.FINISHED])
+            return
+        for sequence in too_long:
+            self._finish(sequence, FinishReason.LENGTH, update)
+
+    def fail(self, request_ids: Iterable[str], message: str) -> dict[str, OwnerUpdate]:
+        """End requests with an error that their owners are told."""
+        updates: dict[str, OwnerUpdate] = {}
+        for request_id in request_ids:
+            if group := self._groups.get(request_id):
+                updates.setdefault(group.spec.owner, OwnerUpdate()).failed.append((request_id, message))
+                self.abort(request_id)
+        return updates
+
+    def arrivals(self) -> dict[str, float]:
+        """When each live request came, by the clock of `add`."""
+        return {request_id: group.arrived_at for request_id, group in self._groups.items()}
+
+    def count_outputs(self, sequence_ids: Iterable[int]) -> dict[str, int]:
+        """The live requests that these sequences belong to, and how many tokens each of them has generated."""
+        wanted = set(sequence_ids)
+        return {
+            request_id: sum(max(len(sequence.token_ids) - group.prompt_length, 0) for sequence in group.sequences)
+            for request_id, group in self._groups.items()
+            if any(sequence.sequence_id in wanted for sequence in group.sequences)
+        }
 
     # What operators see
 
@@ -304,7 +359,9 @@ class Scheduler:
             num_cached_tokens_total=totals.num_cached_tokens,
             num_prompt_tokens_total=totals.num_prompt_tokens,
             num_completion_tokens_total=totals.num_completion_tokens,
+            num_stalls_total=totals.num_stalls,
             num_recoveries_total=totals.num_recoveries,
+            num_replayed_tokens_total=totals.num_replayed_tokens,
         )
 
     def check_integrity(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import signal
 import socket
@@ -13,6 +14,7 @@ import pytest
 
 from blockyard import AsyncClient, Client
 from blockyard.errors import BlockyardError, Reason
+from blockyard.results import Delta, GenerationOptions
 from tests.kit.system import ROOT, Service, System
 from tests.kit.tiny_models import tiny_model
 
@@ -23,22 +25,74 @@ if TYPE_CHECKING:
 FLAGS = ["--dtype", "float32", "--num-device-blocks", "40", "--num-host-blocks", "4"]
 
 
-async def test_dead_worker_ends_its_streams_and_its_successor_serves(tmp_path: Path) -> None:
-    with System(tiny_model("llama"), tmp_path, FLAGS) as system:
+PROMPTS = [[5 + number, 6, 7 + 2 * number, *range(20, 20 + 3 * number)] for number in range(16)]
+# By number modulo four: greedy, seeded, three of a prompt, and up to a string that its text comes to.
+OPTIONS: list[GenerationOptions] = [
+    {"temperature": 0},
+    {"temperature": 1.0, "seed": 11},
+    {"temperature": 0.9, "seed": 12, "n": 3},
+    {"temperature": 0.8, "seed": 13, "top_k": 50, "repetition_penalty": 1.2},
+]
+NUM_TOKENS = 160
+Answer = dict[int, tuple[str, tuple[int, ...]]]
+
+
+def options_of(number: int) -> GenerationOptions:
+    return {"max_tokens": NUM_TOKENS, "ignore_eos": True, "return_token_ids": True, **OPTIONS[number % 4]}
+
+
+async def find_stops(client: AsyncClient) -> dict[int, str]:
+    """Strings far into the texts of those that are to stop."""
+    numbers = range(3, len(PROMPTS), 4)
+    answers = await asyncio.gather(*(client.generate(PROMPTS[number], **options_of(number)) for number in numbers))
+    return {
+        number: answer.text[len(answer.text) * 2 // 3 :][:5] for number, answer in zip(numbers, answers, strict=True)
+    }
+
+
+async def follow(client: AsyncClient, number: int, stop: str | None, progress: list[int]) -> Answer:
+    """Reads a stream to its end and gives each sequence's text and ids; every position comes once, in order."""
+    options = options_of(number)
+    if stop:
+        options["stop"] = stop
+    texts: dict[int, str] = {}
+    ids: dict[int, tuple[int, ...]] = {}
+    async for event in client.stream(PROMPTS[number], **options):
+        if isinstance(event, Delta):
+            texts[event.index] = texts.get(event.index, "") + event.text
+            ids[event.index] = ids.get(event.index, ()) + event.token_ids
+            assert event.num_tokens == len(ids[event.index])
+            assert event.num_text_bytes == len(texts[event.index].encode())
+            progress[number] = event.num_tokens
+    return {index: (texts[index], ids[index]) for index in sorted(ids)}
+
+
+async def follow_all(client: AsyncClient, stops: dict[int, str], progress: list[int]) -> list[Answer]:
+    streams = (follow(client, number, stops.get(number), progress) for number in range(len(PROMPTS)))
+    return await asyncio.gather(*streams)
+
+
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - what other processes do sets no event here
+            await asyncio.sleep(0.01)
+
+
+async def test_streams_go_on_where_their_worker_was_killed(tmp_path: Path) -> None:
+    with System(tiny_model("llama"), tmp_path, [*FLAGS, "--debug-integrity"]) as system:
         async with AsyncClient(system.grpc_target) as client:
-            before = await client.generate([5, 6, 7], max_tokens=8, temperature=0)
-            stream = client.stream([5, 6, 7], max_tokens=900, ignore_eos=True)
-            await anext(stream)
-            await anext(stream)
-            system.services["worker"].stop(signal.SIGKILL)
-            with pytest.raises(BlockyardError) as raised:
-                async for _ in stream:
-                    pass
-            assert raised.value.reason is Reason.NO_READY_WORKER
-            system.start_service("worker")
-            await asyncio.to_thread(system.wait_until_ready)
-            after = await client.generate([5, 6, 7], max_tokens=8, temperature=0)
-            assert after.text == before.text
+            stops = await find_stops(client)
+            undisturbed = await follow_all(client, stops, [0] * len(PROMPTS))
+            progress = [0] * len(PROMPTS)
+            streams = asyncio.create_task(follow_all(client, stops, progress))
+            for _ in range(3):
+                before = sum(progress)
+                await until(lambda: sum(progress) > before + 250)  # noqa: B023
+                assert not streams.done()
+                system.services["worker"].stop(signal.SIGKILL)
+                system.start_service("worker")
+            assert await streams == undisturbed
+        assert len(re.findall(r" W .*the worker was lost .*num_requests=[1-9]", system.log("scheduler"))) == 3
 
 
 def test_unreachable_worker_is_waited_for(tmp_path: Path) -> None:

@@ -128,8 +128,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.cache: worker_pb2.CacheInfo | None = None
         self.plans: list[worker_pb2.InitializeCacheRequest] = []
         self.refusals: list[str] = []
-        # Faults that a test asks for: refuse a step, answer with the wrong sequences, fail sequences alone.
+        # Faults that a test asks for: refuse a step, or each with this prompt, answer with the wrong sequences, fail
+        # sequences alone.
         self.refuse_next = ""
+        self.refuse_prompt: tuple[int, ...] = ()
         self.skew_next = False
         self.fail_sequences: set[int] = set()
         self.stopping = asyncio.Event()
@@ -251,12 +253,14 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         if options.strict:
             sizes = (cache.block_size, cache.num_device_blocks, cache.num_host_blocks)
             model = ModelWorker(*sizes, vocab_size=options.vocab_size, seed_of=seed_of_payload)
-            return lambda step: self._spoil(model.execute(step))
+            return lambda step: self._spoil(step, model.execute(step))
         rows = TokenRows(options.vocab_size, seed_of_payload)
-        return lambda step: self._spoil(rows.execute(step))
+        return lambda step: self._spoil(step, rows.execute(step))
 
-    def _spoil(self, result: StepResult) -> StepResult:
+    def _spoil(self, step: SchedulerOutput, result: StepResult) -> StepResult:
         """Does what a test asked for, in the device's thread."""
+        if any(new.token_ids == self.refuse_prompt for new in step.new_sequences):
+            raise ValueError("the worker cannot stand this prompt")
         if self.refuse_next:
             refusal, self.refuse_next = self.refuse_next, ""
             raise ValueError(refusal)

@@ -224,6 +224,8 @@ class SchedulerStatus(_message.Message):
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_RECOVERIES_FIELD_NUMBER: _builtins.int
+    NUM_REPLAYED_TOKENS_FIELD_NUMBER: _builtins.int
     num_waiting_requests: _builtins.int
     """Requests that wait to be admitted."""
     num_gateways: _builtins.int
@@ -236,6 +238,10 @@ class SchedulerStatus(_message.Message):
     """Prompt tokens admitted since start."""
     num_completion_tokens: _builtins.int
     """Tokens sampled since start."""
+    num_recoveries: _builtins.int
+    """Times that a worker was lost and its requests went on, since start."""
+    num_replayed_tokens: _builtins.int
+    """Tokens of such requests, prompt and output, that had to be computed once more, since start."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaStatus]:
         """Every copy of the model."""
@@ -250,10 +256,12 @@ class SchedulerStatus(_message.Message):
         num_cached_tokens: _builtins.int = ...,
         num_prompt_tokens: _builtins.int = ...,
         num_completion_tokens: _builtins.int = ...,
+        num_recoveries: _builtins.int = ...,
+        num_replayed_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_tokens", b"num_cached_tokens", "num_completion_tokens", b"num_completion_tokens", "num_gateways", b"num_gateways", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_waiting_requests", b"num_waiting_requests", "replicas", b"replicas"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_tokens", b"num_cached_tokens", "num_completion_tokens", b"num_completion_tokens", "num_gateways", b"num_gateways", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_recoveries", b"num_recoveries", "num_replayed_tokens", b"num_replayed_tokens", "num_waiting_requests", b"num_waiting_requests", "replicas", b"replicas"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -32,7 +32,7 @@ class HandLink:
 
     def __init__(self) -> None:
         self.facts: ModelFacts | None = ModelFacts("digest", 4096, 128, 16, "id", True)
-        self.is_ready = True
+        self.is_ready = self.takes_requests = True
         self.message = ""
         self.sent: list[Submission | Abort] = []
 
@@ -235,21 +235,29 @@ async def test_a_lost_scheduler_ends_every_request_with_a_hint(core: Core) -> No
 
 
 async def test_nothing_is_accepted_while_nobody_could_serve_it(core: Core) -> None:
-    core.link.is_ready, core.link.message = False, "the worker loads"
+    core.link.takes_requests, core.link.message = False, "the worker loads"
     with pytest.raises(BlockyardError) as raised:
         await core.start(prompt="")
     error = raised.value
     assert (error.reason, error.message, error.retry_after_seconds) == (Reason.NO_READY_WORKER, "the worker loads", 1.0)
-    core.link.is_ready, core.link.facts = True, None
+    core.link.takes_requests, core.link.facts = True, None
     with pytest.raises(BlockyardError):
         await core.start()
     assert core.service.models() == []
 
 
+async def test_without_a_worker_a_request_waits(core: Core) -> None:
+    core.link.is_ready, core.link.message = False, "the worker was lost"
+    generation = await core.start()
+    assert len(core.link.sent) == 1
+    assert not core.service.is_ready()
+    await generation.aclose()
+
+
 async def test_the_scheduler_may_go_while_a_prompt_is_tokenized(core: Core) -> None:
     starting = asyncio.ensure_future(core.start(prompt="the cat " * 2000))
     await asyncio.sleep(0)
-    core.link.is_ready = False
+    core.link.takes_requests = False
     with pytest.raises(BlockyardError) as raised:
         await starting
     assert raised.value.reason is Reason.NO_READY_WORKER

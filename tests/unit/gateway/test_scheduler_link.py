@@ -33,12 +33,6 @@ async def refusal(front: Front) -> grpc.aio.AioRpcError:
 async def test_readiness_follows_the_scheduler() -> None:
     async with FakeScheduler(ready=False) as scheduler, serving(scheduler) as front:
         assert front.service.readiness_message == "the worker loads"
-        error = from_rpc_error(await refusal(front))
-        assert (error.reason, error.message, error.retry_after_seconds) == (
-            Reason.NO_READY_WORKER,
-            "the worker loads",
-            1.0,
-        )
         await scheduler.tell_readiness(True)
         await until(front, True)
         assert front.service.readiness_message == ""
@@ -46,6 +40,12 @@ async def test_readiness_follows_the_scheduler() -> None:
         await scheduler.tell_readiness(False, "a worker died")
         await until(front, False)
         assert front.service.readiness_message == "a worker died"
+
+
+async def test_requests_are_sent_to_a_scheduler_that_waits_for_a_worker() -> None:
+    async with FakeScheduler(ready=False) as scheduler, serving(scheduler) as front:
+        assert not front.link.is_ready
+        assert (await front.generate(spec())).choices
 
 
 async def test_another_model_is_never_served() -> None:

@@ -45,15 +45,18 @@ def make_spec(
     return GroupSpec(request_id, owner, prompt, n, max_tokens, min_tokens, frozenset(stop))
 
 
+def _worker_of(config: SchedulerConfig) -> ModelWorker:
+    sizes = (config.block_size, config.num_device_blocks, config.num_host_blocks)
+    return ModelWorker(*sizes, vocab_size=VOCAB_SIZE)
+
+
 class Bench:
     """Drives a scheduler by hand. A step is executed when it is answered: the order is what matters."""
 
     def __init__(self, config: SchedulerConfig = CONFIG) -> None:
         self.config = config
         self.scheduler = Scheduler(config)
-        self.worker = ModelWorker(
-            config.block_size, config.num_device_blocks, config.num_host_blocks, vocab_size=VOCAB_SIZE
-        )
+        self.worker = _worker_of(config)
         self.in_flight: deque[SchedulerOutput] = deque()
         self.steps: list[SchedulerOutput] = []
         self.specs: dict[str, GroupSpec] = {}
@@ -115,6 +118,21 @@ class Bench:
                 self.prefilled[request_id] = num_cached_tokens
             self.failed.update(update.failed)
 
+    def lose_worker(self) -> dict[str, OwnerUpdate]:
+        """The worker dies with all that it has not answered, and another one is there."""
+        self.in_flight.clear()
+        self.worker = _worker_of(self.config)
+        return self.scheduler.recover()
+
+    def change_worker(self, config: SchedulerConfig) -> dict[str, OwnerUpdate]:
+        """The same, but the other one has other pools."""
+        self.lose_worker()
+        self.config, predecessor = config, self.scheduler
+        self.worker, self.scheduler = _worker_of(config), Scheduler(config)
+        updates = self.scheduler.take_over(predecessor)
+        self.note(updates)
+        return updates
+
     def step(self) -> SchedulerOutput:
         """One step, with its answer."""
         step = self.send()
@@ -140,7 +158,7 @@ class Bench:
         assert stats.num_free_device_blocks == stats.num_device_blocks
         assert stats.num_free_host_blocks == stats.num_host_blocks
         assert (stats.num_waiting, stats.num_running, stats.num_swapped, stats.num_steps_in_flight) == (0, 0, 0, 0)
-        assert stats.num_recoveries_total == 0
+        assert stats.num_stalls_total == 0
         assert not self.worker.rows
 
     def check_tokens(self) -> None:

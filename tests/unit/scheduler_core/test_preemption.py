@@ -220,7 +220,7 @@ def test_a_stall_is_left_and_counted() -> None:
     assert bench.schedule() is None
     assert bench.scheduler.can_schedule()
     assert bench.schedule() is None
-    assert bench.scheduler.stats().num_recoveries_total == 1
+    assert bench.scheduler.stats().num_stalls_total == 1
     for block in lost:
         device.release(block)
     bench.send()

@@ -6,6 +6,8 @@ All state is walked after every operation, and at the end every block is free an
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -102,6 +104,24 @@ class Traces(RuleBasedStateMachine):
     def answer(self) -> None:
         self.bench.answer()
 
+    @rule()
+    def worker_dies(self) -> None:
+        """Whatever was on its way is lost, and nothing else."""
+        self.bench.lose_worker()
+        stats = self.bench.scheduler.stats()
+        assert stats.num_free_device_blocks == stats.num_device_blocks
+        assert (stats.num_running, stats.num_swapped, stats.num_cached_device_blocks) == (0, 0, 0)
+
+    @rule(
+        block_size=st.sampled_from([1, 2, 3, 4]),
+        num_device_blocks=st.integers(4, 14),
+        num_host_blocks=st.sampled_from([0, 5]),
+    )
+    def worker_with_other_pools_comes(self, **pools: int) -> None:
+        """Who can never fit fails; the others go on."""
+        self.bench.change_worker(replace(self.bench.config, **pools))
+        self.aborted |= {(request_id, i) for request_id in self.bench.failed for i in range(3)}
+
     @rule(num_steps=st.integers(1, 12))
     def go_on(self, num_steps: int) -> None:
         """With the pipeline full, as it is in life."""
@@ -114,7 +134,7 @@ class Traces(RuleBasedStateMachine):
     @invariant()
     def is_consistent(self) -> None:
         self.bench.scheduler.check_integrity()
-        assert self.bench.scheduler.stats().num_recoveries_total == 0
+        assert self.bench.scheduler.stats().num_stalls_total == 0
 
     def teardown(self) -> None:
         if not hasattr(self, "bench"):

@@ -347,29 +347,6 @@ def test_a_leader_that_fails_takes_its_group_along() -> None:
     assert not bench.scheduler.has_unfinished()
 
 
-def test_the_loss_of_a_replica() -> None:
-    bench = Bench()
-    bench.add(make_spec("a", owner="one", n=2))
-    bench.add(make_spec("b", owner="two"))
-    bench.step()
-    bench.step()
-    bench.send()
-    updates = bench.scheduler.fail_all("lost")
-    assert {owner: update.failed for owner, update in updates.items()} == {
-        "one": [("a", "lost")],
-        "two": [("b", "lost")],
-    }
-    stats = bench.scheduler.stats()
-    assert (stats.num_free_device_blocks, stats.num_cached_device_blocks, stats.num_steps_in_flight) == (64, 0, 0)
-    assert not bench.scheduler.can_schedule()
-    again = Bench()
-    again.scheduler = bench.scheduler
-    assert again.add(make_spec("c")) == 4  # ids grow for the life of the scheduler
-    assert again.send().step_id == 1
-    again.run()
-    again.check_tokens()
-
-
 def test_stats_count() -> None:
     bench = Bench(configure(max_prefill_chunk=4))
     bench.add(make_spec("a", 8, 3))

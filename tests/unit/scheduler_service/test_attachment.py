@@ -71,17 +71,6 @@ async def test_the_newest_readiness_is_told_and_facts_stay() -> None:
     assert outgoing.readiness == Readiness(False, "gone")
 
 
-async def test_epochs_do_not_merge() -> None:
-    """After an epoch a sequence id may come again: its tokens must not stand in one message with the old ones."""
-    attachment = Attachment("a")
-    attachment.publish(tokens((1, 10)))
-    attachment.seal()
-    attachment.publish(tokens((1, 99)))
-    attachment.publish(tokens((1, 98)))
-    assert (await take(attachment)).update.token_ids == [10]
-    assert (await take(attachment)).update.token_ids == [99, 98]
-
-
 async def test_the_end_comes_after_what_waits() -> None:
     attachment = Attachment("a")
     attachment.publish(tokens((1, 10)))

@@ -12,7 +12,12 @@ from blockyard.errors import BlockyardError, Reason
 from tests.kit.token_oracle import oracle, until_idle
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from scheduler_service.config import SchedulerConfiguration
     from tests.unit.scheduler_service.conftest import Harness
+
+    Settings = Callable[..., SchedulerConfiguration]
 
 
 async def test_without_a_worker_nothing_is_ready_and_why_is_told(harness: Harness) -> None:
@@ -32,72 +37,145 @@ async def test_without_a_worker_nothing_is_ready_and_why_is_told(harness: Harnes
     assert await client.result(await client.add("r", [1])) == oracle([1], 8)
 
 
-async def test_a_lost_worker_fails_its_requests_and_its_successor_serves(harness: Harness) -> None:
+async def test_a_lost_worker_is_a_pause(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
     worker = await harness.worker(step_seconds=0.002)
     server, client = await harness.scheduler(), await harness.client()
-    streams = [await client.add(f"r{number}", [number + 1] * 20, n=2, max_tokens=2000) for number in range(5)]
+    streams = [await client.add(f"r{number}", [number + 1] * 20, n=2, max_tokens=300) for number in range(5)]
     await client.wait_until(lambda: all(stream.token_ids[1] for stream in streams))
     await worker.kill()
-    for stream in streams:
-        with pytest.raises(BlockyardError, match="the worker was lost") as caught:
-            await client.result(stream)
-        assert caught.value.reason is Reason.NO_READY_WORKER
-        assert caught.value.code is grpc.StatusCode.UNAVAILABLE
-        assert caught.value.retry_after_seconds is not None
     await client.wait_until(lambda: client.readiness is not None and not client.readiness.ready)
-    await until_idle(server)
-    successor = await harness.worker()
-    await client.wait_until_ready()
-    again = await client.add("again", [3] * 20, n=2, max_tokens=30)
-    assert await client.result(again) == oracle([3] * 20, 30, n=2)
+    assert client.readiness is not None
+    assert "the worker was lost" in client.readiness.message
+    stats = server.engine.stats()
+    assert stats is not None
+    assert stats.num_free_device_blocks == stats.num_device_blocks
+    late = await client.add("late", [7] * 20, max_tokens=9)
+    await client.wait_until(lambda: late.first_sequence_id is not None)
+    successor = await harness.worker(step_seconds=0.0)
+    for number, stream in enumerate(streams):
+        assert await client.result(stream) == oracle([number + 1] * 20, 300, n=2)
+    assert await client.result(late) == oracle([7] * 20, 9)
     assert successor.refusals == []
     assert client.end is None
     await until_idle(server)
+    status = await client.status()
+    assert status.num_recoveries == 1
+    assert status.num_replayed_tokens > 5 * 2 * 20
+    [record] = [record for record in caplog.records if record.message == "the worker was lost"]
+    assert record.levelname == "WARNING"
 
 
-async def test_a_successor_with_other_pools_gets_a_scheduler_of_its_own(harness: Harness) -> None:
-    worker = await harness.worker(step_seconds=0.002, num_device_blocks=50)
+async def test_a_worker_that_dies_again_and_again_costs_no_token(harness: Harness) -> None:
+    server, client = await harness.scheduler(), await harness.client(ready=False)
+    worker = await harness.worker(step_seconds=0.002)
+    await client.wait_until_ready()
+    stream = await client.add("r", [3] * 40, n=3, max_tokens=200)
+    for num_tokens in (10, 30, 50):
+        await client.wait_until(lambda: len(stream.token_ids[2]) > num_tokens)  # noqa: B023
+        await worker.kill()
+        worker = await harness.worker(step_seconds=0.002)
+    assert await client.result(stream) == oracle([3] * 40, 200, n=3)
+    await until_idle(server)
+
+
+async def test_requests_that_wait_too_long_for_a_worker_fail(harness: Harness, settings: Settings) -> None:
+    worker = await harness.worker(step_seconds=0.002)
+    server = await harness.scheduler(settings(max_worker_wait_seconds=0.3))
+    client = await harness.client()
+    stream = await client.add("r", [1] * 20, n=2, max_tokens=2000)
+    await client.wait_until(lambda: stream.token_ids[1])
+    await worker.kill()
+    await client.wait_until(lambda: client.readiness is not None and not client.readiness.ready)
+    late = await client.add("late", [7] * 20)
+    for waiting in (stream, late):
+        with pytest.raises(BlockyardError, match=r"no worker was ready for 0\.3 s") as caught:
+            await client.result(waiting)
+        assert caught.value.reason is Reason.NO_READY_WORKER
+        assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+        assert caught.value.retry_after_seconds is not None
+    await until_idle(server)
+    await harness.worker()
+    await client.wait_until_ready()
+    assert await client.result(await client.add("again", [3] * 20)) == oracle([3] * 20, 8)
+
+
+async def test_what_ends_while_there_is_no_worker_is_not_computed(harness: Harness) -> None:
+    worker = await harness.worker(step_seconds=0.002)
     server, client = await harness.scheduler(), await harness.client()
-    stream = await client.add("r", [1] * 20, max_tokens=500)
-    await client.wait_until(lambda: stream.token_ids[0])
+    stream = await client.add("r", [1] * 20, n=2, max_tokens=2000)
+    async with harness.gateway("goes") as goes:
+        await goes.wait_until_ready()
+        gone = await goes.add("gone", [2] * 20, max_tokens=2000)
+        await goes.wait_until(lambda: gone.token_ids[0])
+        await client.wait_until(lambda: stream.token_ids[1])
+        await worker.kill()
+        await goes.wait_until(lambda: goes.readiness is not None and not goes.readiness.ready)
+    await client.abort("r")
+    await until_idle(server)
+    successor = await harness.worker()
+    await client.wait_until_ready()
+    assert await client.result(await client.add("s", [2] * 20)) == oracle([2] * 20, 8)
+    assert successor.refusals == []
+
+
+async def test_a_successor_with_other_pools_goes_on_with_what_fits(harness: Harness) -> None:
+    worker = await harness.worker(step_seconds=0.002, num_device_blocks=200)
+    server, client = await harness.scheduler(), await harness.client()
+    fits = await client.add("fits", [1] * 20, max_tokens=60)
+    long = await client.add("long", [2] * 20, max_tokens=500)
+    never = await client.add("never", [3] * 200, max_tokens=10)
+    await client.wait_until(lambda: fits.token_ids[0] and long.token_ids[0] and never.token_ids[0])
     await worker.kill()
     await harness.worker(num_device_blocks=30, max_model_len=100)
-    with pytest.raises(BlockyardError):
-        await client.result(stream)
+    assert await client.result(fits) == oracle([1] * 20, 60)
+    assert await client.result(long) == oracle([2] * 20, 80)
+    assert long.reasons == {0: sampling_pb2.FINISH_REASON_LENGTH}
+    with pytest.raises(BlockyardError, match="never fit") as caught:
+        await client.result(never)
+    assert caught.value.reason is Reason.NEVER_FITS
     await client.wait_until(lambda: client.facts is not None and client.facts.max_model_len == 100)
-    await client.wait_until_ready()
     assert await client.result(await client.add("s", [2] * 20)) == oracle([2] * 20, 8)
     stats = server.engine.stats()
     assert stats is not None
     assert stats.num_device_blocks == 29
-
-
-async def test_a_refused_step_ends_the_epoch_and_the_next_one_serves(harness: Harness) -> None:
-    worker = await harness.worker(step_seconds=0.001)
-    server, client = await harness.scheduler(), await harness.client()
-    stream = await client.add("r", [1] * 20, max_tokens=500)
-    await client.wait_until(lambda: stream.token_ids[0])
-    worker.refuse_next = "block 7 is out of range"
-    with pytest.raises(BlockyardError, match="block 7 is out of range") as caught:
-        await client.result(stream)
-    assert caught.value.reason is Reason.NO_READY_WORKER
-    await client.wait_until_ready()
-    assert (await client.status()).replicas[0].epoch == 2
-    assert await client.result(await client.add("s", [2] * 20)) == oracle([2] * 20, 8)
     await until_idle(server)
 
 
-async def test_an_answer_that_cannot_be_ends_the_epoch(harness: Harness) -> None:
+async def test_a_refused_step_is_a_pause(harness: Harness) -> None:
     worker = await harness.worker(step_seconds=0.001)
     server, client = await harness.scheduler(), await harness.client()
     stream = await client.add("r", [1] * 20, max_tokens=500)
+    for epoch in (1, 2):
+        begin = len(stream.token_ids[0])
+        await client.wait_until(lambda: len(stream.token_ids[0]) > begin + 10)  # noqa: B023
+        assert (await client.status()).replicas[0].epoch == epoch
+        worker.refuse_next = "block 7 is out of range"
+    assert await client.result(stream) == oracle([1] * 20, 500)
+    assert (await client.status()).replicas[0].epoch == 3
+    await until_idle(server)
+
+
+async def test_a_refusal_that_comes_again_fails_the_requests_of_the_step(harness: Harness) -> None:
+    worker = await harness.worker(step_seconds=0.001)
+    server, client = await harness.scheduler(), await harness.client()
+    worker.refuse_prompt = (9, 9, 9)
+    stream = await client.add("r", [9, 9, 9], n=2)
+    with pytest.raises(BlockyardError, match=r"refuses its steps: .*cannot stand this prompt") as caught:
+        await client.result(stream)
+    assert caught.value.reason is Reason.BUG
+    assert await client.result(await client.add("s", [2] * 20)) == oracle([2] * 20, 8)
+    assert (await client.status()).replicas[0].epoch == 3
+    await until_idle(server)
+
+
+async def test_an_answer_that_cannot_be_is_a_pause(harness: Harness) -> None:
+    worker = await harness.worker(step_seconds=0.001)
+    server, client = await harness.scheduler(), await harness.client()
+    stream = await client.add("r", [1] * 20, max_tokens=100)
     await client.wait_until(lambda: stream.token_ids[0])
     worker.skew_next = True
-    with pytest.raises(BlockyardError, match="the worker was lost"):
-        await client.result(stream)
-    await client.wait_until_ready()
+    assert await client.result(stream) == oracle([1] * 20, 100)
     assert (await client.status()).replicas[0].epoch == 2
-    assert await client.result(await client.add("s", [2] * 20)) == oracle([2] * 20, 8)
     await until_idle(server)
 
 
