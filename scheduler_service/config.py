@@ -24,6 +24,9 @@ class ServiceSettings:
     max_worker_wait_seconds: Annotated[float, Field(ge=0)] = option(
         300.0, "how long requests wait for a worker while none is ready, in seconds"
     )
+    step_deadline_seconds: Annotated[float, Field(ge=0)] = option(
+        0.0, "a step that takes longer means a worker that hangs, in seconds; 0: by the steps before"
+    )
     debug_integrity: bool = option(False, "check all block state after every step; slow, for tests")
 
 

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
 from scheduler_service.attachment import Attachment
 from scheduler_service.core.scheduler import DuplicateRequest, NeverFits, Scheduler, SchedulerConfig, StepMismatch
+from scheduler_service.deadline import StepDeadline
 from scheduler_service.facts import Readiness
 from scheduler_service.pace import MAX_STEPS_IN_FLIGHT, Pace
 from scheduler_service.refusals import Refusals, named_sequences
 from scheduler_service.replica import Replica
 from scheduler_service.step_log import StepLog
+from scheduler_service.watch import StepsInFlight
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +59,7 @@ class Engine:
         self._attachments: dict[str, Attachment] = {}
         self._num_attached = 0
         self._pace = Pace()
-        self._in_flight: deque[SchedulerOutput] = deque()
+        self._in_flight = StepsInFlight(StepDeadline(configuration.service.step_deadline_seconds), clock)
         self._refusals = Refusals()
         # Since no step was answered for want of a worker.
         self._lost_at: float | None = None
@@ -204,8 +205,10 @@ class Engine:
 
     async def _serve(self, steps: StepStream) -> None:
         """Runs one epoch until its stream breaks: an ExceptionGroup with a BlockyardError."""
+        self._in_flight.begin_epoch()
         self._work.set()
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._in_flight.watch())
             group.create_task(self._send_steps(steps))
             group.create_task(self._receive_answers(steps))
 
@@ -236,7 +239,7 @@ class Engine:
             log.error("nothing could be scheduled: a bug", epoch=epoch, after_step_id=self.last_step_id)
             output = self._scheduler.schedule(self._clock())
         if output:
-            self._in_flight.append(output)
+            self._in_flight.sent(output)
             self.step_log.scheduled(output, epoch, time.perf_counter() - begin)
         return output
 
@@ -248,7 +251,7 @@ class Engine:
         except StepMismatch as error:
             raise BlockyardError(Reason.BUG, str(error)) from None
         self.step_log.answered(result, time.perf_counter() - begin)
-        self._in_flight.popleft()
+        self._in_flight.answered()
         self._lost_at = None
         self.last_step_id = result.step_id
         return updates
@@ -284,7 +287,7 @@ class Engine:
         if self._lost_at is None:
             self._lost_at = self._clock()
         self._fail_hopeless(error)
-        self._in_flight.clear()
+        self._in_flight.begin_epoch()
         updates = self._scheduler.recover()
         lost = [num_tokens for update in updates.values() for _, num_tokens in update.recovered]
         worker = self.replica.worker
@@ -300,10 +303,10 @@ class Engine:
 
     def _fail_hopeless(self, error: BlockyardError) -> None:
         """Fails the requests that would have every epoch broken."""
-        if error.reason in _BREAKS or not self._in_flight:
+        step = self._in_flight.oldest
+        if error.reason in _BREAKS or step is None:
             return
         assert self._scheduler is not None
-        step = self._in_flight[0]
         num_outputs = self._scheduler.count_outputs(named_sequences(step, error))
         hopeless = self._refusals.note(error.message, num_outputs, self._scheduler.arrivals())
         if hopeless:

@@ -135,6 +135,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.skew_next = False
         self.fail_sequences: set[int] = set()
         self.stopping = asyncio.Event()
+        self._awake = asyncio.Event()
+        self._awake.set()
         self.devices: list[Device] = []
         self._reader: asyncio.Task[Any] | None = None
         self._server = make_server(INTERNAL_MESSAGE_BYTES, ["blockyard.worker.v1.WorkerService"])
@@ -158,6 +160,18 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             device.close()
             await device.join()
 
+    def hang(self) -> None:
+        """Begins no step and answers nobody until `go_on`, as a stopped process does."""
+        self._awake.clear()
+        for device in self.devices:
+            device.gate.clear()
+
+    def go_on(self) -> None:
+        """Does what it was asked for meanwhile."""
+        self._awake.set()
+        for device in self.devices:
+            device.gate.set()
+
     def _require(self, *states: int) -> None:
         if self.state not in states:
             name = status_pb2.WorkerState.Name(self.state)
@@ -175,6 +189,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         )
 
     async def GetWorkerInfo(self, request: worker_pb2.GetWorkerInfoRequest, context: Any) -> Any:
+        await self._awake.wait()
         self.num_infos += 1
         loaded = self.state >= status_pb2.WORKER_STATE_LOADED
         return worker_pb2.GetWorkerInfoResponse(

@@ -281,14 +281,20 @@ async def test_a_scheduler_that_dies_ends_a_stream_with_an_error(both: Both) -> 
 
 
 async def test_a_system_that_is_not_ready_says_when_to_come_again(both: Both) -> None:
-    await both.scheduler.tell_readiness(False, "the worker loads")
+    await both.scheduler.stop()
     await both.front.link.wait_until(lambda: not both.front.link.is_ready)
     response = await both.http.post("/v1/completions", json={"prompt": "a"})
     assert (response.status_code, response.json()["error"]["code"]) == (503, "NO_READY_WORKER")
     assert response.headers["x-should-retry"] == "true"
     assert int(response.headers["retry-after"]) >= 1
+
+
+async def test_without_a_worker_it_is_not_healthy_and_takes_requests(both: Both) -> None:
+    await both.scheduler.tell_readiness(False, "the worker loads")
+    await both.front.link.wait_until(lambda: not both.front.link.is_ready)
     health = await both.http.get("/health")
     assert (health.status_code, health.json()["error"]["message"]) == (503, "the worker loads")
+    assert (await both.http.post("/v1/completions", json={"prompt": "a"})).status_code == 200
 
 
 async def test_many_calls_run_beside_each_other(both: Both) -> None:
