@@ -95,6 +95,28 @@ async def test_streams_go_on_where_their_worker_was_killed(tmp_path: Path) -> No
         assert len(re.findall(r" W .*the worker was lost .*num_requests=[1-9]", system.log("scheduler"))) == 3
 
 
+async def test_streams_go_on_where_their_worker_was_stopped(tmp_path: Path) -> None:
+    """It is given up, taken over in a new epoch when it goes on, and what it says of the old one changes nothing."""
+    flags = [*FLAGS, "--debug-integrity", "--step-deadline-seconds", "1.5"]
+    with System(tiny_model("llama"), tmp_path, flags) as system:
+        async with AsyncClient(system.grpc_target) as client:
+            undisturbed = await follow_all(client, {}, [0] * len(PROMPTS))
+            progress = [0] * len(PROMPTS)
+            streams = asyncio.create_task(follow_all(client, {}, progress))
+            await until(lambda: sum(progress) > 250)
+            worker, scheduler = system.services["worker"], system.services["scheduler"]
+            log_length = len(scheduler.log)
+            worker.process.send_signal(signal.SIGSTOP)
+            try:
+                await until(lambda: "was not answered within 1.5 s" in scheduler.log[log_length:])
+                await until(lambda: "readiness ready=False" in system.services["gateway"].log)
+            finally:
+                worker.process.send_signal(signal.SIGCONT)
+            assert await streams == undisturbed
+    assert re.search(r" ready epoch=2", scheduler.log)
+    assert "a step was refused" not in system.log("worker")
+
+
 def test_unreachable_worker_is_waited_for(tmp_path: Path) -> None:
     system = System(tiny_model("llama"), tmp_path, FLAGS)
     try:
