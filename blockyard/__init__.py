@@ -10,7 +10,18 @@ if TYPE_CHECKING:
     from blockyard.client import Client, Stream
     from blockyard.errors import BlockyardError, Reason, Violation
     from blockyard.llm import LLM
-    from blockyard.results import Accepted, Choice, Completion, Delta, Event, Finished, FinishReason, Model, Usage
+    from blockyard.results import (
+        Accepted,
+        Choice,
+        Completion,
+        Delta,
+        Event,
+        Finished,
+        FinishReason,
+        Model,
+        Recovered,
+        Usage,
+    )
 
 __version__ = "0.1.0"
 __all__ = [
@@ -28,6 +39,7 @@ __all__ = [
     "Finished",
     "Model",
     "Reason",
+    "Recovered",
     "Stream",
     "Usage",
     "Violation",
@@ -41,7 +53,7 @@ _NAMES_OF_MODULE = {
     "blockyard.llm": ("LLM",),
     "blockyard.results": (
         *("Accepted", "Choice", "Completion", "Delta", "Event"),
-        *("FinishReason", "Finished", "Model", "Usage"),
+        *("FinishReason", "Finished", "Model", "Recovered", "Usage"),
     ),
 }
 _HOMES = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}

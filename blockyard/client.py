@@ -40,6 +40,7 @@ def never_ready(target: str, cause: BlockyardError | None) -> BlockyardError:
 
 class Stream:
     """The events of one request, as they come: an `Accepted`, `Delta`s, and a `Finished` for each sequence.
+    A `Recovered` among them tells of a failure that was outlived.
 
     Iterate over it, or over `text_deltas()`. Raises BlockyardError where the server ends the request with an error, or
     where events were lost. Leaving it early (`close`, the end of its `with` block) cancels the request.

@@ -17,6 +17,7 @@ from blockyard.results import (
     FinishReason,
     GenerationOptions,
     Model,
+    Recovered,
     Usage,
 )
 
@@ -119,6 +120,9 @@ def to_event(event: inference_pb2.GenerationEvent) -> Event:
             return Delta(delta.index, delta.text, tuple(delta.token_ids), delta.num_tokens, delta.num_text_bytes)
         case "finished":
             return to_finished(event.finished)
+        case "recovered":
+            recovered = event.recovered
+            return Recovered(recovered.cause, recovered.num_replayed_tokens, recovered.exact)
         case _:
             raise BlockyardError(Reason.BUG, "an event came that this version of the client does not know")
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from blockyard.errors import BlockyardError
 from blockyard.http_stream import post_events
-from blockyard.results import Accepted, Delta, Finished
+from blockyard.results import Accepted, Delta, Finished, Recovered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -122,6 +122,8 @@ class GrpcApi:
                         sample.tokens_came()
                     case Finished():
                         sample.num_output_tokens = event.usage.num_completion_tokens
+                    case Recovered():
+                        pass
 
 
 class HttpApi:

@@ -105,7 +105,20 @@ class Finished:
     determinism_id: str
 
 
-Event = Accepted | Delta | Finished
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """The request went on after a failure inside the system; nothing is to be done about it.
+
+    The deltas go on where they were, and no token comes twice. `num_replayed_tokens` were computed once more. If it was
+    `exact` the answer goes on as it would have without the failure, token by token.
+    """
+
+    cause: str
+    num_replayed_tokens: int
+    exact: bool
+
+
+Event = Accepted | Delta | Finished | Recovered
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +201,8 @@ class CompletionBuilder:
                 self._token_ids.setdefault(event.index, []).extend(event.token_ids)
             case Finished():
                 self._finished[event.index] = event
+            case Recovered():
+                pass
 
     def build(self) -> Completion:
         """Makes the answer of a stream that has ended."""

@@ -75,6 +75,15 @@ class Failure(NamedTuple):
     error: BlockyardError
 
 
+class Recovery(NamedTuple):
+    """A request that goes on after its worker was lost."""
+
+    request_id: str
+    cause: str
+    num_replayed_tokens: int
+    exact: bool
+
+
 class Ending(NamedTuple):
     """A sequence that ended with the tokens of the same message."""
 
@@ -91,7 +100,10 @@ class Prefill(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One message of the scheduler: what happened in a step, or in several. The token columns are of one length."""
+    """One message of the scheduler: what happened in a step, or in several. The token columns are of one length.
+
+    What was `recovered` was so before the tokens came.
+    """
 
     accepted: list[Acceptance]
     failed: list[Failure]
@@ -101,3 +113,4 @@ class Progress:
     ended: list[Ending]
     facts: ModelFacts | None = None
     readiness: Readiness | None = None
+    recovered: tuple[Recovery, ...] = ()

@@ -8,13 +8,25 @@ from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import from_status
 from blockyard.inference.v1 import inference_pb2
 from blockyard.scheduler.v1 import scheduler_pb2
-from gateway.attachment import Abort, AbortReason, Acceptance, Ending, Failure, ModelFacts, Prefill, Progress, Readiness
+from gateway.attachment import (
+    Abort,
+    AbortReason,
+    Acceptance,
+    Ending,
+    Failure,
+    ModelFacts,
+    Prefill,
+    Progress,
+    Readiness,
+    Recovery,
+)
 from gateway.request import (
     Accepted,
     Delta,
     Finished,
     FinishReason,
     GenerationRequest,
+    Recovered,
     SamplingOptions,
     StopOptions,
 )
@@ -93,6 +105,8 @@ def encode_event(event: Event, seq: int) -> inference_pb2.StreamGenerateResponse
         message = inference_pb2.GenerationEvent(seq=seq, delta=_encode_delta(event))
     elif isinstance(event, Accepted):
         message = inference_pb2.GenerationEvent(seq=seq, accepted=encode_accepted(event))
+    elif isinstance(event, Recovered):
+        message = inference_pb2.GenerationEvent(seq=seq, recovered=_encode_recovered(event))
     else:
         message = inference_pb2.GenerationEvent(seq=seq, finished=_encode_finished(event))
     return inference_pb2.StreamGenerateResponse(event=message)
@@ -113,6 +127,10 @@ def _encode_delta(event: Delta) -> inference_pb2.Delta:
         num_tokens=event.num_tokens,
         num_text_bytes=event.num_text_bytes,
     )
+
+
+def _encode_recovered(event: Recovered) -> inference_pb2.Recovered:
+    return inference_pb2.Recovered(cause=event.cause, num_replayed_tokens=event.num_replayed_tokens, exact=event.exact)
 
 
 def _encode_finished(event: Finished) -> inference_pb2.Finished:
@@ -195,6 +213,9 @@ def decode_progress(message: scheduler_pb2.AttachResponse) -> Progress:
             Ending(sequence_id, _REASONS.get(reason, FinishReason.ERROR))
             for sequence_id, reason in zip(message.finished_sequence_ids, message.finish_reasons, strict=True)
         ],
+        recovered=tuple(
+            Recovery(item.request_id, item.cause, item.num_replayed_tokens, item.exact) for item in message.recovered
+        ),
         facts=_decode_facts(message.facts) if message.HasField("facts") else None,
         readiness=(
             Readiness(message.readiness.ready, message.readiness.message) if message.HasField("readiness") else None

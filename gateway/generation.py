@@ -16,7 +16,7 @@ from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.telemetry import EventLogger
 from gateway.answer import AnswerRules, SequenceAnswer
 from gateway.live_requests import RETRY_SECONDS, LiveRequests, Outlet
-from gateway.request import Accepted, Finished
+from gateway.request import Accepted, Finished, Recovered
 from gateway.validation import ModelLimits, complete, find_violations
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ class ModelCard:
 
 
 class Generation:
-    """One request's events, read by `async for`: Accepted first, then Delta and one Finished for each sequence.
+    """One request's events, read by `async for`: Accepted first, then Delta and one Finished for each sequence;
+    Recovered where a failure was outlived.
 
     Reading raises BlockyardError when the request fails or is cancelled (CLIENT_CANCELLED), after what came before.
     A front that answers with a status line awaits Accepted first (`await anext(generation)`), since the scheduler may
@@ -138,6 +139,16 @@ class Generation:
         """Takes the scheduler's word that the request is queued."""
         self._first_sequence_id = first_sequence_id
         self._events.append(self._accepted)
+        self.wake()
+
+    def recover(self, event: Recovered) -> None:
+        """Takes the scheduler's word that it goes on after a failure, behind the tokens that came before."""
+        self._collect()
+        if self._untold:
+            self._events.append(event)
+        if not event.exact:
+            # What is one answer of two workers repeats neither's.
+            self._determinism_id = ""
         self.wake()
 
     def fail(self, error: BlockyardError) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from blockyard.errors import BlockyardError, Reason
 from gateway.attachment import Abort, AbortReason
+from gateway.request import Recovered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -122,6 +123,9 @@ class LiveRequests:
             self._accepted(acceptance)
         for request_id, error in progress.failed:
             self._failed(request_id, error)
+        for recovery in progress.recovered:
+            if generation := self._by_wire_id.get(recovery.request_id):
+                generation.recover(Recovered(recovery.cause, recovery.num_replayed_tokens, recovery.exact))
         routes = self._routes
         for sequence_id, num_cached_tokens in progress.prefilled:
             if sequence_id in routes:

@@ -94,4 +94,13 @@ class Finished:
     determinism_id: str
 
 
-Event = Accepted | Delta | Finished
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """The request went on where it was after a failure inside; `exact`: as it would have without."""
+
+    cause: str
+    num_replayed_tokens: int
+    exact: bool
+
+
+Event = Accepted | Delta | Finished | Recovered

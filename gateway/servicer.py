@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from blockyard.errors import Violation, invalid
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from gateway import codec
-from gateway.request import Accepted, Delta
+from gateway.request import Accepted, Delta, Finished
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -49,7 +49,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                     response.accepted.CopyFrom(codec.encode_accepted(event))
                 elif isinstance(event, Delta):
                     deltas.setdefault(event.index, []).append(event)
-                else:
+                elif isinstance(event, Finished):
                     choices.append(codec.encode_choice(deltas.get(event.index, ()), event))
         finally:
             generation.close()

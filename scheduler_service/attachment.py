@@ -13,6 +13,7 @@ from scheduler_service.codec import Outgoing
 
 if TYPE_CHECKING:
     from blockyard.errors import BlockyardError
+    from scheduler_service.codec import Recovery
     from scheduler_service.core.output import OwnerUpdate
     from scheduler_service.facts import ModelFacts, Readiness
 
@@ -51,6 +52,11 @@ class Attachment:
     def fail(self, request_id: str, error: BlockyardError) -> None:
         """Tells that a request ended with an error."""
         self._open().failed.append((request_id, error))
+
+    def recover(self, recoveries: list[Recovery]) -> None:
+        """Tells which requests go on after their worker was lost: after what came before that."""
+        self._sealed = True
+        self._open().recovered += recoveries
 
     def publish(self, update: OwnerUpdate) -> None:
         """Tells what a step gave."""

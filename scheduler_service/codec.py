@@ -211,6 +211,16 @@ class Abort:
     reason: FinishReason
 
 
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """A request that goes on after its worker was lost; `exact`: as it would have."""
+
+    request_id: str
+    cause: str
+    num_replayed_tokens: int
+    exact: bool
+
+
 @dataclass(slots=True)
 class Outgoing:
     """What one gateway is to be told in one message. Steps merge by extending its columns."""
@@ -220,6 +230,7 @@ class Outgoing:
     accepted: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     failed: list[tuple[str, BlockyardError]] = field(default_factory=list[tuple[str, BlockyardError]])
     update: OwnerUpdate = field(default_factory=OwnerUpdate)
+    recovered: list[Recovery] = field(default_factory=list[Recovery])
 
 
 def decode_add(message: scheduler_pb2.AddRequest, owner: str) -> GroupSpec:
@@ -263,6 +274,8 @@ def encode_outgoing(outgoing: Outgoing) -> scheduler_pb2.AttachResponse:
         message.accepted.extend(_encode_accepted(outgoing.accepted))
     if outgoing.failed:
         message.failed.extend(_encode_failed(outgoing.failed))
+    if outgoing.recovered:
+        message.recovered.extend(_encode_recovered(outgoing.recovered))
     if outgoing.facts:
         message.facts.CopyFrom(_encode_facts(outgoing.facts))
     if outgoing.readiness:
@@ -279,6 +292,18 @@ def _encode_accepted(accepted: Iterable[tuple[str, int]]) -> list[scheduler_pb2.
 
 def _encode_failed(failed: Iterable[tuple[str, BlockyardError]]) -> list[scheduler_pb2.RequestFailed]:
     return [scheduler_pb2.RequestFailed(request_id=request_id, status=to_status(error)) for request_id, error in failed]
+
+
+def _encode_recovered(recoveries: Iterable[Recovery]) -> list[scheduler_pb2.RequestRecovered]:
+    return [
+        scheduler_pb2.RequestRecovered(
+            request_id=recovery.request_id,
+            cause=recovery.cause,
+            num_replayed_tokens=recovery.num_replayed_tokens,
+            exact=recovery.exact,
+        )
+        for recovery in recoveries
+    ]
 
 
 def _encode_facts(facts: ModelFacts) -> scheduler_pb2.ModelFacts:

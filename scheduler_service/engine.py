@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
 from scheduler_service.attachment import Attachment
+from scheduler_service.codec import Recovery
 from scheduler_service.core.scheduler import DuplicateRequest, NeverFits, Scheduler, SchedulerConfig, StepMismatch
 from scheduler_service.deadline import StepDeadline
 from scheduler_service.facts import Readiness
@@ -61,6 +62,9 @@ class Engine:
         self._pace = Pace()
         self._in_flight = StepsInFlight(StepDeadline(configuration.service.step_deadline_seconds), clock)
         self._refusals = Refusals()
+        # What each gateway's requests lost, and to what, until they go on.
+        self._lost: dict[str, OwnerUpdate] = {}
+        self._cause = ""
         # Since no step was answered for want of a worker.
         self._lost_at: float | None = None
         # Set when there may be something to schedule.
@@ -164,6 +168,7 @@ class Engine:
         while True:
             facts, cache = await self._set_up()
             self._prepare(cache)
+            self._tell_recovered(facts)
             steps = self.replica.open_steps()
             self._tell(Readiness(True), facts)
             log.info("ready", epoch=steps.epoch, max_model_len=facts.max_model_len)
@@ -288,8 +293,9 @@ class Engine:
             self._lost_at = self._clock()
         self._fail_hopeless(error)
         self._in_flight.begin_epoch()
-        updates = self._scheduler.recover()
-        lost = [num_tokens for update in updates.values() for _, num_tokens in update.recovered]
+        self._lost = self._scheduler.recover()
+        self._cause = "the worker was lost" if error.reason in _BREAKS else "a step was refused"
+        lost = [num_tokens for update in self._lost.values() for _, num_tokens in update.recovered]
         worker = self.replica.worker
         log.warning(
             "the worker was lost",
@@ -300,6 +306,15 @@ class Engine:
             num_tokens=sum(lost),
         )
         self._tell(Readiness(False, f"the worker was lost: {error.message}"))
+
+    def _tell_recovered(self, facts: ModelFacts) -> None:
+        """Tells the gateways which of their requests go on, and whether as they would have."""
+        lost, self._lost = self._lost, {}
+        exact = facts.batch_invariant and _repeats(self._facts, facts)
+        for owner, update in lost.items():
+            if attachment := self._attachments.get(owner):
+                recoveries = [Recovery(request_id, self._cause, count, exact) for request_id, count in update.recovered]
+                attachment.recover(recoveries)
 
     def _fail_hopeless(self, error: BlockyardError) -> None:
         """Fails the requests that would have every epoch broken."""
@@ -325,6 +340,14 @@ def _cause(errors: BaseExceptionGroup[BlockyardError]) -> BlockyardError:
     """What broke an epoch: if both directions noticed, the one that says more than that."""
     causes = [error for error in errors.exceptions if isinstance(error, BlockyardError)]
     return next((error for error in causes if error.reason not in _BREAKS), causes[0])
+
+
+def _repeats(before: ModelFacts | None, after: ModelFacts) -> bool:
+    """Whether two replicas give equal results, if they are batch-invariant."""
+    return before is not None and (before.determinism_id, before.batch_invariant) == (
+        after.determinism_id,
+        after.batch_invariant,
+    )
 
 
 def _no_ready_worker(message: str) -> BlockyardError:

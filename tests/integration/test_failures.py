@@ -14,7 +14,7 @@ import pytest
 
 from blockyard import AsyncClient, Client
 from blockyard.errors import BlockyardError, Reason
-from blockyard.results import Delta, GenerationOptions
+from blockyard.results import Delta, GenerationOptions, Recovered
 from tests.kit.system import ROOT, Service, System
 from tests.kit.tiny_models import tiny_model
 
@@ -34,6 +34,7 @@ OPTIONS: list[GenerationOptions] = [
     {"temperature": 0.8, "seed": 13, "top_k": 50, "repetition_penalty": 1.2},
 ]
 NUM_TOKENS = 160
+recovered: set[int] = set()
 Answer = dict[int, tuple[str, tuple[int, ...]]]
 
 
@@ -64,6 +65,9 @@ async def follow(client: AsyncClient, number: int, stop: str | None, progress: l
             assert event.num_tokens == len(ids[event.index])
             assert event.num_text_bytes == len(texts[event.index].encode())
             progress[number] = event.num_tokens
+        elif isinstance(event, Recovered):
+            assert event.exact and event.num_replayed_tokens >= len(PROMPTS[number])
+            recovered.add(number)
     return {index: (texts[index], ids[index]) for index in sorted(ids)}
 
 
@@ -83,6 +87,7 @@ async def test_streams_go_on_where_their_worker_was_killed(tmp_path: Path) -> No
         async with AsyncClient(system.grpc_target) as client:
             stops = await find_stops(client)
             undisturbed = await follow_all(client, stops, [0] * len(PROMPTS))
+            recovered.clear()
             progress = [0] * len(PROMPTS)
             streams = asyncio.create_task(follow_all(client, stops, progress))
             for _ in range(3):
@@ -92,6 +97,7 @@ async def test_streams_go_on_where_their_worker_was_killed(tmp_path: Path) -> No
                 system.services["worker"].stop(signal.SIGKILL)
                 system.start_service("worker")
             assert await streams == undisturbed
+        assert len(recovered) >= len(PROMPTS) // 2
         assert len(re.findall(r" W .*the worker was lost .*num_requests=[1-9]", system.log("scheduler"))) == 3
 
 

@@ -44,6 +44,8 @@ class FakeWorkerOptions:
     max_model_len: int = 4096
     step_seconds: float = 0.0
     strict: bool = True
+    determinism_id: str = "hash"
+    batch_invariant: bool = True
 
 
 def seed_of_payload(spec: GroupSpec) -> int:
@@ -237,8 +239,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             num_host_blocks=request.num_host_blocks,
             cache_block_bytes=1024,
             max_model_len=request.max_model_len,
-            determinism_id="hash",
-            batch_invariant=True,
+            determinism_id=self.options.determinism_id,
+            batch_invariant=self.options.batch_invariant,
         )
         self.state = status_pb2.WORKER_STATE_CACHE_READY
         return worker_pb2.InitializeCacheResponse(cache=self.cache)

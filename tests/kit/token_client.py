@@ -33,6 +33,9 @@ class Stream:
     reasons: dict[int, int] = field(default_factory=dict)
     num_cached_tokens: int | None = None
     error: BlockyardError | None = None
+    recovered: list[scheduler_pb2.RequestRecovered] = field(default_factory=list)
+    # The tokens of its first sequence that had come when it was recovered.
+    recovered_at: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.token_ids = [[] for _ in range(self.n)]
@@ -116,6 +119,10 @@ class TokenClient:
             stream.first_sequence_id = accepted.first_sequence_id
             for index in range(stream.n):
                 self._by_sequence[accepted.first_sequence_id + index] = (stream, index)
+        for recovered in message.recovered:
+            stream = self.streams[recovered.request_id]
+            stream.recovered.append(recovered)
+            stream.recovered_at.append(len(stream.token_ids[0]))
         for sequence_id, token_id in zip(message.sequence_ids, message.token_ids, strict=True):
             stream, index = self._by_sequence[sequence_id]
             assert index not in stream.reasons, "a token after the end"

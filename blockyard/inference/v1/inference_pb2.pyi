@@ -177,6 +177,7 @@ class GenerationEvent(_message.Message):
     ACCEPTED_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    RECOVERED_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     """Grows by one within a call, from 0; a gap means loss."""
     @_builtins.property
@@ -191,6 +192,10 @@ class GenerationEvent(_message.Message):
     def finished(self) -> Global___Finished:
         """Once for each sequence."""
 
+    @_builtins.property
+    def recovered(self) -> Global___Recovered:
+        """Each time that a failure inside was outlived. Nothing is to be done about it."""
+
     def __init__(
         self,
         *,
@@ -198,12 +203,13 @@ class GenerationEvent(_message.Message):
         accepted: Global___Accepted | None = ...,
         delta: Global___Delta | None = ...,
         finished: Global___Finished | None = ...,
+        recovered: Global___Recovered | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished", "recovered", b"recovered"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished", "seq", b"seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished", "recovered", b"recovered", "seq", b"seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "delta", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "delta", "finished", "recovered"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -324,6 +330,36 @@ class Finished(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Finished: _TypeAlias = Finished  # noqa: Y015
+
+@_typing.final
+class Recovered(_message.Message):
+    """The request went on after a failure inside: its deltas go on where they were, and no token comes twice."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CAUSE_FIELD_NUMBER: _builtins.int
+    NUM_REPLAYED_TOKENS_FIELD_NUMBER: _builtins.int
+    EXACT_FIELD_NUMBER: _builtins.int
+    cause: _builtins.str
+    """In words: what failed."""
+    num_replayed_tokens: _builtins.int
+    """Tokens, prompt and output of all sequences, that were computed once more."""
+    exact: _builtins.bool
+    """The answer goes on as it would have without the failure, token by token."""
+    def __init__(
+        self,
+        *,
+        cause: _builtins.str = ...,
+        num_replayed_tokens: _builtins.int = ...,
+        exact: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "exact", b"exact", "num_replayed_tokens", b"num_replayed_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Recovered: _TypeAlias = Recovered  # noqa: Y015
 
 @_typing.final
 class GenerateRequest(_message.Message):

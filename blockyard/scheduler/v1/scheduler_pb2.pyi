@@ -208,6 +208,7 @@ class AttachResponse(_message.Message):
     FINISH_REASONS_FIELD_NUMBER: _builtins.int
     PREFILLED_SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    RECOVERED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def facts(self) -> Global___ModelFacts:
         """When first known, and whenever it changes."""
@@ -248,6 +249,10 @@ class AttachResponse(_message.Message):
     def num_cached_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """For each of them, the prompt's tokens that were found in the prefix cache."""
 
+    @_builtins.property
+    def recovered(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestRecovered]:
+        """Requests that go on after their worker was lost, before the tokens above."""
+
     def __init__(
         self,
         *,
@@ -261,10 +266,11 @@ class AttachResponse(_message.Message):
         finish_reasons: _abc.Iterable[_sampling_pb2.FinishReason.ValueType] | None = ...,
         prefilled_sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
         num_cached_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        recovered: _abc.Iterable[Global___RequestRecovered] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "readiness", b"readiness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "facts", b"facts", "failed", b"failed", "finish_reasons", b"finish_reasons", "finished_sequence_ids", b"finished_sequence_ids", "num_cached_tokens", b"num_cached_tokens", "prefilled_sequence_ids", b"prefilled_sequence_ids", "readiness", b"readiness", "sequence_ids", b"sequence_ids", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "facts", b"facts", "failed", b"failed", "finish_reasons", b"finish_reasons", "finished_sequence_ids", b"finished_sequence_ids", "num_cached_tokens", b"num_cached_tokens", "prefilled_sequence_ids", b"prefilled_sequence_ids", "readiness", b"readiness", "recovered", b"recovered", "sequence_ids", b"sequence_ids", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -363,6 +369,40 @@ class RequestAccepted(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RequestAccepted: _TypeAlias = RequestAccepted  # noqa: Y015
+
+@_typing.final
+class RequestRecovered(_message.Message):
+    """A request goes on after its worker was lost."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    NUM_REPLAYED_TOKENS_FIELD_NUMBER: _builtins.int
+    EXACT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Which."""
+    cause: _builtins.str
+    """In words: what was lost."""
+    num_replayed_tokens: _builtins.int
+    """Tokens, prompt and output of all its sequences, that have to be computed once more."""
+    exact: _builtins.bool
+    """It goes on as it would have: both workers have one determinism_id and are batch-invariant."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        cause: _builtins.str = ...,
+        num_replayed_tokens: _builtins.int = ...,
+        exact: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "exact", b"exact", "num_replayed_tokens", b"num_replayed_tokens", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestRecovered: _TypeAlias = RequestRecovered  # noqa: Y015
 
 @_typing.final
 class RequestFailed(_message.Message):

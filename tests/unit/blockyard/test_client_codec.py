@@ -21,6 +21,7 @@ from blockyard.results import (
     Finished,
     FinishReason,
     GenerationOptions,
+    Recovered,
     Usage,
 )
 
@@ -172,6 +173,22 @@ def test_a_gap_is_an_error(seqs: list[int]) -> None:
     with pytest.raises(BlockyardError, match="events were lost"):
         for seq in seqs:
             reader.read(response(seq, delta=inference_pb2.Delta()))
+
+
+def test_a_recovery_is_an_event_that_changes_nothing() -> None:
+    told = inference_pb2.Recovered(cause="lost", num_replayed_tokens=7, exact=True)
+    event = codec.EventReader(1).read(response(0, recovered=told))
+    assert event == Recovered("lost", 7, True)
+    builder = CompletionBuilder()
+    for part in (
+        Accepted("r", 1, 2, "m"),
+        Delta(0, "a", (), 1, 1),
+        event,
+        Delta(0, "b", (), 2, 2),
+        Finished(0, FinishReason.LENGTH, None, Usage(1, 0, 2), "d"),
+    ):
+        builder.add(part)
+    assert builder.build().text == "ab"
 
 
 def test_an_end_before_every_sequence_has_finished() -> None:

@@ -17,6 +17,7 @@ from gateway.request import (
     Finished,
     FinishReason,
     GenerationRequest,
+    Recovered,
     SamplingOptions,
     StopOptions,
 )
@@ -171,6 +172,16 @@ def test_progress_is_read_column_by_column() -> None:
     ]
     assert (progress.sequence_ids, progress.token_ids) == ([5, 5, 6], [1, 2, 3])
     assert progress.prefilled == [(5, 16)]
+
+
+def test_recoveries_pass_through() -> None:
+    told = scheduler_pb2.RequestRecovered(request_id="a", cause="lost", num_replayed_tokens=7, exact=True)
+    [recovery] = codec.decode_progress(scheduler_pb2.AttachResponse(recovered=[told])).recovered
+    assert recovery == ("a", "lost", 7, True)
+    event = codec.encode_event(Recovered("lost", 7, True), 3).event
+    assert event == inference_pb2.GenerationEvent(
+        seq=3, recovered=inference_pb2.Recovered(cause="lost", num_replayed_tokens=7, exact=True)
+    )
 
 
 def test_a_step_without_news_has_neither_facts_nor_readiness() -> None:

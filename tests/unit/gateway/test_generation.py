@@ -16,11 +16,12 @@ from gateway.attachment import (
     ModelFacts,
     Prefill,
     Progress,
+    Recovery,
     Submission,
 )
 from gateway.generation import Generation, GenerationService
 from gateway.live_requests import LiveRequests
-from gateway.request import Accepted, Delta, Finished, FinishReason, GenerationRequest, StopOptions
+from gateway.request import Accepted, Delta, Finished, FinishReason, GenerationRequest, Recovered, StopOptions
 from gateway.validation import derive_seed
 from tests.unit.gateway.harness import END_TOKEN, demo_tokenizer, ids_of
 
@@ -107,6 +108,28 @@ async def test_events_come_in_order_and_then_the_end(core: Core) -> None:
     assert [event async for event in generation][-1] == Finished(0, STOP, None, 2, 1, 2, "id")
     with pytest.raises(StopAsyncIteration):
         await anext(generation)
+
+
+@pytest.mark.parametrize(("exact", "determinism_id"), [(True, "id"), (False, "")])
+async def test_a_recovery_is_told_between_the_tokens_around_it(core: Core, exact: bool, determinism_id: str) -> None:
+    generation = await core.accepted()
+    first, second = ids_of("cat mat")[:2]
+    core.tokens(10, first)
+    core.told(recovered=(Recovery("r", "lost", 3, exact), Recovery("gone", "lost", 3, exact)))
+    core.tokens(10, second, end=LENGTH)
+    before, recovered, after, finished = [event async for event in generation]
+    assert isinstance(before, Delta) and before.num_tokens == 1
+    assert recovered == Recovered("lost", 3, exact)
+    assert isinstance(after, Delta) and after.num_tokens == 2
+    # The answer of two workers that differ repeats neither's.
+    assert isinstance(finished, Finished) and finished.determinism_id == determinism_id
+
+
+async def test_a_recovery_of_what_has_ended_here_is_not_told(core: Core) -> None:
+    generation = await core.accepted(stop=StopOptions(stop_strings=("cat",)))
+    core.tokens(10, *ids_of("a cat"))
+    core.told(recovered=(Recovery("r", "lost", 3, True),))
+    assert isinstance([event async for event in generation][-1], Finished)
 
 
 async def test_a_slow_reader_gets_one_delta_for_many_tokens(core: Core) -> None:

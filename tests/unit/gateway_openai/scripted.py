@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from blockyard.errors import BlockyardError, Reason
 from gateway.generation import ModelCard
-from gateway.request import Accepted, Delta, Finished, FinishReason
+from gateway.request import Accepted, Delta, Finished, FinishReason, Recovered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -121,7 +121,8 @@ def answer(text: str) -> Callable[[GenerationRequest], Sequence[Step]]:
     def script(request: GenerationRequest) -> Sequence[Step]:
         steps: list[Step] = [accepted(request)]
         for index in range(request.n):
-            steps += [*deltas(text, index), finished(len(text), index)]
+            # Which HTTP has no words for.
+            steps += [*deltas(text, index), Recovered("lost", 1, True), finished(len(text), index)]
         return steps
 
     return script

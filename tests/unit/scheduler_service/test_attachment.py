@@ -6,6 +6,7 @@ import pytest
 
 from blockyard.errors import BlockyardError, Reason
 from scheduler_service.attachment import Attachment
+from scheduler_service.codec import Recovery
 from scheduler_service.core.output import FinishedSequence, FinishReason, OwnerUpdate
 from scheduler_service.facts import ModelFacts, Readiness
 
@@ -69,6 +70,16 @@ async def test_the_newest_readiness_is_told_and_facts_stay() -> None:
     outgoing = await take(attachment)
     assert outgoing.facts == FACTS
     assert outgoing.readiness == Readiness(False, "gone")
+
+
+async def test_a_recovery_comes_between_the_tokens_before_and_after_it() -> None:
+    attachment, recovery = Attachment("a"), Recovery("r", "lost", 5, True)
+    attachment.publish(tokens((1, 10)))
+    attachment.recover([recovery])
+    attachment.publish(tokens((1, 11)))
+    before, after = await take(attachment), await take(attachment)
+    assert (before.update.token_ids, before.recovered) == ([10], [])
+    assert (after.update.token_ids, after.recovered) == ([11], [recovery])
 
 
 async def test_the_end_comes_after_what_waits() -> None:

@@ -155,7 +155,8 @@ def test_what_a_gateway_is_told() -> None:
     )
     facts = ModelFacts("digest", 100, 64, 16, "id", True)
     error = BlockyardError(Reason.NEVER_FITS, "too long")
-    outgoing = codec.Outgoing(facts, Readiness(True), [("a", 4)], [("b", error)], update)
+    recovered = [codec.Recovery("c", "lost", 9, True)]
+    outgoing = codec.Outgoing(facts, Readiness(True), [("a", 4)], [("b", error)], update, recovered)
     message = codec.encode_outgoing(outgoing)
     assert message == scheduler_pb2.AttachResponse(
         facts=scheduler_pb2.ModelFacts(
@@ -175,6 +176,7 @@ def test_what_a_gateway_is_told() -> None:
         finish_reasons=[sampling_pb2.FINISH_REASON_STOP, sampling_pb2.FINISH_REASON_LENGTH],
         prefilled_sequence_ids=[4],
         num_cached_tokens=[16],
+        recovered=[scheduler_pb2.RequestRecovered(request_id="c", cause="lost", num_replayed_tokens=9, exact=True)],
     )
     assert from_status(message.failed[0].status) == error
 

@@ -97,6 +97,38 @@ async def test_requests_that_wait_too_long_for_a_worker_fail(harness: Harness, s
     assert await client.result(await client.add("again", [3] * 20)) == oracle([3] * 20, 8)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "exact"),
+    [
+        ({}, {}, True),
+        ({}, {"determinism_id": "other"}, False),
+        ({"batch_invariant": False}, {"batch_invariant": False}, False),
+        ({"batch_invariant": False}, {}, False),
+    ],
+)
+async def test_gateways_are_told_what_went_on_and_whether_exactly(
+    harness: Harness, before: dict[str, object], after: dict[str, object], exact: bool
+) -> None:
+    worker = await harness.worker(step_seconds=0.002, **before)
+    server, client = await harness.scheduler(), await harness.client()
+    stream = await client.add("r", [1] * 20, n=2, max_tokens=200)
+    await client.wait_until(lambda: stream.token_ids[1])
+    await worker.kill()
+    await client.wait_until(lambda: client.readiness is not None and not client.readiness.ready)
+    late = await client.add("late", [7] * 20)
+    await client.wait_until(lambda: late.first_sequence_id is not None)
+    num_tokens = [len(token_ids) for token_ids in stream.token_ids]
+    await harness.worker(**after)
+    assert await client.result(stream) == oracle([1] * 20, 200, n=2)
+    [recovered] = stream.recovered
+    assert (recovered.cause, recovered.exact) == ("the worker was lost", exact)
+    assert recovered.num_replayed_tokens == 40 + sum(num_tokens)
+    assert stream.recovered_at == num_tokens[:1]
+    await client.result(late)
+    assert late.recovered == []
+    await until_idle(server)
+
+
 async def test_what_ends_while_there_is_no_worker_is_not_computed(harness: Harness) -> None:
     worker = await harness.worker(step_seconds=0.002)
     server, client = await harness.scheduler(), await harness.client()
