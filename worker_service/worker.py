@@ -111,6 +111,7 @@ class Worker:
         self.is_draining = False
         self._allowed_device = allowed_device
         self._debug = debug
+        self._may_choose_threads = num_threads == 0
         self._choice: DeviceChoice | None = None
         self._thread = DeviceThread(memory.compute_threads(num_threads))
         self._executor: StepExecutor | None = None
@@ -240,6 +241,9 @@ class Worker:
         batch_invariant = runner.prove_batch_invariance()
         identity = determinism_id(loaded, backend, runner.fingerprint())
         runner.warm_up(cache.device_pool, request.block_size, request.max_num_seqs)
+        if self._may_choose_threads and choice.device.type == "cpu":
+            num_threads = runner.settle_threads(cache.device_pool, request.block_size, request.max_num_seqs)
+            log.info("threads chosen", num_threads=num_threads)
         limits = BatchLimits(request.max_model_len, request.max_num_seqs, request.block_size, loaded.config.vocab_size)
         executor = StepExecutor(InputBatch(limits), cache, runner)
         # What lives now lives as long as the process: the collector need not look at it again.
