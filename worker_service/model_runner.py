@@ -149,10 +149,12 @@ class ModelRunner:
     def profile(self, block_size: int, max_num_batched_tokens: int, max_num_seqs: int) -> int:
         """Measures the most memory that a step takes, in bytes: all tokens and sequences allowed, each sampled."""
         num_sequences = min(max_num_seqs, max_num_batched_tokens)
+        # Few sequences may be too short together for a step of all the tokens that the budget allows.
+        num_tokens = min(max_num_batched_tokens, num_sequences * self.config.max_model_len)
         pool = allocate_pool(BlockFormat.of(self.config, block_size), 1, self._backend.device)
         if self._backend.device.type == "cuda":
-            return self._profile_gpu(pool, block_size, max_num_batched_tokens, num_sequences)
-        return self._profile_cpu(pool, block_size, max_num_batched_tokens, num_sequences)
+            return self._profile_gpu(pool, block_size, num_tokens, num_sequences)
+        return self._profile_cpu(pool, block_size, num_tokens, num_sequences)
 
     def _profile_gpu(self, pool: Tensor, block_size: int, num_tokens: int, num_sequences: int) -> int:
         device = self._backend.device
@@ -174,7 +176,7 @@ class ModelRunner:
         tokens = max(trial, int(num_tokens * share))
         can_reset = reset_peak_memory()
         before = read_peak_memory()
-        self._dry_step(pool, block_size, num_sequences=max(1, int(num_sequences * share)), num_tokens=tokens)
+        self._dry_step(pool, block_size, num_sequences=-(-num_sequences * tokens // num_tokens), num_tokens=tokens)
         measured = read_peak_memory() - before if can_reset else 0
         return max(int(measured * num_tokens / tokens), self._least_activation(num_tokens, num_sequences))
 

@@ -81,6 +81,17 @@ def profile_request(**fields: Any) -> pb.DetermineNumAvailableBlocksRequest:
     return pb.DetermineNumAvailableBlocksRequest(**asked)
 
 
+@pytest.mark.parametrize("num_seqs", [1, 2, 3])
+async def test_a_budget_beyond_what_the_sequences_hold_is_profiled(
+    fresh_worker: WorkerDriver, model: Path, num_seqs: int
+) -> None:
+    await bring_to(fresh_worker, "LOADED", model)
+    plan = await fresh_worker.stub.DetermineNumAvailableBlocks(
+        profile_request(max_num_seqs=num_seqs, max_num_batched_tokens=8192)
+    )
+    assert plan.num_device_blocks > 0
+
+
 @pytest.mark.parametrize("at", STATES)
 async def test_each_call_is_legal_in_its_states_only(fresh_worker: WorkerDriver, model: Path, at: str) -> None:
     await bring_to(fresh_worker, at, model)
