@@ -237,6 +237,7 @@ class Worker:
         except (OSError, MemoryError, torch.OutOfMemoryError):
             needed = block_format.block_bytes * (request.num_device_blocks + request.num_host_blocks)
             raise BlockyardError(Reason.NEVER_FITS, f"the pools need {needed} bytes, more than there is") from None
+        loaded.model.reserve_positions(request.max_model_len)
         runner = ModelRunner(loaded, backend)
         batch_invariant = runner.prove_batch_invariance()
         identity = determinism_id(loaded, backend, runner.fingerprint())

@@ -117,6 +117,13 @@ def test_tied_embeddings_need_no_head(tmp_path: Path):
     assert loaded.parameter_bytes == held + embedding_bytes, "the table as it is, and packed"
 
 
+def test_a_length_that_no_memory_holds_costs_nothing(folder: Path):
+    fingerprint = load(folder).model.fingerprint()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 10**30}))
+    assert load(folder).model.fingerprint() == fingerprint
+
+
 def test_unused_tensors_are_told(folder: Path, caplog: pytest.LogCaptureFixture):
     rewrite(folder, {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)})
     load(folder)
