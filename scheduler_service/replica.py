@@ -145,7 +145,7 @@ class Replica:
                 message = f"the worker at {self.address}: {error.message}"
                 if error.reason is Reason.NO_READY_WORKER:
                     self.worker = None
-                    longest, message = LAST_RETRY_SECONDS, f"no worker answers at {self.address}"
+                    longest, message = UNREACHABLE_RETRY_SECONDS, f"no worker answers at {self.address}"
                     expected = not self.epoch and time.monotonic() - begin < START_SECONDS
             self._say(message, expected=expected)
             await asyncio.sleep(min(delay, longest))
@@ -171,7 +171,7 @@ class Replica:
             raise
         # What the worker says of itself now, its epoch above all.
         self.worker = await self._link.info()
-        self.message = ""
+        self.message, self._said = "", ("", False)
         return _facts(model, cache), cache
 
     async def _check(self, worker: WorkerInfo) -> None:

@@ -149,6 +149,39 @@ async def test_a_worker_that_is_starting_too_is_no_warning_but_one_that_was_lost
     assert levels == ["INFO", "WARNING"]
 
 
+async def test_each_loss_of_a_worker_is_told(
+    configuration: SchedulerConfiguration, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with replica_of(configuration) as (replica, reports):
+        for _ in range(2):
+            async with worker_of(configuration):
+                await set_up(replica)
+                replica.open_steps().cancel()
+            reports.messages.clear()
+            setting_up = asyncio.create_task(replica.set_up())
+            await reports.wait_for("no worker answers")
+            setting_up.cancel()
+            await asyncio.wait({setting_up})
+    assert sum(record.message == "the replica is not ready" for record in caplog.records) == 2
+
+
+async def test_a_worker_that_is_gone_is_looked_for_often(
+    configuration: SchedulerConfiguration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delays: list[float] = []
+
+    async def note(delay: float) -> None:
+        delays.append(delay)
+        if len(delays) == 5:
+            raise asyncio.CancelledError
+
+    async with replica_of(configuration) as (replica, _):
+        monkeypatch.setattr("scheduler_service.replica.asyncio.sleep", note)
+        with pytest.raises(asyncio.CancelledError):
+            await replica.set_up()
+    assert delays == [0.1, 0.2, 0.25, 0.25, 0.25]
+
+
 async def test_a_worker_that_fails_is_asked_less_and_less_often(
     configuration: SchedulerConfiguration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
