@@ -210,7 +210,8 @@ def _chat_template_source(folder: Path, tokenizer_config: Json, given: Path | No
 
 def _ids_of(value: object) -> set[int]:
     values = cast("list[object]", value) if isinstance(value, list) else [value]
-    return {item for item in values if isinstance(item, int)}
+    # Some files say -1 for none.
+    return {item for item in values if isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 2**32}
 
 
 def _end_token_ids(

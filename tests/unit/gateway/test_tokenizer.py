@@ -58,6 +58,7 @@ def test_the_digest_is_that_of_config_json(folder: Path) -> None:
     [
         (0, [0, 3], "<|endoftext|>", {0, 3}),
         ([1, 2], 5, None, {1, 2, 5}),
+        (-1, [-1, 5, 2**40, True], None, {5}),
         (None, None, "<|end|>", {3}),
         (..., ..., {"content": "<|end|>", "special": True}, {3}),
         (..., ..., None, set()),
