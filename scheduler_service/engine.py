@@ -52,6 +52,8 @@ class Engine:
         self._num_attached = 0
         self._pace = Pace()
         self._num_in_flight = 0
+        # Cancelling alone may fail to end `run`: a task group in which a task fails at that moment swallows it.
+        self._is_closed = False
         # Set when there may be something to schedule.
         self._work = asyncio.Event()
 
@@ -149,8 +151,8 @@ class Engine:
     # The loop.
 
     async def run(self) -> None:
-        """Sets the replica up, serves until its epoch breaks, and begins again."""
-        while True:
+        """Sets the replica up, serves until its epoch breaks, and begins again unless it was closed."""
+        while not self._is_closed:
             facts, cache = await self.replica.set_up()
             self._prepare(cache)
             steps = self.replica.open_steps()
@@ -249,7 +251,8 @@ class Engine:
             attachment.seal()
 
     def close(self) -> None:
-        """Ends every gateway's stream with DRAINING and writes the totals."""
+        """Ends every gateway's stream with DRAINING, begins no further epoch, and writes the totals."""
+        self._is_closed = True
         for attachment in self._attachments.values():
             attachment.close(BlockyardError(Reason.DRAINING, "the scheduler is stopping", retry_after_seconds=1.0))
         if self._scheduler:
