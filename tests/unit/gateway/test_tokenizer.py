@@ -85,6 +85,22 @@ def test_only_the_defaults_that_the_file_has_apply(folder: Path) -> None:
     assert load_tokenizer(folder).generation_defaults == {"temperature": 0.6, "top_k": 0}
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -1),
+        ("top_p", 0),
+        ("top_p", float("nan")),
+        ("top_k", 1e12),
+        ("min_p", 2),
+        ("repetition_penalty", 0),
+    ],
+)
+def test_a_default_that_no_request_may_have_is_told(folder: Path, name: str, value: float) -> None:
+    change(folder / "generation_config.json", **{name: value})
+    assert f"generation_config.json: {name} cannot be" in refusal(folder)
+
+
 def test_a_folder_needs_no_files_but_two(folder: Path) -> None:
     for name in ("tokenizer_config.json", "generation_config.json"):
         (folder / name).unlink()
