@@ -21,6 +21,9 @@ class ServiceSettings:
     scheduler_health_port: Annotated[int, Field(ge=-1, le=65535)] = option(
         -1, "port of health from a thread of its own, on the same host; 0: a free port, -1: none"
     )
+    wait_for_repair: bool = option(
+        True, "wait where the first worker cannot load the model as it is told to; off: say why and exit"
+    )
     debug_integrity: bool = option(False, "check all block state after every step; slow, for tests")
 
 

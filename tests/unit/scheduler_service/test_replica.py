@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from blockyard.common.v1 import status_pb2
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.config import SchedulerConfiguration
 from scheduler_service.facts import AvailableBlocks, CacheInfo, CachePlan, ModelFacts, WorkerState
-from scheduler_service.replica import Misconfigured, Replica, configuration_digest, plan_cache
+from scheduler_service.replica import Misconfigured, Replica, Unusable, configuration_digest, plan_cache
 from scheduler_service.worker_link import WorkerLink
 from tests.kit.fake_worker import FakeWorker, FakeWorkerOptions
 
@@ -258,6 +259,17 @@ async def test_a_length_that_cannot_be_is_told_and_the_worker_not_asked_again(se
         assert worker.plans == []
         setting_up.cancel()
         await asyncio.wait({setting_up})
+
+
+async def test_what_needs_a_repair_ends_it_where_nobody_waits_for_one(settings: Settings) -> None:
+    configuration = settings(max_model_len=5000)
+    configuration = replace(configuration, service=replace(configuration.service, wait_for_repair=False))
+    async with replica_of(configuration) as (replica, reports):
+        setting_up = asyncio.create_task(replica.set_up())
+        await reports.wait_for("no worker answers")
+        async with worker_of(configuration):
+            with pytest.raises(Unusable, match="--max-model-len 5000 is above the 4096 tokens of the model"):
+                await asyncio.wait_for(setting_up, 10)
 
 
 async def test_the_same_worker_is_set_up_again_in_a_higher_epoch(configuration: SchedulerConfiguration) -> None:
