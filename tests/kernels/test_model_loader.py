@@ -17,7 +17,9 @@ from safetensors.torch import load_file, save_file
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.model_files import model_digest
+from kernels.ops import get_backend
 from tests.kit.tiny_models import tiny_model
+from worker_service.determinism import determinism_id
 from worker_service.model_loader import LoadedModel, load_model
 
 ROOT = Path(__file__).parents[2]
@@ -125,6 +127,18 @@ def test_a_length_that_no_memory_holds_costs_nothing(folder: Path):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 10**30}))
     assert load(folder).model.fingerprint() == fingerprint
+
+
+def test_what_shows_in_long_texts_only_changes_the_name_of_results(tmp_path: Path):
+    folder = Path(shutil.copytree(tiny_model("mistral"), tmp_path / "mistral"))
+    config = json.loads((folder / "config.json").read_text())
+    names: set[str] = set()
+    for window in (512, 1024):
+        (folder / "config.json").write_text(json.dumps({**config, "sliding_window": window}))
+        loaded = load(folder)
+        names.add(determinism_id(loaded, get_backend(CPU), loaded.model.fingerprint()))
+        names.add(determinism_id(load(folder), get_backend(CPU), loaded.model.fingerprint()))
+    assert len(names) == 2
 
 
 def test_unused_tensors_are_told(folder: Path, caplog: pytest.LogCaptureFixture):
