@@ -185,6 +185,7 @@ def write_hollow(path: Path, name: str, num_elements: int) -> None:
 
 
 def test_weights_that_no_memory_holds(folder: Path):
+    (folder / "model.safetensors").unlink()
     third = psutil.virtual_memory().total // 12
     weight_map = {f"tensor.{index}": f"part-{index}.safetensors" for index in range(4)}
     for name, file in weight_map.items():
@@ -210,6 +211,12 @@ def test_missing_shards_are_named(shards: Path):
         (shards / f"model-0000{number}-of-00006.safetensors").unlink()
     told = complaint_of(shards)
     assert "lacks model-00002-of-00006.safetensors, model-00005-of-00006.safetensors" in told
+
+
+def test_a_whole_file_goes_before_an_index(folder: Path):
+    weights_digest = load(folder).weights_digest
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {DOWN: "gone.safetensors"}}))
+    assert load(folder).weights_digest == weights_digest
 
 
 @pytest.mark.parametrize("content", ["{", "{}", "[]", '{"weight_map": 3}'])

@@ -150,10 +150,11 @@ def _read_headers(folder: Path) -> dict[str, _Entry]:
 
 
 def _find_files(folder: Path) -> list[Path]:
-    if (folder / INDEX_FILE).exists():
-        return _find_shards(folder)
+    # In transformers' order: an index beside a whole file is left over.
     if (folder / SINGLE_FILE).exists():
         return [folder / SINGLE_FILE]
+    if (folder / INDEX_FILE).exists():
+        return _find_shards(folder)
     raise unusable(f"{folder} has no {SINGLE_FILE}: {_advice(folder)}")
 
 
