@@ -47,6 +47,7 @@ def server_options(max_message_bytes: int) -> Options:
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.ping_timeout_ms", 10_000),
     ]
 
 
@@ -61,6 +62,8 @@ def channel_options(max_message_bytes: int, *, keepalive_seconds: float = 30.0, 
         ("grpc.max_send_message_length", INTERNAL_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", int(keepalive_seconds * 1000)),
         ("grpc.keepalive_timeout_ms", int(keepalive_seconds * 1000)),
+        # What counts for a ping without an answer; a minute, unless told otherwise.
+        ("grpc.http2.ping_timeout_ms", int(keepalive_seconds * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         # A peer that comes back is tried again soon, not after two minutes.

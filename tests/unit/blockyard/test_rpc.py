@@ -340,3 +340,36 @@ def test_a_proxy_of_the_environment_is_not_asked_for_our_own_services(monkeypatc
         await server.stop(0)
 
     asyncio.run(check())
+
+
+async def test_a_peer_that_freezes_is_noticed_within_twice_the_keepalive() -> None:
+    server = rpc.make_server(1000, [])
+    rpc.add_health(server, lambda: True, lambda: True)
+    port = rpc.bind(server, "127.0.0.1:0")
+    await server.start()
+    pumps: list[asyncio.Task[None]] = []
+    over = asyncio.Event()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", port)
+        pumps.extend([asyncio.create_task(pump(reader, back)), asyncio.create_task(pump(there, writer))])
+        await over.wait()
+        writer.close()
+        back.close()
+
+    proxy = await asyncio.start_server(pass_on, "127.0.0.1", 0)
+    address = f"127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+    options = rpc.channel_options(1000, keepalive_seconds=1.0, use_proxy=False)
+    async with grpc.aio.insecure_channel(address, options) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == SERVING
+        # Nothing is passed on any more, and the connection stays open.
+        for task in pumps:
+            task.cancel()
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await asyncio.wait_for(watch.read(), 10)
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+    over.set()
+    proxy.close()
+    await proxy.wait_closed()
+    await server.stop(0)
