@@ -92,7 +92,7 @@ class PublicSettings:
 class WorkerProcessSettings:
     """A worker process, apart from what its scheduler tells it."""
 
-    num_threads: NotNegative = option(0, "threads of a CPU worker; 0: as many as there are cores")
+    num_threads: NotNegative = option(0, "threads of a CPU worker; 0: what this model gains from, up to what there is")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ async def _answer(url: str, body: Any) -> AsyncGenerator[AsyncGenerator[bytes]]:
 
     Raises BlockyardError: what the server tells, or NO_READY_WORKER where it cannot be reached.
     """
-    parts = urlsplit(url)
+    parts = urlsplit(url if "//" in url else f"http://{url}")
     secure = parts.scheme == "https"
     host, port = parts.hostname or "", parts.port or (443 if secure else 80)
     try:

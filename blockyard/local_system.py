@@ -66,12 +66,14 @@ class LocalSystem:
         told = self.configuration
         worker = [f"--worker-address=unix:{self._folder}/worker"]
         scheduler = [f"--scheduler-address=unix:{self._folder}/scheduler"]
+        # Whoever started this system waits for it, and is told at once what to repair.
+        waiting = ["--no-wait-for-repair"]
         model, log = to_flags(told.model), to_flags(told.log)
         scheduling = [flag for section in (told.device, told.cache, told.scheduler) for flag in to_flags(section)]
         serving = [*to_flags(told.text), *to_flags(told.public)]
         return [
             Service("worker", "worker_service", (*worker, *to_flags(told.worker), *log), restarts=True),
-            Service("scheduler", "scheduler_service", (*scheduler, *worker, *model, *scheduling, *log)),
+            Service("scheduler", "scheduler_service", (*scheduler, *worker, *waiting, *model, *scheduling, *log)),
             Service("gateway", "gateway", (*scheduler, *model, *serving, *log), grace_seconds=GATEWAY_GRACE_SECONDS),
         ]
 

@@ -23,11 +23,17 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _CONFIG_FILES = ("config.json", "generation_config.json")
 _PATTERNS: dict[Kind, tuple[str, ...]] = {
     "config": _CONFIG_FILES,
-    "tokenizer": (*_CONFIG_FILES, "tokenizer*", "special_tokens_map.json", "chat_template*", "vocab*", "merges.txt"),
+    "tokenizer": (
+        *_CONFIG_FILES,
+        "tokenizer*.json",
+        "tokenizer.model",
+        "special_tokens_map.json",
+        "chat_template.jinja",
+    ),
     "weights": (*_CONFIG_FILES, "*.safetensors", "*.safetensors.index.json"),
 }
-# The same weights once more, under other names.
-_DUPLICATES = ("original/*", "consolidated*", "onnx/*")
+# The same weights once more, under other names or of other steps. Nothing is read from folders.
+_DUPLICATES = ("*/*", "consolidated*")
 
 
 def resolve_model(model: str, revision: str, kind: Kind) -> Path:
@@ -95,7 +101,8 @@ def _download(model: str, revision: str, kind: Kind) -> Path:
             f"{model} is not in the hub's cache on this machine, and the hub cannot be reached "
             "(or HF_HUB_OFFLINE is set): connect, or give a folder"
         ) from None
-    except (errors.HfHubHTTPError, OSError, ValueError) as error:
+    except Exception as error:
+        # Broken connections come as errors of whichever HTTP library it uses.
         raise _unusable(f"{model} could not be downloaded from the hub: {error}") from error
     return Path(folder)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import socket
 import threading
 import time
 from concurrent import futures
@@ -29,6 +30,7 @@ log = EventLogger(__name__)
 
 PUBLIC_MESSAGE_BYTES = 16 * 1024 * 1024
 INTERNAL_MESSAGE_BYTES = 64 * 1024 * 1024
+MAX_PORT = 65535
 Options = list[tuple[str, Any]]
 
 
@@ -45,6 +47,7 @@ def server_options(max_message_bytes: int) -> Options:
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.ping_timeout_ms", 10_000),
     ]
 
 
@@ -59,6 +62,8 @@ def channel_options(max_message_bytes: int, *, keepalive_seconds: float = 30.0, 
         ("grpc.max_send_message_length", INTERNAL_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", int(keepalive_seconds * 1000)),
         ("grpc.keepalive_timeout_ms", int(keepalive_seconds * 1000)),
+        # What counts for a ping without an answer; a minute, unless told otherwise.
+        ("grpc.http2.ping_timeout_ms", int(keepalive_seconds * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         # A peer that comes back is tried again soon, not after two minutes.
@@ -83,14 +88,42 @@ class PortTaken(Exception):
 
 
 def bind(server: grpc.aio.Server, address: str) -> int:
-    """Binds a server to `host:port` (port 0: a free one) or `unix:/path`, and returns the port; raises PortTaken."""
+    """Binds a server to `host:port` (port 0: a free one) or `unix:/path`, and returns the port; raises PortTaken.
+
+    The socket file of a process that was killed is taken over; that of one which lives is not.
+    """
+    path = address.removeprefix("unix:") if address.startswith("unix:") else ""
+    if path and _listens(path):
+        raise PortTaken(f"cannot listen on {address}: another process listens there")
     try:
-        port = server.add_insecure_port(address)
+        # gRPC takes a port too large modulo 65536.
+        port = 0 if not path and _is_too_large(address.rpartition(":")[2]) else server.add_insecure_port(address)
     except RuntimeError:
         port = 0
+    if port == 0 and path:
+        told = "its folder must exist and be writable, no file may have its name, and a path has 107 bytes at most"
+        raise PortTaken(f"cannot listen on {address}: {told}")
     if port == 0:
         raise PortTaken(f"cannot listen on {address}: the port is taken, or the host is not this machine's")
     return port
+
+
+def _is_too_large(port: str) -> bool:
+    return port.isdecimal() and int(port) > MAX_PORT
+
+
+def _listens(path: str) -> bool:
+    """Whether a process listens on a Unix socket: gRPC would take its file away without a word."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except BlockingIOError:
+            # Its queue is full.
+            return True
+        except OSError:
+            return False
+    return True
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BlockyardError) -> None:

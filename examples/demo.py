@@ -6,7 +6,9 @@ import time
 import blockyard
 from blockyard.errors import BlockyardError
 
-PROMPT = 'def read_lines(path):\n    """Return the lines of a text file."""\n'
+PROMPT = 'class Message:\n    """'
+# A choice that shows what a small model can do, and the same text at each run on a machine.
+NUM_TOKENS = 92
 
 
 def main() -> None:
@@ -16,7 +18,7 @@ def main() -> None:
         print(f"gateway, scheduler and worker are up after {time.perf_counter() - begin:.1f} s\n")
         print(PROMPT, end="", flush=True)
         begin, num_tokens = time.perf_counter(), 0
-        for event in llm.stream(PROMPT, max_tokens=160, temperature=0.0):
+        for event in llm.stream(PROMPT, max_tokens=NUM_TOKENS, temperature=0.6, top_p=0.9, seed=5):
             if isinstance(event, blockyard.client.Delta):
                 print(event.text, end="", flush=True)
                 num_tokens = event.num_tokens

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
@@ -29,6 +30,8 @@ log = EventLogger(__name__)
 
 FIRST_DELAY_SECONDS = 0.1
 MAX_DELAY_SECONDS = 2.0
+# Services that start together need not warn of each other.
+START_SECONDS = 10.0
 _STOPPING = "the gateway is stopping"
 # Prompts of one message together, unless one is longer; a message stays well below the limit of 64 MiB.
 _MAX_PROMPT_TOKENS = 4 * 1024 * 1024
@@ -59,6 +62,9 @@ class SchedulerLink:
         self._outgoing: list[Submission | Abort] = []
         self._has_outgoing = asyncio.Event()
         self._is_attached = False
+        self._begin = time.monotonic()
+        # A loss has a warning of its own, so this is for a scheduler that was never there.
+        self._has_warned = False
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._channel: grpc.aio.Channel | None = None
@@ -185,7 +191,7 @@ class SchedulerLink:
         while (message := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
             progress = codec.decode_progress(message)
             if not self._is_attached:
-                self._is_attached = True
+                self._is_attached = self._has_warned = True
                 log.info("attached to the scheduler", address=self._address)
             self._facts = progress.facts or self._facts
             if progress.readiness is not None:
@@ -206,6 +212,9 @@ class SchedulerLink:
                 log.warning("lost the scheduler", address=self._address, reason=reason)
             assert self._receiver is not None
             self._receiver.lost(reason)
+        elif reason != _STOPPING and not self._has_warned and time.monotonic() - self._begin >= START_SECONDS:
+            self._has_warned = True
+            log.warning("no scheduler", reason=reason)
         self._news.set()
 
     async def _write(self, call: Any) -> None:

@@ -6,6 +6,7 @@ Knows nothing of requests. Reads the files of a model folder and nothing else: n
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any, cast
 
 import tokenizers
@@ -16,7 +17,7 @@ from gateway.chat_template import ChatTemplate
 from gateway.detokenizer import DetokenizerFactory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from gateway.detokenizer import Detokenizer
@@ -31,7 +32,15 @@ _SPECIAL_TOKEN_NAMES = (
     "cls_token",
     "mask_token",
 )
-_GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+# The fields of generation_config.json that are defaults, and what they may be: one out of range would pass by the
+# checks of requests and be refused by the worker, with its whole step.
+_GENERATION_DEFAULTS: dict[str, Callable[[float], bool]] = {
+    "temperature": lambda value: 0 <= value < math.inf,
+    "top_p": lambda value: 0 < value <= 1,
+    "top_k": lambda value: -1 <= value < 2**32,
+    "min_p": lambda value: 0 <= value <= 1,
+    "repetition_penalty": lambda value: 0 < value < math.inf,
+}
 
 
 class Tokenizer:
@@ -210,7 +219,8 @@ def _chat_template_source(folder: Path, tokenizer_config: Json, given: Path | No
 
 def _ids_of(value: object) -> set[int]:
     values = cast("list[object]", value) if isinstance(value, list) else [value]
-    return {item for item in values if isinstance(item, int)}
+    # Some files say -1 for none.
+    return {item for item in values if isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 2**32}
 
 
 def _end_token_ids(
@@ -227,6 +237,9 @@ def _generation_defaults(generation_config: Json) -> dict[str, float]:
     """Those fields that the file has, as vLLM takes them: do_sample is not looked at. A top_k of -1 means 0, off."""
     found = {name: generation_config.get(name) for name in _GENERATION_DEFAULTS}
     defaults: dict[str, float] = {name: value for name, value in found.items() if isinstance(value, int | float)}
+    for name, value in defaults.items():
+        if not _GENERATION_DEFAULTS[name](value):
+            raise _not_loaded(f"generation_config.json: {name} cannot be {value}: correct it, or take it out")
     if "top_k" in defaults:
         defaults["top_k"] = max(0, int(defaults["top_k"]))
     return defaults

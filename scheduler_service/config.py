@@ -27,6 +27,9 @@ class ServiceSettings:
     step_deadline_seconds: Annotated[float, Field(ge=0)] = option(
         0.0, "a step that takes longer means a worker that hangs, in seconds; 0: by the steps before"
     )
+    wait_for_repair: bool = option(
+        True, "wait where the first worker cannot load the model as it is told to; off: say why and exit"
+    )
     debug_integrity: bool = option(False, "check all block state after every step; slow, for tests")
 
 

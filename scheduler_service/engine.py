@@ -67,6 +67,8 @@ class Engine:
         self._cause = ""
         # Since no step was answered for want of a worker.
         self._lost_at: float | None = None
+        # Cancelling alone may fail to end `run`: a task group in which a task fails at that moment swallows it.
+        self._is_closed = False
         # Set when there may be something to schedule.
         self._work = asyncio.Event()
 
@@ -164,8 +166,8 @@ class Engine:
     # The loop.
 
     async def run(self) -> None:
-        """Sets the replica up, serves until its epoch breaks, and begins again."""
-        while True:
+        """Sets the replica up, serves until its epoch breaks, and begins again unless it was closed."""
+        while not self._is_closed:
             facts, cache = await self._set_up()
             self._prepare(cache)
             self._tell_recovered(facts)
@@ -184,11 +186,14 @@ class Engine:
 
     async def _set_up(self) -> tuple[ModelFacts, CacheInfo]:
         """Waits for a worker that is set up, and fails the requests that have waited too long for it."""
-        async with asyncio.TaskGroup() as group:
-            expiring = group.create_task(self._expire())
-            ready = await self.replica.set_up()
+        expiring = asyncio.create_task(self._expire())
+        try:
+            return await self.replica.set_up()
+        finally:
             expiring.cancel()
-        return ready
+            await asyncio.wait({expiring})
+            if not expiring.cancelled():
+                expiring.result()
 
     async def _expire(self) -> None:
         patience = self._configuration.service.max_worker_wait_seconds
@@ -329,7 +334,8 @@ class Engine:
             self._fail(hopeless, f"the worker refuses its steps: {error.message}", Reason.BUG)
 
     def close(self) -> None:
-        """Ends every gateway's stream with DRAINING and writes the totals."""
+        """Ends every gateway's stream with DRAINING, begins no further epoch, and writes the totals."""
+        self._is_closed = True
         for attachment in self._attachments.values():
             attachment.close(BlockyardError(Reason.DRAINING, "the scheduler is stopping", retry_after_seconds=1.0))
         if self._scheduler:

@@ -46,6 +46,10 @@ class Misconfigured(NotReady):
     """This worker process can never serve this configuration."""
 
 
+class Unusable(Exception):
+    """The first worker cannot be set up, and nobody is to wait for a repair; the message tells a person why."""
+
+
 def configuration_digest(configuration: SchedulerConfiguration) -> str:
     """Hashes all that the scheduler tells a worker: one that has this digest can be taken over as it is."""
     device, cache, step = configuration.device, configuration.cache, configuration.scheduler
@@ -133,7 +137,10 @@ class Replica:
         return self.worker.state if self.worker else WorkerState.UNREACHABLE
 
     async def set_up(self) -> tuple[ModelFacts, CacheInfo]:
-        """Waits for a worker and sets it up, for as long as that takes."""
+        """Waits for a worker and sets it up, for as long as that takes.
+
+        Raises Unusable, unless it is to wait for a repair, when a worker that was never set up says that it cannot be.
+        """
         delay, begin = FIRST_RETRY_SECONDS, time.monotonic()
         while True:
             longest, expected = LAST_FAILURE_RETRY_SECONDS, False
@@ -141,12 +148,16 @@ class Replica:
                 return await self._set_up_once()
             except NotReady as error:
                 longest, message = LAST_RETRY_SECONDS, str(error)
+                needs_repair = isinstance(error, Misconfigured)
             except BlockyardError as error:
                 message = f"the worker at {self.address}: {error.message}"
-                if error.reason is Reason.NO_READY_WORKER:
+                needs_repair = error.reason is not Reason.NO_READY_WORKER
+                if not needs_repair:
                     self.worker = None
                     longest, message = UNREACHABLE_RETRY_SECONDS, f"no worker answers at {self.address}"
                     expected = not self.epoch and time.monotonic() - begin < START_SECONDS
+            if needs_repair and not self.epoch and not self._configuration.service.wait_for_repair:
+                raise Unusable(message)
             self._say(message, expected=expected)
             await asyncio.sleep(min(delay, longest))
             delay = min(2 * delay, LAST_FAILURE_RETRY_SECONDS)
@@ -171,7 +182,7 @@ class Replica:
             raise
         # What the worker says of itself now, its epoch above all.
         self.worker = await self._link.info()
-        self.message = ""
+        self.message, self._said = "", ("", False)
         return _facts(model, cache), cache
 
     async def _check(self, worker: WorkerInfo) -> None:

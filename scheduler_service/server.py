@@ -14,6 +14,7 @@ from blockyard.settings import load
 from blockyard.telemetry import EventLogger, configure_logging
 from scheduler_service.config import SchedulerConfiguration
 from scheduler_service.engine import Engine
+from scheduler_service.replica import Unusable
 from scheduler_service.servicer import SchedulerServicer
 from scheduler_service.worker_link import WorkerLink
 
@@ -103,7 +104,7 @@ def _with_port(address: str, port: int) -> str:
 
 
 async def serve(configuration: SchedulerConfiguration) -> None:
-    """Runs a scheduler until SIGTERM or SIGINT. Raises PortTaken."""
+    """Runs a scheduler until SIGTERM or SIGINT. Raises PortTaken, and Unusable where it is not to wait for a repair."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -128,6 +129,6 @@ def main(arguments: list[str] | None = None) -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
         asyncio.run(serve(configuration))
-    except PortTaken as error:
+    except (PortTaken, Unusable) as error:
         log.error(str(error))
         sys.exit(1)

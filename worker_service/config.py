@@ -20,7 +20,7 @@ class WorkerSettings:
     worker_health_port: Annotated[int, Field(ge=-1, le=65535)] = option(
         -1, "port of grpc.health.v1 in a thread of its own, on the same host; 0: a free one; -1: none"
     )
-    num_threads: NotNegative = option(0, "threads to compute with; 0: what the machine or the container gives")
+    num_threads: NotNegative = option(0, "threads to compute with; 0: what this model gains from, up to what there is")
     enable_debug_rpcs: bool = option(False, "answer ChecksumBlocks, for tests")
 
 

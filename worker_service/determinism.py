@@ -25,7 +25,7 @@ _SAMPLING_SOURCES = ("sampler.py", "sampling_state.py")
 
 
 def determinism_id(loaded: LoadedModel, backend: Backend, fingerprint: str) -> str:
-    """Hashes weights, dtype, kernels and sampler, instruction set, library, and what they computed for fixed tokens.
+    """Hashes weights, configuration, kernels, sampler, instruction set, library, and what they made of fixed tokens.
 
     Args:
         loaded: the model.
@@ -34,7 +34,8 @@ def determinism_id(loaded: LoadedModel, backend: Backend, fingerprint: str) -> s
     """
     parts = (
         loaded.weights_digest,
-        str(loaded.config.dtype),
+        # All of it: a window or a scaling of positions shows in long texts only, not in what was computed here.
+        repr(loaded.config),
         backend.name,
         source_digest(),
         instruction_set(backend.device),

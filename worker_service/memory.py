@@ -120,6 +120,18 @@ def read_host_memory(groups: ControlGroups | None = None) -> HostMemory:
     return HostMemory(total, available, psutil.Process().memory_info().rss)
 
 
+def room_for_weights(device: torch.device, groups: ControlGroups | None = None) -> int:
+    """The most that this process could still take on a device, in bytes: what needs more cannot be loaded.
+
+    On a CPU the machine's free memory within the control group's limit. What the group uses does not count: most of it
+    may be cached files, the model's own among them, which make way.
+    """
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    available = psutil.virtual_memory().available
+    return min(available, read_host_memory(groups).total_bytes)
+
+
 def compute_threads(requested: int, groups: ControlGroups | None = None) -> int:
     """How many threads to compute with: as asked, else torch's choice within the control group's quota."""
     if requested:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from blockyard.model_files import model_digest
 from blockyard.telemetry import EventLogger
 from kernels.ops import get_backend
+from worker_service.memory import room_for_weights
 from worker_service.models.decoder import DecoderModel, build_decoder
-from worker_service.models.model_config import ModelConfig, read_config
+from worker_service.models.model_config import ModelConfig, read_config, unusable
 from worker_service.models.weight_files import WeightFiles
 
 if TYPE_CHECKING:
@@ -54,7 +55,19 @@ def load_model(
     """
     config = read_config(folder, dtype)
     files = WeightFiles(folder, progress)
+    _check_room(files.num_elements * config.dtype.itemsize, config, device)
     model = build_decoder(config, get_backend(device), files)
     if files.unread:
         log.warning("weights that the model does not use", num_tensors=len(files.unread), first=files.unread[0])
     return LoadedModel(model, config, files.finish(), model_digest(folder), model.parameter_bytes)
+
+
+def _check_room(weights_bytes: int, config: ModelConfig, device: torch.device) -> None:
+    """Refuses weights that the memory cannot hold: loading them would end this process, and tell nobody why."""
+    room_bytes = room_for_weights(device)
+    if weights_bytes > room_bytes:
+        dtype = str(config.dtype).removeprefix("torch.")
+        raise unusable(
+            f"the weights take {weights_bytes / 2**30:.1f} GiB in {dtype}, and {room_bytes / 2**30:.1f} GiB of memory "
+            f"are free ({device.type}): take a smaller model, a smaller --dtype, or a larger machine"
+        )

@@ -20,6 +20,8 @@ from worker_service.sampling_state import SequenceLists, write_sampling
 from worker_service.step import NewSequence, Sampling, no_ids
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy.typing as npt
     from torch import Tensor
 
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
 CPU_PROFILE_SECONDS = 0.5
 CPU_PROFILE_TRIAL = 32
 WARM_UP_TOKENS = 8
+# How the count of threads is tried: decodes of so many sequences, so often, and what more threads must gain.
+TRIAL_SEQUENCES = 8
+NUM_TRIALS = 7
+MIN_GAIN = 0.1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +48,15 @@ class Sampled:
     failed: npt.NDArray[np.bool_]
     forward_seconds: float
     sample_seconds: float
+
+
+def fewest_good_threads(seconds: Mapping[int, float]) -> int:
+    """Chooses among counts of threads, given what a step takes with each: more only where they gain a tenth."""
+    chosen = min(seconds)
+    for num_threads in sorted(seconds):
+        if seconds[num_threads] < (1 - MIN_GAIN) * seconds[chosen]:
+            chosen = num_threads
+    return chosen
 
 
 class ModelRunner:
@@ -97,24 +112,49 @@ class ModelRunner:
             self._dry_step(kv_pool, block_size, num_sequences=num_sequences, num_tokens=num_sequences)
 
     @torch.inference_mode()
+    def settle_threads(self, kv_pool: Tensor, block_size: int, max_num_seqs: int) -> int:
+        """Sets the calling thread's count of compute threads to 1, unless decodes gain from those it has; returns it.
+
+        A small model's step is hundreds of operations of some microseconds, where a second thread costs more than it
+        brings. Results do not depend on the count.
+        """
+        num_sequences = min(max_num_seqs, TRIAL_SEQUENCES)
+        available, seconds = torch.get_num_threads(), dict[int, list[float]]()
+        for _ in range(NUM_TRIALS):
+            for num_threads in {1, available}:
+                torch.set_num_threads(num_threads)
+                begin = time.perf_counter()
+                self._dry_forward(kv_pool, block_size, num_sequences, num_sequences)
+                seconds.setdefault(num_threads, []).append(time.perf_counter() - begin)
+        # The best of each: what else ran on the machine made the others slower.
+        chosen = fewest_good_threads({num_threads: min(times) for num_threads, times in seconds.items()})
+        torch.set_num_threads(chosen)
+        return chosen
+
+    @torch.inference_mode()
     def _dry_step(self, kv_pool: Tensor, block_size: int, *, num_sequences: int, num_tokens: int) -> None:
         """Computes `num_tokens` over so many sequences that all write to block 0, and samples each of them."""
+        logits = self._dry_forward(kv_pool, block_size, num_sequences, num_tokens)
+        self._sampler.sample(logits, worst_rows(num_sequences, self.config.vocab_size))
+
+    def _dry_forward(self, kv_pool: Tensor, block_size: int, num_sequences: int, num_tokens: int) -> Tensor:
         lengths = np.full(num_sequences, num_tokens // num_sequences, np.int64)
         lengths[: num_tokens % num_sequences] += 1
         tables = np.zeros((num_sequences, -(-int(lengths.max()) // block_size)), np.int64)
         plan = self._backend.plan_attention(lengths, lengths, tables, block_size, self.config.sliding_window)
         token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=self._backend.device)
         hidden = self._model.forward(token_ids, plan, kv_pool)
-        logits = self._model.compute_logits(hidden[self._to_device(np.cumsum(lengths) - 1)])
-        self._sampler.sample(logits, worst_rows(num_sequences, self.config.vocab_size))
+        return self._model.compute_logits(hidden[self._to_device(np.cumsum(lengths) - 1)])
 
     def profile(self, block_size: int, max_num_batched_tokens: int, max_num_seqs: int) -> int:
         """Measures the most memory that a step takes, in bytes: all tokens and sequences allowed, each sampled."""
         num_sequences = min(max_num_seqs, max_num_batched_tokens)
+        # Few sequences may be too short together for a step of all the tokens that the budget allows.
+        num_tokens = min(max_num_batched_tokens, num_sequences * self.config.max_model_len)
         pool = allocate_pool(BlockFormat.of(self.config, block_size), 1, self._backend.device)
         if self._backend.device.type == "cuda":
-            return self._profile_gpu(pool, block_size, max_num_batched_tokens, num_sequences)
-        return self._profile_cpu(pool, block_size, max_num_batched_tokens, num_sequences)
+            return self._profile_gpu(pool, block_size, num_tokens, num_sequences)
+        return self._profile_cpu(pool, block_size, num_tokens, num_sequences)
 
     def _profile_gpu(self, pool: Tensor, block_size: int, num_tokens: int, num_sequences: int) -> int:
         device = self._backend.device
@@ -136,7 +176,7 @@ class ModelRunner:
         tokens = max(trial, int(num_tokens * share))
         can_reset = reset_peak_memory()
         before = read_peak_memory()
-        self._dry_step(pool, block_size, num_sequences=max(1, int(num_sequences * share)), num_tokens=tokens)
+        self._dry_step(pool, block_size, num_sequences=-(-num_sequences * tokens // num_tokens), num_tokens=tokens)
         measured = read_peak_memory() - before if can_reset else 0
         return max(int(measured * num_tokens / tokens), self._least_activation(num_tokens, num_sequences))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import signal
 import socket
 import sys
@@ -65,18 +67,26 @@ class Server:
         await self._server.start()
         log.info("listening", worker_address=self.address, health_port=self.health_port)
 
-    async def stop(self) -> None:
-        """Finishes the step that runs, ends its stream with DRAINING, and closes everything."""
+    async def stop(self) -> bool:
+        """Finishes the step that runs, ends its stream with DRAINING, and closes everything.
+
+        Tells whether the device thread has ended: work that takes too long is given up, and goes on.
+        """
         log.info("stopping")
-        if not await self.worker.stop(STOP_SECONDS):
+        has_ended = await self.worker.stop(STOP_SECONDS)
+        if not has_ended:
             log.warning("gave up the work that runs", after_seconds=STOP_SECONDS)
         await self._server.stop(GRACE_SECONDS)
         if self._health is not None:
             self._health.stop()
+        return has_ended
 
 
-async def run(configuration: WorkerConfiguration) -> None:
-    """Runs until SIGTERM, SIGINT or the Shutdown rpc. A second signal ends the process at once."""
+async def run(configuration: WorkerConfiguration) -> bool:
+    """Runs until SIGTERM, SIGINT or the Shutdown rpc, and tells whether the device thread has ended.
+
+    A second signal ends the process at once.
+    """
     server = Server(configuration)
     loop = asyncio.get_running_loop()
     signals = (signal.SIGTERM, signal.SIGINT)
@@ -91,7 +101,7 @@ async def run(configuration: WorkerConfiguration) -> None:
         loop.add_signal_handler(number, stop)
     await server.start()
     await server.stopping.wait()
-    await server.stop()
+    return await server.stop()
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -102,7 +112,11 @@ def main(arguments: list[str] | None = None) -> None:
     configure_logging("worker", level=configuration.log.log_level, log_format=configuration.log.log_format)
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
-        asyncio.run(run(configuration))
+        has_ended = asyncio.run(run(configuration))
     except PortTaken as error:
         log.error(str(error))
         sys.exit(1)
+    if not has_ended:
+        # The interpreter's own end takes torch away under the thread that computes, which aborts the process.
+        logging.shutdown()
+        os._exit(0)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from blockyard.telemetry import EventLogger
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from worker_service import codec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
     from worker_service.step_stream import StepStream
     from worker_service.worker import Worker
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 log = EventLogger(__name__)
 
 Context = Any
+T = TypeVar("T")
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
@@ -28,8 +29,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._worker = worker
         self._worker_id = worker_id
         self._shut_down = shut_down
-        # A load outlives the call that began it.
+        # They outlive the calls that began them: what they make is there for the next scheduler.
         self._loads: set[asyncio.Task[Any]] = set()
+        self._set_ups: set[asyncio.Task[Any]] = set()
 
     async def GetWorkerInfo(self, request: worker_pb2.GetWorkerInfoRequest, context: Context) -> Any:
         """Tells who this is."""
@@ -38,7 +40,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     async def InitDevice(self, request: worker_pb2.InitDeviceRequest, context: Context) -> Any:
         """Chooses the device."""
         device_type = codec.DEVICE_TYPES[request.device_type]
-        await self._worker.init_device(device_type, codec.DTYPES[request.dtype], request.configuration_digest)
+        dtype, digest = codec.DTYPES[request.dtype], request.configuration_digest
+        await self._to_the_end(self._worker.init_device(device_type, dtype, digest))
         return worker_pb2.InitDeviceResponse(device=self._worker.device_name)
 
     async def LoadModel(self, request: worker_pb2.LoadModelRequest, context: Context) -> AsyncIterator[Any]:
@@ -63,6 +66,18 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         if not load.cancelled() and (error := load.exception()) is not None:
             log.error("the model was not loaded", reason=str(error))
 
+    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Waits for a change of state, which goes on if its caller leaves: the device thread cannot be interrupted."""
+        task = asyncio.create_task(work)
+        self._set_ups.add(task)
+        task.add_done_callback(self._end_set_up)
+        return await asyncio.shield(task)
+
+    def _end_set_up(self, task: asyncio.Task[Any]) -> None:
+        self._set_ups.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the set-up failed", reason=str(error))
+
     async def DetermineNumAvailableBlocks(self, request: Any, context: Context) -> Any:
         """Counts the blocks that fit."""
         plan = await self._worker.determine_num_available_blocks(codec.decode_profile_request(request))
@@ -70,7 +85,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
     async def InitializeCache(self, request: worker_pb2.InitializeCacheRequest, context: Context) -> Any:
         """Makes the pools."""
-        cache = await self._worker.initialize_cache(codec.decode_cache_request(request))
+        cache = await self._to_the_end(self._worker.initialize_cache(codec.decode_cache_request(request)))
         return worker_pb2.InitializeCacheResponse(cache=codec.encode_cache(cache))
 
     async def ExecuteModel(self, request_iterator: Any, context: Context) -> AsyncIterator[Any]:

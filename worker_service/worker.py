@@ -111,6 +111,7 @@ class Worker:
         self.is_draining = False
         self._allowed_device = allowed_device
         self._debug = debug
+        self._may_choose_threads = num_threads == 0
         self._choice: DeviceChoice | None = None
         self._thread = DeviceThread(memory.compute_threads(num_threads))
         self._executor: StepExecutor | None = None
@@ -236,10 +237,14 @@ class Worker:
         except (OSError, MemoryError, torch.OutOfMemoryError):
             needed = block_format.block_bytes * (request.num_device_blocks + request.num_host_blocks)
             raise BlockyardError(Reason.NEVER_FITS, f"the pools need {needed} bytes, more than there is") from None
+        loaded.model.reserve_positions(request.max_model_len)
         runner = ModelRunner(loaded, backend)
         batch_invariant = runner.prove_batch_invariance()
         identity = determinism_id(loaded, backend, runner.fingerprint())
         runner.warm_up(cache.device_pool, request.block_size, request.max_num_seqs)
+        if self._may_choose_threads and choice.device.type == "cpu":
+            num_threads = runner.settle_threads(cache.device_pool, request.block_size, request.max_num_seqs)
+            log.info("threads chosen", num_threads=num_threads)
         limits = BatchLimits(request.max_model_len, request.max_num_seqs, request.block_size, loaded.config.vocab_size)
         executor = StepExecutor(InputBatch(limits), cache, runner)
         # What lives now lives as long as the process: the collector need not look at it again.

@@ -69,6 +69,8 @@ def bench(
     output: Annotated[Path | None, typer.Option(dir_okay=False, help="write all numbers here, as JSON")] = None,
 ) -> None:
     """Measure a running server."""
+    if output is not None and not output.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {output.parent}", param_hint="--output")
     if not num_requests and not duration:
         num_requests = 8 * concurrency
     settings = Settings(

@@ -17,12 +17,14 @@ from blockyard.configuration import SystemConfiguration
 from blockyard.local_system import Endpoints, LocalSystem
 from blockyard.settings import load
 from blockyard.supervisor import Supervisor
-from blockyard.telemetry import configure_logging
+from blockyard.telemetry import EventLogger, configure_logging
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rich.status import Status
+
+log = EventLogger(__name__)
 
 HELP = "Serve a model: gateway, scheduler and worker together."
 DESCRIPTION = "Serves a model with a gateway, a scheduler and a worker. Without --model: the demo model."
@@ -69,7 +71,7 @@ async def _serve(configuration: SystemConfiguration) -> int:
 
 
 def _stop(supervisor: Supervisor) -> None:
-    typer.echo("stopping when the answers under way have ended; once more to stop at once", err=True)
+    log.info("stopping when the answers under way have ended; once more to stop at once")
     supervisor.request_stop()
 
 

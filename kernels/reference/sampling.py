@@ -27,6 +27,10 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 
+# The most that a penalty makes of a logit: divided by the lowest temperature it is finite still, and infinity, which
+# equals itself plus anything, would leave the filters nothing to keep.
+_MAX_LOGIT = 1e30
+
 # Rows whose noise is made at once, in elements: what stays in a core's second-level cache.
 _NOISE_ELEMENTS = 1 << 18
 # How many of a row's best tokens are looked at before its whole vocabulary is sorted; the last is for `top_p` alone.
@@ -137,7 +141,7 @@ def apply_penalties(
     """
     repetition, frequency, presence = penalties
     values = logits[rows, token_ids]
-    values = torch.where(values > 0, values / repetition, values * repetition)
+    values = torch.where(values > 0, values / repetition, values * repetition).clamp_(max=_MAX_LOGIT)
     values = values - frequency * output_counts
     logits[rows, token_ids] = values - presence * (output_counts > 0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from blockyard import LLM
+from blockyard.model_files import DEMO_FOLDER
+from blockyard.supervisor import StartError
 from tests.kit.system import ROOT
 
 if TYPE_CHECKING:
@@ -44,6 +47,16 @@ def test_llm_gives_together_what_it_gives_alone_and_outlives_its_worker() -> Non
             os.kill(llm._system._supervisor.children[0].pid, signal.SIGKILL)  # type: ignore[union-attr]
         thread.join(60)
         assert answers == alone
+
+
+def test_llm_tells_what_to_repair_instead_of_waiting(tmp_path: Path) -> None:
+    for file in DEMO_FOLDER.glob("*.json"):
+        shutil.copy(file, tmp_path)
+    (tmp_path / "model.safetensors").write_bytes((DEMO_FOLDER / "model.safetensors").read_bytes()[:1000])
+    with pytest.raises(StartError, match="is damaged or not complete"):
+        LLM(str(tmp_path), **SMALL)
+    with pytest.raises(StartError, match="--max-model-len 2000 is above the 1024 tokens of the model"):
+        LLM(max_model_len=2000, **SMALL)
 
 
 @pytest.fixture(scope="module")

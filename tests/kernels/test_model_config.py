@@ -116,6 +116,7 @@ def test_windows(read: Any, fields: dict[str, Any], windows: tuple[int | None, .
             512,
         ),
         ({"rope_scaling": None}, "default", 1e4, 512),
+        ({"max_position_embeddings": 10**30}, "default", 1e4, 2**31 - 1),
     ],
 )
 def test_rotary_embeddings(read: Any, fields: dict[str, Any], kind: str, theta: float, max_len: int):
@@ -143,6 +144,7 @@ def test_rotary_embeddings(read: Any, fields: dict[str, Any], kind: str, theta: 
         ({"rope_scaling": {"rope_type": "linear"}}, "type 'linear' need factor"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 2}}, "type 'llama3' need low_freq_factor"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ between layers"),
+        ({"rope_scaling": ["linear", 2.0]}, "must be an object"),
         ({"partial_rotary_factor": 0.5}, "partial rotary"),
     ],
 )
@@ -153,7 +155,7 @@ def test_what_is_not_supported_says_what_to_do(read: Any, fields: dict[str, Any]
 
 
 def test_layer_types_must_fit(read: Any):
-    for types in (["full_attention"], ["full_attention", "linear_attention", "full_attention"]):
+    for types in (5, ["full_attention"], ["full_attention", "linear_attention", "full_attention"]):
         with pytest.raises(BlockyardError, match="layer_types"):
             read({**QWEN2, "use_sliding_window": True, "layer_types": types})
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.model_files import model_digest
+from kernels.ops import get_backend
 from tests.kit.tiny_models import tiny_model
+from worker_service.determinism import determinism_id
 from worker_service.model_loader import LoadedModel, load_model
 
 ROOT = Path(__file__).parents[2]
@@ -117,6 +122,25 @@ def test_tied_embeddings_need_no_head(tmp_path: Path):
     assert loaded.parameter_bytes == held + embedding_bytes, "the table as it is, and packed"
 
 
+def test_a_length_that_no_memory_holds_costs_nothing(folder: Path):
+    fingerprint = load(folder).model.fingerprint()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 10**30}))
+    assert load(folder).model.fingerprint() == fingerprint
+
+
+def test_what_shows_in_long_texts_only_changes_the_name_of_results(tmp_path: Path):
+    folder = Path(shutil.copytree(tiny_model("mistral"), tmp_path / "mistral"))
+    config = json.loads((folder / "config.json").read_text())
+    names: set[str] = set()
+    for window in (512, 1024):
+        (folder / "config.json").write_text(json.dumps({**config, "sliding_window": window}))
+        loaded = load(folder)
+        names.add(determinism_id(loaded, get_backend(CPU), loaded.model.fingerprint()))
+        names.add(determinism_id(load(folder), get_backend(CPU), loaded.model.fingerprint()))
+    assert len(names) == 2
+
+
 def test_unused_tensors_are_told(folder: Path, caplog: pytest.LogCaptureFixture):
     rewrite(folder, {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)})
     load(folder)
@@ -151,6 +175,32 @@ def test_a_truncated_file(folder: Path, kept: int):
     assert "download it again" in told
 
 
+def write_hollow(path: Path, name: str, num_elements: int) -> None:
+    """Writes a file of one float32 tensor, all of it a hole: it takes no disk."""
+    header = {name: {"dtype": "F32", "shape": [num_elements], "data_offsets": [0, 4 * num_elements]}}
+    content = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(content)) + content)
+        file.truncate(8 + len(content) + 4 * num_elements)
+
+
+def test_weights_that_no_memory_holds(folder: Path):
+    (folder / "model.safetensors").unlink()
+    third = psutil.virtual_memory().total // 12
+    weight_map = {f"tensor.{index}": f"part-{index}.safetensors" for index in range(4)}
+    for name, file in weight_map.items():
+        write_hollow(folder / file, name, third)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    complaint = complaint_of(folder)
+    assert re.match(r"the weights take \d+\.\d GiB in float32, and \d+\.\d GiB of memory are free", complaint)
+
+
+def test_a_file_that_no_memory_holds(folder: Path):
+    write_hollow(folder / "model.safetensors", "tensor", 1 << 41)
+    # Systems that promise more memory than they have map it.
+    assert re.search("does not fit into memory|of memory are free", complaint_of(folder))
+
+
 def test_a_file_of_something_else(folder: Path):
     (folder / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n" * 9)
     assert "damaged or not complete" in complaint_of(folder)
@@ -161,6 +211,12 @@ def test_missing_shards_are_named(shards: Path):
         (shards / f"model-0000{number}-of-00006.safetensors").unlink()
     told = complaint_of(shards)
     assert "lacks model-00002-of-00006.safetensors, model-00005-of-00006.safetensors" in told
+
+
+def test_a_whole_file_goes_before_an_index(folder: Path):
+    weights_digest = load(folder).weights_digest
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {DOWN: "gone.safetensors"}}))
+    assert load(folder).weights_digest == weights_digest
 
 
 @pytest.mark.parametrize("content", ["{", "{}", "[]", '{"weight_map": 3}'])

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
+import struct
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,6 +29,8 @@ class FakeHub:
         self.repositories = repositories
         self.gated = gated
         self.fetched: list[str] = []
+        self.resets: set[str] = set()
+        """Files whose downloads end with a reset of the connection."""
         self.url = ""
 
     def commit(self, name: str) -> str:
@@ -108,6 +112,10 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if self.command == "GET":
             self.hub.fetched.append(path)
+            if path in self.hub.resets:
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.connection.close()
+                return
         self._send(200, file.read_bytes(), {"ETag": f'"{_etag(file)}"', "X-Repo-Commit": self.hub.commit(name)})
 
     def _json(self, body: Any) -> None:

@@ -111,7 +111,7 @@ class System:
     def start_service(self, name: str) -> Service:
         """Starts one of worker, scheduler, gateway."""
         module, flags = {
-            "worker": ("worker_service", [*self._flags("worker_address"), "--num-threads", "2", *self.worker_flags]),
+            "worker": ("worker_service", [*self._flags("worker_address"), *self.worker_flags]),
             "scheduler": (
                 "scheduler_service",
                 [

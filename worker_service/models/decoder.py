@@ -13,7 +13,7 @@ import torch
 
 from kernels.ops import AttentionShape, kv_pool_shape
 from worker_service.models.layers import DecoderLayer, StepContext
-from worker_service.models.rotary import rotary_table
+from worker_service.models.rotary import PART, rotary_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,14 +47,24 @@ class DecoderModel:
         self._final_norm = final_norm
         self._head = head
         self._shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, config.head_dim**-0.5)
-        table = rotary_table(config.rotary, config.head_dim, config.max_model_len, config.dtype)
-        self._rotary = table.to(backend.device)
+        self._rotary = final_norm.new_empty(0, 2 * config.head_dim)
 
     @property
     def parameter_bytes(self) -> int:
         """Bytes of the weights as they are held: a tied table may be held twice, once as it is and once packed."""
         tensors = [self._embedding, self._final_norm, *(norm for layer in self._layers for norm in layer.norms)]
         return sum(tensor.nbytes for tensor in tensors) + sum(linear.num_bytes for linear in self._linears())
+
+    def reserve_positions(self, num_positions: int) -> None:
+        """Makes the rotary table for that many positions. A step that needs more makes more.
+
+        Models may name a length that no memory holds, so the table has that of what is served.
+        """
+        if num_positions > len(self._rotary):
+            config = self.config
+            length = min(-(-num_positions // PART) * PART, config.max_model_len)
+            table = rotary_table(config.rotary, config.head_dim, length, config.dtype)
+            self._rotary = table.to(self._backend.device)
 
     @torch.no_grad()
     def forward(self, token_ids: Tensor, batch: AttentionBatch, kv_pool: Tensor) -> Tensor:
@@ -69,6 +79,7 @@ class DecoderModel:
             [T, hidden_size]: each row after the final norm, in the model's dtype.
         """
         backend, config = self._backend, self.config
+        self.reserve_positions(int(batch.seq_lens.max(initial=0)))
         rotary = backend.embedding(batch.positions, self._rotary).view(-1, 2, config.head_dim)
         context = StepContext(backend, batch, kv_pool, rotary, self._shape, config.options.norm_epsilon)
         hidden, residual = backend.embedding(token_ids, self._embedding), None

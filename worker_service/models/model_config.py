@@ -18,6 +18,8 @@ from worker_service.models.rotary import KINDS, REQUIRED_PARAMETERS, RotaryConfi
 if TYPE_CHECKING:
     from pathlib import Path
 
+# Some models name a length without end; lengths travel as 32 bits.
+MAX_MODEL_LEN = 2**31 - 1
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -178,6 +180,8 @@ def _dtype(fields: _Fields) -> torch.dtype:
 def _rotary(fields: _Fields) -> tuple[RotaryConfig, int]:
     """Reads `rope_parameters` (transformers 5) or `rope_scaling` with `rope_theta`, and the length they reach."""
     given: dict[str, Any] = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    if not isinstance(given, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise unusable(f"config.json: rope_parameters or rope_scaling must be an object, not {given!r}")
     if any(isinstance(value, dict) for value in given.values()):
         raise unusable("config.json has rotary embeddings that differ between layers, which is not supported")
     kind = str(given.get("rope_type") or given.get("type") or "default")
@@ -197,7 +201,7 @@ def _rotary(fields: _Fields) -> tuple[RotaryConfig, int]:
     if kind in ("linear", "yarn"):
         # Some models give the stretched length in config.json and some the original one.
         max_len = max(max_len, int(parameters["original_max_position_embeddings"] * parameters["factor"]))
-    return RotaryConfig(kind, theta, parameters), max_len
+    return RotaryConfig(kind, theta, parameters), min(max_len, MAX_MODEL_LEN)
 
 
 def _windows(fields: _Fields, family: Family, num_layers: int) -> tuple[int | None, ...]:
@@ -212,7 +216,11 @@ def _windows(fields: _Fields, family: Family, num_layers: int) -> tuple[int | No
     if types is None:
         first = int(fields.number("max_window_layers", 28))
         return tuple(window if layer >= first else None for layer in range(num_layers))
-    if len(types) != num_layers or not set(types) <= {"full_attention", "sliding_attention"}:
+    if (
+        not isinstance(types, list)
+        or len(types) != num_layers
+        or not set(types) <= {"full_attention", "sliding_attention"}
+    ):
         raise unusable("config.json: layer_types must name full_attention or sliding_attention for each layer")
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -69,6 +70,11 @@ class WeightFiles:
         """Names of the tensors that nobody has read."""
         return sorted(self._entries.keys() - self._digests.keys())
 
+    @property
+    def num_elements(self) -> int:
+        """Numbers in all tensors."""
+        return sum(math.prod(entry.shape) for entry in self._entries.values())
+
     def __contains__(self, name: str) -> bool:
         return name in self._entries
 
@@ -126,6 +132,11 @@ def _open(path: Path) -> safe_open:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise unusable(f"{path} is damaged or not complete ({error}): download it again") from None
+    except RuntimeError as error:
+        # torch's own, where the system does not map a file that is larger than its memory.
+        raise unusable(
+            f"{path} does not fit into memory ({error}): take a smaller model, or a larger machine"
+        ) from None
 
 
 def _read_headers(folder: Path) -> dict[str, _Entry]:
@@ -139,10 +150,11 @@ def _read_headers(folder: Path) -> dict[str, _Entry]:
 
 
 def _find_files(folder: Path) -> list[Path]:
-    if (folder / INDEX_FILE).exists():
-        return _find_shards(folder)
+    # In transformers' order: an index beside a whole file is left over.
     if (folder / SINGLE_FILE).exists():
         return [folder / SINGLE_FILE]
+    if (folder / INDEX_FILE).exists():
+        return _find_shards(folder)
     raise unusable(f"{folder} has no {SINGLE_FILE}: {_advice(folder)}")
 
 

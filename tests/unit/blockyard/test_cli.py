@@ -246,6 +246,14 @@ def test_bench_with_bad_lengths(capsys: Captured, lengths: str) -> None:
     assert "FROM:TO" in capsys.readouterr().err
 
 
+def test_bench_refuses_a_file_that_it_cannot_write_before_it_measures(
+    gateway: FakeGateway, capsys: Captured, tmp_path: Path
+) -> None:
+    assert run("bench", "--target", gateway.target, "--output", str(tmp_path / "nowhere" / "a.json")) == 2
+    assert "--output" in capsys.readouterr().err
+    assert gateway.specs == []
+
+
 def test_serve_has_all_settings_as_flags(capsys: Captured) -> None:
     assert run("serve", "--help") == 0
     out = capsys.readouterr().out
@@ -313,6 +321,14 @@ def test_serve_tells_where_it_is_and_ends_on_a_signal(fake_services: Path, capfd
     assert re.search(r"curl http://127\.0\.0\.1:\d+/v1/completions -H .* -d '\{\"model\": \"fake\"", out)
     assert re.search(r"python -c 'import blockyard; ", out)
     assert "once more to stop at once" in capfd.readouterr().err
+
+
+def test_a_log_for_machines_has_the_commands_lines_in_its_form(fake_services: Path, capfd: Captured) -> None:
+    thread = when_written(capfd, "(?s)ready.*blockyard generate", lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert run("serve", "--log-format=json", *FREE_PORTS) == 0
+    thread.join()
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "once more to stop at once" in line]
+    assert json.loads(line)["service"] == "serve"
 
 
 def test_serve_fails_with_a_service_that_cannot_start(fake_services: Path, capfd: Captured) -> None:

@@ -43,6 +43,11 @@ async def test_json(async_gateway: FakeGateway) -> None:
     assert (await get_json(f"{async_gateway.url}/v1/models"))["data"][0]["id"] == "fake"
 
 
+async def test_an_address_is_a_url_too(async_gateway: FakeGateway) -> None:
+    address = async_gateway.url.removeprefix("http://")
+    assert (await get_json(f"{address}/v1/models"))["data"][0]["id"] == "fake"
+
+
 @pytest.mark.parametrize(
     ("after", "told"), [("Retry-After: 2\r\n", 2.0), ("Retry-After: Fri, 1 Jan\r\n", None), ("", None)]
 )

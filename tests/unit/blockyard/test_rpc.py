@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -256,6 +257,49 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     writer.write_eof()
 
 
+async def test_a_unix_socket_that_somebody_listens_on_is_taken_and_stays_theirs(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/s"
+    first, second = (rpc.make_server(rpc.PUBLIC_MESSAGE_BYTES, []) for _ in range(2))
+    rpc.bind(first, address)
+    await first.start()
+    with pytest.raises(rpc.PortTaken, match="another process listens there"):
+        rpc.bind(second, address)
+    async with rpc.internal_channel(address) as channel:
+        await asyncio.wait_for(channel.channel_ready(), 10)
+    await first.stop(None)
+    await second.stop(None)
+
+
+async def test_the_socket_of_a_process_that_was_killed_is_taken_over(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(f"{tmp_path}/s")
+        dead.listen()
+    assert (tmp_path / "s").is_socket()
+    server = rpc.make_server(rpc.PUBLIC_MESSAGE_BYTES, [])
+    rpc.bind(server, f"unix:{tmp_path}/s")
+    await server.start()
+    async with rpc.internal_channel(f"unix:{tmp_path}/s") as channel:
+        await asyncio.wait_for(channel.channel_ready(), 10)
+    await server.stop(None)
+
+
+async def test_a_unix_socket_that_cannot_be_made_says_what_it_needs(tmp_path: Path) -> None:
+    server = rpc.make_server(rpc.PUBLIC_MESSAGE_BYTES, [])
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "missing" / "s", tmp_path / ("x" * 120), tmp_path / "file"):
+        with pytest.raises(rpc.PortTaken, match=r"folder.*107 bytes"):
+            rpc.bind(server, f"unix:{path}")
+    assert (tmp_path / "file").is_file()
+    await server.stop(None)
+
+
+async def test_a_port_that_no_port_is_is_an_error() -> None:
+    server = rpc.make_server(rpc.PUBLIC_MESSAGE_BYTES, [])
+    with pytest.raises(rpc.PortTaken, match="99999"):
+        rpc.bind(server, "127.0.0.1:99999")
+    await server.stop(None)
+
+
 async def test_a_peer_that_is_slow_to_answer_is_still_connected_to(unused_tcp_port: int) -> None:
     """Its first answer takes longer than the longest back-off; a try to connect must not be given up before."""
     server = rpc.make_server(1000, [])
@@ -296,3 +340,36 @@ def test_a_proxy_of_the_environment_is_not_asked_for_our_own_services(monkeypatc
         await server.stop(0)
 
     asyncio.run(check())
+
+
+async def test_a_peer_that_freezes_is_noticed_within_twice_the_keepalive() -> None:
+    server = rpc.make_server(1000, [])
+    rpc.add_health(server, lambda: True, lambda: True)
+    port = rpc.bind(server, "127.0.0.1:0")
+    await server.start()
+    pumps: list[asyncio.Task[None]] = []
+    over = asyncio.Event()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", port)
+        pumps.extend([asyncio.create_task(pump(reader, back)), asyncio.create_task(pump(there, writer))])
+        await over.wait()
+        writer.close()
+        back.close()
+
+    proxy = await asyncio.start_server(pass_on, "127.0.0.1", 0)
+    address = f"127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+    options = rpc.channel_options(1000, keepalive_seconds=1.0, use_proxy=False)
+    async with grpc.aio.insecure_channel(address, options) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == SERVING
+        # Nothing is passed on any more, and the connection stays open.
+        for task in pumps:
+            task.cancel()
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await asyncio.wait_for(watch.read(), 10)
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+    over.set()
+    proxy.close()
+    await proxy.wait_closed()
+    await server.stop(0)

@@ -64,6 +64,26 @@ async def test_without_a_scheduler_requests_are_refused_at_once(tmp_path: Path) 
         assert "does not answer" in error.message
 
 
+async def test_a_scheduler_that_never_comes_is_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.scheduler_link.START_SECONDS", 0.3)
+    monkeypatch.setattr("gateway.scheduler_link.MAX_DELAY_SECONDS", 0.1)
+    scheduler = FakeScheduler()
+    scheduler.address = f"unix:{tmp_path}/nobody"
+    attempts = 0
+
+    def has_tried_enough() -> bool:
+        nonlocal attempts
+        attempts += "no scheduler" in caplog.text
+        return attempts > 3
+
+    async with serving(scheduler, attached=False) as front, asyncio.timeout(10):
+        await front.link.wait_until(has_tried_enough)
+    warned = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert [record.message for record in warned] == ["no scheduler"]
+
+
 async def test_a_gateway_may_be_there_before_its_scheduler(tmp_path: Path) -> None:
     scheduler = FakeScheduler()
     scheduler.address = f"unix:{tmp_path}/late"

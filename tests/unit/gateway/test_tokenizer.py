@@ -58,6 +58,7 @@ def test_the_digest_is_that_of_config_json(folder: Path) -> None:
     [
         (0, [0, 3], "<|endoftext|>", {0, 3}),
         ([1, 2], 5, None, {1, 2, 5}),
+        (-1, [-1, 5, 2**40, True], None, {5}),
         (None, None, "<|end|>", {3}),
         (..., ..., {"content": "<|end|>", "special": True}, {3}),
         (..., ..., None, set()),
@@ -82,6 +83,22 @@ def test_only_the_defaults_that_the_file_has_apply(folder: Path) -> None:
     assert load_tokenizer(folder).generation_defaults == {}
     change(folder / "generation_config.json", temperature=0.6, top_k=-1, top_p=None, do_sample=False, max_length=20)
     assert load_tokenizer(folder).generation_defaults == {"temperature": 0.6, "top_k": 0}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -1),
+        ("top_p", 0),
+        ("top_p", float("nan")),
+        ("top_k", 1e12),
+        ("min_p", 2),
+        ("repetition_penalty", 0),
+    ],
+)
+def test_a_default_that_no_request_may_have_is_told(folder: Path, name: str, value: float) -> None:
+    change(folder / "generation_config.json", **{name: value})
+    assert f"generation_config.json: {name} cannot be" in refusal(folder)
 
 
 def test_a_folder_needs_no_files_but_two(folder: Path) -> None:

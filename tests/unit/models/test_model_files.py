@@ -41,7 +41,15 @@ def repository(tmp_path: Path) -> Path:
     for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(json.dumps({"name": name}))
-    for name in ("model.safetensors", "consolidated.safetensors", "pytorch_model.bin", "original/params.json"):
+    for name in (
+        "model.safetensors",
+        "consolidated.safetensors",
+        "pytorch_model.bin",
+        "original/params.json",
+        "checkpoint-9/model.safetensors",
+        "checkpoint-9/tokenizer.json",
+        "tokenizer_code.py",
+    ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(name.encode() * 100)
     return folder
@@ -171,6 +179,13 @@ def test_a_hub_that_cannot_be_reached_is_told(machine: Machine):
     told = machine.resolve(NAME, "main", "weights", HF_ENDPOINT="http://127.0.0.1:9")
     assert told.startswith("MODEL_NOT_LOADED")
     assert "cannot be reached" in told
+
+
+def test_a_connection_that_breaks_is_told(machine: Machine):
+    machine.hub.resets.add("model.safetensors")
+    told = machine.resolve(NAME, "main", "weights")
+    assert told.startswith("MODEL_NOT_LOADED")
+    assert "could not be downloaded" in told
 
 
 def test_a_missing_hub_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch):

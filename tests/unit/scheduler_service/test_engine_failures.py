@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import grpc
@@ -240,3 +241,13 @@ async def test_a_sequence_that_fails_alone_ends_with_an_error(harness: Harness) 
     assert stream.reasons == {0: sampling_pb2.FINISH_REASON_ERROR}
     assert await client.result(other) == oracle([2] * 20, 60)
     await until_idle(server)
+
+
+async def test_an_engine_that_stops_ends_with_its_epoch(harness: Harness) -> None:
+    # A worker that stops at the same moment may break the epoch just as the engine is cancelled, and hide that from it.
+    worker = await harness.worker()
+    server = await harness.scheduler()
+    await harness.client()
+    server.engine.close()
+    await worker.kill()
+    await asyncio.wait_for(server.run_until(asyncio.Event()), 10)

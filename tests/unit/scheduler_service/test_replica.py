@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from blockyard.common.v1 import status_pb2
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.config import SchedulerConfiguration
 from scheduler_service.facts import AvailableBlocks, CacheInfo, CachePlan, ModelFacts, WorkerState
-from scheduler_service.replica import Misconfigured, Replica, configuration_digest, plan_cache
+from scheduler_service.replica import Misconfigured, Replica, Unusable, configuration_digest, plan_cache
 from scheduler_service.worker_link import WorkerLink
 from tests.kit.fake_worker import FakeWorker, FakeWorkerOptions
 
@@ -149,6 +150,39 @@ async def test_a_worker_that_is_starting_too_is_no_warning_but_one_that_was_lost
     assert levels == ["INFO", "WARNING"]
 
 
+async def test_each_loss_of_a_worker_is_told(
+    configuration: SchedulerConfiguration, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with replica_of(configuration) as (replica, reports):
+        for _ in range(2):
+            async with worker_of(configuration):
+                await set_up(replica)
+                replica.open_steps().cancel()
+            reports.messages.clear()
+            setting_up = asyncio.create_task(replica.set_up())
+            await reports.wait_for("no worker answers")
+            setting_up.cancel()
+            await asyncio.wait({setting_up})
+    assert sum(record.message == "the replica is not ready" for record in caplog.records) == 2
+
+
+async def test_a_worker_that_is_gone_is_looked_for_often(
+    configuration: SchedulerConfiguration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delays: list[float] = []
+
+    async def note(delay: float) -> None:
+        delays.append(delay)
+        if len(delays) == 5:
+            raise asyncio.CancelledError
+
+    async with replica_of(configuration) as (replica, _):
+        monkeypatch.setattr("scheduler_service.replica.asyncio.sleep", note)
+        with pytest.raises(asyncio.CancelledError):
+            await replica.set_up()
+    assert delays == [0.1, 0.2, 0.25, 0.25, 0.25]
+
+
 async def test_a_worker_that_fails_is_asked_less_and_less_often(
     configuration: SchedulerConfiguration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +259,17 @@ async def test_a_length_that_cannot_be_is_told_and_the_worker_not_asked_again(se
         assert worker.plans == []
         setting_up.cancel()
         await asyncio.wait({setting_up})
+
+
+async def test_what_needs_a_repair_ends_it_where_nobody_waits_for_one(settings: Settings) -> None:
+    configuration = settings(max_model_len=5000)
+    configuration = replace(configuration, service=replace(configuration.service, wait_for_repair=False))
+    async with replica_of(configuration) as (replica, reports):
+        setting_up = asyncio.create_task(replica.set_up())
+        await reports.wait_for("no worker answers")
+        async with worker_of(configuration):
+            with pytest.raises(Unusable, match="--max-model-len 5000 is above the 4096 tokens of the model"):
+                await asyncio.wait_for(setting_up, 10)
 
 
 async def test_the_same_worker_is_set_up_again_in_a_higher_epoch(configuration: SchedulerConfiguration) -> None:

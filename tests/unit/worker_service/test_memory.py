@@ -21,6 +21,7 @@ from worker_service.memory import (
     read_host_memory,
     read_peak_memory,
     reset_peak_memory,
+    room_for_weights,
 )
 
 if TYPE_CHECKING:
@@ -120,6 +121,11 @@ def test_a_limit_hides_the_machine(tmp_path: Path) -> None:
     found = groups(tmp_path, "0::/\n", {"memory.max": str(GIB), "memory.current": str(GIB - MIB)})
     memory = read_host_memory(found)
     assert (memory.total_bytes, memory.available_bytes) == (GIB, MIB)
+
+
+def test_weights_have_room_up_to_the_limit(tmp_path: Path) -> None:
+    found = groups(tmp_path, "0::/\n", {"memory.max": str(MIB), "memory.current": str(MIB)})
+    assert room_for_weights(torch.device("cpu"), found) == MIB
 
 
 def test_a_group_that_is_over_its_limit_has_nothing_left(tmp_path: Path) -> None:

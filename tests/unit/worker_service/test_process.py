@@ -8,16 +8,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import grpc
 import pytest
 
 from blockyard.errors import Reason
 from blockyard.rpc import internal_channel
 from blockyard.worker.v1 import worker_pb2 as pb
 from tests.kit.system import Service
-from tests.unit.worker_service.driver import WorkerDriver, new_sequence
+from tests.unit.worker_service.driver import WorkerDriver, fails, new_sequence
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from worker_service.server import Server
 
@@ -67,6 +68,53 @@ async def test_a_worker_that_was_killed_starts_again_at_its_address(service: Ser
             assert (await WorkerDriver(_nobody(), channel).info()).incarnation
     finally:
         assert again.stop() == 0
+
+
+# A worker whose profile computes for ever, as a load of minutes would, and that waits for it only briefly.
+_ENDLESS = """
+import torch
+import worker_service.server as server
+
+def compute(worker, request):
+    while True:
+        torch.ones(200, 200) @ torch.ones(200, 200)
+
+server.STOP_SECONDS = 0.1
+server.Worker._profile = compute
+server.main()
+"""
+
+
+@pytest.fixture
+def endless(socket_folder: Path) -> Iterator[subprocess.Popen[str]]:
+    flags = ["--worker-address", f"unix:{socket_folder}/w", "--num-threads", "1"]
+    with subprocess.Popen(
+        [sys.executable, "-c", _ENDLESS, *flags], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        process.kill()
+
+
+async def test_work_that_does_not_end_is_given_up_and_the_process_ends_well(
+    endless: subprocess.Popen[str], socket_folder: Path, model: Path
+) -> None:
+    assert endless.stderr is not None
+    assert "listening" in endless.stderr.readline()
+    async with internal_channel(f"unix:{socket_folder}/w") as channel:
+        worker = WorkerDriver(_nobody(), channel)
+        await worker.load(model)
+        request = pb.DetermineNumAvailableBlocksRequest(
+            device_memory_utilization=0.5, max_num_batched_tokens=1, max_num_seqs=1
+        )
+        call = worker.stub.DetermineNumAvailableBlocks(request)
+        error = await fails(worker.stub.DetermineNumAvailableBlocks(request))
+        assert "is running" in error.message
+        endless.send_signal(signal.SIGTERM)
+        assert (await fails(call)).code is grpc.StatusCode.UNAVAILABLE
+    told = endless.stderr.read()
+    assert endless.wait(20) == 0, told
+    assert "gave up the work that runs" in told
+    assert "terminate" not in told
 
 
 def test_a_taken_port_is_an_error() -> None:

@@ -148,6 +148,19 @@ def test_a_row_whose_every_token_is_masked_fails() -> None:
     assert failed.tolist() == [True, False]
 
 
+@pytest.mark.parametrize("fields", [{}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 1500, "top_p": 0.5}])
+@pytest.mark.parametrize("temperature", [0.0, 1e-4, 1.0, 1e4, 3e38])
+@pytest.mark.parametrize("repetition_penalty", [1e-45, 1e-38, 1e-30, 3e38])
+def test_a_penalty_at_the_ends_of_its_range_leaves_the_others_alone(
+    repetition_penalty: float, temperature: float, fields: dict[str, Any]
+) -> None:
+    logits, plain = logits_of(2), sequence(temperature=1.0, top_p=0.8, seed=4)
+    penalized = sequence(list(range(50)), 50, temperature=temperature, repetition_penalty=repetition_penalty, **fields)
+    drawn = sample(logits, penalized, plain)
+    assert drawn[1:] == sample(logits[1:], plain)
+    assert drawn[:1] == sample(logits[:1], penalized)
+
+
 def test_stop_tokens_beyond_the_vocabulary_are_of_no_matter() -> None:
     one = sequence(temperature=0.0, min_tokens=1, stop_token_ids=(VOCAB, 2**31))
     assert sample(logits_of(1), one) == [int(logits_of(1).argmax())]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import threading
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -79,6 +81,17 @@ def profile_request(**fields: Any) -> pb.DetermineNumAvailableBlocksRequest:
         "max_num_seqs": 8,
     } | fields
     return pb.DetermineNumAvailableBlocksRequest(**asked)
+
+
+@pytest.mark.parametrize("num_seqs", [1, 2, 3])
+async def test_a_budget_beyond_what_the_sequences_hold_is_profiled(
+    fresh_worker: WorkerDriver, model: Path, num_seqs: int
+) -> None:
+    await bring_to(fresh_worker, "LOADED", model)
+    plan = await fresh_worker.stub.DetermineNumAvailableBlocks(
+        profile_request(max_num_seqs=num_seqs, max_num_batched_tokens=8192)
+    )
+    assert plan.num_device_blocks > 0
 
 
 @pytest.mark.parametrize("at", STATES)
@@ -215,6 +228,32 @@ async def test_a_load_goes_on_when_its_caller_leaves(fresh_worker: WorkerDriver,
     assert isinstance(await call.read(), pb.LoadModelResponse)
     call.cancel()
     await fresh_worker.wait_for(lambda info: state(info) == "LOADED")
+
+
+@pytest.mark.parametrize(("name", "at", "after"), [("InitDevice", 0, 1), ("InitializeCache", 2, 3)])
+async def test_a_set_up_goes_on_when_its_caller_leaves(
+    fresh_worker: WorkerDriver, model: Path, name: str, at: int, after: int
+) -> None:
+    await bring_to(fresh_worker, STATES[at], model)
+    begun, gate = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def hold() -> None:
+        loop.call_soon_threadsafe(begun.set)
+        assert gate.wait(20)
+
+    fresh_worker.server.worker._thread.post(hold)
+    await asyncio.wait_for(begun.wait(), 20)
+    calling = asyncio.create_task(call(fresh_worker, name, model))
+    await asyncio.sleep(0)
+    # Refused while the first runs, which has therefore arrived.
+    assert "is running" in (await fails(call(fresh_worker, name, model))).message
+    calling.cancel()
+    await asyncio.wait({calling})
+    for _ in range(3):
+        assert "is running" in (await fails(call(fresh_worker, name, model))).message
+    gate.set()
+    await fresh_worker.wait_for(lambda info: state(info) == STATES[after])
 
 
 async def test_a_second_load_is_refused_while_the_first_runs(fresh_worker: WorkerDriver, model: Path) -> None:
