@@ -43,6 +43,7 @@ class Reason(StrEnum):
     MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
     NEVER_FITS = "NEVER_FITS"
     CLIENT_CANCELLED = "CLIENT_CANCELLED"
+    POISON_REQUEST = "POISON_REQUEST"
     BUG = "BUG"
     NO_READY_WORKER = "NO_READY_WORKER"
     DRAINING = "DRAINING"
@@ -68,6 +69,7 @@ TABLE: Mapping[Reason, Rule] = {
     Reason.MESSAGE_TOO_LARGE: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
     Reason.NEVER_FITS: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
     Reason.CLIENT_CANCELLED: Rule(grpc.StatusCode.CANCELLED, 499),
+    Reason.POISON_REQUEST: Rule(grpc.StatusCode.INTERNAL, 500),
     Reason.BUG: Rule(grpc.StatusCode.INTERNAL, 500),
     Reason.NO_READY_WORKER: Rule(grpc.StatusCode.UNAVAILABLE, 503),
     Reason.DRAINING: Rule(grpc.StatusCode.UNAVAILABLE, 503),

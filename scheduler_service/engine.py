@@ -15,6 +15,7 @@ from scheduler_service.attachment import Attachment
 from scheduler_service.codec import Recovery
 from scheduler_service.core.scheduler import DuplicateRequest, NeverFits, Scheduler, SchedulerConfig, StepMismatch
 from scheduler_service.deadline import StepDeadline
+from scheduler_service.deaths import Deaths
 from scheduler_service.facts import Readiness
 from scheduler_service.pace import MAX_STEPS_IN_FLIGHT, Pace
 from scheduler_service.refusals import Refusals, named_sequences
@@ -62,6 +63,7 @@ class Engine:
         self._pace = Pace()
         self._in_flight = StepsInFlight(StepDeadline(configuration.service.step_deadline_seconds), clock)
         self._refusals = Refusals()
+        self._deaths = Deaths()
         # What each gateway's requests lost, and to what, until they go on.
         self._lost: dict[str, OwnerUpdate] = {}
         self._cause = ""
@@ -297,8 +299,9 @@ class Engine:
         if self._lost_at is None:
             self._lost_at = self._clock()
         self._fail_hopeless(error)
+        self._fail_poison(error)
         self._in_flight.begin_epoch()
-        self._lost = self._scheduler.recover()
+        self._lost = self._scheduler.recover(self._deaths.suspects)
         self._cause = "the worker was lost" if error.reason in _BREAKS else "a step was refused"
         lost = [num_tokens for update in self._lost.values() for _, num_tokens in update.recovered]
         worker = self.replica.worker
@@ -332,6 +335,18 @@ class Engine:
         if hopeless:
             log.error("requests have a step refused again and again", reason=error.message, request_ids=hopeless)
             self._fail(hopeless, f"the worker refuses its steps: {error.message}", Reason.BUG)
+
+    def _fail_poison(self, error: BlockyardError) -> None:
+        """Counts a death against the requests in hand, and fails those that were there three times in a row."""
+        assert self._scheduler is not None
+        if error.reason is Reason.DRAINING:
+            return
+        in_hand = self._scheduler.count_outputs(self._in_flight.sequence_ids)
+        self._deaths.note(in_hand, self._scheduler.arrivals())
+        if poison := self._deaths.poison:
+            log.error("requests kill workers", request_ids=poison)
+            message = "the worker died three times in a row while it computed this request"
+            self._fail(poison, message, Reason.POISON_REQUEST)
 
     def close(self) -> None:
         """Ends every gateway's stream with DRAINING, begins no further epoch, and writes the totals."""

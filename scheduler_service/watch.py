@@ -44,6 +44,11 @@ class StepsInFlight:
         """The step whose answer is due next."""
         return self._sent[0].output if self._sent else None
 
+    @property
+    def sequence_ids(self) -> set[int]:
+        """All that the steps on their way compute."""
+        return {sequence_id for step in self._sent for sequence_id in step.output.sequence_ids}
+
     def begin_epoch(self) -> None:
         """Nothing is on its way."""
         self._sent.clear()

@@ -66,6 +66,10 @@ MEANINGS: dict[Reason, tuple[str, str]] = {
         "Shorten the prompt or max_tokens, or give the worker more memory.",
     ),
     Reason.CLIENT_CANCELLED: ("The client cancelled the request, or has left.", "Nothing: this is what was asked for."),
+    Reason.POISON_REQUEST: (
+        "The worker died three times in a row while it computed this request.",
+        "Do not send it again; the service's log has the details, please report it.",
+    ),
     Reason.BUG: ("An error in Blockyard.", "The service's log has the details; please report it."),
     Reason.NO_READY_WORKER: (
         "No worker can take requests now: it is starting, loading, or gone.",

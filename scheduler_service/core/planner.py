@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from scheduler_service.core.recovery import Suspects
 from scheduler_service.core.sequence import SequenceStatus
 from scheduler_service.core.step import StepBuilder
 
@@ -35,7 +36,15 @@ class Planner:
     order of precedence and victims are taken from the end, nobody is preempted who is already in the step.
     """
 
-    __slots__ = ("_blocks", "_limits", "_oldest_in_flight", "_queues", "num_pieces_total", "num_preemptions_total")
+    __slots__ = (
+        "_blocks",
+        "_limits",
+        "_oldest_in_flight",
+        "_queues",
+        "num_pieces_total",
+        "num_preemptions_total",
+        "suspects",
+    )
 
     def __init__(self, limits: StepLimits, queues: Queues, blocks: BlockManager) -> None:
         self._limits = limits
@@ -44,6 +53,7 @@ class Planner:
         self._oldest_in_flight = 0
         self.num_preemptions_total = 0
         self.num_pieces_total = 0
+        self.suspects = Suspects()
 
     def fill(self, step_id: int, oldest_in_flight: int) -> StepBuilder:
         """The step with this id. `oldest_in_flight`: the first id that is not answered; this one's if all are."""
@@ -198,7 +208,7 @@ class Planner:
             sequence = queues.waiting.peek(num_refused)
             if sequence is None or self._is_in_flight(sequence):
                 return
-            if queues.has_rows(sequence) and self._admit(sequence, step):
+            if queues.has_rows(sequence) and self.suspects.may_start(sequence) and self._admit(sequence, step):
                 queues.waiting.take(sequence, num_refused)
                 queues.start(sequence)
                 self._begin(sequence, step)

@@ -75,3 +75,38 @@ def fit(group: Group, config: SchedulerConfig) -> list[Sequence]:
         sequence.max_length = group.max_length
     live = [sequence for sequence in group.sequences if sequence.status is not SequenceStatus.FINISHED]
     return [sequence for sequence in live if len(sequence.token_ids) >= group.max_length]
+
+
+class Suspects:
+    """Groups of which the worker may have died. One of them at a time is computed, until it gives a token.
+
+    The next death then tells: of those in hand only one has given no token since the last.
+    """
+
+    __slots__ = ("_num_outputs",)
+
+    def __init__(self) -> None:
+        self._num_outputs: dict[Group, int] = {}
+
+    def replace(self, groups: Iterable[Group]) -> None:
+        """These are suspect now, and no others."""
+        self._num_outputs = {group: _count_outputs(group) for group in groups}
+
+    def may_start(self, sequence: Sequence) -> bool:
+        """Whether a waiting sequence may run beside those that do."""
+        if not self._num_outputs:
+            return True
+        self._num_outputs = {
+            group: count for group, count in self._num_outputs.items() if _count_outputs(group) == count
+        }
+        if sequence.group not in self._num_outputs:
+            return True
+        return not any(group is not sequence.group and _is_active(group) for group in self._num_outputs)
+
+
+def _count_outputs(group: Group) -> int:
+    return sum(max(len(sequence.token_ids) - group.prompt_length, 0) for sequence in group.sequences)
+
+
+def _is_active(group: Group) -> bool:
+    return any(s.status in (SequenceStatus.RUNNING, SequenceStatus.SWAPPED) for s in group.sequences)

@@ -268,14 +268,15 @@ class Scheduler:
 
     # What goes wrong
 
-    def recover(self) -> dict[str, OwnerUpdate]:
+    def recover(self, suspects: Iterable[str] = ()) -> dict[str, OwnerUpdate]:
         """The worker is lost: whatever is not answered did not happen, no block is held, and steps count from 1 again.
 
-        All live sequences wait in order of precedence, to be prefilled with their prompt and their output. Returns
-        which requests lost how much.
+        All live sequences wait in order of precedence, to be prefilled with their prompt and their output; of the
+        requests in `suspects` one at a time, until it gives a token. Returns which requests lost how much.
         """
         updates = recovery.count_replayed(self._groups.values())
         recovery.requeue(self._queues)
+        self._planner.suspects.replace(self._groups[name] for name in suspects if name in self._groups)
         self._blocks.reset()
         self._in_flight.clear()
         self._ended_ids = []
@@ -295,6 +296,7 @@ class Scheduler:
         self._totals = predecessor._totals
         self._planner.num_preemptions_total = predecessor._planner.num_preemptions_total
         self._planner.num_pieces_total = predecessor._planner.num_pieces_total
+        self._planner.suspects = predecessor._planner.suspects
         self._groups = predecessor._groups
         for sequence in predecessor._queues.waiting:
             self._queues.waiting.push(sequence)

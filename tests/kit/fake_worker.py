@@ -134,6 +134,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         # sequences alone.
         self.refuse_next = ""
         self.refuse_prompt: tuple[int, ...] = ()
+        # A prompt at the sight of which its stream breaks, and how often that was.
+        self.die_of_prompt: tuple[int, ...] | None = None
+        self.num_deaths = 0
         self.skew_next = False
         self.fail_sequences: set[int] = set()
         self.stopping = asyncio.Event()
@@ -317,6 +320,10 @@ class _Stream:
         self.answers.put_nowait(None)
 
     def _accept(self, message: worker_pb2.ExecuteModelRequest) -> None:
+        if any(tuple(new.token_ids) == self._worker.die_of_prompt for new in message.new_sequences):
+            self._worker.num_deaths += 1
+            self.end()
+            return
         if wrong := self._wrong(message):
             self.device.submit(message.step_id, BlockyardError(Reason.BUG, wrong))
             return

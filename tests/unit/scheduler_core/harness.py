@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scheduler_service.core.output import FinishReason, GroupSpec, OwnerUpdate, SchedulerOutput, StepResult
 from scheduler_service.core.scheduler import Scheduler, SchedulerConfig
 from tests.kit.model_worker import ModelWorker, generate_alone
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 VOCAB_SIZE = 32
 
@@ -118,11 +121,11 @@ class Bench:
                 self.prefilled[request_id] = num_cached_tokens
             self.failed.update(update.failed)
 
-    def lose_worker(self) -> dict[str, OwnerUpdate]:
-        """The worker dies with all that it has not answered, and another one is there."""
+    def lose_worker(self, suspects: Iterable[str] = ()) -> dict[str, OwnerUpdate]:
+        """The worker dies with all that it has not answered, maybe of one of these requests; another one is there."""
         self.in_flight.clear()
         self.worker = _worker_of(self.config)
-        return self.scheduler.recover()
+        return self.scheduler.recover(suspects)
 
     def change_worker(self, config: SchedulerConfig) -> dict[str, OwnerUpdate]:
         """The same, but the other one has other pools."""

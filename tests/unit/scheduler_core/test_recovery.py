@@ -206,3 +206,31 @@ def test_outputs_are_counted_by_request() -> None:
     }
     assert bench.scheduler.count_outputs([2]) == {"a": count["a"]}
     assert bench.scheduler.count_outputs([1, 2, 3, 99]) == count
+
+
+def test_suspects_run_one_at_a_time_beside_those_that_are_cleared() -> None:
+    bench = Bench()
+    for name in ("a", "b", "c"):
+        bench.add(make_spec(name, 6, 8))
+    bench.step()
+    bench.lose_worker(["a", "c"])
+    assert bench.send().sequence_ids == (1, 2)  # b is no suspect, c has to wait for a
+    bench.answer()
+    assert 3 in bench.send().sequence_ids  # a has given a token
+    bench.run()
+    bench.check_tokens()
+    assert len(bench.finished) == 3
+
+
+def test_a_suspect_that_ends_makes_way_for_the_next() -> None:
+    bench = Bench()
+    for name in ("a", "b"):
+        bench.add(make_spec(name, 6, 8))
+    bench.step()
+    bench.lose_worker(["a", "b", "unknown"])
+    assert bench.send().sequence_ids == (1,)
+    bench.scheduler.abort("a")
+    assert 2 in bench.send().sequence_ids
+    bench.answer()
+    bench.run()
+    assert ("b", 0) in bench.finished

@@ -77,6 +77,30 @@ async def test_a_worker_that_dies_again_and_again_costs_no_token(harness: Harnes
     await until_idle(server)
 
 
+async def test_a_request_that_kills_workers_fails_alone_after_three_deaths(harness: Harness) -> None:
+    server, client = await harness.scheduler(), await harness.client(ready=False)
+    worker = await harness.worker()
+    await client.wait_until_ready()
+    await worker.kill()
+    await client.wait_until(lambda: client.readiness is not None and not client.readiness.ready)
+    # They all come before the worker in one step, and nobody gets a token before it dies.
+    innocent = [await client.add(f"r{number}", [number + 1] * 20, n=2, max_tokens=30) for number in range(12)]
+    poison = await client.add("poison", [66, 66], max_tokens=5)
+    innocent += [await client.add(f"s{number}", [number + 30] * 20, max_tokens=30) for number in range(12)]
+    await client.wait_until(lambda: innocent[-1].first_sequence_id is not None)
+    worker = await harness.worker()
+    worker.die_of_prompt = (66, 66)
+    with pytest.raises(BlockyardError, match="died three times") as caught:
+        await client.result(poison)
+    assert caught.value.reason is Reason.POISON_REQUEST
+    for number, stream in enumerate(innocent[:12]):
+        assert await client.result(stream) == oracle([number + 1] * 20, 30, n=2)
+    for number, stream in enumerate(innocent[12:]):
+        assert await client.result(stream) == oracle([number + 30] * 20, 30)
+    assert worker.num_deaths == 3
+    await until_idle(server)
+
+
 async def test_requests_that_wait_too_long_for_a_worker_fail(harness: Harness, settings: Settings) -> None:
     worker = await harness.worker(step_seconds=0.002)
     server = await harness.scheduler(settings(max_worker_wait_seconds=0.3))
