@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,6 +10,10 @@ from blockyard import telemetry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+# A shell's background job, as some runners start this, is told to ignore SIGINT, and so are all its children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
