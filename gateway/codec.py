@@ -1,31 +1,21 @@
-"""Messages into values and back, on both sides of the gateway. A message never travels deeper than this module."""
+"""The public API's messages into values and back. A message never travels deeper than this module."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from blockyard.common.v1 import sampling_pb2
-from blockyard.errors import from_status
 from blockyard.inference.v1 import inference_pb2
-from blockyard.scheduler.v1 import scheduler_pb2
-from gateway.attachment import (
-    Abort,
-    AbortReason,
-    Acceptance,
-    Ending,
-    Failure,
-    ModelFacts,
-    Prefill,
-    Progress,
-    Readiness,
-    Recovery,
-)
 from gateway.request import (
     Accepted,
+    BeamOptions,
     Delta,
+    EarlyStopping,
     Finished,
     FinishReason,
     GenerationRequest,
+    OnDisconnect,
+    PromptLogprobs,
     Recovered,
     SamplingOptions,
     StopOptions,
@@ -34,24 +24,18 @@ from gateway.request import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gateway.attachment import Submission
     from gateway.generation import ModelCard
-    from gateway.request import Event
+    from gateway.request import Event, TokenLogprob, TokenLogprobs
 
-_REASONS = {
-    sampling_pb2.FINISH_REASON_STOP: FinishReason.STOP,
-    sampling_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
-    sampling_pb2.FINISH_REASON_ABORT: FinishReason.ABORT,
-}
 _REASON_NUMBERS = {
     FinishReason.STOP: sampling_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: sampling_pb2.FINISH_REASON_LENGTH,
     FinishReason.ABORT: sampling_pb2.FINISH_REASON_ABORT,
     FinishReason.ERROR: sampling_pb2.FINISH_REASON_ERROR,
 }
-_ABORT_REASONS = {
-    AbortReason.CLIENT: scheduler_pb2.ABORT_REASON_CLIENT,
-    AbortReason.STOP_STRING: scheduler_pb2.ABORT_REASON_STOP_STRING,
+_EARLY_STOPPING = {
+    sampling_pb2.EARLY_STOPPING_FIRST: EarlyStopping.FIRST,
+    sampling_pb2.EARLY_STOPPING_NEVER: EarlyStopping.NEVER,
 }
 _SAMPLING_NUMBERS = (
     "temperature",
@@ -62,10 +46,9 @@ _SAMPLING_NUMBERS = (
     "frequency_penalty",
     "repetition_penalty",
     "seed",
+    "logprobs",
+    "prompt_logprobs",
 )
-
-
-# The public side.
 
 
 def decode_spec(spec: inference_pb2.GenerationSpec) -> GenerationRequest:
@@ -80,12 +63,32 @@ def decode_spec(spec: inference_pb2.GenerationSpec) -> GenerationRequest:
         n=spec.n if spec.HasField("n") else 1,
         return_token_ids=spec.return_token_ids,
         skip_special_tokens=spec.skip_special_tokens if spec.HasField("skip_special_tokens") else True,
+        on_disconnect=(
+            OnDisconnect.KEEP if spec.on_disconnect == inference_pb2.ON_DISCONNECT_KEEP else OnDisconnect.ABORT
+        ),
+        priority=spec.priority,
+        max_queue_seconds=spec.max_queue_time.ToNanoseconds() / 1e9 if spec.HasField("max_queue_time") else None,
+        beam_search=_decode_beams(spec.beam_search) if spec.HasField("beam_search") else None,
+    )
+
+
+def _decode_beams(message: sampling_pb2.BeamSearch) -> BeamOptions:
+    return BeamOptions(
+        width=message.width,
+        length_penalty=message.length_penalty if message.HasField("length_penalty") else 1.0,
+        early_stopping=_EARLY_STOPPING.get(message.early_stopping, EarlyStopping.HEURISTIC),
     )
 
 
 def _decode_sampling(message: sampling_pb2.SamplingParams) -> SamplingOptions:
     given = {name: getattr(message, name) for name in _SAMPLING_NUMBERS if message.HasField(name)}
-    return SamplingOptions(**given, logit_bias=dict(message.logit_bias))
+    return SamplingOptions(
+        **given,
+        logit_bias=dict(message.logit_bias),
+        allowed_token_ids=tuple(message.allowed_token_ids[:]),
+        bad_words=tuple(message.bad_words),
+        bad_token_sequences=tuple(tuple(sequence.token_ids[:]) for sequence in message.bad_token_sequences),
+    )
 
 
 def _decode_stop(message: sampling_pb2.StopCriteria) -> StopOptions:
@@ -99,17 +102,18 @@ def _decode_stop(message: sampling_pb2.StopCriteria) -> StopOptions:
     )
 
 
-def encode_event(event: Event, seq: int) -> inference_pb2.StreamGenerateResponse:
+def encode_event(event: Event, seq: int) -> inference_pb2.GenerationEvent:
     """Writes one event of a stream."""
     if isinstance(event, Delta):
-        message = inference_pb2.GenerationEvent(seq=seq, delta=_encode_delta(event))
-    elif isinstance(event, Accepted):
-        message = inference_pb2.GenerationEvent(seq=seq, accepted=encode_accepted(event))
-    elif isinstance(event, Recovered):
-        message = inference_pb2.GenerationEvent(seq=seq, recovered=_encode_recovered(event))
-    else:
-        message = inference_pb2.GenerationEvent(seq=seq, finished=_encode_finished(event))
-    return inference_pb2.StreamGenerateResponse(event=message)
+        return inference_pb2.GenerationEvent(seq=seq, delta=_encode_delta(event))
+    if isinstance(event, Accepted):
+        return inference_pb2.GenerationEvent(seq=seq, accepted=encode_accepted(event))
+    if isinstance(event, Recovered):
+        return inference_pb2.GenerationEvent(seq=seq, recovered=_encode_recovered(event))
+    if isinstance(event, PromptLogprobs):
+        told = inference_pb2.PromptLogprobs(logprobs=map(_encode_token_logprobs, event.logprobs))
+        return inference_pb2.GenerationEvent(seq=seq, prompt_logprobs=told)
+    return inference_pb2.GenerationEvent(seq=seq, finished=_encode_finished(event))
 
 
 def encode_accepted(event: Accepted) -> inference_pb2.Accepted:
@@ -126,7 +130,17 @@ def _encode_delta(event: Delta) -> inference_pb2.Delta:
         token_ids=event.token_ids,
         num_tokens=event.num_tokens,
         num_text_bytes=event.num_text_bytes,
+        logprobs=map(_encode_token_logprobs, event.logprobs),
     )
+
+
+def _encode_token_logprobs(told: TokenLogprobs) -> inference_pb2.TokenLogprobs:
+    chosen = _encode_token_logprob(told.chosen) if told.chosen else None
+    return inference_pb2.TokenLogprobs(chosen=chosen, top=map(_encode_token_logprob, told.top))
+
+
+def _encode_token_logprob(told: TokenLogprob) -> inference_pb2.TokenLogprob:
+    return inference_pb2.TokenLogprob(token_id=told.token_id, text=told.text, logprob=told.logprob, rank=told.rank)
 
 
 def _encode_recovered(event: Recovered) -> inference_pb2.Recovered:
@@ -149,6 +163,7 @@ def _encode_finished(event: Finished) -> inference_pb2.Finished:
             num_completion_tokens=event.num_completion_tokens,
         ),
         determinism_id=event.determinism_id,
+        score=event.score,
     )
 
 
@@ -171,64 +186,4 @@ def encode_model(card: ModelCard) -> inference_pb2.Model:
         has_chat_template=card.has_chat_template,
         determinism_id=card.determinism_id,
         batch_invariant=card.batch_invariant,
-    )
-
-
-# The scheduler's side.
-
-
-def encode_submission(submission: Submission) -> scheduler_pb2.AddRequest:
-    """Writes a request for the scheduler."""
-    given = {name: getattr(submission.sampling, name) for name in _SAMPLING_NUMBERS}
-    return scheduler_pb2.AddRequest(
-        request_id=submission.request_id,
-        prompt_token_ids=submission.prompt_token_ids,
-        n=submission.n,
-        sampling=sampling_pb2.SamplingParams(**given, logit_bias=submission.sampling.logit_bias),
-        max_tokens=submission.max_tokens,
-        min_tokens=submission.min_tokens,
-        stop_token_ids=submission.stop_token_ids,
-    )
-
-
-def encode_abort(abort: Abort) -> scheduler_pb2.AbortRequest:
-    """Writes an abort for the scheduler."""
-    return scheduler_pb2.AbortRequest(
-        request_id=abort.request_id,
-        sequence_index=abort.sequence_index,
-        reason=_ABORT_REASONS[abort.reason],
-        num_tokens=abort.num_tokens,
-    )
-
-
-def decode_progress(message: scheduler_pb2.AttachResponse) -> Progress:
-    """Reads one message of the scheduler. Slices copy packed columns at once."""
-    return Progress(
-        accepted=[Acceptance(item.request_id, item.first_sequence_id) for item in message.accepted],
-        failed=[Failure(item.request_id, from_status(item.status)) for item in message.failed],
-        prefilled=list(map(Prefill, message.prefilled_sequence_ids, message.num_cached_tokens)),
-        sequence_ids=message.sequence_ids[:],
-        token_ids=message.token_ids[:],
-        ended=[
-            Ending(sequence_id, _REASONS.get(reason, FinishReason.ERROR))
-            for sequence_id, reason in zip(message.finished_sequence_ids, message.finish_reasons, strict=True)
-        ],
-        recovered=tuple(
-            Recovery(item.request_id, item.cause, item.num_replayed_tokens, item.exact) for item in message.recovered
-        ),
-        facts=_decode_facts(message.facts) if message.HasField("facts") else None,
-        readiness=(
-            Readiness(message.readiness.ready, message.readiness.message) if message.HasField("readiness") else None
-        ),
-    )
-
-
-def _decode_facts(message: scheduler_pb2.ModelFacts) -> ModelFacts:
-    return ModelFacts(
-        model_digest=message.model_digest,
-        vocab_size=message.vocab_size,
-        max_model_len=message.max_model_len,
-        block_size=message.block_size,
-        determinism_id=message.determinism_id,
-        batch_invariant=message.batch_invariant,
     )

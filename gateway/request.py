@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 
 class FinishReason(Enum):
@@ -28,6 +29,35 @@ class SamplingOptions:
     repetition_penalty: float | None = None
     seed: int | None = None
     logit_bias: dict[int, float] = field(default_factory=dict[int, float])
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    bad_token_sequences: tuple[tuple[int, ...], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+class EarlyStopping(Enum):
+    """When a beam search ends before max_tokens: see BeamSearch in the contract."""
+
+    HEURISTIC = "heuristic"
+    FIRST = "first"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class BeamOptions:
+    """Beam search instead of sampling."""
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
+
+
+class OnDisconnect(Enum):
+    """What happens to a request when its last reader leaves."""
+
+    ABORT = "abort"
+    KEEP = "keep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +88,13 @@ class GenerationRequest:
     return_token_ids: bool = False
     skip_special_tokens: bool = True
     add_special_tokens: bool = True
+    tenant: str = ""
+    on_disconnect: OnDisconnect = OnDisconnect.ABORT
+    priority: int = 0
+    max_queue_seconds: float | None = None
+    # Until the client's own deadline.
+    remaining_seconds: float | None = None
+    beam_search: BeamOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +107,50 @@ class Accepted:
     model: str
 
 
+class TokenLogprob(NamedTuple):
+    """A token and how likely it was; `text` is its own, `rank` 1 the most likely."""
+
+    token_id: int
+    text: str
+    logprob: float
+    rank: int
+
+
+class TokenLogprobs(NamedTuple):
+    """The token that stands at a place (None: the first of a prompt), and the likeliest ones there, best first."""
+
+    chosen: TokenLogprob | None
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """How likely the tokens of the prompt were: an entry for each. Once, before the first Delta, if asked for."""
+
+    logprobs: tuple[TokenLogprobs, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """More of the sequence `index`. `token_ids` is empty unless asked for; the totals include this delta."""
+    """More of the sequence `index`. `token_ids` is empty unless asked for; the totals include this delta.
+
+    `logprobs`: an entry for each of the new tokens, if asked for.
+    """
 
     index: int
     text: str
     token_ids: tuple[int, ...]
     num_tokens: int
     num_text_bytes: int
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The sequence `index` ended. `matched`: the stop string, or the request's stop token; None for an end token."""
+    """The sequence `index` ended. `matched`: the stop string, or the request's stop token; None for an end token.
+
+    `score`: that of a beam.
+    """
 
     index: int
     reason: FinishReason
@@ -92,6 +159,7 @@ class Finished:
     num_cached_tokens: int
     num_completion_tokens: int
     determinism_id: str
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,4 +171,4 @@ class Recovered:
     exact: bool
 
 
-Event = Accepted | Delta | Finished | Recovered
+Event = Accepted | PromptLogprobs | Delta | Finished | Recovered

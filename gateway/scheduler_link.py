@@ -18,7 +18,7 @@ from blockyard.errors import from_rpc_error
 from blockyard.rpc import internal_channel
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from blockyard.telemetry import EventLogger
-from gateway import codec
+from gateway import scheduler_codec as codec
 from gateway.attachment import Abort, ModelFacts, Progress, Readiness, Submission
 
 if TYPE_CHECKING:

@@ -64,7 +64,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         seq = 0
         try:
             async for event in generation:
-                await context.write(codec.encode_event(event, seq))
+                await context.write(inference_pb2.StreamGenerateResponse(event=codec.encode_event(event, seq)))
                 seq += 1
         finally:
             generation.close()

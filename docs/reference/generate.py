@@ -60,6 +60,19 @@ MEANINGS: dict[Reason, tuple[str, str]] = {
         "The worker is in a state in which this call is not legal.",
         "Between our own services only; a client never sees it.",
     ),
+    Reason.REQUEST_EXPIRED: (
+        "Nobody remembers a request with this id, or not any more.",
+        "Send it again, or resume it with its spec: then it is generated again and only the rest is sent.",
+    ),
+    Reason.QUEUE_FULL: ("Too many requests wait.", "Try again after the time that comes with the error."),
+    Reason.TOKEN_BACKLOG: (
+        "The requests that wait hold too many tokens.",
+        "Try again after the time that comes with the error.",
+    ),
+    Reason.TENANT_QUOTA: (
+        "This tenant has too many requests waiting.",
+        "Try again after the time that comes with the error.",
+    ),
     Reason.MESSAGE_TOO_LARGE: ("The request has more than 16 MiB.", "Send less."),
     Reason.NEVER_FITS: (
         "The request needs more KV blocks than the worker has, even alone.",
@@ -74,6 +87,10 @@ MEANINGS: dict[Reason, tuple[str, str]] = {
     Reason.NO_READY_WORKER: (
         "No worker can take requests now: it is starting, loading, or gone.",
         "Try again after the time that comes with the error.",
+    ),
+    Reason.QUEUE_DEADLINE: (
+        "The request waited for its first step longer than it was to.",
+        "Try again later, or allow it more time in the queue.",
     ),
     Reason.GENERATION_DEADLINE: (
         "The deadline that the client gave its call has passed.",

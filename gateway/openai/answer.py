@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any
 
-from gateway.request import Accepted, Delta, FinishReason, Recovered
+from gateway.request import Accepted, Delta, FinishReason, PromptLogprobs, Recovered
 
 if TYPE_CHECKING:
     from gateway.openai.call import Call
@@ -86,7 +86,7 @@ class WholeAnswer:
 
     def add(self, prompt: int, event: Event) -> None:
         """Takes an event of the request number `prompt`."""
-        if isinstance(event, Accepted | Recovered):
+        if isinstance(event, Accepted | PromptLogprobs | Recovered):
             return
         choice = self._choices[prompt * self._call.n + event.index]
         if isinstance(event, Delta):
@@ -157,7 +157,7 @@ class ChunkedAnswer:
 
     def add(self, prompt: int, event: Event) -> str | None:
         """Makes the chunk of an event of the request number `prompt`, if it has one."""
-        if isinstance(event, Accepted | Recovered):
+        if isinstance(event, Accepted | PromptLogprobs | Recovered):
             return None
         number = prompt * self._call.n + event.index
         if isinstance(event, Delta):

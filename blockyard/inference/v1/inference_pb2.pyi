@@ -6,6 +6,7 @@ isort:skip_file
 from blockyard.common.v1 import sampling_pb2 as _sampling_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -30,6 +31,8 @@ class _OnDisconnectEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OnDiscon
     """The default: ABORT."""
     ON_DISCONNECT_ABORT: _OnDisconnect.ValueType  # 1
     """The request is aborted when its last reader has left."""
+    ON_DISCONNECT_KEEP: _OnDisconnect.ValueType  # 2
+    """The request runs on for a minute, in which ResumeGenerate reads on."""
 
 class OnDisconnect(_OnDisconnect, metaclass=_OnDisconnectEnumTypeWrapper):
     """What happens to a request when its client's connection is lost."""
@@ -38,6 +41,8 @@ ON_DISCONNECT_UNSPECIFIED: OnDisconnect.ValueType  # 0
 """The default: ABORT."""
 ON_DISCONNECT_ABORT: OnDisconnect.ValueType  # 1
 """The request is aborted when its last reader has left."""
+ON_DISCONNECT_KEEP: OnDisconnect.ValueType  # 2
+"""The request runs on for a minute, in which ResumeGenerate reads on."""
 Global___OnDisconnect: _TypeAlias = OnDisconnect  # noqa: Y015
 
 @_typing.final
@@ -80,8 +85,14 @@ class GenerationSpec(_message.Message):
     RETURN_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     ON_DISCONNECT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    MAX_QUEUE_TIME_FIELD_NUMBER: _builtins.int
+    BEAM_SEARCH_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """The client's name for it: at most 128 of [A-Za-z0-9._:-]. Default: made by the gateway."""
+    """The client's name for it: at most 128 of [A-Za-z0-9._:-]. Default: made by the gateway. A request that is sent again
+    under the same name, the same in all, is read from its beginning, as long as it runs and a minute after; a
+    different one is ALREADY_EXISTS.
+    """
     model: _builtins.str
     """A name from ListModels. Default: the only model."""
     text: _builtins.str
@@ -94,6 +105,8 @@ class GenerationSpec(_message.Message):
     """Leave special tokens out of the text. Default true."""
     on_disconnect: Global___OnDisconnect.ValueType
     """What a lost connection means."""
+    priority: _builtins.int
+    """Less is sooner, where the scheduler's policy is by priority. Default 0."""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Token ids; nothing is added."""
@@ -105,6 +118,14 @@ class GenerationSpec(_message.Message):
     @_builtins.property
     def stop(self) -> _sampling_pb2.StopCriteria:
         """When to stop."""
+
+    @_builtins.property
+    def max_queue_time(self) -> _duration_pb2.Duration:
+        """How long it may wait for its first step; then it fails with QUEUE_DEADLINE. Default: as long as it takes."""
+
+    @_builtins.property
+    def beam_search(self) -> _sampling_pb2.BeamSearch:
+        """Beam search instead of sampling. Its tokens come all at the end."""
 
     def __init__(
         self,
@@ -119,10 +140,13 @@ class GenerationSpec(_message.Message):
         return_token_ids: _builtins.bool = ...,
         skip_special_tokens: _builtins.bool | None = ...,
         on_disconnect: Global___OnDisconnect.ValueType = ...,
+        priority: _builtins.int = ...,
+        max_queue_time: _duration_pb2.Duration | None = ...,
+        beam_search: _sampling_pb2.BeamSearch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_skip_special_tokens", b"_skip_special_tokens", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_skip_special_tokens", b"_skip_special_tokens", "beam_search", b"beam_search", "max_queue_time", b"max_queue_time", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_skip_special_tokens", b"_skip_special_tokens", "model", b"model", "n", b"n", "on_disconnect", b"on_disconnect", "prompt", b"prompt", "request_id", b"request_id", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_skip_special_tokens", b"_skip_special_tokens", "beam_search", b"beam_search", "max_queue_time", b"max_queue_time", "model", b"model", "n", b"n", "on_disconnect", b"on_disconnect", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
@@ -178,6 +202,7 @@ class GenerationEvent(_message.Message):
     DELTA_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     RECOVERED_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     """Grows by one within a call, from 0; a gap means loss."""
     @_builtins.property
@@ -196,6 +221,10 @@ class GenerationEvent(_message.Message):
     def recovered(self) -> Global___Recovered:
         """Each time that a failure inside was outlived. Nothing is to be done about it."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> Global___PromptLogprobs:
+        """Once, before the first delta, where asked for."""
+
     def __init__(
         self,
         *,
@@ -204,12 +233,13 @@ class GenerationEvent(_message.Message):
         delta: Global___Delta | None = ...,
         finished: Global___Finished | None = ...,
         recovered: Global___Recovered | None = ...,
+        prompt_logprobs: Global___PromptLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished", "recovered", b"recovered"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs", "recovered", b"recovered"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished", "recovered", b"recovered", "seq", b"seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs", "recovered", b"recovered", "seq", b"seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "delta", "finished", "recovered"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "delta", "finished", "recovered", "prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -260,6 +290,7 @@ class Delta(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_TEXT_BYTES_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Which of the n sequences."""
     text: _builtins.str
@@ -272,6 +303,10 @@ class Delta(_message.Message):
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The new token ids, if asked for."""
 
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
+        """For each of the new tokens, where asked for."""
+
     def __init__(
         self,
         *,
@@ -280,14 +315,103 @@ class Delta(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         num_tokens: _builtins.int = ...,
         num_text_bytes: _builtins.int = ...,
+        logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "num_text_bytes", b"num_text_bytes", "num_tokens", b"num_tokens", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "logprobs", b"logprobs", "num_text_bytes", b"num_text_bytes", "num_tokens", b"num_tokens", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Delta: _TypeAlias = Delta  # noqa: Y015
+
+@_typing.final
+class TokenLogprob(_message.Message):
+    """A token and how likely it was."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    """Its id."""
+    text: _builtins.str
+    """Its text by itself; U+FFFD stands for a part of a character."""
+    logprob: _builtins.float
+    """The natural logarithm of its probability."""
+    rank: _builtins.int
+    """1 is the most likely."""
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        text: _builtins.str = ...,
+        logprob: _builtins.float = ...,
+        rank: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "rank", b"rank", "text", b"text", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenLogprob: _TypeAlias = TokenLogprob  # noqa: Y015
+
+@_typing.final
+class TokenLogprobs(_message.Message):
+    """How likely a token was, and which were the likeliest in its place."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOSEN_FIELD_NUMBER: _builtins.int
+    TOP_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def chosen(self) -> Global___TokenLogprob:
+        """The token that stands there; absent for the first of a prompt."""
+
+    @_builtins.property
+    def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
+        """The likeliest, best first, as many as asked for."""
+
+    def __init__(
+        self,
+        *,
+        chosen: Global___TokenLogprob | None = ...,
+        top: _abc.Iterable[Global___TokenLogprob] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chosen", b"chosen"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chosen", b"chosen", "top", b"top"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015
+
+@_typing.final
+class PromptLogprobs(_message.Message):
+    """How likely the tokens of the prompt were."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
+        """For each token of the prompt; the first has none."""
+
+    def __init__(
+        self,
+        *,
+        logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptLogprobs: _TypeAlias = PromptLogprobs  # noqa: Y015
 
 @_typing.final
 class Finished(_message.Message):
@@ -300,12 +424,15 @@ class Finished(_message.Message):
     MATCHED_STOP_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     DETERMINISM_ID_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Which of the n sequences."""
     reason: _sampling_pb2.FinishReason.ValueType
     """Why."""
     determinism_id: _builtins.str
     """Two results under one id, of which each is batch-invariant, are equal bit for bit."""
+    score: _builtins.float
+    """Of a beam: its score."""
     @_builtins.property
     def matched_stop(self) -> Global___MatchedStop:
         """What matched, where the reason is STOP."""
@@ -322,12 +449,15 @@ class Finished(_message.Message):
         matched_stop: Global___MatchedStop | None = ...,
         usage: _sampling_pb2.Usage | None = ...,
         determinism_id: _builtins.str = ...,
+        score: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["matched_stop", b"matched_stop", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "matched_stop", b"matched_stop", "score", b"score", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["determinism_id", b"determinism_id", "index", b"index", "matched_stop", b"matched_stop", "reason", b"reason", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "determinism_id", b"determinism_id", "index", b"index", "matched_stop", b"matched_stop", "reason", b"reason", "score", b"score", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
+    _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__score) -> _WhichOneofReturnType__score | None: ...
 
 Global___Finished: _TypeAlias = Finished  # noqa: Y015
 
@@ -500,6 +630,114 @@ class StreamGenerateResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StreamGenerateResponse: _TypeAlias = StreamGenerateResponse  # noqa: Y015
+
+@_typing.final
+class Position(_message.Message):
+    """What a client has of one sequence."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_TEXT_BYTES_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Which of the n sequences."""
+    num_tokens: _builtins.int
+    """Tokens that have come: num_tokens of the last delta."""
+    num_text_bytes: _builtins.int
+    """Bytes of text that have come: num_text_bytes of the last delta."""
+    finished: _builtins.bool
+    """Its Finished has come."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Optional: the token ids that have come, num_tokens of them. With them, and the spec, nothing that has come is
+        computed again as new text, should nobody remember the request.
+        """
+
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        num_tokens: _builtins.int = ...,
+        num_text_bytes: _builtins.int = ...,
+        finished: _builtins.bool = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "index", b"index", "num_text_bytes", b"num_text_bytes", "num_tokens", b"num_tokens", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Position: _TypeAlias = Position  # noqa: Y015
+
+@_typing.final
+class ResumeGenerateRequest(_message.Message):
+    """Asks for the rest of an answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
+    SPEC_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Which, as told in Accepted."""
+    seed: _builtins.int
+    """The seed that was told in Accepted, if the spec has none."""
+    @_builtins.property
+    def positions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Position]:
+        """What has come. A sequence that is left out is told from its beginning."""
+
+    @_builtins.property
+    def spec(self) -> Global___GenerationSpec:
+        """Optional: the request as it was sent. With it, one that nobody remembers is generated again; without it, that is
+        REQUEST_EXPIRED.
+        """
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        positions: _abc.Iterable[Global___Position] | None = ...,
+        spec: Global___GenerationSpec | None = ...,
+        seed: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "seed", b"seed", "spec", b"spec"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "positions", b"positions", "request_id", b"request_id", "seed", b"seed", "spec", b"spec"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
+    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
+
+Global___ResumeGenerateRequest: _TypeAlias = ResumeGenerateRequest  # noqa: Y015
+
+@_typing.final
+class ResumeGenerateResponse(_message.Message):
+    """One event: Accepted again, then what comes after the positions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def event(self) -> Global___GenerationEvent:
+        """The event."""
+
+    def __init__(
+        self,
+        *,
+        event: Global___GenerationEvent | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeGenerateResponse: _TypeAlias = ResumeGenerateResponse  # noqa: Y015
 
 @_typing.final
 class CancelGenerateRequest(_message.Message):

@@ -48,6 +48,11 @@ class InferenceServiceStub:
                 request_serializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.StreamGenerateRequest.SerializeToString,
                 response_deserializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.StreamGenerateResponse.FromString,
                 _registered_method=True)
+        self.ResumeGenerate = channel.unary_stream(
+                '/blockyard.inference.v1.InferenceService/ResumeGenerate',
+                request_serializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.ResumeGenerateRequest.SerializeToString,
+                response_deserializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.ResumeGenerateResponse.FromString,
+                _registered_method=True)
         self.CancelGenerate = channel.unary_unary(
                 '/blockyard.inference.v1.InferenceService/CancelGenerate',
                 request_serializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.CancelGenerateRequest.SerializeToString,
@@ -91,8 +96,15 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ResumeGenerate(self, request, context):
+        """Reads a request again, at any gateway: exactly what comes after the positions.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CancelGenerate(self, request, context):
-        """Cancels requests. Idempotent; an unknown id is no error.
+        """Cancels requests, at any gateway. Idempotent; an unknown id is no error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -131,6 +143,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.StreamGenerate,
                     request_deserializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.StreamGenerateRequest.FromString,
                     response_serializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.StreamGenerateResponse.SerializeToString,
+            ),
+            'ResumeGenerate': grpc.unary_stream_rpc_method_handler(
+                    servicer.ResumeGenerate,
+                    request_deserializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.ResumeGenerateRequest.FromString,
+                    response_serializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.ResumeGenerateResponse.SerializeToString,
             ),
             'CancelGenerate': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelGenerate,
@@ -211,6 +228,33 @@ class InferenceService:
             '/blockyard.inference.v1.InferenceService/StreamGenerate',
             blockyard_dot_inference_dot_v1_dot_inference__pb2.StreamGenerateRequest.SerializeToString,
             blockyard_dot_inference_dot_v1_dot_inference__pb2.StreamGenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeGenerate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/blockyard.inference.v1.InferenceService/ResumeGenerate',
+            blockyard_dot_inference_dot_v1_dot_inference__pb2.ResumeGenerateRequest.SerializeToString,
+            blockyard_dot_inference_dot_v1_dot_inference__pb2.ResumeGenerateResponse.FromString,
             options,
             channel_credentials,
             insecure,

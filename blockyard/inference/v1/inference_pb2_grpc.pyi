@@ -41,8 +41,10 @@ class InferenceServiceStub:
     """Generates the whole answer at once."""
     StreamGenerate: _grpc.UnaryStreamMultiCallable[_inference_pb2.StreamGenerateRequest, _inference_pb2.StreamGenerateResponse]
     """Generates as a stream of events. It ends OK only after Finished for every sequence."""
+    ResumeGenerate: _grpc.UnaryStreamMultiCallable[_inference_pb2.ResumeGenerateRequest, _inference_pb2.ResumeGenerateResponse]
+    """Reads a request again, at any gateway: exactly what comes after the positions."""
     CancelGenerate: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelGenerateRequest, _inference_pb2.CancelGenerateResponse]
-    """Cancels requests. Idempotent; an unknown id is no error."""
+    """Cancels requests, at any gateway. Idempotent; an unknown id is no error."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
     """Turns text into token ids, as a prompt of this text would be."""
     Detokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]
@@ -63,8 +65,10 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     """Generates the whole answer at once."""
     StreamGenerate: _aio.UnaryStreamMultiCallable[_inference_pb2.StreamGenerateRequest, _inference_pb2.StreamGenerateResponse]  # type: ignore[assignment]
     """Generates as a stream of events. It ends OK only after Finished for every sequence."""
+    ResumeGenerate: _aio.UnaryStreamMultiCallable[_inference_pb2.ResumeGenerateRequest, _inference_pb2.ResumeGenerateResponse]  # type: ignore[assignment]
+    """Reads a request again, at any gateway: exactly what comes after the positions."""
     CancelGenerate: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelGenerateRequest, _inference_pb2.CancelGenerateResponse]  # type: ignore[assignment]
-    """Cancels requests. Idempotent; an unknown id is no error."""
+    """Cancels requests, at any gateway. Idempotent; an unknown id is no error."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Turns text into token ids, as a prompt of this text would be."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]  # type: ignore[assignment]
@@ -96,12 +100,20 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         """Generates as a stream of events. It ends OK only after Finished for every sequence."""
 
     @_abc_1.abstractmethod
+    def ResumeGenerate(
+        self,
+        request: _inference_pb2.ResumeGenerateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_inference_pb2.ResumeGenerateResponse], _abc.AsyncIterator[_inference_pb2.ResumeGenerateResponse]]:
+        """Reads a request again, at any gateway: exactly what comes after the positions."""
+
+    @_abc_1.abstractmethod
     def CancelGenerate(
         self,
         request: _inference_pb2.CancelGenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.CancelGenerateResponse, _abc.Awaitable[_inference_pb2.CancelGenerateResponse]]:
-        """Cancels requests. Idempotent; an unknown id is no error."""
+        """Cancels requests, at any gateway. Idempotent; an unknown id is no error."""
 
     @_abc_1.abstractmethod
     def Tokenize(

@@ -7,6 +7,7 @@ from blockyard.common.v1 import sampling_pb2 as _sampling_pb2
 from blockyard.common.v1 import status_pb2 as _status_pb2_1
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -55,6 +56,7 @@ class AttachRequest(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     ADD_FIELD_NUMBER: _builtins.int
     ABORT_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """First, once."""
@@ -67,16 +69,21 @@ class AttachRequest(_message.Message):
     def abort(self) -> _containers.RepeatedCompositeFieldContainer[Global___AbortRequest]:
         """Requests or single sequences to end."""
 
+    @_builtins.property
+    def resume(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResumeRequest]:
+        """Requests of others, or of before, to read."""
+
     def __init__(
         self,
         *,
         hello: Global___Hello | None = ...,
         add: _abc.Iterable[Global___AddRequest] | None = ...,
         abort: _abc.Iterable[Global___AbortRequest] | None = ...,
+        resume: _abc.Iterable[Global___ResumeRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "add", b"add", "hello", b"hello"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "add", b"add", "hello", b"hello", "resume", b"resume"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -106,7 +113,9 @@ Global___Hello: _TypeAlias = Hello  # noqa: Y015
 
 @_typing.final
 class AddRequest(_message.Message):
-    """A request, validated."""
+    """A request, validated. If one with this id is live or retained, it is answered as a ResumeRequest is, where the body
+    digests are equal, and fails with REQUEST_ID_CONFLICT where they differ.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -117,14 +126,35 @@ class AddRequest(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    HANDLE_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    BODY_DIGEST_FIELD_NUMBER: _builtins.int
+    GATEWAY_STATE_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    MAX_QUEUE_TIME_FIELD_NUMBER: _builtins.int
+    REMAINING_TIME_FIELD_NUMBER: _builtins.int
+    BEAM_SEARCH_FIELD_NUMBER: _builtins.int
+    RESUBMISSION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Unique among the live requests of the scheduler."""
+    """Unique among the live requests of the scheduler: the tenant's name, "/" and the client's id; the latter alone where
+    there is no tenant.
+    """
     n: _builtins.int
     """Sequences, >= 1."""
     max_tokens: _builtins.int
     """Tokens to generate at most; within the model's length."""
     min_tokens: _builtins.int
     """No stop token counts before this many tokens."""
+    handle: _builtins.int
+    """The gateway's own number for it, unique within the stream; what the scheduler says of this call bears it."""
+    tenant: _builtins.str
+    """Who shares the machine fairly with others."""
+    body_digest: _builtins.bytes
+    """SHA-256 of what was asked: one id with two of them is a conflict."""
+    gateway_state: _builtins.bytes
+    """What another gateway needs to go on with it; the scheduler does not read it."""
+    priority: _builtins.int
+    """Less is sooner. Default 0."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt; not empty."""
@@ -137,6 +167,22 @@ class AddRequest(_message.Message):
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """A token of these ends a sequence: the model's end tokens (unless ignored) and the request's stop tokens."""
 
+    @_builtins.property
+    def max_queue_time(self) -> _duration_pb2.Duration:
+        """How long it may wait before its first step; then QUEUE_DEADLINE."""
+
+    @_builtins.property
+    def remaining_time(self) -> _duration_pb2.Duration:
+        """How long it may take in all; then GENERATION_DEADLINE."""
+
+    @_builtins.property
+    def beam_search(self) -> _sampling_pb2.BeamSearch:
+        """Beam search: n is how many of the beams are told, all at their end."""
+
+    @_builtins.property
+    def resubmission(self) -> Global___Resubmission:
+        """Set when the request was accepted before, by a scheduler that may be gone: no limit of the queue holds for it."""
+
     def __init__(
         self,
         *,
@@ -147,14 +193,125 @@ class AddRequest(_message.Message):
         max_tokens: _builtins.int = ...,
         min_tokens: _builtins.int = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        handle: _builtins.int = ...,
+        tenant: _builtins.str = ...,
+        body_digest: _builtins.bytes = ...,
+        gateway_state: _builtins.bytes = ...,
+        priority: _builtins.int = ...,
+        max_queue_time: _duration_pb2.Duration | None = ...,
+        remaining_time: _duration_pb2.Duration | None = ...,
+        beam_search: _sampling_pb2.BeamSearch | None = ...,
+        resubmission: Global___Resubmission | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["beam_search", b"beam_search", "max_queue_time", b"max_queue_time", "remaining_time", b"remaining_time", "resubmission", b"resubmission", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "n", b"n", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beam_search", b"beam_search", "body_digest", b"body_digest", "gateway_state", b"gateway_state", "handle", b"handle", "max_queue_time", b"max_queue_time", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "n", b"n", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "remaining_time", b"remaining_time", "request_id", b"request_id", "resubmission", b"resubmission", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AddRequest: _TypeAlias = AddRequest  # noqa: Y015
+
+@_typing.final
+class Resubmission(_message.Message):
+    """What a gateway knows of a request that it had before."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGE_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    num_cached_tokens: _builtins.int
+    """The prompt's tokens that were found in the prefix cache."""
+    @_builtins.property
+    def age(self) -> _duration_pb2.Duration:
+        """How long ago it came first."""
+
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceTranscript]:
+        """Its sequences as far as they are known, by index. If all have ended it is retained, no more."""
+
+    def __init__(
+        self,
+        *,
+        age: _duration_pb2.Duration | None = ...,
+        sequences: _abc.Iterable[Global___SequenceTranscript] | None = ...,
+        num_cached_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "num_cached_tokens", b"num_cached_tokens", "sequences", b"sequences"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Resubmission: _TypeAlias = Resubmission  # noqa: Y015
+
+@_typing.final
+class SequenceTranscript(_message.Message):
+    """All that was told of one sequence."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    FINISH_REASON_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    finish_reason: _sampling_pb2.FinishReason.ValueType
+    """Why it ended; unspecified while it runs."""
+    score: _builtins.float
+    """Of a beam: its score."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens generated."""
+
+    @_builtins.property
+    def logprobs(self) -> _sampling_pb2.Logprobs:
+        """Where asked for: an entry for each token."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        finish_reason: _sampling_pb2.FinishReason.ValueType = ...,
+        logprobs: _sampling_pb2.Logprobs | None = ...,
+        score: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "logprobs", b"logprobs", "score", b"score"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "score", b"score", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
+    _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__score) -> _WhichOneofReturnType__score | None: ...
+
+Global___SequenceTranscript: _TypeAlias = SequenceTranscript  # noqa: Y015
+
+@_typing.final
+class ResumeRequest(_message.Message):
+    """Asks for a request that is live, or has ended not long ago: all of it from the beginning, then what comes. Answered
+    by RequestResumed, or RequestFailed with REQUEST_EXPIRED.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    HANDLE_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Which."""
+    handle: _builtins.int
+    """As in AddRequest."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        handle: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeRequest: _TypeAlias = ResumeRequest  # noqa: Y015
 
 @_typing.final
 class AbortRequest(_message.Message):
@@ -166,6 +323,7 @@ class AbortRequest(_message.Message):
     SEQUENCE_INDEX_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    HANDLE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Which request."""
     sequence_index: _builtins.int
@@ -174,6 +332,10 @@ class AbortRequest(_message.Message):
     """Why."""
     num_tokens: _builtins.int
     """For a stop string: how many of the sequence's tokens count."""
+    handle: _builtins.int
+    """If set: only if the request is the one that was added or resumed with this handle. For the reason CLIENT it runs on
+    as long as another gateway reads it.
+    """
     def __init__(
         self,
         *,
@@ -181,10 +343,11 @@ class AbortRequest(_message.Message):
         sequence_index: _builtins.int | None = ...,
         reason: Global___AbortReason.ValueType = ...,
         num_tokens: _builtins.int = ...,
+        handle: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_sequence_index", b"_sequence_index", "sequence_index", b"sequence_index"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sequence_index", b"_sequence_index", "num_tokens", b"num_tokens", "reason", b"reason", "request_id", b"request_id", "sequence_index", b"sequence_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sequence_index", b"_sequence_index", "handle", b"handle", "num_tokens", b"num_tokens", "reason", b"reason", "request_id", b"request_id", "sequence_index", b"sequence_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__sequence_index: _TypeAlias = _typing.Literal["sequence_index"]  # noqa: Y015
     _WhichOneofArgType__sequence_index: _TypeAlias = _typing.Literal["_sequence_index", b"_sequence_index"]  # noqa: Y015
@@ -209,6 +372,11 @@ class AttachResponse(_message.Message):
     PREFILLED_SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     RECOVERED_FIELD_NUMBER: _builtins.int
+    RESUMED_FIELD_NUMBER: _builtins.int
+    LOGPROB_SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    FINISH_SCORES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def facts(self) -> Global___ModelFacts:
         """When first known, and whenever it changes."""
@@ -253,6 +421,26 @@ class AttachResponse(_message.Message):
     def recovered(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestRecovered]:
         """Requests that go on after their worker was lost, before the tokens above."""
 
+    @_builtins.property
+    def resumed(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestResumed]:
+        """Requests that are read from now on; the tokens above come after these."""
+
+    @_builtins.property
+    def logprob_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of the sampled tokens, in order, those with log probabilities: the sequence of each."""
+
+    @_builtins.property
+    def logprobs(self) -> _sampling_pb2.Logprobs:
+        """For each of them one entry."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.PromptLogprobs]:
+        """Of prompts, where asked for; after a recovery some may come again."""
+
+    @_builtins.property
+    def finish_scores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Empty, or for each finished sequence its score, where it was a beam."""
+
     def __init__(
         self,
         *,
@@ -267,14 +455,67 @@ class AttachResponse(_message.Message):
         prefilled_sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
         num_cached_tokens: _abc.Iterable[_builtins.int] | None = ...,
         recovered: _abc.Iterable[Global___RequestRecovered] | None = ...,
+        resumed: _abc.Iterable[Global___RequestResumed] | None = ...,
+        logprob_sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
+        logprobs: _sampling_pb2.Logprobs | None = ...,
+        prompt_logprobs: _abc.Iterable[_sampling_pb2.PromptLogprobs] | None = ...,
+        finish_scores: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "readiness", b"readiness"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "logprobs", b"logprobs", "readiness", b"readiness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "facts", b"facts", "failed", b"failed", "finish_reasons", b"finish_reasons", "finished_sequence_ids", b"finished_sequence_ids", "num_cached_tokens", b"num_cached_tokens", "prefilled_sequence_ids", b"prefilled_sequence_ids", "readiness", b"readiness", "recovered", b"recovered", "sequence_ids", b"sequence_ids", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "facts", b"facts", "failed", b"failed", "finish_reasons", b"finish_reasons", "finish_scores", b"finish_scores", "finished_sequence_ids", b"finished_sequence_ids", "logprob_sequence_ids", b"logprob_sequence_ids", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "prefilled_sequence_ids", b"prefilled_sequence_ids", "prompt_logprobs", b"prompt_logprobs", "readiness", b"readiness", "recovered", b"recovered", "resumed", b"resumed", "sequence_ids", b"sequence_ids", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AttachResponse: _TypeAlias = AttachResponse  # noqa: Y015
+
+@_typing.final
+class RequestResumed(_message.Message):
+    """A request with all that it has given so far."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDLE_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    FIRST_SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    handle: _builtins.int
+    """As in the call that it answers."""
+    first_sequence_id: _builtins.int
+    """The sequence with index i has the id first_sequence_id + i."""
+    num_cached_tokens: _builtins.int
+    """The prompt's tokens that were found in the prefix cache."""
+    @_builtins.property
+    def request(self) -> Global___AddRequest:
+        """The request as it was added, its handle and its resubmission left out."""
+
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceTranscript]:
+        """By index."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.PromptLogprobs]:
+        """Of the prompt, where asked for and computed."""
+
+    def __init__(
+        self,
+        *,
+        handle: _builtins.int = ...,
+        request: Global___AddRequest | None = ...,
+        first_sequence_id: _builtins.int = ...,
+        sequences: _abc.Iterable[Global___SequenceTranscript] | None = ...,
+        num_cached_tokens: _builtins.int = ...,
+        prompt_logprobs: _abc.Iterable[_sampling_pb2.PromptLogprobs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_sequence_id", b"first_sequence_id", "handle", b"handle", "num_cached_tokens", b"num_cached_tokens", "prompt_logprobs", b"prompt_logprobs", "request", b"request", "sequences", b"sequences"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestResumed: _TypeAlias = RequestResumed  # noqa: Y015
 
 @_typing.final
 class ModelFacts(_message.Message):
@@ -352,19 +593,23 @@ class RequestAccepted(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     FIRST_SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    HANDLE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Which."""
     first_sequence_id: _builtins.int
     """The sequence with index i has the id first_sequence_id + i."""
+    handle: _builtins.int
+    """As in the call that it answers."""
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         first_sequence_id: _builtins.int = ...,
+        handle: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_sequence_id", b"first_sequence_id", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_sequence_id", b"first_sequence_id", "handle", b"handle", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -412,8 +657,11 @@ class RequestFailed(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
+    HANDLE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Which."""
+    handle: _builtins.int
+    """As in the call that it answers."""
     @_builtins.property
     def status(self) -> _status_pb2.Status:
         """Why, as the client is told."""
@@ -423,14 +671,63 @@ class RequestFailed(_message.Message):
         *,
         request_id: _builtins.str = ...,
         status: _status_pb2.Status | None = ...,
+        handle: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "request_id", b"request_id", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RequestFailed: _TypeAlias = RequestFailed  # noqa: Y015
+
+@_typing.final
+class CancelRequestsRequest(_message.Message):
+    """Asks to end requests."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """As in AddRequest."""
+
+    def __init__(
+        self,
+        *,
+        request_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_ids", b"request_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelRequestsRequest: _TypeAlias = CancelRequestsRequest  # noqa: Y015
+
+@_typing.final
+class CancelRequestsResponse(_message.Message):
+    """What was ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CANCELLED_REQUEST_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def cancelled_request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those that were live."""
+
+    def __init__(
+        self,
+        *,
+        cancelled_request_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled_request_ids", b"cancelled_request_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelRequestsResponse: _TypeAlias = CancelRequestsResponse  # noqa: Y015
 
 @_typing.final
 class GetSchedulerStatusRequest(_message.Message):

@@ -40,6 +40,11 @@ class SchedulerServiceStub:
                 request_serializer=blockyard_dot_scheduler_dot_v1_dot_scheduler__pb2.AttachRequest.SerializeToString,
                 response_deserializer=blockyard_dot_scheduler_dot_v1_dot_scheduler__pb2.AttachResponse.FromString,
                 _registered_method=True)
+        self.CancelRequests = channel.unary_unary(
+                '/blockyard.scheduler.v1.SchedulerService/CancelRequests',
+                request_serializer=blockyard_dot_scheduler_dot_v1_dot_scheduler__pb2.CancelRequestsRequest.SerializeToString,
+                response_deserializer=blockyard_dot_scheduler_dot_v1_dot_scheduler__pb2.CancelRequestsResponse.FromString,
+                _registered_method=True)
         self.GetSchedulerStatus = channel.unary_unary(
                 '/blockyard.scheduler.v1.SchedulerService/GetSchedulerStatus',
                 request_serializer=blockyard_dot_scheduler_dot_v1_dot_scheduler__pb2.GetSchedulerStatusRequest.SerializeToString,
@@ -52,7 +57,15 @@ class SchedulerServiceServicer:
     """
 
     def Attach(self, request_iterator, context):
-        """One stream for each gateway process. When it breaks, its requests are aborted.
+        """One stream for each gateway process; a second one of the same gateway ends the first. When it breaks, its requests
+        run on for the resume window, until this or another gateway asks for them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelRequests(self, request, context):
+        """Ends requests, whichever gateways read them; their readers are told CLIENT_CANCELLED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -72,6 +85,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.Attach,
                     request_deserializer=blockyard_dot_scheduler_dot_v1_dot_scheduler__pb2.AttachRequest.FromString,
                     response_serializer=blockyard_dot_scheduler_dot_v1_dot_scheduler__pb2.AttachResponse.SerializeToString,
+            ),
+            'CancelRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelRequests,
+                    request_deserializer=blockyard_dot_scheduler_dot_v1_dot_scheduler__pb2.CancelRequestsRequest.FromString,
+                    response_serializer=blockyard_dot_scheduler_dot_v1_dot_scheduler__pb2.CancelRequestsResponse.SerializeToString,
             ),
             'GetSchedulerStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetSchedulerStatus,
@@ -107,6 +125,33 @@ class SchedulerService:
             '/blockyard.scheduler.v1.SchedulerService/Attach',
             blockyard_dot_scheduler_dot_v1_dot_scheduler__pb2.AttachRequest.SerializeToString,
             blockyard_dot_scheduler_dot_v1_dot_scheduler__pb2.AttachResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.scheduler.v1.SchedulerService/CancelRequests',
+            blockyard_dot_scheduler_dot_v1_dot_scheduler__pb2.CancelRequestsRequest.SerializeToString,
+            blockyard_dot_scheduler_dot_v1_dot_scheduler__pb2.CancelRequestsResponse.FromString,
             options,
             channel_credentials,
             insecure,

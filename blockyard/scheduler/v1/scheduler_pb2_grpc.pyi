@@ -34,7 +34,11 @@ class SchedulerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SchedulerServiceAsyncStub: ...
     Attach: _grpc.StreamStreamMultiCallable[_scheduler_pb2.AttachRequest, _scheduler_pb2.AttachResponse]
-    """One stream for each gateway process. When it breaks, its requests are aborted."""
+    """One stream for each gateway process; a second one of the same gateway ends the first. When it breaks, its requests
+    run on for the resume window, until this or another gateway asks for them.
+    """
+    CancelRequests: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.CancelRequestsRequest, _scheduler_pb2.CancelRequestsResponse]
+    """Ends requests, whichever gateways read them; their readers are told CLIENT_CANCELLED."""
     GetSchedulerStatus: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetSchedulerStatusRequest, _scheduler_pb2.GetSchedulerStatusResponse]
     """Tells how the scheduler and its replicas are."""
 
@@ -44,7 +48,11 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Attach: _aio.StreamStreamMultiCallable[_scheduler_pb2.AttachRequest, _scheduler_pb2.AttachResponse]  # type: ignore[assignment]
-    """One stream for each gateway process. When it breaks, its requests are aborted."""
+    """One stream for each gateway process; a second one of the same gateway ends the first. When it breaks, its requests
+    run on for the resume window, until this or another gateway asks for them.
+    """
+    CancelRequests: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.CancelRequestsRequest, _scheduler_pb2.CancelRequestsResponse]  # type: ignore[assignment]
+    """Ends requests, whichever gateways read them; their readers are told CLIENT_CANCELLED."""
     GetSchedulerStatus: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetSchedulerStatusRequest, _scheduler_pb2.GetSchedulerStatusResponse]  # type: ignore[assignment]
     """Tells how the scheduler and its replicas are."""
 
@@ -57,7 +65,17 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_scheduler_pb2.AttachRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_scheduler_pb2.AttachResponse], _abc.AsyncIterator[_scheduler_pb2.AttachResponse]]:
-        """One stream for each gateway process. When it breaks, its requests are aborted."""
+        """One stream for each gateway process; a second one of the same gateway ends the first. When it breaks, its requests
+        run on for the resume window, until this or another gateway asks for them.
+        """
+
+    @_abc_1.abstractmethod
+    def CancelRequests(
+        self,
+        request: _scheduler_pb2.CancelRequestsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.CancelRequestsResponse, _abc.Awaitable[_scheduler_pb2.CancelRequestsResponse]]:
+        """Ends requests, whichever gateways read them; their readers are told CLIENT_CANCELLED."""
 
     @_abc_1.abstractmethod
     def GetSchedulerStatus(

@@ -107,6 +107,7 @@ class GetWorkerInfoResponse(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Its name."""
     incarnation: _builtins.str
@@ -121,6 +122,8 @@ class GetWorkerInfoResponse(_message.Message):
     """What InitDevice was told; empty before."""
     device: _builtins.str
     """The device, in words; empty before InitDevice."""
+    draining: _builtins.bool
+    """It was told to end: it takes no stream any more."""
     @_builtins.property
     def model(self) -> Global___LoadedModel:
         """What LoadModel told; absent before."""
@@ -141,10 +144,11 @@ class GetWorkerInfoResponse(_message.Message):
         device: _builtins.str = ...,
         model: Global___LoadedModel | None = ...,
         cache: Global___CacheInfo | None = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_version", b"api_version", "cache", b"cache", "configuration_digest", b"configuration_digest", "device", b"device", "epoch", b"epoch", "incarnation", b"incarnation", "model", b"model", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_version", b"api_version", "cache", b"cache", "configuration_digest", b"configuration_digest", "device", b"device", "draining", b"draining", "epoch", b"epoch", "incarnation", b"incarnation", "model", b"model", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -585,6 +589,8 @@ class ExecuteModelRequest(_message.Message):
     BLOCKS_TO_SWAP_IN_FIELD_NUMBER: _builtins.int
     BLOCKS_TO_COPY_FIELD_NUMBER: _builtins.int
     FINISHED_SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
+    INPUT_SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
+    INPUT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The relationship that this step belongs to."""
     step_id: _builtins.int
@@ -635,6 +641,16 @@ class ExecuteModelRequest(_message.Message):
     def finished_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Forget these; repeated or unknown ids are no error."""
 
+    @_builtins.property
+    def input_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids that the scheduler chose, where the worker did not: the sequences, each of them computed by this step with one
+        new token. A sequence with num_beam_candidates, and a child of one, has its next id from here, always.
+        """
+
+    @_builtins.property
+    def input_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids that the scheduler chose: the ids, appended to what is known of each of those sequences after the forks."""
+
     def __init__(
         self,
         *,
@@ -651,10 +667,12 @@ class ExecuteModelRequest(_message.Message):
         blocks_to_swap_in: Global___BlockPairs | None = ...,
         blocks_to_copy: Global___BlockPairs | None = ...,
         finished_sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
+        input_sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
+        input_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks_to_copy", b"blocks_to_copy", "blocks_to_swap_in", b"blocks_to_swap_in", "blocks_to_swap_out", b"blocks_to_swap_out"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["appended_block_ids", b"appended_block_ids", "appended_sequence_ids", b"appended_sequence_ids", "blocks_to_copy", b"blocks_to_copy", "blocks_to_swap_in", b"blocks_to_swap_in", "blocks_to_swap_out", b"blocks_to_swap_out", "epoch", b"epoch", "finished_sequence_ids", b"finished_sequence_ids", "forks", b"forks", "new_sequences", b"new_sequences", "num_new_tokens", b"num_new_tokens", "replaced_tables", b"replaced_tables", "sequence_ids", b"sequence_ids", "step_id", b"step_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["appended_block_ids", b"appended_block_ids", "appended_sequence_ids", b"appended_sequence_ids", "blocks_to_copy", b"blocks_to_copy", "blocks_to_swap_in", b"blocks_to_swap_in", "blocks_to_swap_out", b"blocks_to_swap_out", "epoch", b"epoch", "finished_sequence_ids", b"finished_sequence_ids", "forks", b"forks", "input_sequence_ids", b"input_sequence_ids", "input_token_ids", b"input_token_ids", "new_sequences", b"new_sequences", "num_new_tokens", b"num_new_tokens", "replaced_tables", b"replaced_tables", "sequence_ids", b"sequence_ids", "step_id", b"step_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -675,6 +693,7 @@ class NewSequence(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    NUM_BEAM_CANDIDATES_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
     """Unique within the epoch."""
     sequence_index: _builtins.int
@@ -685,6 +704,10 @@ class NewSequence(_message.Message):
     """How many of them have KV in the blocks of the table already."""
     min_tokens: _builtins.int
     """Stop tokens are masked before this many output tokens."""
+    num_beam_candidates: _builtins.int
+    """If not 0: nothing is sampled of this sequence; where one would be, its so many likeliest tokens are answered.
+    Its children have the same.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt, and what was generated so far."""
@@ -713,10 +736,11 @@ class NewSequence(_message.Message):
         sampling: _sampling_pb2.SamplingParams | None = ...,
         min_tokens: _builtins.int = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        num_beam_candidates: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "min_tokens", b"min_tokens", "num_computed_tokens", b"num_computed_tokens", "prompt_length", b"prompt_length", "sampling", b"sampling", "sequence_id", b"sequence_id", "sequence_index", b"sequence_index", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "min_tokens", b"min_tokens", "num_beam_candidates", b"num_beam_candidates", "num_computed_tokens", b"num_computed_tokens", "prompt_length", b"prompt_length", "sampling", b"sampling", "sequence_id", b"sequence_id", "sequence_index", b"sequence_index", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -830,10 +854,18 @@ class ExecuteModelResponse(_message.Message):
     FAILURES_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
     TIMES_FIELD_NUMBER: _builtins.int
+    LOGPROB_SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    BEAM_SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
+    BEAM_CANDIDATES_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """As asked."""
     step_id: _builtins.int
     """As asked."""
+    draining: _builtins.bool
+    """The worker was told to end. Steps after this one are not run; the scheduler closes the stream."""
     @_builtins.property
     def sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Sampled: the sequences, in the order of the request."""
@@ -858,6 +890,30 @@ class ExecuteModelResponse(_message.Message):
     def times(self) -> Global___StepTimes:
         """How long it took."""
 
+    @_builtins.property
+    def logprob_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of the sampled sequences, those that asked for log probabilities, in their order."""
+
+    @_builtins.property
+    def logprobs(self) -> _sampling_pb2.Logprobs:
+        """For each of them, one entry."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.PromptLogprobs]:
+        """Of prompts of which a piece was computed, where asked for."""
+
+    @_builtins.property
+    def beam_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Sequences with num_beam_candidates that computed the last id known of them, in the order of the request. They do
+        not stand in sequence_ids.
+        """
+
+    @_builtins.property
+    def beam_candidates(self) -> _sampling_pb2.Logprobs:
+        """For each of them one entry: its likeliest tokens with their log probabilities (log-softmax of the processed
+        logits), likeliest first, ties by the lower id. Without ranks.
+        """
+
     def __init__(
         self,
         *,
@@ -869,10 +925,16 @@ class ExecuteModelResponse(_message.Message):
         failures: _abc.Iterable[Global___SequenceFailure] | None = ...,
         refusal: _status_pb2_1.Status | None = ...,
         times: Global___StepTimes | None = ...,
+        logprob_sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
+        logprobs: _sampling_pb2.Logprobs | None = ...,
+        prompt_logprobs: _abc.Iterable[_sampling_pb2.PromptLogprobs] | None = ...,
+        beam_sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
+        beam_candidates: _sampling_pb2.Logprobs | None = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal", "times", b"times"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["beam_candidates", b"beam_candidates", "logprobs", b"logprobs", "refusal", b"refusal", "times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "failures", b"failures", "refusal", b"refusal", "sequence_ids", b"sequence_ids", "skipped_sequence_ids", b"skipped_sequence_ids", "step_id", b"step_id", "times", b"times", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beam_candidates", b"beam_candidates", "beam_sequence_ids", b"beam_sequence_ids", "draining", b"draining", "epoch", b"epoch", "failures", b"failures", "logprob_sequence_ids", b"logprob_sequence_ids", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "refusal", b"refusal", "sequence_ids", b"sequence_ids", "skipped_sequence_ids", b"skipped_sequence_ids", "step_id", b"step_id", "times", b"times", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

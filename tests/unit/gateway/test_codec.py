@@ -8,7 +8,7 @@ from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import BlockyardError, Reason, to_status
 from blockyard.inference.v1 import inference_pb2
 from blockyard.scheduler.v1 import scheduler_pb2
-from gateway import codec
+from gateway import codec, scheduler_codec
 from gateway.attachment import Abort, AbortReason, ModelFacts, Readiness, Submission
 from gateway.request import (
     Accepted,
@@ -32,7 +32,7 @@ SAMPLING = SamplingOptions(
     repetition_penalty=1.25,
     seed=2**64 - 1,
     logit_bias={3: -100.0, 4: 0.5},
-)
+, (3, 4), (), ((5,), (6, 7)), 2, 0)
 
 
 def test_an_empty_spec_is_a_silent_request() -> None:
@@ -115,39 +115,40 @@ def test_a_zero_that_was_sent_is_not_silence(field: str) -> None:
     ],
 )
 def test_events_are_written_field_by_field(event: Event, expected: dict[str, Any]) -> None:
-    message = codec.encode_event(event, 6).event
+    message = codec.encode_event(event, 6)
     assert message == inference_pb2.GenerationEvent(seq=6, **expected)
 
 
 def test_a_stop_token_with_id_0_is_told_and_an_end_token_is_not() -> None:
-    told = codec.encode_event(Finished(0, FinishReason.STOP, 0, 1, 0, 1, ""), 0).event.finished
+    told = codec.encode_event(Finished(0, FinishReason.STOP, 0, 1, 0, 1, ""), 0).finished
     assert told.matched_stop.WhichOneof("stop") == "stop_token_id"
-    end = codec.encode_event(Finished(0, FinishReason.STOP, None, 1, 0, 1, ""), 0).event.finished
+    end = codec.encode_event(Finished(0, FinishReason.STOP, None, 1, 0, 1, ""), 0).finished
     assert not end.HasField("matched_stop")
 
 
 @pytest.mark.parametrize("reason", list(FinishReason))
 def test_every_reason_has_a_number_and_comes_back(reason: FinishReason) -> None:
-    number = codec.encode_event(Finished(0, reason, None, 1, 0, 1, ""), 0).event.finished.reason
+    number = codec.encode_event(Finished(0, reason, None, 1, 0, 1, ""), 0).finished.reason
     message = scheduler_pb2.AttachResponse(finished_sequence_ids=[4], finish_reasons=[number])
-    assert codec.decode_progress(message).ended == [(4, reason)]
+    assert scheduler_codec.decode_progress(message).ended == [(4, reason)]
 
 
 def test_a_submission_is_written_with_every_sampling_field() -> None:
     submission = Submission("r", (1, 2), 2, SAMPLING, 9, 1, (0, 3))
-    message = codec.encode_submission(submission)
+    message = scheduler_codec.encode_submission(submission)
     assert (message.request_id, list(message.prompt_token_ids), message.n) == ("r", [1, 2], 2)
     assert (message.max_tokens, message.min_tokens, list(message.stop_token_ids)) == (9, 1, [0, 3])
     spec = inference_pb2.GenerationSpec(sampling=message.sampling)
     assert codec.decode_spec(spec).sampling == SAMPLING
     fields = {descriptor.name for descriptor, _ in message.sampling.ListFields()}
-    assert fields == set(sampling_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
+    # Bad words are token sequences by then.
+    assert fields == set(sampling_pb2.SamplingParams.DESCRIPTOR.fields_by_name) - {"bad_words"}
 
 
 def test_an_abort_names_a_sequence_only_if_it_is_one() -> None:
-    whole = codec.encode_abort(Abort("r"))
+    whole = scheduler_codec.encode_abort(Abort("r"))
     assert not whole.HasField("sequence_index") and whole.reason == scheduler_pb2.ABORT_REASON_CLIENT
-    first = codec.encode_abort(Abort("r", AbortReason.STOP_STRING, 0, 12))
+    first = scheduler_codec.encode_abort(Abort("r", AbortReason.STOP_STRING, 0, 12))
     assert first.HasField("sequence_index") and first.sequence_index == 0
     assert (first.reason, first.num_tokens) == (scheduler_pb2.ABORT_REASON_STOP_STRING, 12)
 
@@ -163,7 +164,7 @@ def test_progress_is_read_column_by_column() -> None:
         prefilled_sequence_ids=[5],
         num_cached_tokens=[16],
     )
-    progress = codec.decode_progress(message)
+    progress = scheduler_codec.decode_progress(message)
     assert progress.facts == ModelFacts("d", 9, 8, 4, "", False)
     assert progress.readiness == Readiness(True, "")
     assert progress.accepted == [("a", 2**40)]
@@ -176,14 +177,14 @@ def test_progress_is_read_column_by_column() -> None:
 
 def test_recoveries_pass_through() -> None:
     told = scheduler_pb2.RequestRecovered(request_id="a", cause="lost", num_replayed_tokens=7, exact=True)
-    [recovery] = codec.decode_progress(scheduler_pb2.AttachResponse(recovered=[told])).recovered
+    [recovery] = scheduler_codec.decode_progress(scheduler_pb2.AttachResponse(recovered=[told])).recovered
     assert recovery == ("a", "lost", 7, True)
-    event = codec.encode_event(Recovered("lost", 7, True), 3).event
+    event = codec.encode_event(Recovered("lost", 7, True), 3)
     assert event == inference_pb2.GenerationEvent(
         seq=3, recovered=inference_pb2.Recovered(cause="lost", num_replayed_tokens=7, exact=True)
     )
 
 
 def test_a_step_without_news_has_neither_facts_nor_readiness() -> None:
-    progress = codec.decode_progress(scheduler_pb2.AttachResponse(sequence_ids=[1], token_ids=[2]))
+    progress = scheduler_codec.decode_progress(scheduler_pb2.AttachResponse(sequence_ids=[1], token_ids=[2]))
     assert progress.facts is None and progress.readiness is None
