@@ -32,7 +32,11 @@ SAMPLING = SamplingOptions(
     repetition_penalty=1.25,
     seed=2**64 - 1,
     logit_bias={3: -100.0, 4: 0.5},
-, (3, 4), (), ((5,), (6, 7)), 2, 0)
+    allowed_token_ids=(3, 4),
+    bad_token_sequences=((5,), (6, 7)),
+    logprobs=2,
+    prompt_logprobs=0,
+)
 
 
 def test_an_empty_spec_is_a_silent_request() -> None:
