@@ -35,7 +35,7 @@ from blockyard.common.v1 import sampling_pb2
 from blockyard.rpc import internal_channel
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from blockyard.worker.v1 import worker_pb2
-from scheduler_service import codec
+from scheduler_service import codec, gateway_codec
 from scheduler_service.core.output import GroupSpec, NewSequence, OwnerUpdate, SchedulerOutput, StepResult
 from tests.kit.fake_worker import Device, seed_of_payload
 from tests.kit.token_rows import TokenRows
@@ -200,7 +200,7 @@ def measure_codec() -> dict[str, float]:
     _, steady = make_steps()
     result = StepResult(2, steady.sequence_ids, tuple(i * 37 % VOCAB_SIZE for i in steady.sequence_ids))
     answer = encode_result(result, 1, 0.001).SerializeToString()
-    update = codec.Outgoing(update=OwnerUpdate(list(result.sequence_ids), list(result.token_ids)))
+    update = gateway_codec.Outgoing(update=OwnerUpdate(list(result.sequence_ids), list(result.token_ids)))
     decode = worker_pb2.ExecuteModelResponse.FromString
 
     def decode_whole(message: worker_pb2.ExecuteModelResponse) -> tuple[StepResult, float]:
@@ -209,7 +209,7 @@ def measure_codec() -> dict[str, float]:
     return {
         "encode_step_us": microseconds(lambda: codec.encode_step(steady, 1).SerializeToString()),
         "decode_answer_us": microseconds(lambda: decode_whole(decode(answer))),
-        "encode_update_us": microseconds(lambda: codec.encode_outgoing(update).SerializeToString()),
+        "encode_update_us": microseconds(lambda: gateway_codec.encode_outgoing(update).SerializeToString()),
     }
 
 

@@ -9,13 +9,13 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
-from scheduler_service.codec import Outgoing
+from scheduler_service.gateway_codec import Outgoing
 
 if TYPE_CHECKING:
     from blockyard.errors import BlockyardError
-    from scheduler_service.codec import Recovery
     from scheduler_service.core.output import OwnerUpdate
     from scheduler_service.facts import ModelFacts, Readiness
+    from scheduler_service.gateway_codec import Recovery
 
 
 class Attachment:

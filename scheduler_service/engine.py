@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
 from scheduler_service.attachment import Attachment
-from scheduler_service.codec import Recovery
 from scheduler_service.core.scheduler import DuplicateRequest, NeverFits, Scheduler, SchedulerConfig, StepMismatch
 from scheduler_service.deadline import StepDeadline
 from scheduler_service.deaths import Deaths
 from scheduler_service.facts import Readiness
+from scheduler_service.gateway_codec import Recovery
 from scheduler_service.pace import MAX_STEPS_IN_FLIGHT, Pace
 from scheduler_service.refusals import Refusals, named_sequences
 from scheduler_service.replica import Replica
@@ -26,10 +26,10 @@ from scheduler_service.watch import StepsInFlight
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from scheduler_service.codec import Abort
     from scheduler_service.config import SchedulerConfiguration
     from scheduler_service.core.output import GroupSpec, OwnerUpdate, SchedulerOutput, SchedulerStats, StepResult
     from scheduler_service.facts import CacheInfo, ModelFacts
+    from scheduler_service.gateway_codec import Abort
     from scheduler_service.worker_link import StepStream, WorkerLink
 
 log = EventLogger(__name__)

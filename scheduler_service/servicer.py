@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from blockyard.telemetry import EventLogger
-from scheduler_service import codec
+from scheduler_service import gateway_codec as codec
 from scheduler_service.status import encode_status
 
 if TYPE_CHECKING:

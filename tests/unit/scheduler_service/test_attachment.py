@@ -6,9 +6,9 @@ import pytest
 
 from blockyard.errors import BlockyardError, Reason
 from scheduler_service.attachment import Attachment
-from scheduler_service.codec import Recovery
 from scheduler_service.core.output import FinishedSequence, FinishReason, OwnerUpdate
 from scheduler_service.facts import ModelFacts, Readiness
+from scheduler_service.gateway_codec import Recovery
 
 FACTS = ModelFacts("digest", 100, 64, 16, "id", True)
 

@@ -9,7 +9,7 @@ from blockyard.common.v1 import sampling_pb2, status_pb2
 from blockyard.errors import BlockyardError, Reason, from_status, to_status
 from blockyard.scheduler.v1 import scheduler_pb2
 from blockyard.worker.v1 import worker_pb2
-from scheduler_service import codec
+from scheduler_service import codec, gateway_codec
 from scheduler_service.core.output import (
     BlockPair,
     FinishedSequence,
@@ -108,7 +108,7 @@ def test_a_refusal_is_raised_as_the_worker_told_it() -> None:
 def test_sampling_parameters_travel_unread() -> None:
     sampling = sampling_pb2.SamplingParams(temperature=0.7, top_k=5, seed=9, logit_bias={3: -1.0})
     add = scheduler_pb2.AddRequest(request_id="a", prompt_token_ids=[1, 2], n=1, sampling=sampling, max_tokens=4)
-    spec = codec.decode_add(add, "owner")
+    spec = gateway_codec.decode_add(add, "owner")
     new = NewSequence(1, 0, (1, 2), 2, 0, (1,), spec)
     message = codec.encode_step(SchedulerOutput(1, (new,)), 1)
     assert message.new_sequences[0].sampling == sampling
@@ -118,12 +118,12 @@ def test_a_request_is_decoded_whole() -> None:
     add = scheduler_pb2.AddRequest(
         request_id="a", prompt_token_ids=[5, 6], n=3, max_tokens=4, min_tokens=2, stop_token_ids=[7, 8]
     )
-    assert codec.decode_add(add, "o") == GroupSpec("a", "o", (5, 6), 3, 4, 2, frozenset({7, 8}), b"")
+    assert gateway_codec.decode_add(add, "o") == GroupSpec("a", "o", (5, 6), 3, 4, 2, frozenset({7, 8}), b"")
 
 
 def test_what_no_gateway_should_send_is_told_at_once() -> None:
     with pytest.raises(BlockyardError) as caught:
-        codec.decode_add(scheduler_pb2.AddRequest(request_id="a", n=1), "o")
+        gateway_codec.decode_add(scheduler_pb2.AddRequest(request_id="a", n=1), "o")
     assert caught.value.reason is Reason.FIELD_INVALID
     assert [violation.field for violation in caught.value.violations] == ["prompt_token_ids", "max_tokens"]
 
@@ -131,19 +131,19 @@ def test_what_no_gateway_should_send_is_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("message", "abort"),
     [
-        (scheduler_pb2.AbortRequest(request_id="a"), codec.Abort("a", None, FinishReason.ABORT)),
+        (scheduler_pb2.AbortRequest(request_id="a"), gateway_codec.Abort("a", None, FinishReason.ABORT)),
         (
             scheduler_pb2.AbortRequest(request_id="a", sequence_index=0, reason=scheduler_pb2.ABORT_REASON_CLIENT),
-            codec.Abort("a", 0, FinishReason.ABORT),
+            gateway_codec.Abort("a", 0, FinishReason.ABORT),
         ),
         (
             scheduler_pb2.AbortRequest(request_id="a", sequence_index=2, reason=scheduler_pb2.ABORT_REASON_STOP_STRING),
-            codec.Abort("a", 2, FinishReason.STOP),
+            gateway_codec.Abort("a", 2, FinishReason.STOP),
         ),
     ],
 )
-def test_aborts(message: scheduler_pb2.AbortRequest, abort: codec.Abort) -> None:
-    assert codec.decode_abort(message) == abort
+def test_aborts(message: scheduler_pb2.AbortRequest, abort: gateway_codec.Abort) -> None:
+    assert gateway_codec.decode_abort(message) == abort
 
 
 def test_what_a_gateway_is_told() -> None:
@@ -155,9 +155,9 @@ def test_what_a_gateway_is_told() -> None:
     )
     facts = ModelFacts("digest", 100, 64, 16, "id", True)
     error = BlockyardError(Reason.NEVER_FITS, "too long")
-    recovered = [codec.Recovery("c", "lost", 9, True)]
-    outgoing = codec.Outgoing(facts, Readiness(True), [("a", 4)], [("b", error)], update, recovered)
-    message = codec.encode_outgoing(outgoing)
+    recovered = [gateway_codec.Recovery("c", "lost", 9, True)]
+    outgoing = gateway_codec.Outgoing(facts, Readiness(True), [("a", 4)], [("b", error)], update, recovered)
+    message = gateway_codec.encode_outgoing(outgoing)
     assert message == scheduler_pb2.AttachResponse(
         facts=scheduler_pb2.ModelFacts(
             model_digest="digest",
@@ -182,11 +182,11 @@ def test_what_a_gateway_is_told() -> None:
 
 
 def test_nothing_is_told_as_nothing() -> None:
-    assert codec.encode_outgoing(codec.Outgoing()).ByteSize() == 0
+    assert gateway_codec.encode_outgoing(gateway_codec.Outgoing()).ByteSize() == 0
 
 
 def test_not_ready_is_told_although_it_is_the_default() -> None:
-    message = codec.encode_outgoing(codec.Outgoing(readiness=Readiness(False)))
+    message = gateway_codec.encode_outgoing(gateway_codec.Outgoing(readiness=Readiness(False)))
     assert message.HasField("readiness")
 
 
