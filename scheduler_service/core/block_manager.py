@@ -82,7 +82,7 @@ class BlockManager:
     def _find_prefix(self, sequence: Sequence) -> list[int]:
         """The cached blocks with which it begins."""
         hits: list[int] = []
-        if not self._caches:
+        if not self._caches or sequence.group.spec.computes_prompt:
             return hits
         for place in range(len(sequence.token_ids) // self.block_size):
             block = self.device.find(self._hash(sequence, place))
@@ -90,6 +90,10 @@ class BlockManager:
                 break
             hits.append(block)
         return hits
+
+    def count_cached_tokens(self, sequence: Sequence) -> int:
+        """How many of its first tokens are found by hash."""
+        return len(self._find_prefix(sequence)) * self.block_size
 
     def _count_needed(self, hits: list[int], num_blocks: int) -> int:
         """Free blocks that taking these hits and the rest costs, and the copy if nothing is left to compute."""

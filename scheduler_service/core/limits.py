@@ -74,3 +74,41 @@ class SchedulerConfig:
         if num_tokens > self.max_tokens:
             raise NeverFits(num_tokens, self.max_tokens)
         return max_length
+
+
+class Room:
+    """What a scheduler could admit now: tokens of the next step, rows, blocks. Filled by `take`.
+
+    Who does not fit is stuck, and those behind may pass it. More than `MAX_STUCK` are not taken in: what waits
+    elsewhere is still free to go anywhere, and in any order.
+    """
+
+    MAX_STUCK = 1
+
+    __slots__ = ("_block_size", "num_blocks", "num_rows", "num_stuck", "num_tokens")
+
+    def __init__(self, num_tokens: int, num_rows: int, num_blocks: int, block_size: int) -> None:
+        self.num_tokens = num_tokens
+        self.num_rows = num_rows
+        self.num_blocks = num_blocks
+        self.num_stuck = 0
+        self._block_size = block_size
+
+    def fits(self, num_tokens: int, num_rows: int) -> bool:
+        """Whether a request with so long a prompt would be admitted in the next step."""
+        has_blocks = -(-num_tokens // self._block_size) + num_rows <= self.num_blocks
+        return self.num_tokens > 0 and num_rows <= self.num_rows and has_blocks
+
+    def takes(self, num_tokens: int, num_rows: int) -> bool:
+        """Whether it should come: it fits, or it is the one that may wait for its blocks here."""
+        may_wait = self.num_stuck < self.MAX_STUCK and self.num_tokens > 0 and self.num_rows > 0
+        return may_wait or self.fits(num_tokens, num_rows)
+
+    def take(self, num_tokens: int, num_rows: int) -> None:
+        """It came."""
+        if not self.fits(num_tokens, num_rows):
+            self.num_stuck += 1
+            return
+        self.num_tokens -= num_tokens
+        self.num_rows -= num_rows
+        self.num_blocks -= -(-num_tokens // self._block_size) + num_rows

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class FinishReason(Enum):
@@ -21,6 +24,7 @@ class GroupSpec:
     """A request, validated: `n` sequences that share a prompt.
 
     `owner` is whoever is told of its tokens (a gateway); `payload` travels unread to the worker (sampling parameters).
+    `computes_prompt`: all of the prompt is computed, whatever is cached of it, since its log probabilities are wanted.
     """
 
     request_id: str
@@ -31,6 +35,7 @@ class GroupSpec:
     min_tokens: int
     stop_token_ids: frozenset[int]
     payload: Any = None
+    computes_prompt: bool = False
 
 
 class BlockPair(NamedTuple):
@@ -83,13 +88,19 @@ class SchedulerOutput:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The worker's answer: sampled ids in columns, rows that were no-ops, rows that failed alone (id, message)."""
+    """The worker's answer: sampled ids in columns, rows that were no-ops, rows that failed alone (id, message).
+
+    `logprobs`: what is told with the token of a sequence; `prompt_logprobs`: what is told of a sequence's prompt. The
+    core passes both on, unread.
+    """
 
     step_id: int
     sequence_ids: tuple[int, ...] = ()
     token_ids: tuple[int, ...] = ()
     skipped_sequence_ids: tuple[int, ...] = ()
     failures: tuple[tuple[int, str], ...] = ()
+    logprobs: Mapping[int, Any] | None = None
+    prompt_logprobs: tuple[tuple[int, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +117,8 @@ class OwnerUpdate:
     """What one owner is told after a step: columns of tokens in order, then what ended and what was prefilled.
 
     `prefilled`: (the group's first sequence id, the prompt's tokens found in the prefix cache), once for each group.
-    `failed`: (request_id, message) of groups that cannot go on. `recovered`: (request_id, tokens to compute once more)
-    of groups that lost their worker.
+    `failed`: (request_id, message) of groups that cannot go on. `logprobs`: (sequence id, what is told with its token),
+    for the tokens that have some, in their order. `prompt_logprobs`: (sequence id, what is told of its prompt).
     """
 
     sequence_ids: list[int] = field(default_factory=list[int])
@@ -115,7 +126,8 @@ class OwnerUpdate:
     finished: list[FinishedSequence] = field(default_factory=list[FinishedSequence])
     prefilled: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     failed: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    recovered: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    logprobs: list[tuple[int, Any]] = field(default_factory=list[tuple[int, Any]])
+    prompt_logprobs: list[tuple[int, Any]] = field(default_factory=list[tuple[int, Any]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,5 +152,3 @@ class SchedulerStats:
     num_prompt_tokens_total: int
     num_completion_tokens_total: int
     num_stalls_total: int = 0
-    num_recoveries_total: int = 0
-    num_replayed_tokens_total: int = 0

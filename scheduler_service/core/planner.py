@@ -159,7 +159,7 @@ class Planner:
         group = sequence.group
         sequence.is_prefilling = False
         self._queues.prefilling.remove(sequence)
-        if len(sequence.token_ids) == group.prompt_length:
+        if not group.num_outputs:
             step.completed.append(group)
         if group.unforked:
             self._fork(sequence, group.unforked, step)

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scheduler_service.core import integrity, recovery
 from scheduler_service.core.block_manager import BlockManager
-from scheduler_service.core.limits import DuplicateRequest, NeverFits, SchedulerConfig, StepMismatch
+from scheduler_service.core.limits import DuplicateRequest, NeverFits, Room, SchedulerConfig, StepMismatch
 from scheduler_service.core.output import FinishedSequence, FinishReason, OwnerUpdate, SchedulerStats
 from scheduler_service.core.planner import Planner, StepLimits
 from scheduler_service.core.policy import Queues
+from scheduler_service.core.recovery import Suspects
 from scheduler_service.core.sequence import Group, Sequence, SequenceStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from scheduler_service.core.output import GroupSpec, SchedulerOutput, StepResult
+    from scheduler_service.core.recovery import Evacuated
     from scheduler_service.core.step import StepBuilder, StepInFlight
 
 __all__ = ["DuplicateRequest", "NeverFits", "Scheduler", "SchedulerConfig", "StepMismatch"]
@@ -38,14 +40,12 @@ class Totals:
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
     num_stalls: int = 0
-    num_recoveries: int = 0
-    num_replayed_tokens: int = 0
 
 
 class Scheduler:
     """Continuous batching over a paged cache: one object for each replica. Not for several threads."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, suspects: Suspects | None = None) -> None:
         self.config = config
         self._blocks = BlockManager(
             config.block_size,
@@ -59,6 +59,8 @@ class Scheduler:
             config.max_num_batched_tokens, config.max_prefill_chunk, swaps=config.preemption_mode != "recompute"
         )
         self._planner = Planner(limits, self._queues, self._blocks)
+        self._planner.suspects = suspects or Suspects()
+        self._ended_groups: list[Group] = []
         self._groups: dict[str, Group] = {}
         self._in_flight: deque[StepInFlight] = deque()
         self._ended_ids: list[int] = []  # the worker knows them and must forget them
@@ -83,44 +85,89 @@ class Scheduler:
         max_length = self.config.find_max_length(len(spec.prompt_token_ids), spec.max_tokens)
         group = Group(spec, self._next_sequence_id, max_length, now)
         self._next_sequence_id += spec.n
-        self._groups[spec.request_id] = group
-        self._queues.waiting.push(group.sequences[0])
-        self._note_change()
+        self.adopt([group])
         return group.sequences[0].sequence_id
 
+    def adopt(self, groups: Iterable[Group]) -> dict[str, OwnerUpdate]:
+        """Let requests wait here, behind those that do: new ones, or such as another scheduler gave up.
+
+        Returns what their owners must be told at once: sequences that are as long as they may become here finish, and
+        requests that never fit fail.
+        """
+        updates: dict[str, OwnerUpdate] = {}
+        for group in groups:
+            self._groups[group.spec.request_id] = group
+            for sequence in group.live:
+                if sequence not in group.unforked:
+                    self._queues.waiting.push(sequence)
+            self._fit(group, updates)
+        self._note_change()
+        return updates
+
+    def evacuate(self) -> list[Evacuated]:
+        """The worker is lost: give everything up, in order of precedence, to be adopted here or elsewhere.
+
+        Whatever is not answered did not happen, no block is held, and steps count from 1 again.
+        """
+        evacuated = recovery.give_up(self._queues)
+        self._groups.clear()
+        self._blocks.reset()
+        self._in_flight.clear()
+        self._ended_ids = []
+        self._next_step_id = 1
+        self._num_stalls = 0
+        self._note_change()
+        return evacuated
+
+    def succeed(self, predecessor: Scheduler) -> None:
+        """Count on where a scheduler with other pools stopped."""
+        self._next_sequence_id = predecessor._next_sequence_id
+        self._totals = predecessor._totals
+        self._planner.num_preemptions_total = predecessor._planner.num_preemptions_total
+        self._planner.num_pieces_total = predecessor._planner.num_pieces_total
+
     def abort(
-        self, request_id: str, sequence_index: int | None = None, reason: FinishReason = FinishReason.ABORT
+        self,
+        request_id: str,
+        sequence_index: int | None = None,
+        reason: FinishReason = FinishReason.ABORT,
+        num_tokens: int | None = None,
     ) -> bool:
         """End a request, or one of its sequences, in any state. False if there is nothing to end.
 
-        Nobody is told, for whoever aborts knows; so `reason` (STOP: a stop string matched) changes nothing here.
+        Nobody is told, for whoever aborts knows. `reason`: STOP for a stop string. Of the tokens generated the first
+        `num_tokens` count; None: all.
         """
         group = self._groups.get(request_id)
         if group is None:
             return False
         chosen = group.sequences if sequence_index is None else group.sequences[sequence_index : sequence_index + 1]
         live = [sequence for sequence in chosen if sequence.status is not SequenceStatus.FINISHED]
-        self._end(group, live)
+        self._end(group, live, reason)
+        if num_tokens is not None:
+            for sequence in live:
+                del sequence.token_ids[group.prompt_length + num_tokens :]
+                del sequence.logprobs[num_tokens:]
         self._note_change()
         return bool(live)
-
-    def abort_owner(self, owner: str) -> int:
-        """End all requests of an owner that is gone. Returns how many they were."""
-        request_ids = [request_id for request_id, group in self._groups.items() if group.spec.owner == owner]
-        for request_id in request_ids:
-            self.abort(request_id)
-        return len(request_ids)
 
     def has_unfinished(self) -> bool:
         """Whether any request is live."""
         return bool(self._groups)
 
-    def _end(self, group: Group, sequences: Iterable[Sequence]) -> None:
+    def take_ended(self) -> list[Group]:
+        """The requests that ended since the last call, whatever they ended by."""
+        ended, self._ended_groups = self._ended_groups, []
+        return ended
+
+    def _end(self, group: Group, sequences: Iterable[Sequence], reason: FinishReason = FinishReason.ABORT) -> None:
         """End these live sequences of a group: in order, children that are not forked first."""
         for sequence in sorted(sequences, key=lambda sequence: sequence not in group.unforked):
             self._end_one(sequence)
+            sequence.finish_reason = reason
         if group.is_finished:
             del self._groups[group.spec.request_id]
+            self._ended_groups.append(group)
 
     def _end_one(self, sequence: Sequence) -> None:
         group = sequence.group
@@ -194,6 +241,10 @@ class Scheduler:
         for sequence, num_computed in step.pieces:
             self._commit_piece(sequence, num_computed)
         self._take_tokens(sampled, result.token_ids, updates)
+        if result.logprobs:
+            self._take_logprobs(sampled, result.logprobs, updates)
+        for sequence_id, told in result.prompt_logprobs:
+            self._take_prompt_logprobs(step, sequence_id, told, updates)
         self._fail_sequences(step, result, updates)
         self._note_change()
         return updates
@@ -246,9 +297,28 @@ class Scheduler:
                 self._finish(sequence, FinishReason.LENGTH, update)
         self._totals.num_completion_tokens += num_taken
 
+    def _take_logprobs(
+        self, sampled: list[Sequence], logprobs: Mapping[int, Any], updates: dict[str, OwnerUpdate]
+    ) -> None:
+        for sequence in sampled:
+            told = logprobs.get(sequence.sequence_id)
+            # One that had ended before got no token.
+            if told is not None and len(sequence.logprobs) < len(sequence.token_ids) - sequence.group.prompt_length:
+                sequence.logprobs.append(told)
+                updates[sequence.owner].logprobs.append((sequence.sequence_id, told))
+
+    def _take_prompt_logprobs(
+        self, step: StepInFlight, sequence_id: int, told: Any, updates: dict[str, OwnerUpdate]
+    ) -> None:
+        for sequence in [*step.sampled, *(sequence for sequence, _ in step.pieces)]:
+            if sequence.sequence_id == sequence_id and not sequence.group.is_finished:
+                sequence.group.prompt_logprobs.append(told)
+                first = sequence.group.sequences[0].sequence_id
+                updates.setdefault(sequence.owner, OwnerUpdate()).prompt_logprobs.append((first, told))
+
     def _finish(self, sequence: Sequence, reason: FinishReason, update: OwnerUpdate, message: str = "") -> None:
         update.finished.append(FinishedSequence(sequence.sequence_id, reason, message))
-        self._end(sequence.group, [sequence])
+        self._end(sequence.group, [sequence], reason)
 
     def _fail_sequences(self, step: StepInFlight, result: StepResult, updates: dict[str, OwnerUpdate]) -> None:
         """End those that failed alone, and with a leader the children that were to be forked from it."""
@@ -268,53 +338,15 @@ class Scheduler:
 
     # What goes wrong
 
-    def recover(self, suspects: Iterable[str] = ()) -> dict[str, OwnerUpdate]:
-        """The worker is lost: whatever is not answered did not happen, no block is held, and steps count from 1 again.
-
-        All live sequences wait in order of precedence, to be prefilled with their prompt and their output; of the
-        requests in `suspects` one at a time, until it gives a token. Returns which requests lost how much.
-        """
-        updates = recovery.count_replayed(self._groups.values())
-        recovery.requeue(self._queues)
-        self._planner.suspects.replace(self._groups[name] for name in suspects if name in self._groups)
-        self._blocks.reset()
-        self._in_flight.clear()
-        self._ended_ids = []
-        self._next_step_id = 1
-        self._num_stalls = 0
-        self._totals.num_recoveries += 1
-        self._totals.num_replayed_tokens += sum(n for update in updates.values() for _, n in update.recovered)
-        self._note_change()
-        return updates
-
-    def take_over(self, predecessor: Scheduler) -> dict[str, OwnerUpdate]:
-        """Go on, in these pools, with the requests of a scheduler that has just recovered: it must not be used again.
-
-        Sequences that are as long as they may become here finish, and requests that never fit fail.
-        """
-        self._next_sequence_id = predecessor._next_sequence_id
-        self._totals = predecessor._totals
-        self._planner.num_preemptions_total = predecessor._planner.num_preemptions_total
-        self._planner.num_pieces_total = predecessor._planner.num_pieces_total
-        self._planner.suspects = predecessor._planner.suspects
-        self._groups = predecessor._groups
-        for sequence in predecessor._queues.waiting:
-            self._queues.waiting.push(sequence)
-        updates: dict[str, OwnerUpdate] = {}
-        for group in list(self._groups.values()):
-            self._fit(group, updates.setdefault(group.spec.owner, OwnerUpdate()))
-        self._note_change()
-        return updates
-
-    def _fit(self, group: Group, update: OwnerUpdate) -> None:
+    def _fit(self, group: Group, updates: dict[str, OwnerUpdate]) -> None:
         try:
             too_long = recovery.fit(group, self.config)
         except NeverFits as error:
-            update.failed.append((group.spec.request_id, str(error)))
-            self._end(group, [s for s in group.sequences if s.status is not SequenceStatus.FINISHED])
+            updates.setdefault(group.spec.owner, OwnerUpdate()).failed.append((group.spec.request_id, str(error)))
+            self._end(group, group.live)
             return
         for sequence in too_long:
-            self._finish(sequence, FinishReason.LENGTH, update)
+            self._finish(sequence, FinishReason.LENGTH, updates.setdefault(sequence.owner, OwnerUpdate()))
 
     def fail(self, request_ids: Iterable[str], message: str) -> dict[str, OwnerUpdate]:
         """End requests with an error that their owners are told."""
@@ -325,18 +357,33 @@ class Scheduler:
                 self.abort(request_id)
         return updates
 
-    def arrivals(self) -> dict[str, float]:
-        """When each live request came, by the clock of `add`."""
-        return {request_id: group.arrived_at for request_id, group in self._groups.items()}
-
     def count_outputs(self, sequence_ids: Iterable[int]) -> dict[str, int]:
         """The live requests that these sequences belong to, and how many tokens each of them has generated."""
         wanted = set(sequence_ids)
         return {
-            request_id: sum(max(len(sequence.token_ids) - group.prompt_length, 0) for sequence in group.sequences)
+            request_id: group.num_outputs
             for request_id, group in self._groups.items()
             if any(sequence.sequence_id in wanted for sequence in group.sequences)
         }
+
+    # Room for more
+
+    def find_room(self) -> Room:
+        """What could be admitted beside what waits here already."""
+        free = self._blocks.device.num_free - self._blocks.num_watermark - self._queues.num_running
+        room = Room(
+            self.config.max_num_batched_tokens,
+            self._queues.max_rows - self._queues.num_rows,
+            free,
+            self.config.block_size,
+        )
+        for sequence in self._queues.waiting:
+            room.take(len(sequence.token_ids), sequence.group.num_rows)
+        return room
+
+    def count_cached_tokens(self, group: Group) -> int:
+        """How much of a request's prompt is found in the prefix cache here."""
+        return self._blocks.count_cached_tokens(group.leader)
 
     # What operators see
 
@@ -362,8 +409,6 @@ class Scheduler:
             num_prompt_tokens_total=totals.num_prompt_tokens,
             num_completion_tokens_total=totals.num_completion_tokens,
             num_stalls_total=totals.num_stalls,
-            num_recoveries_total=totals.num_recoveries,
-            num_replayed_tokens_total=totals.num_replayed_tokens,
         )
 
     def check_integrity(self) -> None:

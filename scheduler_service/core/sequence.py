@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scheduler_service.core.output import GroupSpec
+    from collections.abc import Sequence as Many
+
+    from scheduler_service.core.output import FinishReason, GroupSpec
 
 
 class SequenceStatus(Enum):
@@ -36,12 +39,14 @@ class Sequence:
     __slots__ = (
         "block_hashes",
         "block_ids",
+        "finish_reason",
         "group",
         "grow_at",
         "host_blocks",
         "is_known",
         "is_prefilling",
         "last_step_id",
+        "logprobs",
         "max_length",
         "num_computed",
         "num_scheduled",
@@ -64,7 +69,9 @@ class Sequence:
         self.stop_from = group.prompt_length + group.spec.min_tokens  # the first place that a stop token can take
         self.stop_token_ids = group.spec.stop_token_ids
         self.status = SequenceStatus.WAITING
+        self.finish_reason: FinishReason | None = None  # why it ended, once it has
         self.token_ids: list[int] = []
+        self.logprobs: list[Any] = []  # what was told with its tokens, if anything
         self.is_prefilling = True
         self.num_scheduled = 0
         self.num_computed = 0
@@ -75,6 +82,11 @@ class Sequence:
         self.grow_at = 0  # with so many tokens scheduled, a decode needs a block: for its slot, or to stop sharing
         self.block_hashes: list[bytes] = []  # of its full blocks, as far as they were needed
         self.publish_at = 0  # with so many tokens computed, another block is full
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """What was generated."""
+        return self.token_ids[self.group.prompt_length :]
 
     def __repr__(self) -> str:
         return f"<sequence {self.sequence_id} {self.status.name} {self.num_scheduled}/{len(self.token_ids)}>"
@@ -87,16 +99,58 @@ class Group:
     *leader*.
     """
 
-    __slots__ = ("arrived_at", "max_length", "num_cached_tokens", "sequences", "spec", "unforked")
+    __slots__ = (
+        "arrived_at",
+        "max_length",
+        "num_cached_tokens",
+        "prompt_logprobs",
+        "sequences",
+        "spec",
+        "unforked",
+    )
 
     def __init__(self, spec: GroupSpec, first_sequence_id: int, max_length: int, arrived_at: float) -> None:
         self.spec = spec
         self.max_length = max_length
         self.arrived_at = arrived_at
         self.num_cached_tokens = 0
+        self.prompt_logprobs: list[Any] = []
         self.sequences = [Sequence(first_sequence_id + index, index, self) for index in range(spec.n)]
         self.sequences[0].token_ids = list(spec.prompt_token_ids)
         self.unforked = self.sequences[1:]
+
+    def continue_from(self, outputs: Many[Many[int]], ended: Many[FinishReason | None]) -> None:
+        """Let a new request be where it was elsewhere: by index the tokens of each sequence and why it ended, if so."""
+        for sequence, token_ids, reason in zip(self.sequences, outputs, ended, strict=True):
+            sequence.finish_reason = reason
+            sequence.status = SequenceStatus.FINISHED if reason else SequenceStatus.WAITING
+            sequence.token_ids = [*self.spec.prompt_token_ids, *token_ids]
+        self.lead_anew()
+
+    def lead_anew(self) -> None:
+        """Nothing of it is computed: choose who prefills the prompt, and who is forked then.
+
+        Once a sequence has output, it and the others are prefilled each by itself: nobody's logits are theirs too.
+        """
+        self.unforked = [] if self.num_outputs else self.live[1:]
+        for sequence in self.unforked:
+            sequence.token_ids = []
+
+    def reassign(self, owner: str) -> None:
+        """Somebody else is told of its tokens from now on."""
+        self.spec = replace(self.spec, owner=owner)
+        for sequence in self.sequences:
+            sequence.owner = owner
+
+    @property
+    def live(self) -> list[Sequence]:
+        """Its sequences that have not ended."""
+        return [sequence for sequence in self.sequences if sequence.status is not SequenceStatus.FINISHED]
+
+    @property
+    def num_outputs(self) -> int:
+        """Tokens generated, of all sequences."""
+        return sum(max(len(sequence.token_ids) - self.prompt_length, 0) for sequence in self.sequences)
 
     @property
     def prompt_length(self) -> int:

@@ -121,20 +121,33 @@ class Bench:
                 self.prefilled[request_id] = num_cached_tokens
             self.failed.update(update.failed)
 
-    def lose_worker(self, suspects: Iterable[str] = ()) -> dict[str, OwnerUpdate]:
-        """The worker dies with all that it has not answered, maybe of one of these requests; another one is there."""
-        self.in_flight.clear()
-        self.worker = _worker_of(self.config)
-        return self.scheduler.recover(suspects)
+    def lose_worker(self, suspects: Iterable[str] = ()) -> list[tuple[str, int]]:
+        """The worker dies with all that it has not answered, maybe of one of these requests; another one is there.
+
+        Returns which requests lost how many tokens.
+        """
+        return self._move(self.scheduler, suspects)[0]
 
     def change_worker(self, config: SchedulerConfig) -> dict[str, OwnerUpdate]:
         """The same, but the other one has other pools."""
-        self.lose_worker()
-        self.config, predecessor = config, self.scheduler
-        self.worker, self.scheduler = _worker_of(config), Scheduler(config)
-        updates = self.scheduler.take_over(predecessor)
+        self.config = config
+        scheduler = Scheduler(config)
+        scheduler.succeed(self.scheduler)
+        return self._move(scheduler)[1]
+
+    def _move(
+        self, successor: Scheduler, suspects: Iterable[str] = ()
+    ) -> tuple[list[tuple[str, int]], dict[str, OwnerUpdate]]:
+        self.in_flight.clear()
+        self.worker = _worker_of(self.config)
+        evacuated = self.scheduler.evacuate()
+        self.scheduler.check_integrity()
+        self.scheduler = successor
+        wanted = set(suspects)
+        successor._planner.suspects.replace(group for group, _ in evacuated if group.spec.request_id in wanted)
+        updates = successor.adopt(group for group, _ in evacuated)
         self.note(updates)
-        return updates
+        return [(group.spec.request_id, lost) for group, lost in evacuated if lost], updates
 
     def step(self) -> SchedulerOutput:
         """One step, with its answer."""

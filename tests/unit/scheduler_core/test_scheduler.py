@@ -268,18 +268,6 @@ def test_an_abort_in_flight_is_told_to_the_worker_and_not_to_the_owner() -> None
     bench.check_done()
 
 
-def test_an_owner_that_is_gone() -> None:
-    bench = Bench()
-    for name in "abc":
-        bench.add(make_spec(name, owner="gone" if name != "b" else "here"))
-    bench.send()
-    assert bench.scheduler.abort_owner("gone") == 2
-    assert bench.scheduler.abort_owner("gone") == 0
-    bench.run()
-    assert set(bench.finished) == {("b", 0)}
-    bench.check_tokens()
-
-
 # Answers
 
 
