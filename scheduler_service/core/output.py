@@ -25,6 +25,7 @@ class GroupSpec:
 
     `owner` is whoever is told of its tokens (a gateway); `payload` travels unread to the worker (sampling parameters).
     `computes_prompt`: all of the prompt is computed, whatever is cached of it, since its log probabilities are wanted.
+    `priority`: less is sooner.
     """
 
     request_id: str
@@ -36,6 +37,8 @@ class GroupSpec:
     stop_token_ids: frozenset[int]
     payload: Any = None
     computes_prompt: bool = False
+    tenant: str = ""
+    priority: int = 0
 
 
 class BlockPair(NamedTuple):
