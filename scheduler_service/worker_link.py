@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
+from blockyard import faults
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.rpc import internal_channel
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
@@ -52,7 +53,9 @@ class StepStream:
         """Sends one step; returns when it is on its way. Raises BlockyardError when the stream is broken."""
         try:
             with _translated():
+                faults.reach(faults.BEFORE_SEND)
                 await self._call.write(codec.encode_step(output, self.epoch))
+                faults.reach(faults.AFTER_SEND)
         except asyncio.InvalidStateError:
             raise _broken("the step stream has ended") from None
 

@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from blockyard import faults
 from blockyard.telemetry import EventLogger
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from worker_service import codec
@@ -94,7 +95,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         reader = asyncio.create_task(self._read(request_iterator, stream))
         try:
             async for result in stream.answers():
+                faults.reach(faults.BEFORE_ANSWER)
                 yield codec.encode_result(result)
+                faults.reach(faults.AFTER_ANSWER)
         finally:
             self._worker.close_stream(stream)
             reader.cancel()
