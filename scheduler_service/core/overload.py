@@ -1,0 +1,102 @@
+"""When there is too much: the limits of what may wait, and how long whoever is sent away should stay away.
+
+Knows neither what waits nor how it is ordered; the clock comes in with each call.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+from math import inf
+from typing import NamedTuple
+
+MIN_RETRY_SECONDS = 0.1
+MAX_RETRY_SECONDS = 60.0
+
+NUM_SLICES = 16
+"""Into so many parts the window of a drain rate is cut: what is older leaves it a part at a time."""
+
+
+class Limit(Enum):
+    """Which limit keeps a request out."""
+
+    QUEUE_FULL = "queue_full"
+    TOKEN_BACKLOG = "token_backlog"
+    TENANT_QUOTA = "tenant_quota"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What may wait; 0 stands for no limit. `max_waiting_tokens`: of prompts. `max_tenant_requests`: of one tenant."""
+
+    max_waiting_requests: int = 0
+    max_waiting_tokens: int = 0
+    max_tenant_requests: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Overload:
+    """Why a request may not wait, and how much must be admitted before it may: requests, or tokens of prompts."""
+
+    limit: Limit
+    num_requests: int = 0
+    num_tokens: int = 0
+
+
+class _Slice(NamedTuple):
+    """What was admitted within a part of the window."""
+
+    begin: float
+    num_requests: int
+    num_tokens: int
+
+
+class DrainRate:
+    """How fast the backlog drains, measured over a sliding window, and what that means for who is sent away.
+
+    Whoever is told to come back is promised a place, and the next one is told to come after it: else all of them would
+    come back at once, for the one place that is free then.
+    """
+
+    __slots__ = ("_promised_until", "_slice_seconds", "_slices", "_started_at", "_window_seconds")
+
+    def __init__(self, now: float, window_seconds: float = 30.0) -> None:
+        self._window_seconds = window_seconds
+        self._slice_seconds = window_seconds / NUM_SLICES
+        self._slices: deque[_Slice] = deque()
+        self._started_at = now
+        self._promised_until = now
+
+    def note(self, num_requests: int, num_tokens: int, now: float) -> None:
+        """So many requests with so many prompt tokens were admitted."""
+        self._forget(now)
+        last = _Slice(now, 0, 0)
+        if self._slices and now - self._slices[-1].begin < self._slice_seconds:
+            last = self._slices.pop()
+        self._slices.append(_Slice(last.begin, last.num_requests + num_requests, last.num_tokens + num_tokens))
+
+    def retry_after_seconds(self, overload: Overload, now: float) -> float:
+        """After what time the excess will have drained, and all that was promised before. Makes a promise."""
+        free_at = max(self._promised_until, now) + self._find_seconds(overload, now)
+        self._promised_until = min(free_at, now + MAX_RETRY_SECONDS)
+        return max(self._promised_until - now, MIN_RETRY_SECONDS)
+
+    def _find_seconds(self, overload: Overload, now: float) -> float:
+        self._forget(now)
+        measured_seconds = max(min(now - self._started_at, self._window_seconds), self._slice_seconds)
+        num_requests = sum(part.num_requests for part in self._slices)
+        num_tokens = sum(part.num_tokens for part in self._slices)
+        return measured_seconds * max(
+            _divide(overload.num_requests, num_requests), _divide(overload.num_tokens, num_tokens)
+        )
+
+    def _forget(self, now: float) -> None:
+        while self._slices and self._slices[0].begin <= now - self._window_seconds:
+            self._slices.popleft()
+
+
+def _divide(excess: int, drained: int) -> float:
+    if not excess:
+        return 0.0
+    return excess / drained if drained else inf
