@@ -95,6 +95,7 @@ def encode_result(result: StepResult) -> worker_pb2.ExecuteModelResponse:
         sequence_ids=result.sequence_ids,
         token_ids=result.token_ids,
         skipped_sequence_ids=result.skipped_sequence_ids,
+        draining=result.draining,
     )
     for sequence_id, error in result.failures:
         message.failures.add(sequence_id=sequence_id, status=to_status(error))
@@ -154,6 +155,7 @@ def encode_info(worker: Worker, worker_id: str) -> worker_pb2.GetWorkerInfoRespo
         device=worker.device_name,
         model=encode_model(worker.loaded) if worker.loaded else None,
         cache=encode_cache(worker.cache) if worker.cache else None,
+        draining=worker.is_draining,
     )
 
 

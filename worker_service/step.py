@@ -115,7 +115,10 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The answer to a step. With a `refusal` the step changed nothing and the columns are empty."""
+    """The answer to a step. With a `refusal` the step changed nothing and the columns are empty.
+
+    With `draining` it is no answer: `step_id` is the step that was run last, and the rest is empty.
+    """
 
     epoch: int
     step_id: int
@@ -124,4 +127,5 @@ class StepResult:
     skipped_sequence_ids: tuple[int, ...] = ()
     failures: tuple[tuple[int, BlockyardError], ...] = ()
     refusal: BlockyardError | None = None
+    draining: bool = False
     times: StepTimes = field(default_factory=StepTimes)

@@ -123,7 +123,7 @@ class GetWorkerInfoResponse(_message.Message):
     device: _builtins.str
     """The device, in words; empty before InitDevice."""
     draining: _builtins.bool
-    """It was told to end: it takes no stream any more."""
+    """It was told to end: it refuses new streams and lifecycle calls with DRAINING."""
     @_builtins.property
     def model(self) -> Global___LoadedModel:
         """What LoadModel told; absent before."""
@@ -865,7 +865,10 @@ class ExecuteModelResponse(_message.Message):
     step_id: _builtins.int
     """As asked."""
     draining: _builtins.bool
-    """The worker was told to end. Steps after this one are not run; the scheduler closes the stream."""
+    """The worker was told to end. This is no answer, and the last message: step_id is the step that it ran last (0 if
+    none), the steps behind that are not run, and nothing else is told. The scheduler closes the stream; after a second
+    the worker does, with the status DRAINING.
+    """
     @_builtins.property
     def sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Sampled: the sequences, in the order of the request."""

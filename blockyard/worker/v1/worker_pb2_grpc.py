@@ -121,8 +121,8 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ExecuteModel(self, request_iterator, context):
-        """The step stream, one for each epoch: an answer for every request, in order. A new stream with a higher epoch ends
-        the old one and forgets its sequences. CACHE_READY, RUNNING -> RUNNING.
+        """The step stream, one for each epoch: an answer for every request, in order, until the worker says that it drains. A
+        new stream with a higher epoch ends the old one and forgets its sequences. CACHE_READY, RUNNING -> RUNNING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

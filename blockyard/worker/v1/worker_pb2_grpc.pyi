@@ -47,8 +47,8 @@ class WorkerServiceStub:
     InitializeCache: _grpc.UnaryUnaryMultiCallable[_worker_pb2.InitializeCacheRequest, _worker_pb2.InitializeCacheResponse]
     """Allocates both pools and warms up. LOADED -> CACHE_READY."""
     ExecuteModel: _grpc.StreamStreamMultiCallable[_worker_pb2.ExecuteModelRequest, _worker_pb2.ExecuteModelResponse]
-    """The step stream, one for each epoch: an answer for every request, in order. A new stream with a higher epoch ends
-    the old one and forgets its sequences. CACHE_READY, RUNNING -> RUNNING.
+    """The step stream, one for each epoch: an answer for every request, in order, until the worker says that it drains. A
+    new stream with a higher epoch ends the old one and forgets its sequences. CACHE_READY, RUNNING -> RUNNING.
     """
     Shutdown: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ShutdownRequest, _worker_pb2.ShutdownResponse]
     """Ends the process. Any state; idempotent."""
@@ -76,8 +76,8 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     InitializeCache: _aio.UnaryUnaryMultiCallable[_worker_pb2.InitializeCacheRequest, _worker_pb2.InitializeCacheResponse]  # type: ignore[assignment]
     """Allocates both pools and warms up. LOADED -> CACHE_READY."""
     ExecuteModel: _aio.StreamStreamMultiCallable[_worker_pb2.ExecuteModelRequest, _worker_pb2.ExecuteModelResponse]  # type: ignore[assignment]
-    """The step stream, one for each epoch: an answer for every request, in order. A new stream with a higher epoch ends
-    the old one and forgets its sequences. CACHE_READY, RUNNING -> RUNNING.
+    """The step stream, one for each epoch: an answer for every request, in order, until the worker says that it drains. A
+    new stream with a higher epoch ends the old one and forgets its sequences. CACHE_READY, RUNNING -> RUNNING.
     """
     Shutdown: _aio.UnaryUnaryMultiCallable[_worker_pb2.ShutdownRequest, _worker_pb2.ShutdownResponse]  # type: ignore[assignment]
     """Ends the process. Any state; idempotent."""
@@ -138,8 +138,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_worker_pb2.ExecuteModelRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.ExecuteModelResponse], _abc.AsyncIterator[_worker_pb2.ExecuteModelResponse]]:
-        """The step stream, one for each epoch: an answer for every request, in order. A new stream with a higher epoch ends
-        the old one and forgets its sequences. CACHE_READY, RUNNING -> RUNNING.
+        """The step stream, one for each epoch: an answer for every request, in order, until the worker says that it drains. A
+        new stream with a higher epoch ends the old one and forgets its sequences. CACHE_READY, RUNNING -> RUNNING.
         """
 
     @_abc_1.abstractmethod
