@@ -1,0 +1,60 @@
+"""What is kept for a while after its end, within bounds. Knows neither what it keeps nor the time: the clock comes in."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Generic, NamedTuple, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class _Entry(NamedTuple, Generic[V]):
+    value: V
+    weight: int
+    added_at: float
+
+
+class Retention(Generic[K, V]):
+    """A map whose entries are dropped when they are too old, and oldest first when they are too many or too heavy."""
+
+    def __init__(self, *, max_age_seconds: float, max_entries: int, max_weight: int) -> None:
+        self._max_age_seconds = max_age_seconds
+        self._max_entries = max_entries
+        self._max_weight = max_weight
+        self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()
+        self._weight = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, key: K, value: V, weight: int, now: float) -> None:
+        """Keeps a value, in the place of an older one with its key. One that is too heavy alone is not kept."""
+        self.pop(key)
+        self._entries[key] = _Entry(value, weight, now)
+        self._weight += weight
+        while len(self._entries) > self._max_entries or self._weight > self._max_weight:
+            self._drop_oldest()
+        self.expire(now)
+
+    def get(self, key: K) -> V | None:
+        """The value, if it is still kept."""
+        entry = self._entries.get(key)
+        return entry.value if entry else None
+
+    def pop(self, key: K) -> V | None:
+        """Takes a value out."""
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return None
+        self._weight -= entry.weight
+        return entry.value
+
+    def expire(self, now: float) -> None:
+        """Drops what is too old."""
+        while self._entries and next(iter(self._entries.values())).added_at <= now - self._max_age_seconds:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        _, entry = self._entries.popitem(last=False)
+        self._weight -= entry.weight
