@@ -7,8 +7,10 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from blockyard.errors import BlockyardError
-    from gateway.request import FinishReason, SamplingOptions
+    from gateway.request import BeamOptions, FinishReason, SamplingOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class Readiness:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A validated request as the scheduler needs it. Every field of `sampling` is set."""
+    """A validated request as the scheduler needs it. Every number of `sampling` is set; its bad words are token ids."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -42,6 +44,11 @@ class Submission:
     max_tokens: int
     min_tokens: int
     stop_token_ids: tuple[int, ...]
+    tenant: str = ""
+    priority: int = 0
+    max_queue_seconds: float | None = None
+    remaining_seconds: float | None = None
+    beam_search: BeamOptions | None = None
 
 
 class AbortReason(Enum):
@@ -85,10 +92,30 @@ class Recovery(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """A sequence that ended with the tokens of the same message."""
+    """A sequence that ended with the tokens of the same message; `score`: that of a beam."""
 
     sequence_id: int
     reason: FinishReason
+    score: float | None = None
+
+
+class Candidates(NamedTuple):
+    """What is told of one token: itself first, then the likeliest ones in its place, best first. Columns of one length.
+
+    `ranks` may be empty; 1 is the likeliest.
+    """
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    ranks: Sequence[int]
+
+
+class PromptPiece(NamedTuple):
+    """Log probabilities of the prompt's tokens from `first_position` on; `sequence_id` is one with this prompt."""
+
+    sequence_id: int
+    first_position: int
+    candidates: Sequence[Candidates]
 
 
 class Prefill(NamedTuple):
@@ -102,7 +129,8 @@ class Prefill(NamedTuple):
 class Progress:
     """One message of the scheduler: what happened in a step, or in several. The token columns are of one length.
 
-    What was `recovered` was so before the tokens came.
+    What was `recovered` was so before the tokens came. `logprobs`: of those tokens that have them, in their order, the
+    sequence of each and what is told of it.
     """
 
     accepted: list[Acceptance]
@@ -114,3 +142,5 @@ class Progress:
     facts: ModelFacts | None = None
     readiness: Readiness | None = None
     recovered: tuple[Recovery, ...] = ()
+    logprobs: Sequence[tuple[int, Candidates]] = ()
+    prompt_logprobs: Sequence[PromptPiece] = ()

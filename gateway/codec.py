@@ -8,18 +8,15 @@ from blockyard.common.v1 import sampling_pb2
 from blockyard.inference.v1 import inference_pb2
 from gateway.request import (
     Accepted,
-    BeamOptions,
     Delta,
-    EarlyStopping,
     Finished,
-    FinishReason,
     GenerationRequest,
     OnDisconnect,
     PromptLogprobs,
     Recovered,
-    SamplingOptions,
     StopOptions,
 )
+from gateway.sampling_codec import REASON_NUMBERS, decode_beams, decode_sampling, encode_beams, encode_sampling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,28 +24,10 @@ if TYPE_CHECKING:
     from gateway.generation import ModelCard
     from gateway.request import Event, TokenLogprob, TokenLogprobs
 
-_REASON_NUMBERS = {
-    FinishReason.STOP: sampling_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: sampling_pb2.FINISH_REASON_LENGTH,
-    FinishReason.ABORT: sampling_pb2.FINISH_REASON_ABORT,
-    FinishReason.ERROR: sampling_pb2.FINISH_REASON_ERROR,
+_ON_DISCONNECT_NUMBERS = {
+    OnDisconnect.ABORT: inference_pb2.ON_DISCONNECT_ABORT,
+    OnDisconnect.KEEP: inference_pb2.ON_DISCONNECT_KEEP,
 }
-_EARLY_STOPPING = {
-    sampling_pb2.EARLY_STOPPING_FIRST: EarlyStopping.FIRST,
-    sampling_pb2.EARLY_STOPPING_NEVER: EarlyStopping.NEVER,
-}
-_SAMPLING_NUMBERS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "logprobs",
-    "prompt_logprobs",
-)
 
 
 def decode_spec(spec: inference_pb2.GenerationSpec) -> GenerationRequest:
@@ -58,7 +37,7 @@ def decode_spec(spec: inference_pb2.GenerationSpec) -> GenerationRequest:
         prompt=prompt,
         request_id=spec.request_id,
         model=spec.model,
-        sampling=_decode_sampling(spec.sampling),
+        sampling=decode_sampling(spec.sampling),
         stop=_decode_stop(spec.stop),
         n=spec.n if spec.HasField("n") else 1,
         return_token_ids=spec.return_token_ids,
@@ -68,26 +47,7 @@ def decode_spec(spec: inference_pb2.GenerationSpec) -> GenerationRequest:
         ),
         priority=spec.priority,
         max_queue_seconds=spec.max_queue_time.ToNanoseconds() / 1e9 if spec.HasField("max_queue_time") else None,
-        beam_search=_decode_beams(spec.beam_search) if spec.HasField("beam_search") else None,
-    )
-
-
-def _decode_beams(message: sampling_pb2.BeamSearch) -> BeamOptions:
-    return BeamOptions(
-        width=message.width,
-        length_penalty=message.length_penalty if message.HasField("length_penalty") else 1.0,
-        early_stopping=_EARLY_STOPPING.get(message.early_stopping, EarlyStopping.HEURISTIC),
-    )
-
-
-def _decode_sampling(message: sampling_pb2.SamplingParams) -> SamplingOptions:
-    given = {name: getattr(message, name) for name in _SAMPLING_NUMBERS if message.HasField(name)}
-    return SamplingOptions(
-        **given,
-        logit_bias=dict(message.logit_bias),
-        allowed_token_ids=tuple(message.allowed_token_ids[:]),
-        bad_words=tuple(message.bad_words),
-        bad_token_sequences=tuple(tuple(sequence.token_ids[:]) for sequence in message.bad_token_sequences),
+        beam_search=decode_beams(spec.beam_search) if spec.HasField("beam_search") else None,
     )
 
 
@@ -99,6 +59,36 @@ def _decode_stop(message: sampling_pb2.StopCriteria) -> StopOptions:
         stop_token_ids=tuple(message.stop_token_ids[:]),
         ignore_eos=message.ignore_eos,
         include_stop_in_output=message.include_stop_in_output,
+    )
+
+
+def encode_spec(request: GenerationRequest) -> inference_pb2.GenerationSpec:
+    """Writes a request without its prompt, such that `decode_spec` reads it again."""
+    spec = inference_pb2.GenerationSpec(
+        request_id=request.request_id,
+        model=request.model,
+        sampling=encode_sampling(request.sampling),
+        stop=_encode_stop(request.stop),
+        n=request.n,
+        return_token_ids=request.return_token_ids,
+        skip_special_tokens=request.skip_special_tokens,
+        on_disconnect=_ON_DISCONNECT_NUMBERS[request.on_disconnect],
+        priority=request.priority,
+        beam_search=encode_beams(request.beam_search) if request.beam_search else None,
+    )
+    if request.max_queue_seconds is not None:
+        spec.max_queue_time.FromNanoseconds(round(request.max_queue_seconds * 1e9))
+    return spec
+
+
+def _encode_stop(options: StopOptions) -> sampling_pb2.StopCriteria:
+    return sampling_pb2.StopCriteria(
+        max_tokens=options.max_tokens,
+        min_tokens=options.min_tokens,
+        stop_strings=options.stop_strings,
+        stop_token_ids=options.stop_token_ids,
+        ignore_eos=options.ignore_eos,
+        include_stop_in_output=options.include_stop_in_output,
     )
 
 
@@ -155,7 +145,7 @@ def _encode_finished(event: Finished) -> inference_pb2.Finished:
         matched = inference_pb2.MatchedStop(stop_token_id=event.matched)
     return inference_pb2.Finished(
         index=event.index,
-        reason=_REASON_NUMBERS[event.reason],
+        reason=REASON_NUMBERS[event.reason],
         matched_stop=matched,
         usage=sampling_pb2.Usage(
             num_prompt_tokens=event.num_prompt_tokens,

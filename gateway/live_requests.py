@@ -139,7 +139,7 @@ class LiveRequests:
             if answer.push(token_id):
                 self.stopped(generation, answer)
             generation.wake()
-        for sequence_id, reason in progress.ended:
+        for sequence_id, reason, _ in progress.ended:
             route = routes.get(sequence_id)
             if route is None:
                 continue

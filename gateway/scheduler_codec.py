@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
+
+from google.protobuf import duration_pb2
 
 from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import from_status
@@ -11,41 +14,27 @@ from gateway.attachment import (
     Abort,
     AbortReason,
     Acceptance,
+    Candidates,
     Ending,
     Failure,
     ModelFacts,
     Prefill,
     Progress,
+    PromptPiece,
     Readiness,
     Recovery,
 )
-from gateway.request import FinishReason
+from gateway.sampling_codec import decode_reason, encode_beams, encode_sampling
 
 if TYPE_CHECKING:
-    from gateway.attachment import Submission
-    from gateway.request import SamplingOptions
+    from collections.abc import Iterable, Sequence
 
-_REASONS = {
-    sampling_pb2.FINISH_REASON_STOP: FinishReason.STOP,
-    sampling_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
-    sampling_pb2.FINISH_REASON_ABORT: FinishReason.ABORT,
-}
+    from gateway.attachment import Submission
+
 _ABORT_REASONS = {
     AbortReason.CLIENT: scheduler_pb2.ABORT_REASON_CLIENT,
     AbortReason.STOP_STRING: scheduler_pb2.ABORT_REASON_STOP_STRING,
 }
-_SAMPLING_NUMBERS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "logprobs",
-    "prompt_logprobs",
-)
 
 
 def encode_submission(submission: Submission) -> scheduler_pb2.AddRequest:
@@ -58,19 +47,51 @@ def encode_submission(submission: Submission) -> scheduler_pb2.AddRequest:
         max_tokens=submission.max_tokens,
         min_tokens=submission.min_tokens,
         stop_token_ids=submission.stop_token_ids,
+        tenant=submission.tenant,
+        priority=submission.priority,
+        max_queue_time=_encode_duration(submission.max_queue_seconds),
+        remaining_time=_encode_duration(submission.remaining_seconds),
+        beam_search=encode_beams(submission.beam_search) if submission.beam_search else None,
     )
 
 
-def encode_sampling(options: SamplingOptions) -> sampling_pb2.SamplingParams:
-    """Writes sampling parameters. Bad words must be token sequences by now."""
-    return sampling_pb2.SamplingParams(
-        **{name: getattr(options, name) for name in _SAMPLING_NUMBERS},
-        logit_bias=options.logit_bias,
-        allowed_token_ids=options.allowed_token_ids,
-        bad_token_sequences=[
-            sampling_pb2.TokenSequence(token_ids=token_ids) for token_ids in options.bad_token_sequences
-        ],
+def _encode_duration(seconds: float | None) -> duration_pb2.Duration | None:
+    if seconds is None:
+        return None
+    duration = duration_pb2.Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration
+
+
+def encode_logprobs(entries: Iterable[Candidates]) -> sampling_pb2.Logprobs:
+    """Writes what is told of some tokens, as columns."""
+    told = list(entries)
+    return sampling_pb2.Logprobs(
+        num_candidates=[len(entry.token_ids) for entry in told],
+        token_ids=itertools.chain.from_iterable(entry.token_ids for entry in told),
+        logprobs=itertools.chain.from_iterable(entry.logprobs for entry in told),
+        ranks=itertools.chain.from_iterable(entry.ranks for entry in told),
     )
+
+
+def decode_logprobs(message: sampling_pb2.Logprobs) -> list[Candidates]:
+    """Reads what is told of some tokens, an entry for each."""
+    token_ids, logprobs, ranks = message.token_ids[:], message.logprobs[:], message.ranks[:]
+    entries: list[Candidates] = []
+    start = 0
+    for count in message.num_candidates:
+        end = start + count
+        entries.append(Candidates(token_ids[start:end], logprobs[start:end], ranks[start:end]))
+        start = end
+    return entries
+
+
+def decode_prompt_logprobs(messages: Iterable[sampling_pb2.PromptLogprobs]) -> list[PromptPiece]:
+    """Reads log probabilities of pieces of prompts."""
+    return [
+        PromptPiece(message.sequence_id, message.first_position, decode_logprobs(message.logprobs))
+        for message in messages
+    ]
 
 
 def encode_abort(abort: Abort) -> scheduler_pb2.AbortRequest:
@@ -91,10 +112,7 @@ def decode_progress(message: scheduler_pb2.AttachResponse) -> Progress:
         prefilled=list(map(Prefill, message.prefilled_sequence_ids, message.num_cached_tokens)),
         sequence_ids=message.sequence_ids[:],
         token_ids=message.token_ids[:],
-        ended=[
-            Ending(sequence_id, _REASONS.get(reason, FinishReason.ERROR))
-            for sequence_id, reason in zip(message.finished_sequence_ids, message.finish_reasons, strict=True)
-        ],
+        ended=_decode_endings(message),
         recovered=tuple(
             Recovery(item.request_id, item.cause, item.num_replayed_tokens, item.exact) for item in message.recovered
         ),
@@ -102,7 +120,19 @@ def decode_progress(message: scheduler_pb2.AttachResponse) -> Progress:
         readiness=(
             Readiness(message.readiness.ready, message.readiness.message) if message.HasField("readiness") else None
         ),
+        logprobs=list(zip(message.logprob_sequence_ids, decode_logprobs(message.logprobs), strict=True)),
+        prompt_logprobs=decode_prompt_logprobs(message.prompt_logprobs),
     )
+
+
+def _decode_endings(message: scheduler_pb2.AttachResponse) -> list[Ending]:
+    scores: Sequence[float | None] = message.finish_scores or [None] * len(message.finish_reasons)
+    return [
+        Ending(sequence_id, decode_reason(reason), score)
+        for sequence_id, reason, score in zip(
+            message.finished_sequence_ids, message.finish_reasons, scores, strict=True
+        )
+    ]
 
 
 def _decode_facts(message: scheduler_pb2.ModelFacts) -> ModelFacts:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,17 +10,23 @@ from blockyard.errors import BlockyardError, Reason, to_status
 from blockyard.inference.v1 import inference_pb2
 from blockyard.scheduler.v1 import scheduler_pb2
 from gateway import codec, scheduler_codec
-from gateway.attachment import Abort, AbortReason, ModelFacts, Readiness, Submission
+from gateway.attachment import Abort, AbortReason, Candidates, ModelFacts, Readiness, Submission
 from gateway.request import (
     Accepted,
+    BeamOptions,
     Delta,
+    EarlyStopping,
     Event,
     Finished,
     FinishReason,
     GenerationRequest,
+    OnDisconnect,
+    PromptLogprobs,
     Recovered,
     SamplingOptions,
     StopOptions,
+    TokenLogprob,
+    TokenLogprobs,
 )
 
 SAMPLING = SamplingOptions(
@@ -33,6 +40,7 @@ SAMPLING = SamplingOptions(
     seed=2**64 - 1,
     logit_bias={3: -100.0, 4: 0.5},
     allowed_token_ids=(3, 4),
+    bad_words=("no", "never"),
     bad_token_sequences=((5,), (6, 7)),
     logprobs=2,
     prompt_logprobs=0,
@@ -58,6 +66,11 @@ def test_a_full_spec_is_read_field_by_field() -> None:
             repetition_penalty=1.25,
             seed=2**64 - 1,
             logit_bias={3: -100.0, 4: 0.5},
+            allowed_token_ids=[3, 4],
+            bad_words=["no", "never"],
+            bad_token_sequences=[{"token_ids": [5]}, {"token_ids": [6, 7]}],
+            logprobs=2,
+            prompt_logprobs=0,
         ),
         stop=sampling_pb2.StopCriteria(
             max_tokens=9,
@@ -70,17 +83,45 @@ def test_a_full_spec_is_read_field_by_field() -> None:
         n=3,
         return_token_ids=True,
         skip_special_tokens=False,
+        on_disconnect=inference_pb2.ON_DISCONNECT_KEEP,
+        priority=-5,
+        max_queue_time={"seconds": 2, "nanos": 500_000_000},
+        beam_search={"width": 4, "length_penalty": 0.5, "early_stopping": sampling_pb2.EARLY_STOPPING_NEVER},
     )
-    assert codec.decode_spec(spec) == GenerationRequest(
-        prompt=(1, 2),
-        request_id="r",
-        model="m",
-        sampling=SAMPLING,
-        stop=StopOptions(9, 2, ("a", "b"), (5, 6), True, True),
-        n=3,
-        return_token_ids=True,
-        skip_special_tokens=False,
-    )
+    assert set(dict(spec.ListFields())) == set(spec.DESCRIPTOR.fields) - {spec.DESCRIPTOR.fields_by_name["text"]}
+    assert codec.decode_spec(spec) == FULL
+
+
+FULL = GenerationRequest(
+    prompt=(1, 2),
+    request_id="r",
+    model="m",
+    sampling=SAMPLING,
+    stop=StopOptions(9, 2, ("a", "b"), (5, 6), True, True),
+    n=3,
+    return_token_ids=True,
+    skip_special_tokens=False,
+    on_disconnect=OnDisconnect.KEEP,
+    priority=-5,
+    max_queue_seconds=2.5,
+    beam_search=BeamOptions(4, 0.5, EarlyStopping.NEVER),
+)
+
+
+@pytest.mark.parametrize(
+    "request_", [FULL, GenerationRequest(prompt="x"), GenerationRequest(prompt="x", beam_search=BeamOptions(2))]
+)
+def test_a_request_survives_as_a_spec_without_its_prompt(request_: GenerationRequest) -> None:
+    spec = codec.encode_spec(request_)
+    assert spec.WhichOneof("prompt") is None
+    read = codec.decode_spec(inference_pb2.GenerationSpec.FromString(spec.SerializeToString()))
+    assert read == replace(request_, prompt="")
+
+
+@pytest.mark.parametrize("seconds", [0.001, 1e-9, 86_400.25])
+def test_a_queue_time_is_exact_to_the_nanosecond(seconds: float) -> None:
+    spec = codec.encode_spec(replace(FULL, max_queue_seconds=seconds))
+    assert codec.decode_spec(spec).max_queue_seconds == seconds
 
 
 @pytest.mark.parametrize("field", ["temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty"])
@@ -91,6 +132,15 @@ def test_a_zero_that_was_sent_is_not_silence(field: str) -> None:
     assert getattr(request.sampling, field) == 0
     assert request.n == 0
     assert codec.decode_spec(inference_pb2.GenerationSpec(stop={"max_tokens": 0})).stop.max_tokens == 0
+
+
+BEST, CHOSEN = TokenLogprob(7, "b", -0.25, 1), TokenLogprob(9, "a", -3.0, 4)
+BEST_FIELDS = {"token_id": 7, "text": "b", "logprob": -0.25, "rank": 1}
+CHOSEN_FIELDS = {"token_id": 9, "text": "a", "logprob": -3.0, "rank": 4}
+LENGTH_FIELDS: dict[str, Any] = {
+    "reason": sampling_pb2.FINISH_REASON_LENGTH,
+    "usage": {"num_prompt_tokens": 1, "num_completion_tokens": 1},
+}
 
 
 @pytest.mark.parametrize(
@@ -104,6 +154,23 @@ def test_a_zero_that_was_sent_is_not_silence(field: str) -> None:
             Delta(1, "ü", (4, 5), 7, 20),
             {"delta": {"index": 1, "text": "ü", "token_ids": [4, 5], "num_tokens": 7, "num_text_bytes": 20}},
         ),
+        (
+            Delta(0, "a", (), 1, 1, (TokenLogprobs(CHOSEN, (BEST, CHOSEN)),)),
+            {
+                "delta": {
+                    "text": "a",
+                    "num_tokens": 1,
+                    "num_text_bytes": 1,
+                    "logprobs": [{"chosen": CHOSEN_FIELDS, "top": [BEST_FIELDS, CHOSEN_FIELDS]}],
+                }
+            },
+        ),
+        (
+            PromptLogprobs((TokenLogprobs(None), TokenLogprobs(BEST))),
+            {"prompt_logprobs": {"logprobs": [{}, {"chosen": BEST_FIELDS}]}},
+        ),
+        (Finished(0, FinishReason.LENGTH, None, 1, 0, 1, "", -0.5), {"finished": LENGTH_FIELDS | {"score": -0.5}}),
+        (Finished(0, FinishReason.LENGTH, None, 1, 0, 1, ""), {"finished": LENGTH_FIELDS}),
         (
             Finished(2, FinishReason.STOP, "x", 3, 1, 9, "d"),
             {
@@ -134,19 +201,35 @@ def test_a_stop_token_with_id_0_is_told_and_an_end_token_is_not() -> None:
 def test_every_reason_has_a_number_and_comes_back(reason: FinishReason) -> None:
     number = codec.encode_event(Finished(0, reason, None, 1, 0, 1, ""), 0).finished.reason
     message = scheduler_pb2.AttachResponse(finished_sequence_ids=[4], finish_reasons=[number])
-    assert scheduler_codec.decode_progress(message).ended == [(4, reason)]
+    assert scheduler_codec.decode_progress(message).ended == [(4, reason, None)]
 
 
 def test_a_submission_is_written_with_every_sampling_field() -> None:
-    submission = Submission("r", (1, 2), 2, SAMPLING, 9, 1, (0, 3))
+    sampling = replace(SAMPLING, bad_words=())
+    submission = Submission("r", (1, 2), 2, sampling, 9, 1, (0, 3))
     message = scheduler_codec.encode_submission(submission)
     assert (message.request_id, list(message.prompt_token_ids), message.n) == ("r", [1, 2], 2)
     assert (message.max_tokens, message.min_tokens, list(message.stop_token_ids)) == (9, 1, [0, 3])
     spec = inference_pb2.GenerationSpec(sampling=message.sampling)
-    assert codec.decode_spec(spec).sampling == SAMPLING
+    assert codec.decode_spec(spec).sampling == sampling
     fields = {descriptor.name for descriptor, _ in message.sampling.ListFields()}
     # Bad words are token sequences by then.
     assert fields == set(sampling_pb2.SamplingParams.DESCRIPTOR.fields_by_name) - {"bad_words"}
+    silent = {"tenant", "priority", "max_queue_time", "remaining_time", "beam_search"}
+    assert not silent.intersection(descriptor.name for descriptor, _ in message.ListFields())
+
+
+def test_a_submission_says_whose_it_is_and_how_long_it_may_take() -> None:
+    submission = Submission(
+        "t/r", (1,), 1, SAMPLING, 9, 1, (), "t", -3, 1.5, 20.0, BeamOptions(3, 2.0, EarlyStopping.FIRST)
+    )
+    message = scheduler_codec.encode_submission(submission)
+    assert (message.tenant, message.priority) == ("t", -3)
+    assert message.max_queue_time.ToNanoseconds() == 1_500_000_000
+    assert message.remaining_time.ToNanoseconds() == 20_000_000_000
+    assert message.beam_search == sampling_pb2.BeamSearch(
+        width=3, length_penalty=2.0, early_stopping=sampling_pb2.EARLY_STOPPING_FIRST
+    )
 
 
 def test_an_abort_names_a_sequence_only_if_it_is_one() -> None:
@@ -192,3 +275,43 @@ def test_recoveries_pass_through() -> None:
 def test_a_step_without_news_has_neither_facts_nor_readiness() -> None:
     progress = scheduler_codec.decode_progress(scheduler_pb2.AttachResponse(sequence_ids=[1], token_ids=[2]))
     assert progress.facts is None and progress.readiness is None
+
+
+ENTRIES = [Candidates([4, 5, 4], [-2.0, -0.5, -2.0], [2, 1, 2]), Candidates([6], [-1.5], [3])]
+COLUMNS = sampling_pb2.Logprobs(
+    num_candidates=[3, 1], token_ids=[4, 5, 4, 6], logprobs=[-2.0, -0.5, -2.0, -1.5], ranks=[2, 1, 2, 3]
+)
+
+
+def test_log_probabilities_are_read_and_written_as_columns() -> None:
+    assert scheduler_codec.decode_logprobs(COLUMNS) == ENTRIES
+    assert scheduler_codec.encode_logprobs(ENTRIES) == COLUMNS
+    assert scheduler_codec.encode_logprobs([]) == sampling_pb2.Logprobs()
+
+
+def test_log_probabilities_without_ranks_are_read() -> None:
+    message = sampling_pb2.Logprobs(num_candidates=[1, 1], token_ids=[4, 6], logprobs=[-2.0, -1.5])
+    assert scheduler_codec.decode_logprobs(message) == [Candidates([4], [-2.0], []), Candidates([6], [-1.5], [])]
+
+
+def test_progress_tells_the_log_probabilities_of_those_that_have_them() -> None:
+    message = scheduler_pb2.AttachResponse(
+        sequence_ids=[1, 2, 2], token_ids=[4, 9, 6], logprob_sequence_ids=[1, 2], logprobs=COLUMNS
+    )
+    assert scheduler_codec.decode_progress(message).logprobs == list(zip([1, 2], ENTRIES, strict=True))
+
+
+def test_progress_tells_the_log_probabilities_of_prompts() -> None:
+    piece = sampling_pb2.PromptLogprobs(sequence_id=2, first_position=16, logprobs=COLUMNS)
+    progress = scheduler_codec.decode_progress(scheduler_pb2.AttachResponse(prompt_logprobs=[piece]))
+    assert progress.prompt_logprobs == [(2, 16, ENTRIES)]
+
+
+def test_scores_belong_to_endings() -> None:
+    message = scheduler_pb2.AttachResponse(
+        finished_sequence_ids=[4, 5],
+        finish_reasons=[sampling_pb2.FINISH_REASON_STOP, sampling_pb2.FINISH_REASON_LENGTH],
+        finish_scores=[-0.5, -1.0],
+    )
+    ended = scheduler_codec.decode_progress(message).ended
+    assert ended == [(4, FinishReason.STOP, -0.5), (5, FinishReason.LENGTH, -1.0)]
