@@ -12,16 +12,22 @@ if TYPE_CHECKING:
     from blockyard.llm import LLM
     from blockyard.results import (
         Accepted,
+        BeamSearch,
         Choice,
         Completion,
         Delta,
+        EarlyStopping,
         Event,
         Finished,
         FinishReason,
         Model,
+        PromptLogprobs,
         Recovered,
+        TokenLogprob,
+        TokenLogprobs,
         Usage,
     )
+    from blockyard.retry import RetryPolicy
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,18 +35,24 @@ __all__ = [
     "Accepted",
     "AsyncClient",
     "AsyncStream",
+    "BeamSearch",
     "BlockyardError",
     "Choice",
     "Client",
     "Completion",
     "Delta",
+    "EarlyStopping",
     "Event",
     "FinishReason",
     "Finished",
     "Model",
+    "PromptLogprobs",
     "Reason",
     "Recovered",
+    "RetryPolicy",
     "Stream",
+    "TokenLogprob",
+    "TokenLogprobs",
     "Usage",
     "Violation",
     "__version__",
@@ -52,9 +64,10 @@ _NAMES_OF_MODULE = {
     "blockyard.errors": ("BlockyardError", "Reason", "Violation"),
     "blockyard.llm": ("LLM",),
     "blockyard.results": (
-        *("Accepted", "Choice", "Completion", "Delta", "Event"),
-        *("FinishReason", "Finished", "Model", "Recovered", "Usage"),
+        *("Accepted", "BeamSearch", "Choice", "Completion", "Delta", "EarlyStopping", "Event", "FinishReason"),
+        *("Finished", "Model", "PromptLogprobs", "Recovered", "TokenLogprob", "TokenLogprobs", "Usage"),
     ),
+    "blockyard.retry": ("RetryPolicy",),
 }
 _HOMES = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
 

@@ -5,36 +5,104 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+import weakref
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from blockyard import client_codec as codec
-from blockyard.client import DEFAULT_TARGET, POLL_SECONDS, client_channel_options, never_ready
+from blockyard.client import method_of
 from blockyard.errors import BlockyardError, from_rpc_error
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
-from blockyard.results import Completion, CompletionBuilder, Delta, Event, GenerationOptions, Model
-from blockyard.retry import Attempts, Deadline, RetryPolicy
+from blockyard.results import Completion, Delta, Event, GenerationOptions, Model
+from blockyard.resumption import Resumption
+from blockyard.retry import Attempts, Deadline, RetryPolicy, may_pass
+from blockyard.targets import (
+    CANCEL_SECONDS,
+    DEFAULT_TARGET,
+    POLL_SECONDS,
+    Targets,
+    call_metadata,
+    client_channel_options,
+    never_ready,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
-Response = TypeVar("Response")
+
+class AsyncConnections:
+    """A client's channels, one to each of its gateways, opened on the loop that first uses them."""
+
+    def __init__(self, targets: Targets, tenant: str) -> None:
+        self.targets = targets
+        self._metadata = call_metadata(tenant)
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._cancellations: set[asyncio.Task[None]] = set()
+
+    def _channel(self, target: str) -> grpc.aio.Channel:
+        # Not before: a channel belongs to the loop that runs when it is made.
+        if target not in self._channels:
+            self._channels[target] = grpc.aio.insecure_channel(target, client_channel_options(target))
+        return self._channels[target]
+
+    def send(self, target: str, method: str, request: Any, seconds: float | None) -> Any:
+        """Calls a gateway: returns the call, to be awaited or read; these raise grpc.RpcError."""
+        stub = inference_pb2_grpc.InferenceServiceStub(self._channel(target))
+        return getattr(stub, method)(request, timeout=seconds, metadata=self._metadata)
+
+    def cancel(self, request_id: str) -> None:
+        """Begins to tell a gateway that a request is no longer wanted, and returns at once."""
+        task = asyncio.create_task(self._cancel(request_id))
+        # The loop alone does not keep a task.
+        self._cancellations.add(task)
+        task.add_done_callback(self._cancellations.discard)
+
+    async def _cancel(self, request_id: str) -> None:
+        request = inference_pb2.CancelGenerateRequest(request_ids=[request_id])
+        for _ in self.targets:
+            target = self.targets.current
+            try:
+                await self.send(target, "CancelGenerate", request, CANCEL_SECONDS)
+            except grpc.RpcError:
+                self.targets.leave(target)
+            else:
+                return
+
+    async def is_ready(self, target: str, seconds: float | None) -> bool:
+        """Tells whether a gateway takes requests; raises BlockyardError where it cannot be reached."""
+        stub: Any = health_pb2_grpc.HealthStub(self._channel(target))
+        try:
+            response = await stub.Check(health_pb2.HealthCheckRequest(), timeout=seconds)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+        return response.status == health_pb2.HealthCheckResponse.SERVING
+
+    async def close(self) -> None:
+        """Closes them, within a second; what is under way is cancelled. A later call opens them again."""
+        if self._cancellations:
+            await asyncio.wait(self._cancellations, timeout=CANCEL_SECONDS)
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            await channel.close(None)
 
 
 class AsyncStream:
-    """The events of one request, as they come: `blockyard.client.Stream` for `async for` and `async with`."""
+    """The events of one request, as they come: `blockyard.client.Stream` for `async for` and `async with`.
 
-    def __init__(self, open_call: Callable[[float | None], Any], num_sequences: int, attempts: Attempts) -> None:
-        self._open_call = open_call
+    Cancelling the task that reads it cancels the request too.
+    """
+
+    def __init__(self, connections: AsyncConnections, resumption: Resumption, attempts: Attempts) -> None:
+        self._connections = connections
+        self._resumption = resumption
         self._attempts = attempts
-        self._reader = codec.EventReader(num_sequences)
-        self._builder = CompletionBuilder()
-        self._closed = False
-        self._started = False
-        self._call = open_call(attempts.deadline.remaining())
+        self._closed = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._open()
 
     async def __aenter__(self) -> Self:
         return self
@@ -42,45 +110,70 @@ class AsyncStream:
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        # The call ends by itself. This may run in any thread, and when the loop is no more.
+        if not self._closed.is_set() and self._resumption.needs_cancel:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._connections.cancel, self._resumption.request_id)
+
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
 
     async def __anext__(self) -> Event:
-        response = await self._receive()
-        if response is None:
-            raise StopAsyncIteration
-        event = self._reader.read(response)
-        self._builder.add(event)
-        return event
-
-    async def _receive(self) -> inference_pb2.StreamGenerateResponse | None:
-        while not self._closed:
+        while not self._closed.is_set():
             try:
                 response = await self._call.read()
-            except grpc.RpcError as rpc_error:
-                await self._try_again(from_rpc_error(rpc_error))
-                continue
+                if not isinstance(
+                    response, inference_pb2.StreamGenerateResponse | inference_pb2.ResumeGenerateResponse
+                ):
+                    self._resumption.end()
+                    self._closed.set()
+                elif (event := self._resumption.take(response.event)) is not None:
+                    return event
+            except grpc.RpcError as error:
+                await self._go_on(from_rpc_error(error))
+            except BlockyardError as error:
+                await self._go_on(error)
             except asyncio.CancelledError:
                 # A call that `close` cancelled looks as if this task had been.
-                if self._closed:
-                    return None
+                if self._closed.is_set():
+                    break
+                self.close()
                 raise
-            self._started = True
-            if isinstance(response, inference_pb2.StreamGenerateResponse):
-                return response
-            self._reader.end()
-            return None
-        return None
+        raise StopAsyncIteration
 
-    async def _try_again(self, error: BlockyardError) -> None:
-        """Opens the call anew if nothing has come yet and the failure may pass; else raises it."""
-        if self._closed:
+    def _open(self) -> None:
+        """Opens the call for what is still to come."""
+        request = self._resumption.next_request()
+        self._target = self._connections.targets.current
+        seconds = self._attempts.deadline.remaining()
+        self._call = self._connections.send(self._target, method_of(request), request, seconds)
+
+    async def _go_on(self, error: BlockyardError) -> None:
+        """Opens the call anew after a failure that the answer outlives; else raises it."""
+        if self._closed.is_set():
             return
-        if self._started:
+        try:
+            delay_seconds = self._resumption.delay_after(error)
+        except BlockyardError:
+            self.close()
             raise error from None
-        await asyncio.sleep(self._attempts.delay_after(error))
-        if not self._closed:
-            self._call = self._open_call(self._attempts.deadline.remaining())
+        self._call.cancel()
+        self._connections.targets.leave(self._target)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._closed.wait(), delay_seconds)
+        if not self._closed.is_set():
+            self._open()
+
+    @property
+    def request_id(self) -> str:
+        """The request's name, under which `AsyncClient.resume` reads it from anywhere."""
+        return self._resumption.request_id
+
+    @property
+    def num_resumes(self) -> int:
+        """How often it was read on after a break."""
+        return self._resumption.num_resumes
 
     async def text_deltas(self, index: int = 0) -> AsyncIterator[str]:
         """Yields the text of one of the sequences, piece by piece."""
@@ -92,16 +185,22 @@ class AsyncStream:
         """Reads what is left, and returns the whole answer."""
         async for _ in self:
             pass
-        return self._builder.build()
+        return self._resumption.completion()
 
     def close(self) -> None:
-        """Cancels the request, unless it has ended."""
-        self._closed = True
+        """Cancels the request, unless it has ended. Does not wait."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
         self._call.cancel()
+        if self._resumption.needs_cancel:
+            self._connections.cancel(self._resumption.request_id)
 
 
 class AsyncClient:
-    """Talks to a gateway: `blockyard.Client` for asyncio. It connects in the first call, on the loop that makes it.
+    """Talks to a gateway, or to one of several: `blockyard.Client` for asyncio.
+
+    It connects in the first call, on the loop that makes it.
 
     async with blockyard.AsyncClient("127.0.0.1:50051") as client:
         completion = await client.generate("Once upon a time", max_tokens=50)
@@ -110,10 +209,18 @@ class AsyncClient:
                 print(text, end="", flush=True)
     """
 
-    def __init__(self, target: str = DEFAULT_TARGET, *, retry: RetryPolicy | None = None) -> None:
-        self.target = target
+    def __init__(
+        self, target: str | Sequence[str] = DEFAULT_TARGET, *, retry: RetryPolicy | None = None, tenant: str = ""
+    ) -> None:
+        self._targets = Targets(target)
         self._retry = retry or RetryPolicy()
-        self._channel: grpc.aio.Channel | None = None
+        self._connections = AsyncConnections(self._targets, tenant)
+        self._streams: weakref.WeakSet[AsyncStream] = weakref.WeakSet()
+
+    @property
+    def target(self) -> str:
+        """Its addresses, with commas between."""
+        return str(self._targets)
 
     async def __aenter__(self) -> Self:
         return self
@@ -122,51 +229,49 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Closes the connection; what is running is cancelled. A later call opens it again."""
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            await channel.close(None)
-
-    def _connect(self) -> grpc.aio.Channel:
-        # Not before: a channel belongs to the loop that runs when it is made.
-        if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(self.target, client_channel_options(self.target))
-        return self._channel
-
-    @property
-    def _stub(self) -> inference_pb2_grpc.InferenceServiceAsyncStub:
-        return inference_pb2_grpc.InferenceServiceStub(self._connect())
+        """Closes the connections; what is running is cancelled. A later call opens them again."""
+        for stream in tuple(self._streams):
+            stream.close()
+        await self._connections.close()
 
     async def generate(
         self, prompt: str | Sequence[int], *, timeout: float | None = None, **options: Unpack[GenerationOptions]
     ) -> Completion:
         """Generates the whole answer to a prompt: text, or token ids to which nothing is added."""
-        request = inference_pb2.GenerateRequest(spec=codec.make_spec(prompt, options))
-        return codec.to_completion(await self._call(self._stub.Generate, request, timeout))
+        async with self.stream(prompt, timeout=timeout, **options) as stream:
+            return await stream.result()
 
     def stream(
         self, prompt: str | Sequence[int], *, timeout: float | None = None, **options: Unpack[GenerationOptions]
     ) -> AsyncStream:
         """Generates an answer as a stream of events."""
-        request = inference_pb2.StreamGenerateRequest(spec=codec.make_spec(prompt, options))
-        stub = self._stub
+        attempts = self._attempts(timeout)
+        return self._read(Resumption(codec.make_spec(prompt, options), attempts), attempts)
 
-        def open_call(seconds: float | None) -> Any:
-            return stub.StreamGenerate(request, timeout=seconds)
+    def resume(self, request_id: str, *, timeout: float | None = None) -> AsyncStream:
+        """Reads a request from its beginning that was started elsewhere: as `Client.resume`."""
+        attempts = self._attempts(timeout)
+        return self._read(Resumption(None, attempts, request_id=request_id), attempts)
 
-        return AsyncStream(open_call, options.get("n") or 1, Attempts(self._retry, timeout))
+    def _attempts(self, timeout: float | None) -> Attempts:
+        return Attempts(self._retry, timeout, len(self._targets))
+
+    def _read(self, resumption: Resumption, attempts: Attempts) -> AsyncStream:
+        stream = AsyncStream(self._connections, resumption, attempts)
+        self._streams.add(stream)
+        return stream
 
     async def cancel(self, *request_ids: str, timeout: float | None = None) -> list[str]:
         """Cancels requests, and returns the ids of those that were running. An unknown id is no error."""
         request = inference_pb2.CancelGenerateRequest(request_ids=request_ids)
-        return list((await self._call(self._stub.CancelGenerate, request, timeout)).cancelled_request_ids)
+        return list((await self._call("CancelGenerate", request, timeout)).cancelled_request_ids)
 
     async def tokenize(
         self, text: str, *, model: str = "", add_special_tokens: bool | None = None, timeout: float | None = None
     ) -> list[int]:
         """Turns text into the token ids that a prompt of this text would have."""
         request = inference_pb2.TokenizeRequest(model=model, text=text, add_special_tokens=add_special_tokens)
-        return list((await self._call(self._stub.Tokenize, request, timeout)).token_ids)
+        return list((await self._call("Tokenize", request, timeout)).token_ids)
 
     async def detokenize(
         self,
@@ -180,34 +285,38 @@ class AsyncClient:
         request = inference_pb2.DetokenizeRequest(
             model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens
         )
-        return (await self._call(self._stub.Detokenize, request, timeout)).text
+        return (await self._call("Detokenize", request, timeout)).text
 
     async def list_models(self, *, timeout: float | None = None) -> list[Model]:
         """Lists the models that are served."""
-        return codec.to_models(await self._call(self._stub.ListModels, inference_pb2.ListModelsRequest(), timeout))
+        return codec.to_models(await self._call("ListModels", inference_pb2.ListModelsRequest(), timeout))
 
     async def wait_until_ready(self, timeout: float | None = None) -> None:
-        """Returns when the gateway takes requests. Raises BlockyardError (NO_READY_WORKER) when time runs out."""
+        """Returns when a gateway takes requests. Raises BlockyardError (NO_READY_WORKER) when time runs out."""
         deadline = Deadline(timeout)
-        stub: Any = health_pb2_grpc.HealthStub(self._connect())
         cause: BlockyardError | None = None
         while True:
-            try:
-                response = await stub.Check(health_pb2.HealthCheckRequest(), timeout=deadline.remaining(1.0))
-                if response.status == health_pb2.HealthCheckResponse.SERVING:
-                    return
-                cause = None
-            except grpc.RpcError as error:
-                cause = from_rpc_error(error)
+            for target in self._targets:
+                try:
+                    if await self._connections.is_ready(target, deadline.remaining(1.0)):
+                        self._targets.prefer(target)
+                        return
+                    cause = None
+                except BlockyardError as error:
+                    cause = error
             if not deadline.allows(POLL_SECONDS):
-                raise never_ready(self.target, cause)
+                raise never_ready(self._targets, cause)
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _call(self, method: Callable[..., Awaitable[Response]], request: Any, timeout: float | None) -> Response:
-        attempts = Attempts(self._retry, timeout)
+    async def _call(self, method: str, request: Any, timeout: float | None) -> Any:
+        attempts = self._attempts(timeout)
         while True:
+            target = self._targets.current
             try:
-                return await method(request, timeout=attempts.deadline.remaining())
+                return await self._connections.send(target, method, request, attempts.deadline.remaining())
             except grpc.RpcError as rpc_error:
                 error = from_rpc_error(rpc_error)
+            if not may_pass(error):
+                raise error
+            self._targets.leave(target)
             await asyncio.sleep(attempts.delay_after(error))

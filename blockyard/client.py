@@ -4,56 +4,98 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from blockyard import client_codec as codec
-from blockyard.errors import BlockyardError, Reason, from_rpc_error
+from blockyard.cancelling import Canceller
+from blockyard.errors import BlockyardError, from_rpc_error
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
-from blockyard.results import Completion, CompletionBuilder, Delta, Event, GenerationOptions, Model
-from blockyard.retry import Attempts, Deadline, RetryPolicy
-from blockyard.rpc import PUBLIC_MESSAGE_BYTES, Options, channel_options
+from blockyard.results import Completion, Delta, Event, GenerationOptions, Model
+from blockyard.resumption import Request, Resumption
+from blockyard.retry import Attempts, Deadline, RetryPolicy, may_pass
+from blockyard.targets import (
+    DEFAULT_TARGET,
+    POLL_SECONDS,
+    Targets,
+    call_metadata,
+    client_channel_options,
+    never_ready,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-DEFAULT_TARGET = "127.0.0.1:50051"
-POLL_SECONDS = 0.1
 Response = TypeVar("Response")
-_LOOPBACK = ("127.", "localhost:", "[::1]:", "unix:")
 
 
-def client_channel_options(target: str) -> Options:
-    """Options of a client's channel: a server on the same machine is never behind a proxy."""
-    return channel_options(PUBLIC_MESSAGE_BYTES, use_proxy=not target.startswith(_LOOPBACK))
+class Connections:
+    """A client's channels, one to each of its gateways. They connect when they are first used."""
 
+    def __init__(self, targets: Targets, tenant: str) -> None:
+        self.targets = targets
+        self._metadata = call_metadata(tenant)
+        self._channels = {target: grpc.insecure_channel(target, client_channel_options(target)) for target in targets}
+        self._stubs = {
+            target: inference_pb2_grpc.InferenceServiceStub(channel) for target, channel in self._channels.items()
+        }
 
-def never_ready(target: str, cause: BlockyardError | None) -> BlockyardError:
-    """The error of having waited in vain."""
-    told = cause.message if cause else "it answers, and has no worker that takes requests"
-    return BlockyardError(
-        Reason.NO_READY_WORKER, f"{target} is not ready: {told}", metadata=cause.metadata if cause else {}
-    )
+    def send(self, target: str, method: str, request: Any, seconds: float | None) -> Any:
+        """Calls a gateway: returns its answer, or a stream of them; raises grpc.RpcError."""
+        return getattr(self._stubs[target], method)(request, timeout=seconds, metadata=self._metadata)
+
+    def cancel(self, request_ids: list[str], seconds: float) -> None:
+        """Tells a gateway that requests are no longer wanted, if one can be reached; raises nothing."""
+        request = inference_pb2.CancelGenerateRequest(request_ids=request_ids)
+        for _ in self.targets:
+            target = self.targets.current
+            try:
+                self.send(target, "CancelGenerate", request, seconds)
+            except grpc.RpcError:
+                self.targets.leave(target)
+            else:
+                return
+
+    def is_ready(self, target: str, seconds: float | None) -> bool:
+        """Tells whether a gateway takes requests; raises BlockyardError where it cannot be reached."""
+        stub = health_pb2_grpc.HealthStub(self._channels[target])
+        try:
+            response = stub.Check(health_pb2.HealthCheckRequest(), timeout=seconds)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+        return response.status == health_pb2.HealthCheckResponse.SERVING
+
+    def close(self) -> None:
+        """Closes them; what is under way is cancelled."""
+        for channel in self._channels.values():
+            channel.close()
 
 
 class Stream:
     """The events of one request, as they come: an `Accepted`, `Delta`s, and a `Finished` for each sequence.
-    A `Recovered` among them tells of a failure that was outlived.
+    A `Recovered` among them tells of a failure inside that was outlived.
+
+    A connection that breaks, and a gateway that is gone, cost a pause: the stream reads on where it was, at another
+    gateway if the client has several. `num_resumes` counts it. Each event comes once.
 
     Iterate over it, or over `text_deltas()`. Raises BlockyardError where the server ends the request with an error, or
-    where events were lost. Leaving it early (`close`, the end of its `with` block) cancels the request.
+    where no gateway answered for as long as the client's RetryPolicy says. Leaving it early (`close`, the end of its
+    `with` block, forgetting it) cancels the request; a stream of `Client.resume` is only left.
     """
 
-    def __init__(self, open_call: Callable[[float | None], Any], num_sequences: int, attempts: Attempts) -> None:
-        self._open_call = open_call
+    def __init__(
+        self, connections: Connections, resumption: Resumption, attempts: Attempts, canceller: Canceller
+    ) -> None:
+        self._connections = connections
+        self._resumption = resumption
         self._attempts = attempts
-        self._reader = codec.EventReader(num_sequences)
-        self._builder = CompletionBuilder()
+        self._canceller = canceller
+        self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._started = False
-        self._call = open_call(attempts.deadline.remaining())
+        self._open()
 
     def __enter__(self) -> Self:
         return self
@@ -61,38 +103,62 @@ class Stream:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        # The call ends by itself, and nothing here may wait: this may run in the midst of anything.
+        if not self._closed.is_set() and self._resumption.needs_cancel:
+            self._canceller.cancel(self._resumption.request_id)
+
     def __iter__(self) -> Iterator[Event]:
         return self
 
     def __next__(self) -> Event:
-        response = self._receive()
-        if response is None:
-            raise StopIteration
-        event = self._reader.read(response)
-        self._builder.add(event)
-        return event
-
-    def _receive(self) -> inference_pb2.StreamGenerateResponse | None:
         while not self._closed.is_set():
             try:
                 response = next(self._call, None)
-            except grpc.RpcError as rpc_error:
-                self._try_again(from_rpc_error(rpc_error))
-                continue
-            self._started = True
-            if response is None:
-                self._reader.end()
-            return response
-        return None
+                if response is None:
+                    self._resumption.end()
+                    self._closed.set()
+                elif (event := self._resumption.take(response.event)) is not None:
+                    return event
+            except grpc.RpcError as error:
+                self._go_on(from_rpc_error(error))
+            except BlockyardError as error:
+                self._go_on(error)
+        raise StopIteration
 
-    def _try_again(self, error: BlockyardError) -> None:
-        """Opens the call anew if nothing has come yet and the failure may pass; else raises it."""
+    def _open(self) -> None:
+        """Opens the call for what is still to come."""
+        with self._lock:
+            if self._closed.is_set():
+                return
+            request = self._resumption.next_request()
+            self._target = self._connections.targets.current
+            seconds = self._attempts.deadline.remaining()
+            self._call = self._connections.send(self._target, method_of(request), request, seconds)
+
+    def _go_on(self, error: BlockyardError) -> None:
+        """Opens the call anew after a failure that the answer outlives; else raises it."""
         if self._closed.is_set():
             return
-        if self._started:
+        try:
+            delay_seconds = self._resumption.delay_after(error)
+        except BlockyardError:
+            self.close()
             raise error from None
-        if not self._closed.wait(self._attempts.delay_after(error)):
-            self._call = self._open_call(self._attempts.deadline.remaining())
+        self._call.cancel()
+        self._connections.targets.leave(self._target)
+        self._closed.wait(delay_seconds)
+        self._open()
+
+    @property
+    def request_id(self) -> str:
+        """The request's name, under which `Client.resume` reads it from anywhere."""
+        return self._resumption.request_id
+
+    @property
+    def num_resumes(self) -> int:
+        """How often it was read on after a break."""
+        return self._resumption.num_resumes
 
     def text_deltas(self, index: int = 0) -> Iterator[str]:
         """Yields the text of one of the sequences, piece by piece."""
@@ -104,20 +170,36 @@ class Stream:
         """Reads what is left, and returns the whole answer."""
         for _ in self:
             pass
-        return self._builder.build()
+        return self._resumption.completion()
 
     def close(self) -> None:
-        """Cancels the request, unless it has ended. May be called from any thread, and again."""
-        self._closed.set()
-        self._call.cancel()
+        """Cancels the request, unless it has ended. Does not wait. May be called from any thread, and again."""
+        with self._lock:
+            if self._closed.is_set():
+                return
+            self._closed.set()
+            self._call.cancel()
+        if self._resumption.needs_cancel:
+            self._canceller.cancel(self._resumption.request_id)
+
+
+def method_of(request: Request) -> str:
+    """The name of the call that a stream's request belongs to."""
+    return "StreamGenerate" if isinstance(request, inference_pb2.StreamGenerateRequest) else "ResumeGenerate"
 
 
 class Client:
-    """Talks to a gateway.
+    """Talks to a gateway, or to one of several: to the next one when one fails.
 
     Every method raises BlockyardError, and none other, when the server refuses or the connection fails. A call that
-    fails with UNAVAILABLE before anything came back is tried again a few times, after the delay that the server asks
-    for. `timeout` is in seconds, over all tries; None: no limit.
+    fails with UNAVAILABLE is tried again a few times, after the delay that the server asks for; an answer that has
+    begun is read on after a break, for a minute and more (`RetryPolicy`). `timeout` is in seconds, over all tries;
+    None: no limit.
+
+    Args:
+        target: one address or several: a list, or one text with commas between.
+        retry: how often to try.
+        tenant: on whose behalf requests are sent, at most 64 of [A-Za-z0-9._-].
 
         with blockyard.Client("127.0.0.1:50051") as client:
             print(client.generate("Once upon a time", max_tokens=50).text)
@@ -126,12 +208,19 @@ class Client:
                     print(text, end="", flush=True)
     """
 
-    def __init__(self, target: str = DEFAULT_TARGET, *, retry: RetryPolicy | None = None) -> None:
-        self.target = target
+    def __init__(
+        self, target: str | Sequence[str] = DEFAULT_TARGET, *, retry: RetryPolicy | None = None, tenant: str = ""
+    ) -> None:
+        self._targets = Targets(target)
         self._retry = retry or RetryPolicy()
-        self._channel = grpc.insecure_channel(target, client_channel_options(target))
-        self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
-        self._health = health_pb2_grpc.HealthStub(self._channel)
+        self._connections = Connections(self._targets, tenant)
+        self._canceller = Canceller(self._connections.cancel)
+        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+
+    @property
+    def target(self) -> str:
+        """Its addresses, with commas between."""
+        return str(self._targets)
 
     def __enter__(self) -> Self:
         return self
@@ -140,38 +229,56 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes the connection; what is running is cancelled."""
-        self._channel.close()
+        """Closes the connections; what is running is cancelled."""
+        for stream in tuple(self._streams):
+            stream.close()
+        self._canceller.stop()
+        self._connections.close()
 
     def generate(
         self, prompt: str | Sequence[int], *, timeout: float | None = None, **options: Unpack[GenerationOptions]
     ) -> Completion:
         """Generates the whole answer to a prompt: text, or token ids to which nothing is added."""
-        request = inference_pb2.GenerateRequest(spec=codec.make_spec(prompt, options))
-        return codec.to_completion(self._call(self._stub.Generate, request, timeout))
+        with self.stream(prompt, timeout=timeout, **options) as stream:
+            return stream.result()
 
     def stream(
         self, prompt: str | Sequence[int], *, timeout: float | None = None, **options: Unpack[GenerationOptions]
     ) -> Stream:
         """Generates an answer as a stream of events."""
-        request = inference_pb2.StreamGenerateRequest(spec=codec.make_spec(prompt, options))
+        attempts = self._attempts(timeout)
+        return self._read(Resumption(codec.make_spec(prompt, options), attempts), attempts)
 
-        def open_call(seconds: float | None) -> Any:
-            return self._stub.StreamGenerate(request, timeout=seconds)
+    def resume(self, request_id: str, *, timeout: float | None = None) -> Stream:
+        """Reads a request from its beginning that was started elsewhere, or by a process that is no more.
 
-        return Stream(open_call, options.get("n") or 1, Attempts(self._retry, timeout))
+        It is known as long as it runs and a minute after; then this is REQUEST_EXPIRED. A request that has to be
+        answered in any case is sent again instead: the same prompt and options with its `request_id`.
+        """
+        attempts = self._attempts(timeout)
+        return self._read(Resumption(None, attempts, request_id=request_id), attempts)
+
+    def _attempts(self, timeout: float | None) -> Attempts:
+        return Attempts(self._retry, timeout, len(self._targets))
+
+    def _read(self, resumption: Resumption, attempts: Attempts) -> Stream:
+        if resumption.needs_cancel:
+            self._canceller.start()
+        stream = Stream(self._connections, resumption, attempts, self._canceller)
+        self._streams.add(stream)
+        return stream
 
     def cancel(self, *request_ids: str, timeout: float | None = None) -> list[str]:
         """Cancels requests, and returns the ids of those that were running. An unknown id is no error."""
         request = inference_pb2.CancelGenerateRequest(request_ids=request_ids)
-        return list(self._call(self._stub.CancelGenerate, request, timeout).cancelled_request_ids)
+        return list(self._call("CancelGenerate", request, timeout).cancelled_request_ids)
 
     def tokenize(
         self, text: str, *, model: str = "", add_special_tokens: bool | None = None, timeout: float | None = None
     ) -> list[int]:
         """Turns text into the token ids that a prompt of this text would have."""
         request = inference_pb2.TokenizeRequest(model=model, text=text, add_special_tokens=add_special_tokens)
-        return list(self._call(self._stub.Tokenize, request, timeout).token_ids)
+        return list(self._call("Tokenize", request, timeout).token_ids)
 
     def detokenize(
         self,
@@ -185,33 +292,38 @@ class Client:
         request = inference_pb2.DetokenizeRequest(
             model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens
         )
-        return self._call(self._stub.Detokenize, request, timeout).text
+        return self._call("Detokenize", request, timeout).text
 
     def list_models(self, *, timeout: float | None = None) -> list[Model]:
         """Lists the models that are served."""
-        return codec.to_models(self._call(self._stub.ListModels, inference_pb2.ListModelsRequest(), timeout))
+        return codec.to_models(self._call("ListModels", inference_pb2.ListModelsRequest(), timeout))
 
     def wait_until_ready(self, timeout: float | None = None) -> None:
-        """Returns when the gateway takes requests. Raises BlockyardError (NO_READY_WORKER) when time runs out."""
+        """Returns when a gateway takes requests. Raises BlockyardError (NO_READY_WORKER) when time runs out."""
         deadline = Deadline(timeout)
         cause: BlockyardError | None = None
         while True:
-            try:
-                response = self._health.Check(health_pb2.HealthCheckRequest(), timeout=deadline.remaining(1.0))
-                if response.status == health_pb2.HealthCheckResponse.SERVING:
-                    return
-                cause = None
-            except grpc.RpcError as error:
-                cause = from_rpc_error(error)
+            for target in self._targets:
+                try:
+                    if self._connections.is_ready(target, deadline.remaining(1.0)):
+                        self._targets.prefer(target)
+                        return
+                    cause = None
+                except BlockyardError as error:
+                    cause = error
             if not deadline.allows(POLL_SECONDS):
-                raise never_ready(self.target, cause)
+                raise never_ready(self._targets, cause)
             time.sleep(POLL_SECONDS)
 
-    def _call(self, method: Callable[..., Response], request: Any, timeout: float | None) -> Response:
-        attempts = Attempts(self._retry, timeout)
+    def _call(self, method: str, request: Any, timeout: float | None) -> Any:
+        attempts = self._attempts(timeout)
         while True:
+            target = self._targets.current
             try:
-                return method(request, timeout=attempts.deadline.remaining())
+                return self._connections.send(target, method, request, attempts.deadline.remaining())
             except grpc.RpcError as rpc_error:
                 error = from_rpc_error(rpc_error)
+            if not may_pass(error):
+                raise error
+            self._targets.leave(target)
             time.sleep(attempts.delay_after(error))

@@ -5,34 +5,44 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from blockyard.common.v1 import sampling_pb2
-from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from blockyard.errors import Violation, invalid
 from blockyard.inference.v1 import inference_pb2
 from blockyard.results import (
     Accepted,
-    Choice,
-    Completion,
+    BeamSearch,
     Delta,
+    EarlyStopping,
     Event,
     Finished,
     FinishReason,
     GenerationOptions,
     Model,
+    PromptLogprobs,
     Recovered,
+    TokenLogprob,
+    TokenLogprobs,
     Usage,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-_SPEC_FIELDS = ("request_id", "model", "n", "return_token_ids", "skip_special_tokens")
+_SPEC_FIELDS = ("request_id", "model", "n", "return_token_ids", "skip_special_tokens", "priority")
 _SAMPLING_FIELDS = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("allowed_token_ids", "bad_words", "logprobs", "prompt_logprobs"),
 )
 _STOP_FIELDS = (
     *("max_tokens", "min_tokens", "stop_strings", "stop_token_ids"),
     *("ignore_eos", "include_stop_in_output"),
 )
+_ON_DISCONNECT = {"abort": inference_pb2.ON_DISCONNECT_ABORT, "keep": inference_pb2.ON_DISCONNECT_KEEP}
+_EARLY_STOPPING = {
+    EarlyStopping.HEURISTIC: sampling_pb2.EARLY_STOPPING_HEURISTIC,
+    EarlyStopping.FIRST: sampling_pb2.EARLY_STOPPING_FIRST,
+    EarlyStopping.NEVER: sampling_pb2.EARLY_STOPPING_NEVER,
+}
 _FINISH_REASON = {
     sampling_pb2.FINISH_REASON_STOP: FinishReason.STOP,
     sampling_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
@@ -58,6 +68,7 @@ def make_spec(prompt: str | Sequence[int], options: GenerationOptions) -> infere
         *(_set(spec, name, given, "") for name in _SPEC_FIELDS),
         *(_set(spec.sampling, name, given, "sampling.") for name in _SAMPLING_FIELDS),
         *(_set(spec.stop, name, given, "stop.") for name in _STOP_FIELDS),
+        *(_put(spec, name, given, put) for name, put in _PUT.items()),
         _set(spec, "text", {"text": prompt}, "")
         if isinstance(prompt, str)
         else _set(spec.token_ids, "ids", {"ids": prompt}, "token_ids."),
@@ -87,49 +98,83 @@ def _set(message: Any, name: str, given: dict[str, Any], prefix: str) -> Violati
     return None
 
 
-class EventReader:
-    """Reads the messages of one stream in order, and checks that none is missing."""
-
-    def __init__(self, num_sequences: int) -> None:
-        self._next_seq = 0
-        self._num_unfinished = num_sequences
-
-    def read(self, response: inference_pb2.StreamGenerateResponse) -> Event:
-        """Decodes the next message. Raises BlockyardError (BUG) when messages were lost."""
-        seq = response.event.seq
-        if seq != self._next_seq:
-            raise BlockyardError(Reason.BUG, f"events were lost: seq {seq} came, {self._next_seq} was due")
-        self._next_seq += 1
-        event = to_event(response.event)
-        self._num_unfinished -= isinstance(event, Finished)
-        return event
-
-    def end(self) -> None:
-        """Takes an OK end of the stream. Raises BlockyardError (BUG) when a sequence had not finished."""
-        if self._num_unfinished > 0:
-            raise BlockyardError(Reason.BUG, f"the stream ended before {self._num_unfinished} of its sequences")
+def _put(
+    spec: inference_pb2.GenerationSpec, name: str, given: dict[str, Any], put: Callable[[Any, Any], None]
+) -> Violation | None:
+    """Puts an option into the spec that is not a field's value as it is."""
+    if name not in given:
+        return None
+    try:
+        put(spec, given[name])
+    except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
+        return Violation(name, f"{given[name]!r:.100}: {error}")
+    return None
 
 
-def to_event(event: inference_pb2.GenerationEvent) -> Event:
-    """Decodes an event. Raises BlockyardError (BUG) for one that this version does not know."""
+def _put_on_disconnect(spec: inference_pb2.GenerationSpec, value: str) -> None:
+    if value not in _ON_DISCONNECT:
+        raise ValueError(f"it is one of {', '.join(_ON_DISCONNECT)}")
+    spec.on_disconnect = _ON_DISCONNECT[value]
+
+
+def _put_max_queue_time(spec: inference_pb2.GenerationSpec, seconds: float) -> None:
+    spec.max_queue_time.FromNanoseconds(int(seconds * 1e9))
+
+
+def _put_beam_search(spec: inference_pb2.GenerationSpec, search: BeamSearch) -> None:
+    spec.beam_search.width = search.width
+    spec.beam_search.length_penalty = search.length_penalty
+    spec.beam_search.early_stopping = _EARLY_STOPPING[EarlyStopping(search.early_stopping)]
+
+
+_PUT = {
+    "on_disconnect": _put_on_disconnect,
+    "max_queue_time": _put_max_queue_time,
+    "beam_search": _put_beam_search,
+}
+
+
+def to_event(event: inference_pb2.GenerationEvent) -> Event | None:
+    """Decodes an event; None for one that this version does not know."""
     match event.WhichOneof("event"):
         case "accepted":
             return to_accepted(event.accepted)
+        case "prompt_logprobs":
+            return PromptLogprobs(_to_logprobs(event.prompt_logprobs.logprobs))
         case "delta":
-            delta = event.delta
-            return Delta(delta.index, delta.text, tuple(delta.token_ids), delta.num_tokens, delta.num_text_bytes)
+            return to_delta(event.delta)
         case "finished":
             return to_finished(event.finished)
         case "recovered":
             recovered = event.recovered
             return Recovered(recovered.cause, recovered.num_replayed_tokens, recovered.exact)
         case _:
-            raise BlockyardError(Reason.BUG, "an event came that this version of the client does not know")
+            return None
 
 
 def to_accepted(accepted: inference_pb2.Accepted) -> Accepted:
     """Decodes the acceptance of a request."""
     return Accepted(accepted.request_id, accepted.num_prompt_tokens, accepted.seed, accepted.model)
+
+
+def to_delta(delta: inference_pb2.Delta) -> Delta:
+    """Decodes more of a sequence."""
+    token_ids, logprobs = tuple(delta.token_ids), _to_logprobs(delta.logprobs)
+    return Delta(delta.index, delta.text, token_ids, delta.num_tokens, delta.num_text_bytes, logprobs)
+
+
+def _to_logprobs(places: Iterable[inference_pb2.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+    return tuple(
+        TokenLogprobs(
+            _to_logprob(place.chosen) if place.HasField("chosen") else None,
+            tuple(_to_logprob(token) for token in place.top),
+        )
+        for place in places
+    )
+
+
+def _to_logprob(token: inference_pb2.TokenLogprob) -> TokenLogprob:
+    return TokenLogprob(token.token_id, token.text, token.logprob, token.rank)
 
 
 def to_finished(finished: inference_pb2.Finished) -> Finished:
@@ -140,26 +185,13 @@ def to_finished(finished: inference_pb2.Finished) -> Finished:
         _matched_stop(finished.matched_stop),
         Usage(finished.usage.num_prompt_tokens, finished.usage.num_cached_tokens, finished.usage.num_completion_tokens),
         finished.determinism_id,
+        finished.score if finished.HasField("score") else None,
     )
 
 
 def _matched_stop(matched: inference_pb2.MatchedStop) -> str | int | None:
     kind = matched.WhichOneof("stop")
     return None if kind is None else getattr(matched, kind)
-
-
-def to_completion(response: inference_pb2.GenerateResponse) -> Completion:
-    """Decodes a whole answer."""
-    accepted = to_accepted(response.accepted)
-    choices = tuple(to_choice(choice) for choice in response.choices)
-    determinism_id = response.choices[0].finished.determinism_id if response.choices else ""
-    return Completion(accepted.request_id, accepted.model, accepted.seed, choices, determinism_id)
-
-
-def to_choice(choice: inference_pb2.Choice) -> Choice:
-    """Decodes one sequence of a whole answer."""
-    end = to_finished(choice.finished)
-    return Choice(choice.index, choice.text, tuple(choice.token_ids), end.finish_reason, end.matched_stop, end.usage)
 
 
 def to_models(response: inference_pb2.ListModelsResponse) -> list[Model]:

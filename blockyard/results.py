@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+
+class EarlyStopping(StrEnum):
+    """When a beam search ends, where max_tokens does not end it before."""
+
+    HEURISTIC = "heuristic"
+    """When no better beam is likely: by the best running one at its present length."""
+    FIRST = "first"
+    """As soon as there are `width` finished ones."""
+    NEVER = "never"
+    """When no better one is possible."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearch:
+    """Beam search instead of sampling, scored as `transformers` scores: `n` of the `width` beams are returned, the best
+    first. A score is the sum of the log probabilities over (generated length ^ length_penalty)."""
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
 
 
 class GenerationOptions(TypedDict, total=False):
     """How to generate. What is absent takes the model's generation defaults, then those of the API (in brackets)."""
 
     request_id: str
-    """A name of your choice, for `cancel` and the logs; at most 128 of [A-Za-z0-9._:-]. [made by the gateway]"""
+    """A name of your choice, for `cancel`, `resume` and the logs; at most 128 of [A-Za-z0-9._:-]. The same request, sent
+    again under its name while it runs or soon after, has the same answer. [made by the client]"""
     model: str
     """A name from `list_models`. [the only model]"""
     n: int
@@ -53,6 +76,23 @@ class GenerationOptions(TypedDict, total=False):
     """Return token ids beside the text. [False]"""
     skip_special_tokens: bool
     """Leave special tokens out of the text. [True]"""
+    on_disconnect: Literal["keep", "abort"]
+    """keep: the answer outlives its connection, and the client reads on by itself at this gateway or another. abort: it
+    ends with its connection. [keep]"""
+    priority: int
+    """Less is sooner, where the scheduler's policy is by priority. [0]"""
+    max_queue_time: float
+    """Seconds that it may wait for its first step; then it fails with QUEUE_DEADLINE. [as long as it takes]"""
+    beam_search: BeamSearch
+    """Search for the likeliest continuations instead of sampling; the tokens come all at the end. [sampling]"""
+    logprobs: int
+    """Tell the log probability of each token, and this many of the best beside it, 0 to 20. [none]"""
+    prompt_logprobs: int
+    """The same for the tokens of the prompt. [none]"""
+    allowed_token_ids: Sequence[int]
+    """If any: no other token is ever chosen. [all]"""
+    bad_words: Sequence[str]
+    """Texts that are never completed. [none]"""
 
 
 class FinishReason(StrEnum):
@@ -74,6 +114,30 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token and how likely it was: the natural logarithm of its probability, and its rank, 1 for the most likely.
+
+    `text` is the token's by itself; U+FFFD stands for a part of a character.
+    """
+
+    token_id: int
+    text: str
+    logprob: float
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely a token was, and which were the likeliest in its place, best first.
+
+    `chosen` is None for the first token of a prompt alone.
+    """
+
+    chosen: TokenLogprob | None
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Accepted:
     """The request is queued. The first event, once."""
 
@@ -85,24 +149,39 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """More of the sequence `index`. `token_ids` is empty unless asked for; both totals include this delta."""
+    """More of the sequence `index`. Both totals include this delta.
+
+    `token_ids` and `logprobs`, an entry for each new token, are empty unless asked for.
+    """
 
     index: int
     text: str
     token_ids: tuple[int, ...]
     num_tokens: int
     num_text_bytes: int
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """How likely the tokens of the prompt were, an entry for each. Once, before the first delta, if asked for."""
+
+    logprobs: tuple[TokenLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The sequence `index` has ended. `matched_stop`: the stop string or stop token; None for a model's end token."""
+    """The sequence `index` has ended. `matched_stop`: the stop string or stop token; None for a model's end token.
+
+    `score` is that of a beam.
+    """
 
     index: int
     finish_reason: FinishReason
     matched_stop: str | int | None
     usage: Usage
     determinism_id: str
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +197,12 @@ class Recovered:
     exact: bool
 
 
-Event = Accepted | Delta | Finished | Recovered
+Event = Accepted | PromptLogprobs | Delta | Finished | Recovered
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One sequence of an answer. `token_ids` is empty unless asked for."""
+    """One sequence of an answer. `token_ids` and `logprobs` are empty unless asked for; `score` is that of a beam."""
 
     index: int
     text: str
@@ -131,11 +210,13 @@ class Choice:
     finish_reason: FinishReason
     matched_stop: str | int | None
     usage: Usage
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer, its choices by index.
+    """A whole answer, its choices by index. `prompt_logprobs` is empty unless asked for.
 
     Two answers to equal requests with the same `determinism_id` and `seed` are equal bit for bit, where the model is
     listed as batch-invariant.
@@ -146,6 +227,7 @@ class Completion:
     seed: int
     choices: tuple[Choice, ...]
     determinism_id: str = ""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
     def text(self) -> str:
@@ -183,12 +265,26 @@ class Model:
 
 
 @dataclass(slots=True)
+class _Parts:
+    """What has come of one sequence."""
+
+    texts: list[str] = field(default_factory=list[str])
+    token_ids: list[int] = field(default_factory=list[int])
+    logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+
+    def add(self, delta: Delta) -> None:
+        self.texts.append(delta.text)
+        self.token_ids.extend(delta.token_ids)
+        self.logprobs.extend(delta.logprobs)
+
+
+@dataclass(slots=True)
 class CompletionBuilder:
     """Puts the events of a stream together again."""
 
     accepted: Accepted | None = None
-    _texts: dict[int, list[str]] = field(default_factory=dict[int, "list[str]"])
-    _token_ids: dict[int, list[int]] = field(default_factory=dict[int, "list[int]"])
+    _prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    _parts: defaultdict[int, _Parts] = field(default_factory=lambda: defaultdict[int, _Parts](_Parts))
     _finished: dict[int, Finished] = field(default_factory=dict[int, Finished])
 
     def add(self, event: Event) -> None:
@@ -196,9 +292,10 @@ class CompletionBuilder:
         match event:
             case Accepted():
                 self.accepted = event
+            case PromptLogprobs():
+                self._prompt_logprobs = event.logprobs
             case Delta():
-                self._texts.setdefault(event.index, []).append(event.text)
-                self._token_ids.setdefault(event.index, []).extend(event.token_ids)
+                self._parts[event.index].add(event)
             case Finished():
                 self._finished[event.index] = event
             case Recovered():
@@ -210,14 +307,19 @@ class CompletionBuilder:
             raise ValueError("the stream has not ended: there is no whole answer yet")
         choices = tuple(self._choice(self._finished[index]) for index in sorted(self._finished))
         accepted, last = self.accepted, next(reversed(self._finished.values()))
-        return Completion(accepted.request_id, accepted.model, accepted.seed, choices, last.determinism_id)
+        return Completion(
+            accepted.request_id, accepted.model, accepted.seed, choices, last.determinism_id, self._prompt_logprobs
+        )
 
     def _choice(self, finished: Finished) -> Choice:
+        parts = self._parts[finished.index]
         return Choice(
             finished.index,
-            "".join(self._texts.get(finished.index, [])),
-            tuple(self._token_ids.get(finished.index, [])),
+            "".join(parts.texts),
+            tuple(parts.token_ids),
             finished.finish_reason,
             finished.matched_stop,
             finished.usage,
+            tuple(parts.logprobs),
+            finished.score,
         )

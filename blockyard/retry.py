@@ -12,6 +12,9 @@ import grpc
 if TYPE_CHECKING:
     from blockyard.errors import BlockyardError
 
+# 0.1 s doubled so often is a month: more would only overflow.
+_MAX_DOUBLINGS = 24
+
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
@@ -19,20 +22,28 @@ class RetryPolicy:
 
     The server's own hint goes first, within `max_delay_seconds`; without one the delay doubles from
     `initial_delay_seconds`. Either is spread by a quarter, so that clients that failed together do not come back
-    together.
+    together. Of several gateways all are tried, without delay in between, before that counts as one attempt.
+
+    A stream that has begun is worth more patience: it is given up after `max_attempts` and, at the earliest,
+    `resume_seconds` after it broke, which is as long as gateways keep a request that nobody reads.
     """
 
     max_attempts: int = 4
     initial_delay_seconds: float = 0.1
     max_delay_seconds: float = 5.0
+    resume_seconds: float = 60.0
 
-    def delay_seconds(self, error: BlockyardError, num_failures: int) -> float | None:
-        """Tells how long to wait after this failure, the `num_failures`-th in a row; None: do not try again."""
-        if error.code is not grpc.StatusCode.UNAVAILABLE or num_failures >= self.max_attempts:
-            return None
+    def delay_seconds(self, error: BlockyardError, num_failures: int) -> float:
+        """Tells how long to wait after this failure, the `num_failures`-th in a row."""
         hint = error.retry_after_seconds
-        delay = self.initial_delay_seconds * 2 ** (num_failures - 1) if hint is None else hint
+        doublings = min(num_failures - 1, _MAX_DOUBLINGS)
+        delay = self.initial_delay_seconds * 2**doublings if hint is None else hint
         return min(delay, self.max_delay_seconds) * random.uniform(1.0, 1.25)
+
+
+def may_pass(error: BlockyardError) -> bool:
+    """Tells whether the same call may succeed a little later, or at another gateway."""
+    return error.code is grpc.StatusCode.UNAVAILABLE
 
 
 class Deadline:
@@ -53,17 +64,34 @@ class Deadline:
 
 
 class Attempts:
-    """The tries of one call."""
+    """The tries of one call, over so many gateways."""
 
-    def __init__(self, policy: RetryPolicy, timeout: float | None) -> None:
+    def __init__(self, policy: RetryPolicy, timeout: float | None, num_targets: int = 1) -> None:
         self._policy = policy
+        self._num_targets = num_targets
         self._num_failures = 0
+        self._first_failure = 0.0
         self.deadline = Deadline(timeout)
 
-    def delay_after(self, error: BlockyardError) -> float:
+    def advance(self) -> None:
+        """Takes note that the call got on: the failures before it are forgotten."""
+        self._num_failures = 0
+
+    def delay_after(self, error: BlockyardError, *, has_begun: bool = False) -> float:
         """Counts a failure and tells how many seconds to wait; raises it when it is the last."""
+        if self._num_failures == 0:
+            self._first_failure = time.monotonic()
         self._num_failures += 1
-        delay_seconds = self._policy.delay_seconds(error, self._num_failures)
-        if delay_seconds is None or not self.deadline.allows(delay_seconds):
+        num_attempts, num_tried = divmod(self._num_failures, self._num_targets)
+        if num_tried:
+            delay_seconds = 0.0
+        elif num_attempts >= self._policy.max_attempts and not (has_begun and self._is_in_resume_window()):
+            raise error
+        else:
+            delay_seconds = self._policy.delay_seconds(error, num_attempts)
+        if not self.deadline.allows(delay_seconds):
             raise error
         return delay_seconds
+
+    def _is_in_resume_window(self) -> bool:
+        return time.monotonic() - self._first_failure < self._policy.resume_seconds

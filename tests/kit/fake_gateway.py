@@ -1,7 +1,6 @@
 """A gateway without a scheduler, on real sockets: it answers with the prompt's own words, and fails as it is told to.
 
-The words of an answer are those of the prompt, again and again up to max_tokens (8 unless asked); a word is a token,
-and its id is the word's length, so a prompt of token ids [3, 1] stands for the words "xxx" and "x".
+Several of them that share a `Memory` are the gateways of one system: what one has begun another reads on.
 """
 
 from __future__ import annotations
@@ -12,18 +11,48 @@ import threading
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from blockyard.common.v1 import sampling_pb2
+import grpc
+
 from blockyard.errors import BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from blockyard.rpc import PUBLIC_MESSAGE_BYTES, add_health, bind, make_server
+from tests.kit.fake_answers import DEFAULT_MAX_TOKENS, MODEL, Memory, events
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterable, Iterator
 
-MODEL = "fake"
-DEFAULT_MAX_TOKENS = 8
+    from tests.kit.fake_answers import Event, Spec
+
+
+class How(StrEnum):
+    """How a stream breaks."""
+
+    DRAINING = "the gateway ends it with DRAINING"
+    UNAVAILABLE = "a plain status UNAVAILABLE"
+    CANCELLED = "a plain status CANCELLED"
+    INTERNAL = "a plain status INTERNAL"
+    GAP = "an event is left out"
+    END = "it ends OK"
+    DEATH = "the gateway dies"
+    RESTART = "the gateway dies and comes back with nothing in its memory"
+
+
+_PLAIN_CODE = {
+    How.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    How.CANCELLED: grpc.StatusCode.CANCELLED,
+    How.INTERNAL: grpc.StatusCode.INTERNAL,
+}
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Breaks one stream after so many events."""
+
+    num_events: int
+    how: How = How.DRAINING
 
 
 @dataclass
@@ -31,39 +60,51 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer):
     """Start it on a loop, or with `in_thread()`.
 
     Attributes:
+        memory: what is known of requests; share it among gateways of one system.
         failures: each fails one call, before anything is answered.
-        fails_after: fails a stream after so many events.
+        cuts: each breaks one stream.
         hold_after: stops a stream after so many events, until it is cancelled.
-        skips_seq: leaves this number out.
-        ends_early: ends streams OK before anything has finished.
+        tokens_per_delta: how many tokens come at once.
         specs: what was asked for.
-        cancelled: request ids of streams that were cancelled while they were held.
+        resumes: what was asked for again.
+        tenants: of each call that begins an answer or reads one.
+        cancelled: request ids of those that were cancelled while they ran, or were left by the reader they ended with.
         saw_cancel: set with each of them.
         http_answers: raw answers of the HTTP side, one for each connection; None: cut the connection.
         http_bodies: what was posted.
+        http_heads: the lines above it.
     """
 
     ready: bool = True
-    failures: deque[BlockyardError] = field(default_factory=deque)
-    fails_after: int = -1
+    memory: Memory = field(default_factory=Memory)
+    failures: deque[BlockyardError] = field(default_factory=deque[BlockyardError])
+    cuts: deque[Cut] = field(default_factory=deque[Cut])
     hold_after: int = -1
-    skips_seq: int = -1
-    ends_early: bool = False
-    specs: list[inference_pb2.GenerationSpec] = field(default_factory=list)
-    cancelled: list[str] = field(default_factory=list)
+    tokens_per_delta: int = 1
+    specs: list[Spec] = field(default_factory=list["Spec"])
+    resumes: list[inference_pb2.ResumeGenerateRequest] = field(
+        default_factory=list[inference_pb2.ResumeGenerateRequest]
+    )
+    tenants: list[str] = field(default_factory=list[str])
+    cancelled: list[str] = field(default_factory=list[str])
     saw_cancel: threading.Event = field(default_factory=threading.Event)
-    http_answers: deque[bytes] = field(default_factory=deque)
-    http_bodies: list[Any] = field(default_factory=list)
+    http_answers: deque[bytes] = field(default_factory=deque[bytes])
+    http_bodies: list[Any] = field(default_factory=list[Any])
+    http_heads: list[str] = field(default_factory=list[str])
 
     async def start(self, grpc_port: int = 0) -> None:
         """Listens on the loopback."""
+        await self._start_grpc(grpc_port)
+        self._http = await asyncio.start_server(self._serve_http, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._http.sockets[0].getsockname()[1]}"
+
+    async def _start_grpc(self, port: int) -> None:
         self._server = make_server(PUBLIC_MESSAGE_BYTES, [])
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, self._server)
         add_health(self._server, lambda: self.ready, lambda: True)
-        self.target = f"127.0.0.1:{bind(self._server, f'127.0.0.1:{grpc_port}')}"
+        self._port = bind(self._server, f"127.0.0.1:{port}")
+        self.target = f"127.0.0.1:{self._port}"
         await self._server.start()
-        self._http = await asyncio.start_server(self._serve_http, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._http.sockets[0].getsockname()[1]}"
 
     async def stop(self) -> None:
         """Ends everything."""
@@ -92,55 +133,81 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer):
             thread.join(10)
             loop.close()
 
-    def _begin(self, spec: inference_pb2.GenerationSpec) -> inference_pb2.Accepted:
-        self.specs.append(spec)
+    def _receive(self, context: Any) -> None:
+        metadata = dict(context.invocation_metadata())
+        self.tenants.append(str(metadata.get("x-blockyard-tenant", "")))
         if self.failures:
             raise self.failures.popleft()
-        request_id = spec.request_id or f"made-{len(self.specs)}"
-        return inference_pb2.Accepted(
-            request_id=request_id, num_prompt_tokens=len(_words(spec)), seed=spec.sampling.seed or 7, model=MODEL
-        )
-
-    async def Generate(self, request: Any, context: Any) -> inference_pb2.GenerateResponse:
-        """Answers at once."""
-        accepted = self._begin(request.spec)
-        choices = [
-            inference_pb2.Choice(
-                index=index,
-                text=" ".join(_answer(request.spec)),
-                token_ids=_token_ids(request.spec, _answer(request.spec)),
-                finished=_finished(request.spec, index),
-            )
-            for index in range(request.spec.n or 1)
-        ]
-        return inference_pb2.GenerateResponse(accepted=accepted, choices=choices)
 
     async def StreamGenerate(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        """Answers word by word, the sequences in turn."""
-        accepted = self._begin(request.spec)
-        seq = 0
-        for number, event in enumerate(_events(request.spec, accepted)):
-            if number == self.fails_after:
-                raise BlockyardError(Reason.DRAINING, "in the midst", retry_after_seconds=0.01)
-            if number == self.hold_after:
-                await self._hold(accepted.request_id)
-            if self.ends_early and event.WhichOneof("event") == "finished":
-                return
-            seq += seq == self.skips_seq
-            event.seq = seq
-            seq += 1
+        """Answers token by token, the sequences in turn."""
+        self.specs.append(request.spec)
+        self._receive(context)
+        spec = request.spec
+        spec.request_id = spec.request_id or f"made-{len(self.specs)}"
+        self.memory.begin(spec)
+        async for event in self._tell(spec, events(spec, (), self.tokens_per_delta), context):
             yield inference_pb2.StreamGenerateResponse(event=event)
 
-    async def _hold(self, request_id: str) -> None:
+    async def ResumeGenerate(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        """Answers with what comes after the positions."""
+        self.resumes.append(request)
+        self._receive(context)
+        spec = self.memory.find(request)
+        rest = events(spec, request.positions, self.tokens_per_delta)
+        async for event in self._tell(spec, rest, context):
+            yield inference_pb2.ResumeGenerateResponse(event=event)
+
+    async def _tell(self, spec: Spec, told: Iterable[Event], context: Any) -> AsyncIterator[Event]:
+        cut = self.cuts.popleft() if self.cuts else Cut(-1)
+        is_kept = spec.on_disconnect == inference_pb2.ON_DISCONNECT_KEEP
+        seq = 0
+        for number, event in enumerate(told):
+            if number == cut.num_events:
+                if cut.how is How.END:
+                    return
+                if cut.how is How.GAP:
+                    seq += 1
+                else:
+                    await self._break(cut.how, context)
+            if number == self.hold_after:
+                await self._hold(spec.request_id, is_kept=is_kept)
+            event.seq = seq
+            seq += 1
+            yield event
+        self.memory.end(spec.request_id)
+
+    async def _break(self, how: How, context: Any) -> None:
+        if how is How.DRAINING:
+            raise BlockyardError(Reason.DRAINING, "in the midst", retry_after_seconds=0.01)
+        if how in _PLAIN_CODE:
+            await context.abort(_PLAIN_CODE[how], "in the midst")
+        # Of its own: this handler is ended by it.
+        self._dying = asyncio.create_task(self._die(comes_back=how is How.RESTART))
+        await asyncio.Event().wait()
+
+    async def _die(self, *, comes_back: bool) -> None:
+        await self._server.stop(0)
+        if comes_back:
+            self.memory.forget()
+            await self._start_grpc(self._port)
+
+    async def _hold(self, request_id: str, *, is_kept: bool) -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            self.cancelled.append(request_id)
-            self.saw_cancel.set()
+            if not is_kept and self.memory.end(request_id):
+                self._note_cancel(request_id)
+
+    def _note_cancel(self, request_id: str) -> None:
+        self.cancelled.append(request_id)
+        self.saw_cancel.set()
 
     async def CancelGenerate(self, request: Any, context: Any) -> inference_pb2.CancelGenerateResponse:
-        """Says that all ids that begin with "run" were running."""
-        running = [request_id for request_id in request.request_ids if request_id.startswith("run")]
+        """Ends requests."""
+        running = [request_id for request_id in request.request_ids if self.memory.end(request_id)]
+        for request_id in running:
+            self._note_cancel(request_id)
         return inference_pb2.CancelGenerateResponse(cancelled_request_ids=running)
 
     async def Tokenize(self, request: Any, context: Any) -> inference_pb2.TokenizeResponse:
@@ -165,6 +232,7 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer):
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         length = next(int(line.split(":")[1]) for line in head.split("\r\n") if line.startswith("Content-Length"))
         body = json.loads(await reader.readexactly(length)) if length else None
+        self.http_heads.append(head)
         if body is not None:
             self.http_bodies.append(body)
         if self.http_answers:
@@ -199,58 +267,3 @@ def _openai_chunks(body: dict[str, Any]) -> list[Any]:
     choices = [{"delta": {"content": text}} if chat else {"text": text} for text in texts]
     usage = {"prompt_tokens": len(prompt.split()), "completion_tokens": len(words)}
     return [*({"choices": [choice]} for choice in choices), {"choices": [], "usage": usage}]
-
-
-def _words(spec: inference_pb2.GenerationSpec) -> list[str]:
-    if spec.WhichOneof("prompt") == "token_ids":
-        return ["x" * number for number in spec.token_ids.ids]
-    return spec.text.split()
-
-
-def _answer(spec: inference_pb2.GenerationSpec) -> list[str]:
-    words = _words(spec) or ["nothing"]
-    num_tokens = spec.stop.max_tokens or DEFAULT_MAX_TOKENS
-    return (words * num_tokens)[:num_tokens]
-
-
-def _token_ids(spec: inference_pb2.GenerationSpec, words: list[str]) -> list[int]:
-    return [len(word) for word in words] if spec.return_token_ids else []
-
-
-def _finished(spec: inference_pb2.GenerationSpec, index: int) -> inference_pb2.Finished:
-    stopped = spec.stop.stop_strings or spec.stop.stop_token_ids
-    matched = inference_pb2.MatchedStop()
-    if spec.stop.stop_strings:
-        matched.stop_string = spec.stop.stop_strings[0]
-    elif spec.stop.stop_token_ids:
-        matched.stop_token_id = spec.stop.stop_token_ids[0]
-    usage = sampling_pb2.Usage(
-        num_prompt_tokens=len(_words(spec)), num_cached_tokens=1, num_completion_tokens=len(_answer(spec))
-    )
-    return inference_pb2.Finished(
-        index=index,
-        reason=sampling_pb2.FINISH_REASON_STOP if stopped else sampling_pb2.FINISH_REASON_LENGTH,
-        matched_stop=matched,
-        usage=usage,
-        determinism_id="d",
-    )
-
-
-def _events(spec: inference_pb2.GenerationSpec, accepted: Any) -> Iterator[inference_pb2.GenerationEvent]:
-    yield inference_pb2.GenerationEvent(accepted=accepted)
-    indexes, num_text_bytes = range(spec.n or 1), 0
-    for position, word in enumerate(_answer(spec)):
-        text = word if position == 0 else " " + word
-        num_text_bytes += len(text.encode())
-        for index in indexes:
-            yield inference_pb2.GenerationEvent(
-                delta=inference_pb2.Delta(
-                    index=index,
-                    text=text,
-                    token_ids=_token_ids(spec, [word]),
-                    num_tokens=position + 1,
-                    num_text_bytes=num_text_bytes,
-                )
-            )
-    for index in indexes:
-        yield inference_pb2.GenerationEvent(finished=_finished(spec, index))

@@ -15,14 +15,17 @@ import pytest
 import blockyard
 from blockyard import Accepted, AsyncClient, BlockyardError, Client, Delta, Finished, FinishReason, Reason, Usage
 from blockyard.errors import TRANSPORT_ORIGIN
-from blockyard.retry import Attempts, Deadline, RetryPolicy
+from blockyard.inference.v1 import inference_pb2
+from blockyard.results import TokenLogprob
+from blockyard.retry import RetryPolicy
+from tests.kit.fake_gateway import Cut, How
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.kit.fake_gateway import FakeGateway
 
-QUICK = RetryPolicy(max_attempts=3, initial_delay_seconds=0.001)
+QUICK = RetryPolicy(max_attempts=3, initial_delay_seconds=0.001, resume_seconds=0.0)
 
 
 @pytest.fixture
@@ -61,23 +64,43 @@ def test_generate_several(client: Client) -> None:
 
 
 def test_a_stream_tells_events_and_the_whole(client: Client) -> None:
-    with client.stream("one two", max_tokens=2, stop_token_ids=[9]) as stream:
+    with client.stream("one two", max_tokens=2, stop_token_ids=[9], request_id="r") as stream:
         events = list(stream)
     assert events == [
-        Accepted("made-1", 2, 7, "fake"),
+        Accepted("r", 2, 7, "fake"),
         Delta(0, "one", (), 1, 3),
         Delta(0, " two", (), 2, 7),
         Finished(0, FinishReason.STOP, 9, Usage(2, 1, 2), "d"),
     ]
-    assert stream.result() == client.generate("one two", max_tokens=2, stop_token_ids=[9], request_id="made-1")
+    assert stream.result() == client.generate("one two", max_tokens=2, stop_token_ids=[9], request_id="r")
+    assert stream.num_resumes == 0
 
 
 def test_text_deltas_are_of_one_sequence(client: Client) -> None:
     assert list(client.stream("a b", n=2, max_tokens=3).text_deltas(1)) == ["a", " b", " a"]
 
 
+def test_log_probabilities_and_beams(client: Client) -> None:
+    completion = client.generate(
+        "one two", max_tokens=2, logprobs=1, prompt_logprobs=0, n=2, beam_search=blockyard.BeamSearch(width=4)
+    )
+    assert [place.chosen and place.chosen.logprob for place in completion.prompt_logprobs] == [None, -1.0]
+    for index, choice in enumerate(completion.choices):
+        assert choice.score == -float(index)
+        chosen = [place.chosen for place in choice.logprobs]
+        assert chosen == [TokenLogprob(3, "one", 0.0, 2), TokenLogprob(3, " two", -1.0, 2)]
+        assert [place.top for place in choice.logprobs] == [(TokenLogprob(0, "?", -0.5, 1),)] * 2
+
+
+def test_cancelling_by_id(gateway: FakeGateway, client: Client) -> None:
+    gateway.hold_after = 1
+    stream = client.stream("a", request_id="runs")
+    next(stream)
+    assert client.cancel("runs", "unknown") == ["runs"]
+    assert client.cancel("runs") == []
+
+
 def test_the_small_calls(client: Client) -> None:
-    assert client.cancel("run-1", "gone") == ["run-1"]
     assert client.tokenize("ab c") == [0, 2, 1]
     assert client.tokenize("ab c", add_special_tokens=False) == [2, 1]
     assert client.detokenize([2, 1]) == "xx x"
@@ -116,13 +139,24 @@ def test_tries_are_bounded(gateway: FakeGateway, client: Client) -> None:
     assert len(gateway.specs) == 6
 
 
-def test_nothing_is_tried_again_after_the_first_message(gateway: FakeGateway, client: Client) -> None:
-    gateway.fails_after = 2
-    stream = client.stream("a b c")
+def test_a_request_that_ends_with_its_connection_is_not_resumed(gateway: FakeGateway, client: Client) -> None:
+    gateway.failures.append(unavailable())
+    gateway.cuts.append(Cut(2))
+    stream = client.stream("a b c", on_disconnect="abort")
     assert [next(stream), next(stream)]
     with pytest.raises(BlockyardError, match="in the midst"):
         next(stream)
-    assert len(gateway.specs) == 1
+    assert list(stream) == []
+    assert (len(gateway.specs), gateway.resumes) == (2, [])
+    assert {spec.on_disconnect for spec in gateway.specs} == {inference_pb2.ON_DISCONNECT_ABORT}
+    assert not gateway.specs[1].return_token_ids
+
+
+@pytest.mark.parametrize(("how", "told"), [(How.GAP, "seq 3 came, 2 was due"), (How.END, "before 1 of its sequences")])
+def test_events_that_are_lost_for_good_are_an_error(gateway: FakeGateway, client: Client, how: How, told: str) -> None:
+    gateway.cuts.append(Cut(2, how))
+    with pytest.raises(BlockyardError, match=told):
+        list(client.stream("a b c", on_disconnect="abort"))
 
 
 def test_a_hint_beyond_the_deadline_is_not_waited_for(gateway: FakeGateway) -> None:
@@ -135,21 +169,10 @@ def test_a_hint_beyond_the_deadline_is_not_waited_for(gateway: FakeGateway) -> N
             next(client.stream("x", timeout=5))
 
 
-def test_lost_events_are_an_error(gateway: FakeGateway, client: Client) -> None:
-    gateway.skips_seq = 2
-    with pytest.raises(BlockyardError, match="seq 3 came, 2 was due"):
-        list(client.stream("a b c"))
-
-
-def test_a_stream_that_ends_too_soon_is_an_error(gateway: FakeGateway, client: Client) -> None:
-    gateway.ends_early = True
-    with pytest.raises(BlockyardError, match="before 1 of its sequences"):
-        list(client.stream("a"))
-
-
-def test_leaving_a_stream_cancels_it(gateway: FakeGateway, client: Client) -> None:
+@pytest.mark.parametrize("on_disconnect", ["keep", "abort"])
+def test_leaving_a_stream_cancels_it(gateway: FakeGateway, client: Client, on_disconnect: Any) -> None:
     gateway.hold_after = 2
-    with client.stream("a b", request_id="left") as stream:
+    with client.stream("a b", request_id="left", on_disconnect=on_disconnect) as stream:
         assert [next(stream), next(stream)]
     assert gateway.saw_cancel.wait(10)
     assert gateway.cancelled == ["left"]
@@ -221,7 +244,6 @@ async def test_async_calls(async_gateway: FakeGateway) -> None:
         assert completion.text == "one two one"
         assert await client.stream("one two", max_tokens=3, request_id="r").result() == completion
         assert [text async for text in client.stream("a b", n=2, max_tokens=2).text_deltas(1)] == ["a", " b"]
-        assert await client.cancel("run-1", "gone") == ["run-1"]
         assert await client.tokenize("ab c") == [0, 2, 1]
         assert await client.detokenize([2, 1]) == "xx x"
         assert [model.name for model in await client.list_models()] == ["fake"]
@@ -232,27 +254,23 @@ async def test_async_retries_and_errors(async_gateway: FakeGateway) -> None:
         async_gateway.failures.extend([unavailable(), unavailable(None)])
         assert (await client.generate("x", max_tokens=1)).text == "x"
         async_gateway.failures.extend([unavailable(), unavailable(None)])
-        assert (await client.stream("x", max_tokens=1).result()).text == "x"
+        assert len(await client.list_models()) == 1
         async_gateway.failures.extend(unavailable() for _ in range(6))
         with pytest.raises(BlockyardError, match="not yet"):
-            await client.generate("x")
+            await client.list_models()
         with pytest.raises(BlockyardError, match="not yet"):
             await client.stream("x").result()
-        async_gateway.fails_after = 2
-        with pytest.raises(BlockyardError, match="in the midst"):
-            await client.stream("x").result()
-        async_gateway.fails_after, async_gateway.skips_seq = -1, 1
-        with pytest.raises(BlockyardError, match="lost"):
-            await client.stream("x").result()
-        async_gateway.skips_seq, async_gateway.ends_early = -1, True
-        with pytest.raises(BlockyardError, match="ended before 2"):
-            await client.stream("x", n=2).result()
+        async_gateway.cuts.extend([Cut(2), Cut(1, How.GAP), Cut(2, How.END)])
+        for told in ("in the midst", "lost", "ended before 2"):
+            with pytest.raises(BlockyardError, match=told):
+                await client.stream("x", n=2, on_disconnect="abort").result()
 
 
-async def test_leaving_an_async_stream_cancels_it(async_gateway: FakeGateway) -> None:
+@pytest.mark.parametrize("on_disconnect", ["keep", "abort"])
+async def test_leaving_an_async_stream_cancels_it(async_gateway: FakeGateway, on_disconnect: Any) -> None:
     async_gateway.hold_after = 1
     async with AsyncClient(async_gateway.target) as client:
-        async with client.stream("a", request_id="left") as stream:
+        async with client.stream("a", request_id="left", on_disconnect=on_disconnect) as stream:
             await anext(stream)
         assert [event async for event in stream] == []
         await asyncio.to_thread(async_gateway.saw_cancel.wait, 10)
@@ -298,31 +316,6 @@ async def test_a_closed_async_client_connects_again(async_gateway: FakeGateway) 
     await client.close()
     assert await client.list_models()
     await client.close()
-
-
-@pytest.mark.parametrize(
-    ("hint", "num_failures", "low", "high"),
-    [(None, 1, 0.1, 0.125), (None, 3, 0.4, 0.5), (2.0, 1, 2.0, 2.5), (99.0, 1, 5.0, 6.25)],
-)
-def test_delays(hint: float | None, num_failures: int, low: float, high: float) -> None:
-    delay = RetryPolicy().delay_seconds(unavailable(hint), num_failures)
-    assert delay is not None
-    assert low <= delay <= high
-
-
-@pytest.mark.parametrize("reason", [reason for reason in Reason if reason not in ("DRAINING", "NO_READY_WORKER")])
-def test_other_errors_are_not_tried_again(reason: Reason) -> None:
-    error = BlockyardError(reason, "", retry_after_seconds=0.0)
-    with pytest.raises(BlockyardError):
-        Attempts(RetryPolicy(), None).delay_after(error)
-
-
-def test_deadlines() -> None:
-    assert Deadline(None).remaining() is None
-    assert Deadline(None).remaining(at_most=1.0) == 1.0
-    assert Deadline(0.0).remaining(at_most=1.0) == 0.0
-    assert not Deadline(1.0).allows(2.0)
-    assert Deadline(None).allows(1e9)
 
 
 def test_a_server_that_starts_late_is_found(nowhere: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from google.protobuf import duration_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,14 +16,19 @@ from blockyard.errors import BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2
 from blockyard.results import (
     Accepted,
+    BeamSearch,
     Choice,
     Completion,
     CompletionBuilder,
     Delta,
+    EarlyStopping,
     Finished,
     FinishReason,
     GenerationOptions,
+    PromptLogprobs,
     Recovered,
+    TokenLogprob,
+    TokenLogprobs,
     Usage,
 )
 
@@ -46,6 +53,14 @@ EVERY_OPTION: dict[str, Any] = {
     "include_stop_in_output": True,
     "return_token_ids": True,
     "skip_special_tokens": False,
+    "on_disconnect": "abort",
+    "priority": -3,
+    "max_queue_time": 1.5,
+    "beam_search": BeamSearch(4, 0.5, EarlyStopping.NEVER),
+    "logprobs": 0,
+    "prompt_logprobs": 2,
+    "allowed_token_ids": [3, 4],
+    "bad_words": ["bad"],
 }
 
 
@@ -72,6 +87,16 @@ def test_every_option_reaches_its_field() -> None:
             repetition_penalty=1.5,
             seed=2**63,
             logit_bias={7: -1.0},
+            logprobs=0,
+            prompt_logprobs=2,
+            allowed_token_ids=[3, 4],
+            bad_words=["bad"],
+        ),
+        on_disconnect=inference_pb2.ON_DISCONNECT_ABORT,
+        priority=-3,
+        max_queue_time=duration_pb2.Duration(seconds=1, nanos=500_000_000),
+        beam_search=sampling_pb2.BeamSearch(
+            width=4, length_penalty=0.5, early_stopping=sampling_pb2.EARLY_STOPPING_NEVER
         ),
         stop=sampling_pb2.StopCriteria(
             max_tokens=5,
@@ -117,6 +142,13 @@ def test_an_unknown_option() -> None:
         codec.make_spec("hi", {"heat": 1, "best_of": 2})  # type: ignore[typeddict-unknown-key]
 
 
+@pytest.mark.parametrize("search", [BeamSearch(2), BeamSearch(2, early_stopping="first")])  # type: ignore[arg-type]
+def test_beam_search_says_all_of_itself(search: BeamSearch) -> None:
+    told = codec.make_spec("hi", {"beam_search": search}).beam_search
+    assert (told.width, told.length_penalty) == (2, 1.0)
+    assert told.early_stopping in (sampling_pb2.EARLY_STOPPING_HEURISTIC, sampling_pb2.EARLY_STOPPING_FIRST)
+
+
 def test_every_value_that_its_field_cannot_hold_is_a_violation() -> None:
     options: Any = {
         "top_k": -1,
@@ -127,9 +159,13 @@ def test_every_value_that_its_field_cannot_hold_is_a_violation() -> None:
         "model": 7,
         "temperature": "hot",
         "seed": 2**64,
-        "logit_bias_": None,
+        "bad_words": 3,
+        "logprobs": -1,
+        "priority": 2**31,
+        "max_queue_time": float("nan"),
+        "on_disconnect": "stay",
+        "beam_search": 4,
     }
-    options.pop("logit_bias_")
     with pytest.raises(BlockyardError) as caught:
         codec.make_spec([-1], options)
     assert caught.value.reason is Reason.FIELD_INVALID
@@ -143,19 +179,39 @@ def test_every_value_that_its_field_cannot_hold_is_a_violation() -> None:
         "stop.stop_strings",
         "stop.stop_token_ids",
         "token_ids.ids",
+        "sampling.bad_words",
+        "sampling.logprobs",
+        "priority",
+        "max_queue_time",
+        "on_disconnect",
+        "beam_search",
     }
 
 
-def response(seq: int, **event: Any) -> inference_pb2.StreamGenerateResponse:
-    return inference_pb2.StreamGenerateResponse(event=inference_pb2.GenerationEvent(seq=seq, **event))
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_queue_time", float("inf")),
+        ("max_queue_time", "soon"),
+        ("beam_search", BeamSearch(-1)),
+        ("beam_search", BeamSearch(2, early_stopping="later")),  # type: ignore[arg-type]
+        ("on_disconnect", 3),
+    ],
+)
+def test_a_bad_value_is_named(name: str, value: Any) -> None:
+    with pytest.raises(BlockyardError) as caught:
+        codec.make_spec("hi", {name: value})  # type: ignore[misc]
+    assert [violation.field for violation in caught.value.violations] == [name]
 
 
-def test_events_are_read_in_order() -> None:
-    reader = codec.EventReader(1)
+def test_events() -> None:
+    event = inference_pb2.GenerationEvent
     accepted = inference_pb2.Accepted(request_id="r", num_prompt_tokens=2, seed=3, model="m")
-    assert reader.read(response(0, accepted=accepted)) == Accepted("r", 2, 3, "m")
-    delta = inference_pb2.Delta(index=0, text="é", token_ids=[5], num_tokens=1, num_text_bytes=2)
-    assert reader.read(response(1, delta=delta)) == Delta(0, "é", (5,), 1, 2)
+    assert codec.to_event(event(accepted=accepted)) == Accepted("r", 2, 3, "m")
+    delta = inference_pb2.Delta(index=1, text="é", token_ids=[5], num_tokens=1, num_text_bytes=2)
+    assert codec.to_event(event(delta=delta)) == Delta(1, "é", (5,), 1, 2)
+    recovered = inference_pb2.Recovered(cause="lost", num_replayed_tokens=7, exact=True)
+    assert codec.to_event(event(recovered=recovered)) == Recovered("lost", 7, True)
     finished = inference_pb2.Finished(
         index=0,
         reason=sampling_pb2.FINISH_REASON_STOP,
@@ -163,44 +219,38 @@ def test_events_are_read_in_order() -> None:
         usage=sampling_pb2.Usage(num_prompt_tokens=2, num_cached_tokens=1, num_completion_tokens=1),
         determinism_id="d",
     )
-    assert reader.read(response(2, finished=finished)) == Finished(0, FinishReason.STOP, 0, Usage(2, 1, 1), "d")
-    reader.end()
+    told = Finished(0, FinishReason.STOP, 0, Usage(2, 1, 1), "d")
+    assert codec.to_event(event(finished=finished)) == told
+    finished.score = 0.0
+    assert codec.to_event(event(finished=finished)) == replace(told, score=0.0)
 
 
-@pytest.mark.parametrize("seqs", [[1], [0, 2], [0, 0], [0, 1, 0]])
-def test_a_gap_is_an_error(seqs: list[int]) -> None:
-    reader = codec.EventReader(1)
-    with pytest.raises(BlockyardError, match="events were lost"):
-        for seq in seqs:
-            reader.read(response(seq, delta=inference_pb2.Delta()))
+def test_log_probabilities() -> None:
+    best = inference_pb2.TokenLogprob(token_id=3, text="a", logprob=-0.5, rank=1)
+    places = [inference_pb2.TokenLogprobs(top=[best]), inference_pb2.TokenLogprobs(chosen=best)]
+    token = TokenLogprob(3, "a", -0.5, 1)
+    told = (TokenLogprobs(None, (token,)), TokenLogprobs(token))
+    prompt = inference_pb2.GenerationEvent(prompt_logprobs=inference_pb2.PromptLogprobs(logprobs=places))
+    assert codec.to_event(prompt) == PromptLogprobs(told)
+    delta = inference_pb2.GenerationEvent(delta=inference_pb2.Delta(logprobs=places))
+    assert codec.to_event(delta) == Delta(0, "", (), 0, 0, told)
+
+
+def test_an_event_of_a_newer_server_is_skipped() -> None:
+    assert codec.to_event(inference_pb2.GenerationEvent(seq=1)) is None
 
 
 def test_a_recovery_is_an_event_that_changes_nothing() -> None:
-    told = inference_pb2.Recovered(cause="lost", num_replayed_tokens=7, exact=True)
-    event = codec.EventReader(1).read(response(0, recovered=told))
-    assert event == Recovered("lost", 7, True)
     builder = CompletionBuilder()
     for part in (
         Accepted("r", 1, 2, "m"),
         Delta(0, "a", (), 1, 1),
-        event,
+        Recovered("lost", 7, True),
         Delta(0, "b", (), 2, 2),
         Finished(0, FinishReason.LENGTH, None, Usage(1, 0, 2), "d"),
     ):
         builder.add(part)
     assert builder.build().text == "ab"
-
-
-def test_an_end_before_every_sequence_has_finished() -> None:
-    reader = codec.EventReader(3)
-    reader.read(response(0, finished=inference_pb2.Finished(index=1)))
-    with pytest.raises(BlockyardError, match="before 2 of its sequences"):
-        reader.end()
-
-
-def test_an_event_of_a_newer_server() -> None:
-    with pytest.raises(BlockyardError, match="does not know"):
-        codec.EventReader(1).read(response(0))
 
 
 @pytest.mark.parametrize(
