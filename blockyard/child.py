@@ -15,11 +15,11 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Asks for SIGTERM on the parent's death, and exits if it is dead already. Only Linux has this."""
+def die_with_parent(parent_pid: int, signal_number: int = signal.SIGTERM) -> None:
+    """Asks for a signal on the parent's death, and exits if it is dead already. Only Linux has this."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
+        if libc.prctl(PR_SET_PDEATHSIG, signal_number, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent_pid:
         sys.exit("the parent process died before this one started")
