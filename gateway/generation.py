@@ -224,10 +224,11 @@ class GenerationService:
 
     async def _start(self, request: GenerationRequest) -> Generation:
         token_ids = await self._encode(request)
+        bad_word_ids = await self._encode_bad_words(request)
         # Read again: the scheduler may have gone meanwhile.
         facts = self._facts()
         limits = ModelLimits(self.model_name, facts.vocab_size, facts.max_model_len, self.tokenizer.end_token_ids)
-        violations = find_violations(request, token_ids, limits)
+        violations = find_violations(request, token_ids, limits, bad_word_ids=bad_word_ids)
         if violations:
             raise invalid(violations)
         submission = complete(
@@ -236,6 +237,7 @@ class GenerationService:
             limits,
             generation_defaults=self.tokenizer.generation_defaults,
             gateway_seed=self._seed,
+            bad_word_ids=bad_word_ids,
         )
         wire_id = self._live.wire_id(request.request_id)
         generation = Generation(
@@ -263,6 +265,13 @@ class GenerationService:
         if not isinstance(prompt, str):
             return prompt
         return tuple(await self.encode(prompt, add_special_tokens=request.add_special_tokens))
+
+    async def _encode_bad_words(self, request: GenerationRequest) -> list[tuple[int, ...]]:
+        words = request.sampling.bad_words
+        if sum(map(len, words)) <= _MAX_INLINE_CHARACTERS:
+            return self.tokenizer.encode_bad_words(words)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self.tokenizer.encode_bad_words, words)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Turns text into ids, a long one in a thread."""

@@ -80,10 +80,30 @@ class Tokenizer:
 
         Raises BlockyardError FIELD_INVALID for half a surrogate pair, which JSON can bring and UTF-8 cannot say.
         """
+        return list(self._encode("prompt", text, add_special_tokens))
+
+    def _encode(self, field: str, text: str, add_special_tokens: bool = False) -> tuple[int, ...]:
         try:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
         except TypeError:
-            raise invalid([Violation("prompt", "must be Unicode text, and has half a surrogate pair")]) from None
+            raise invalid([Violation(field, "must be Unicode text, and has half a surrogate pair")]) from None
+
+    def encode_bad_words(self, words: Sequence[str]) -> list[tuple[int, ...]]:
+        """Turns words that must not be written into token sequences that must not be.
+
+        Each stands as at the beginning of a text, and as behind a space where this has as many tokens and begins with
+        another one: vLLM's rule, since the many tokens of a word's other spellings would forbid parts of other words.
+        """
+        sequences: list[tuple[int, ...]] = []
+        for word in words:
+            bare = word.lstrip(" ")
+            # Nothing but spaces is a word as it is.
+            alone = self._encode("sampling.bad_words", bare or word)
+            inside = self._encode("sampling.bad_words", f" {bare}") if bare else alone
+            sequences.append(alone)
+            if alone[:1] != inside[:1] and len(alone) == len(inside):
+                sequences.append(inside)
+        return list(filter(None, sequences))
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Turns ids into text. Ids outside of the vocabulary have no text."""

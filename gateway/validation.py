@@ -1,12 +1,15 @@
 """What a request may be: every rule in one table, all violations told at once. Fills in what a request leaves out.
 
 Ranges and defaults follow vLLM's SamplingParams, but for: a top_k below 0 is an error, not "off"; n may be above 1 with
-temperature 0 (the sequences are equal then); a logit bias out of range is an error, not clamped. Knows no messages.
+temperature 0 (the sequences are equal then); a logit bias out of range is an error, not clamped. A beam search does not
+sample: temperature, top_p, top_k, min_p and seed are checked and have no effect on it, as in transformers. Knows no
+messages.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import re
 import struct
@@ -15,31 +18,39 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from blockyard.errors import Reason, Violation
 from gateway.attachment import Submission
-from gateway.request import SamplingOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from gateway.request import GenerationRequest
+    from gateway.request import GenerationRequest, SamplingOptions
 
 MAX_N = 64
 MAX_STOP_STRINGS = 16
 # A stop string is held back as text and kept as an automaton, character by character.
 MAX_STOP_STRING_CHARACTERS = 1024
+# The worker looks at each of them for each token.
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_CHARACTERS = 256
+MAX_BAD_SEQUENCE_TOKENS = 256
+MAX_LOGPROBS = 20
+MIN_BEAM_WIDTH, MAX_BEAM_WIDTH = 2, 32
+# Of a Duration.
+_MAX_SECONDS = 315_576_000_000
+_MAX_INT32 = 2**31 - 1
 _MAX_UINT32 = 2**32 - 1
 _MAX_UINT64 = 2**64 - 1
 _MAX_TOLD_IDS = 8
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
-_NEUTRAL = SamplingOptions(
-    temperature=1.0,
-    top_p=1.0,
-    top_k=0,
-    min_p=0.0,
-    presence_penalty=0.0,
-    frequency_penalty=0.0,
-    repetition_penalty=1.0,
-)
+_NEUTRAL = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
 
 
 class ModelLimits(NamedTuple):
@@ -93,8 +104,39 @@ _RANGES = (
         low_is_open=True,
     ),
     _Range("sampling.seed", lambda r: r.sampling.seed, 0, _MAX_UINT64, "from 0 to 2^64 - 1"),
+    _Range("sampling.logprobs", lambda r: r.sampling.logprobs, 0, MAX_LOGPROBS, f"from 0 to {MAX_LOGPROBS}"),
+    _Range(
+        "sampling.prompt_logprobs",
+        lambda r: r.sampling.prompt_logprobs,
+        0,
+        MAX_LOGPROBS,
+        f"from 0 to {MAX_LOGPROBS}",
+    ),
     _Range("stop.max_tokens", lambda r: r.stop.max_tokens, 1, _MAX_UINT32, "at least 1"),
     _Range("stop.min_tokens", lambda r: r.stop.min_tokens, 0, _MAX_UINT32, "at least 0"),
+    _Range("priority", lambda r: r.priority, -_MAX_INT32 - 1, _MAX_INT32, "from -2^31 to 2^31 - 1"),
+    _Range(
+        "max_queue_time",
+        lambda r: r.max_queue_seconds,
+        0,
+        _MAX_SECONDS,
+        f"above 0 and at most {_MAX_SECONDS} seconds",
+        low_is_open=True,
+    ),
+    _Range(
+        "beam_search.width",
+        lambda r: r.beam_search and r.beam_search.width,
+        MIN_BEAM_WIDTH,
+        MAX_BEAM_WIDTH,
+        f"from {MIN_BEAM_WIDTH} to {MAX_BEAM_WIDTH}",
+    ),
+    _Range(
+        "beam_search.length_penalty",
+        lambda r: r.beam_search and r.beam_search.length_penalty,
+        -_MAX_FLOAT,
+        _MAX_FLOAT,
+        "a finite number",
+    ),
 )
 
 
@@ -107,16 +149,30 @@ def as_float32(value: float) -> float:
 
 
 def find_violations(
-    request: GenerationRequest, prompt_token_ids: tuple[int, ...], limits: ModelLimits
+    request: GenerationRequest,
+    prompt_token_ids: tuple[int, ...],
+    limits: ModelLimits,
+    *,
+    bad_word_ids: Sequence[tuple[int, ...]] = (),
 ) -> list[Violation]:
-    """Lists everything that is wrong with a request whose prompt has these ids. The order is that of the proto."""
+    """Lists everything that is wrong with a request whose prompt has these ids. Ranges come first, as in the proto.
+
+    Args:
+        request: as it came.
+        prompt_token_ids: of its prompt.
+        limits: of the model.
+        bad_word_ids: what the tokenizer made of its bad words.
+    """
     return [
         *_identity(request, limits),
         *_prompt(request, prompt_token_ids, limits),
         *(violation for rule in _RANGES for violation in rule.violations(request)),
         *_logit_bias(request, limits),
+        *_bad_words(request, limits),
+        *_allowed_token_ids(request, bad_word_ids, limits),
         *_stop(request, limits),
         *_length(request, len(prompt_token_ids), limits),
+        *_beams(request),
     ]
 
 
@@ -154,6 +210,44 @@ def _logit_bias(request: GenerationRequest, limits: ModelLimits) -> Iterator[Vio
     if outside:
         told = ", ".join(str(i) for i in outside[:_MAX_TOLD_IDS])
         yield Violation("sampling.logit_bias", f"values must be from -100 to 100; not so for token ids {told}")
+
+
+def _bad_words(request: GenerationRequest, limits: ModelLimits) -> Iterator[Violation]:
+    words, sequences = request.sampling.bad_words, request.sampling.bad_token_sequences
+    for field, given in (("sampling.bad_words", words), ("sampling.bad_token_sequences", sequences)):
+        if len(given) > MAX_BAD_WORDS:
+            yield Violation(field, f"at most {MAX_BAD_WORDS}, not {len(given)}")
+        if not all(given):
+            yield Violation(field, "none may be empty")
+    if any(len(word) > MAX_BAD_WORD_CHARACTERS for word in words):
+        yield Violation("sampling.bad_words", f"must be at most {MAX_BAD_WORD_CHARACTERS} characters each")
+    if any(len(sequence) > MAX_BAD_SEQUENCE_TOKENS for sequence in sequences):
+        yield Violation("sampling.bad_token_sequences", f"must be at most {MAX_BAD_SEQUENCE_TOKENS} tokens each")
+    yield from _foreign_ids("sampling.bad_token_sequences", tuple(itertools.chain(*sequences)), limits)
+
+
+def _allowed_token_ids(
+    request: GenerationRequest, bad_word_ids: Sequence[tuple[int, ...]], limits: ModelLimits
+) -> Iterator[Violation]:
+    allowed = request.sampling.allowed_token_ids
+    yield from _foreign_ids("sampling.allowed_token_ids", allowed, limits)
+    bad = {sequence for sequence in (*request.sampling.bad_token_sequences, *bad_word_ids) if len(sequence) == 1}
+    if allowed and all((token_id,) in bad for token_id in allowed):
+        yield Violation("sampling.allowed_token_ids", "none is left: each of them is a bad word")
+
+
+def _beams(request: GenerationRequest) -> Iterator[Violation]:
+    if request.beam_search is None:
+        return
+    if request.n > request.beam_search.width >= MIN_BEAM_WIDTH:
+        told = f"must be at most the width of the beam search, {request.beam_search.width}, not {request.n}"
+        yield Violation("n", told)
+    if request.stop.stop_strings:
+        told = "is not supported with a beam search, whose text is known only at its end: use stop_token_ids"
+        yield Violation("stop.stop_strings", told, Reason.UNSUPPORTED_PARAMETER)
+    if request.sampling.logprobs is not None:
+        told = "is not supported with a beam search: each of its answers has a score instead"
+        yield Violation("sampling.logprobs", told, Reason.UNSUPPORTED_PARAMETER)
 
 
 def _stop(request: GenerationRequest, limits: ModelLimits) -> Iterator[Violation]:
@@ -197,20 +291,44 @@ def complete(
     *,
     generation_defaults: Mapping[str, float],
     gateway_seed: int,
+    bad_word_ids: Sequence[tuple[int, ...]] = (),
 ) -> Submission:
-    """Fills in the defaults of a request without violations: the request's value, the model's, then the neutral one."""
-    own = request.sampling
-    given = {name: getattr(own, name) for name in _NEUTRAL.__slots__ if name not in ("seed", "logit_bias")}
-    chosen = {**generation_defaults, **{name: value for name, value in given.items() if value is not None}}
-    seed = derive_seed(gateway_seed, request.request_id) if own.seed is None else own.seed
+    """Makes a submission of a request without violations, with nothing left open.
+
+    Where the request says nothing, the model's default holds (`generation_defaults`), then the neutral value. What the
+    tokenizer made of the bad words (`bad_word_ids`) joins the bad token sequences.
+    """
     room = limits.max_model_len - len(prompt_token_ids)
     end_token_ids = frozenset[int]() if request.stop.ignore_eos else limits.end_token_ids
     return Submission(
         request_id=request.request_id,
         prompt_token_ids=prompt_token_ids,
         n=request.n,
-        sampling=replace(_NEUTRAL, **chosen, seed=seed, logit_bias=own.logit_bias),
+        sampling=_complete_sampling(request, generation_defaults, gateway_seed, bad_word_ids),
         max_tokens=room if request.stop.max_tokens is None else request.stop.max_tokens,
         min_tokens=request.stop.min_tokens or 0,
         stop_token_ids=tuple(sorted(end_token_ids.union(request.stop.stop_token_ids))),
+        tenant=request.tenant,
+        priority=request.priority,
+        max_queue_seconds=request.max_queue_seconds,
+        remaining_seconds=request.remaining_seconds,
+        beam_search=request.beam_search,
+    )
+
+
+def _complete_sampling(
+    request: GenerationRequest,
+    generation_defaults: Mapping[str, float],
+    gateway_seed: int,
+    bad_word_ids: Sequence[tuple[int, ...]],
+) -> SamplingOptions:
+    own = request.sampling
+    silent = {name: value for name, value in {**_NEUTRAL, **generation_defaults}.items() if getattr(own, name) is None}
+    seed = derive_seed(gateway_seed, request.request_id, tenant=request.tenant) if own.seed is None else own.seed
+    return replace(
+        own,
+        **silent,
+        seed=seed,
+        bad_words=(),
+        bad_token_sequences=tuple(dict.fromkeys((*own.bad_token_sequences, *bad_word_ids))),
     )

@@ -48,6 +48,38 @@ def test_ids_without_a_piece_have_no_text() -> None:
     assert tokenizer.decode([*tokenizer.encode("hi"), 4096, 2**31]) == "hi"
 
 
+@pytest.mark.parametrize("word", ["hello", " hello", "   hello"])
+def test_a_bad_word_stands_at_the_beginning_and_behind_a_space(word: str) -> None:
+    tokenizer = demo_tokenizer()
+    spellings = [tokenizer.encode(text, False) for text in ("hello", " hello")]
+    assert len(spellings[0]) == len(spellings[1])
+    assert tokenizer.encode_bad_words([word]) == [tuple(spelling) for spelling in spellings]
+
+
+def test_a_bad_word_that_is_longer_behind_a_space_stands_alone() -> None:
+    tokenizer = demo_tokenizer()
+    assert len(tokenizer.encode(" \n", False)) > len(tokenizer.encode("\n", False))
+    assert tokenizer.encode_bad_words(["\n"]) == [tuple(tokenizer.encode("\n", False))]
+
+
+def test_a_bad_word_of_spaces_is_not_another_number_of_spaces() -> None:
+    tokenizer = demo_tokenizer()
+    assert tokenizer.encode_bad_words(["  "]) == [tuple(tokenizer.encode("  ", False))]
+
+
+def test_an_empty_bad_word_has_no_tokens() -> None:
+    assert demo_tokenizer().encode_bad_words(["", "x"]) == demo_tokenizer().encode_bad_words(["x"])
+
+
+def test_half_a_surrogate_pair_is_told_with_its_field() -> None:
+    with pytest.raises(BlockyardError) as raised:
+        demo_tokenizer().encode_bad_words(["\ud800"])
+    assert [violation.field for violation in raised.value.violations] == ["sampling.bad_words"]
+    with pytest.raises(BlockyardError) as raised:
+        demo_tokenizer().encode("\ud800")
+    assert [violation.field for violation in raised.value.violations] == ["prompt"]
+
+
 def test_the_digest_is_that_of_config_json(folder: Path) -> None:
     expected = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
     assert load_tokenizer(folder).model_digest == expected

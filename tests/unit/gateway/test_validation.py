@@ -10,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockyard.errors import Reason, Violation
-from gateway.request import GenerationRequest, SamplingOptions, StopOptions
+from gateway.request import BeamOptions, EarlyStopping, GenerationRequest, SamplingOptions, StopOptions
 from gateway.validation import (
+    MAX_BAD_SEQUENCE_TOKENS,
+    MAX_BAD_WORD_CHARACTERS,
+    MAX_BAD_WORDS,
     MAX_STOP_STRING_CHARACTERS,
     MAX_STOP_STRINGS,
     ModelLimits,
@@ -36,8 +39,10 @@ def request(**fields: Any) -> GenerationRequest:
     )
 
 
-def violations(prompt_token_ids: tuple[int, ...] = PROMPT, **fields: Any) -> list[Violation]:
-    return find_violations(request(**fields), prompt_token_ids, LIMITS)
+def violations(
+    prompt_token_ids: tuple[int, ...] = PROMPT, bad_word_ids: tuple[tuple[int, ...], ...] = (), **fields: Any
+) -> list[Violation]:
+    return find_violations(request(**fields), prompt_token_ids, LIMITS, bad_word_ids=bad_word_ids)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +79,21 @@ def violations(prompt_token_ids: tuple[int, ...] = PROMPT, **fields: Any) -> lis
         {"request_id": "A.z_0:-" + "x" * 121},
         {"request_id": ""},
         {"prompt": PROMPT},
+        {"logprobs": 0, "prompt_logprobs": 0},
+        {"logprobs": 20, "prompt_logprobs": 20},
+        {"allowed_token_ids": (0, 99)},
+        {"allowed_token_ids": (5, 6), "bad_token_sequences": ((5,), (6, 6))},
+        {"bad_words": ("a", " ", "x" * MAX_BAD_WORD_CHARACTERS)},
+        {"bad_words": ("a",) * MAX_BAD_WORDS, "bad_token_sequences": ((1,),) * MAX_BAD_WORDS},
+        {"bad_token_sequences": ((0, 99), (1,) * MAX_BAD_SEQUENCE_TOKENS)},
+        {"priority": -(2**31)},
+        {"priority": 2**31 - 1},
+        {"max_queue_seconds": 1e-9},
+        {"max_queue_seconds": 315_576_000_000},
+        {"beam_search": BeamOptions(2)},
+        {"beam_search": BeamOptions(32, -2.5, EarlyStopping.NEVER), "n": 32},
+        {"beam_search": BeamOptions(4), "temperature": 0.7, "seed": 1, "repetition_penalty": 1.5, "prompt_logprobs": 1},
+        {"beam_search": BeamOptions(4), "stop_token_ids": (9,), "min_tokens": 2, "bad_words": ("a",)},
     ],
 )
 def test_what_is_right(fields: dict[str, Any]) -> None:
@@ -112,6 +132,23 @@ INF, NAN = math.inf, math.nan
         ("prompt", {"prompt": (), "prompt_token_ids": ()}),
         ("prompt", {"prompt_token_ids": (1, 100)}),
         ("prompt", {"prompt_token_ids": (1, -1)}),
+        *[("sampling.logprobs", {"logprobs": value}) for value in (-1, 21)],
+        *[("sampling.prompt_logprobs", {"prompt_logprobs": value}) for value in (-1, 21)],
+        ("sampling.allowed_token_ids", {"allowed_token_ids": (1, 100)}),
+        ("sampling.allowed_token_ids", {"allowed_token_ids": (5, 6), "bad_token_sequences": ((5,), (7, 5), (6,))}),
+        ("sampling.allowed_token_ids", {"allowed_token_ids": (5, 6), "bad_word_ids": ((6,), (5,))}),
+        ("sampling.bad_words", {"bad_words": ("a", "")}),
+        ("sampling.bad_words", {"bad_words": ("a",) * (MAX_BAD_WORDS + 1)}),
+        ("sampling.bad_words", {"bad_words": ("x" * (MAX_BAD_WORD_CHARACTERS + 1),)}),
+        ("sampling.bad_token_sequences", {"bad_token_sequences": ((1,), ())}),
+        ("sampling.bad_token_sequences", {"bad_token_sequences": ((1, 100),)}),
+        ("sampling.bad_token_sequences", {"bad_token_sequences": ((1,),) * (MAX_BAD_WORDS + 1)}),
+        ("sampling.bad_token_sequences", {"bad_token_sequences": ((1,) * (MAX_BAD_SEQUENCE_TOKENS + 1),)}),
+        *[("priority", {"priority": value}) for value in (-(2**31) - 1, 2**31)],
+        *[("max_queue_time", {"max_queue_seconds": value}) for value in (0.0, -1.0, NAN, INF, 1e-60)],
+        *[("beam_search.width", {"beam_search": BeamOptions(width)}) for width in (-1, 0, 1, 33)],
+        *[("beam_search.length_penalty", {"beam_search": BeamOptions(2, value)}) for value in (INF, -INF, NAN, 1e39)],
+        ("n", {"beam_search": BeamOptions(2), "n": 3}),
     ],
 )
 def test_what_is_wrong_is_told_with_its_field(field: str, fields: dict[str, Any]) -> None:
@@ -119,6 +156,44 @@ def test_what_is_wrong_is_told_with_its_field(field: str, fields: dict[str, Any]
     assert violation.field == field
     assert violation.reason is Reason.FIELD_INVALID
     assert violation.description
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"), [("stop.stop_strings", {"stop_strings": ("a",)}), ("sampling.logprobs", {"logprobs": 0})]
+)
+def test_what_a_beam_search_cannot_is_unsupported(field: str, fields: dict[str, Any]) -> None:
+    assert violations(**fields) == []
+    (violation,) = violations(beam_search=BeamOptions(2), **fields)
+    assert (violation.field, violation.reason) == (field, Reason.UNSUPPORTED_PARAMETER)
+
+
+def test_everything_that_is_wrong_with_new_parameters_is_told_at_once() -> None:
+    found = violations(
+        n=5,
+        logprobs=21,
+        prompt_logprobs=-1,
+        priority=2**40,
+        max_queue_seconds=0.0,
+        allowed_token_ids=(100,),
+        bad_words=("",),
+        bad_token_sequences=((),),
+        beam_search=BeamOptions(1, NAN),
+        stop_strings=("a",),
+    )
+    assert [violation.field for violation in found] == [
+        "sampling.logprobs",
+        "sampling.prompt_logprobs",
+        "priority",
+        "max_queue_time",
+        "beam_search.width",
+        "beam_search.length_penalty",
+        "sampling.bad_words",
+        "sampling.bad_token_sequences",
+        "sampling.allowed_token_ids",
+        "n",
+        "stop.stop_strings",
+        "sampling.logprobs",
+    ]
 
 
 def test_another_model_is_not_found() -> None:
@@ -168,9 +243,19 @@ def test_a_float_of_the_wire_is_itself(value: float) -> None:
 
 
 def submitted(
-    prompt_token_ids: tuple[int, ...] = PROMPT, defaults: dict[str, float] | None = None, **fields: Any
+    prompt_token_ids: tuple[int, ...] = PROMPT,
+    defaults: dict[str, float] | None = None,
+    bad_word_ids: tuple[tuple[int, ...], ...] = (),
+    **fields: Any,
 ) -> Any:
-    return complete(request(**fields), prompt_token_ids, LIMITS, generation_defaults=defaults or {}, gateway_seed=0)
+    return complete(
+        request(**fields),
+        prompt_token_ids,
+        LIMITS,
+        generation_defaults=defaults or {},
+        gateway_seed=0,
+        bad_word_ids=bad_word_ids,
+    )
 
 
 def test_a_silent_request_takes_the_neutral_values() -> None:
@@ -191,6 +276,23 @@ def test_zero_is_a_value_and_not_silence() -> None:
     assert (sampling.temperature, sampling.top_k) == (0.0, 0)
 
 
+def test_bad_words_become_token_sequences() -> None:
+    sampling = submitted(bad_words=("a",), bad_token_sequences=((1, 2), (3,)), bad_word_ids=((4,), (3,))).sampling
+    assert sampling.bad_token_sequences == ((1, 2), (3,), (4,))
+    assert sampling.bad_words == ()
+
+
+def test_what_travels_unread_is_kept() -> None:
+    fields = {"allowed_token_ids": (5,), "logprobs": 3, "prompt_logprobs": 0, "logit_bias": {1: 2.0}}
+    sampling = submitted(**fields).sampling
+    assert {name: getattr(sampling, name) for name in fields} == fields
+    beams = BeamOptions(3, 0.5, EarlyStopping.FIRST)
+    times = {"max_queue_seconds": 2.0, "remaining_seconds": 9.0}
+    submission = submitted(tenant="t", priority=-2, beam_search=beams, **times)
+    assert (submission.tenant, submission.priority, submission.beam_search) == ("t", -2, beams)
+    assert (submission.max_queue_seconds, submission.remaining_seconds) == (2.0, 9.0)
+
+
 def test_stop_tokens_are_the_models_and_the_requests() -> None:
     assert submitted(stop_token_ids=(9, 3)).stop_token_ids == (0, 3, 9)
     assert submitted(stop_token_ids=(9,), ignore_eos=True).stop_token_ids == (9,)
@@ -199,6 +301,7 @@ def test_stop_tokens_are_the_models_and_the_requests() -> None:
 def test_the_seed_is_the_requests_or_derived_from_its_id() -> None:
     assert submitted(seed=0).sampling.seed == 0
     assert submitted(request_id="a").sampling.seed == derive_seed(0, "a")
+    assert submitted(request_id="a", tenant="t").sampling.seed == derive_seed(0, "a", tenant="t") != derive_seed(0, "a")
     assert len({derive_seed(seed, request_id) for seed in (0, 1) for request_id in ("a", "b")}) == 4
 
 
