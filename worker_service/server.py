@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 import sys
 
 from blockyard.rpc import INTERNAL_MESSAGE_BYTES, HealthServer, Heartbeat, PortTaken, add_health, bind, make_server
 from blockyard.settings import load
+from blockyard.signals import on_stop_signal
 from blockyard.telemetry import EventLogger, configure_logging
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from worker_service.config import WorkerConfiguration
@@ -22,6 +22,10 @@ log = EventLogger(__name__)
 SERVICE_NAME = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
 # A step takes well under this; a load that runs is given up.
 STOP_SECONDS = 5.0
+# A scheduler that was told of the drain closes its stream within a step.
+CLOSE_SECONDS = 1.0
+# A peer that is still writing when the connection goes away loses what it has not read yet.
+LAST_WORDS_SECONDS = 0.25
 # Time for answers that are ready to leave.
 GRACE_SECONDS = 1.0
 # A thread that wants the interpreter gets it soon: a step's answer must not wait for another thread's turn to end.
@@ -55,7 +59,7 @@ class Server:
         if not self.address.startswith("unix:"):
             self.address = f"{self.address.rpartition(':')[0]}:{port}"
         worker_id = f"{socket.gethostname()}/{self.address}"
-        servicer = WorkerServicer(self.worker, worker_id, self.stopping.set)
+        servicer = WorkerServicer(self.worker, worker_id, self._stop_soon)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, self._server)
         add_health(self._server, self._is_ready, self._heartbeat.is_alive)
         if self._settings.worker_health_port >= 0:
@@ -67,19 +71,25 @@ class Server:
         await self._server.start()
         log.info("listening", worker_address=self.address, health_port=self.health_port)
 
+    def _stop_soon(self) -> None:
+        """Stops once the answer to Shutdown was read."""
+        asyncio.get_running_loop().call_later(LAST_WORDS_SECONDS, self.stopping.set)
+
     async def stop(self) -> bool:
-        """Finishes the step that runs, ends its stream with DRAINING, and closes everything.
+        """Finishes the step that runs, tells the scheduler so, waits for it to close its stream, and closes everything.
 
         Tells whether the device thread has ended: work that takes too long is given up, and goes on.
         """
         log.info("stopping")
-        has_ended = await self.worker.stop(STOP_SECONDS)
-        if not has_ended:
+        is_idle = await self.worker.drain(STOP_SECONDS)
+        if not is_idle:
             log.warning("gave up the work that runs", after_seconds=STOP_SECONDS)
+        if await self.worker.end_streams(CLOSE_SECONDS):
+            await asyncio.sleep(LAST_WORDS_SECONDS)
         await self._server.stop(GRACE_SECONDS)
         if self._health is not None:
             self._health.stop()
-        return has_ended
+        return is_idle and await self.worker.stop(GRACE_SECONDS)
 
 
 async def run(configuration: WorkerConfiguration) -> bool:
@@ -88,17 +98,7 @@ async def run(configuration: WorkerConfiguration) -> bool:
     A second signal ends the process at once.
     """
     server = Server(configuration)
-    loop = asyncio.get_running_loop()
-    signals = (signal.SIGTERM, signal.SIGINT)
-
-    def stop() -> None:
-        server.stopping.set()
-        for number in signals:
-            loop.remove_signal_handler(number)
-            signal.signal(number, signal.SIG_DFL)
-
-    for number in signals:
-        loop.add_signal_handler(number, stop)
+    on_stop_signal(server.stopping.set)
     await server.start()
     await server.stopping.wait()
     return await server.stop()

@@ -1,35 +1,42 @@
-"""One epoch's steps on their way to the device thread and its answers on their way back, in order.
+"""The epochs' steps on their way to the device thread and their answers on their way back, in order.
 
-Lives in the event loop. Knows neither what a step means nor how it travels.
+Owns which of the open streams runs. Lives in the event loop. Knows neither what a step means nor how it travels.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from blockyard.errors import BlockyardError, Reason
+from blockyard.telemetry import EventLogger
 from worker_service.device_thread import DeviceThread, call_soon
+from worker_service.step import StepResult
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from blockyard.errors import BlockyardError
-    from worker_service.step import Step, StepResult
+    from worker_service.step import Step
     from worker_service.step_executor import StepExecutor
+
+log = EventLogger(__name__)
 
 
 class StepStream:
-    """Steps in, answers out. Ended, it drops the steps that did not start."""
+    """One epoch: steps in, answers out. Stopped, it drops the steps that did not start."""
 
     def __init__(self, device: DeviceThread, executor: StepExecutor) -> None:
         self.epoch: int | None = None
+        self.executor = executor
         self._device = device
-        self._executor = executor
         self._loop = asyncio.get_running_loop()
         self._answers: asyncio.Queue[StepResult | BlockyardError | None] = asyncio.Queue()
+        # The device thread's own: whatever it told last, a refusal too.
+        self._last_step_id = 0
         # Read by the device thread between two steps.
-        self._stopped = False
+        self.is_stopped = False
 
     def submit(self, step: Step) -> None:
         """Queues a step for the device thread."""
@@ -37,9 +44,13 @@ class StepStream:
         self._device.post(lambda: self._run(step, arrival))
 
     def _run(self, step: Step, arrival: float) -> None:
-        if not self._stopped:
-            result = self._executor.execute(step, arrival)
-            call_soon(self._loop, self._answers.put_nowait, result)
+        if not self.is_stopped:
+            result = self.executor.execute(step, arrival)
+            self._last_step_id = step.step_id
+            self._tell(result)
+
+    def _tell(self, what: StepResult | BlockyardError | None) -> None:
+        call_soon(self._loop, self._answers.put_nowait, what)
 
     def answer(self, result: StepResult) -> None:
         """Answers a step that does not reach the device thread."""
@@ -47,17 +58,99 @@ class StepStream:
 
     def finish(self) -> None:
         """Ends after the steps that wait: no more will come."""
-        self._device.post(lambda: call_soon(self._loop, self._answers.put_nowait, None))
+        self._device.post(lambda: self._tell(None))
 
     def stop(self, error: BlockyardError | None = None) -> None:
         """Ends after the step that runs; those that wait are dropped. `error` tells the scheduler why."""
-        if not self._stopped:
-            self._stopped = True
-            self._device.post(lambda: call_soon(self._loop, self._answers.put_nowait, error))
+        if not self.is_stopped:
+            self.is_stopped = True
+            self._device.post(lambda: self._tell(error))
+
+    def drain(self) -> None:
+        """Drops the steps that wait and says so after the step that runs; stays open for the scheduler to close it."""
+        self.is_stopped = True
+        self._device.post(lambda: self._tell(StepResult(self.epoch or 0, self._last_step_id, draining=True)))
+
+    def end(self, error: BlockyardError) -> None:
+        """Ends now, whatever the device thread does."""
+        self._answers.put_nowait(error)
 
     async def answers(self) -> AsyncIterator[StepResult]:
-        """Gives the answers in order; raises the error that the stream was stopped with."""
+        """Gives the answers in order; raises the error that the stream was ended with."""
         while (answer := await self._answers.get()) is not None:
             if isinstance(answer, Exception):
                 raise answer
             yield answer
+
+
+class StepStreams:
+    """All open streams of a worker. The one whose first step had the highest epoch runs."""
+
+    def __init__(self, device: DeviceThread) -> None:
+        self.epoch = 0
+        self._device = device
+        self._open: set[StepStream] = set()
+        self._running: StepStream | None = None
+        self._all_closed = asyncio.Event()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether an epoch runs."""
+        return self._running is not None
+
+    def open(self, executor: StepExecutor) -> StepStream:
+        """Opens a stream. Its first step makes it the one that runs, or not: see `submit`."""
+        stream = StepStream(self._device, executor)
+        self._open.add(stream)
+        return stream
+
+    def submit(self, stream: StepStream, step: Step) -> None:
+        """Takes a step of a stream. The first one of a higher epoch ends the stream of the epoch before."""
+        if stream.is_stopped:
+            return
+        if stream.epoch is None:
+            stream.epoch = step.epoch
+            if step.epoch > self.epoch:
+                self._take_over(stream, step.epoch)
+        if self._running is stream:
+            stream.submit(step)
+        else:
+            message = f"epoch {step.epoch} is over: epoch {self.epoch} was seen"
+            error = BlockyardError(Reason.WRONG_STATE, message, metadata={"epoch": str(self.epoch)})
+            stream.answer(StepResult(step.epoch, step.step_id, refusal=error))
+
+    def _take_over(self, stream: StepStream, epoch: int) -> None:
+        if self._running is not None:
+            self._running.stop(BlockyardError(Reason.WRONG_STATE, f"epoch {epoch} took over"))
+        self._running, self.epoch = stream, epoch
+        self._device.post(lambda: stream.executor.begin_epoch(epoch))
+        log.info("epoch begins", epoch=epoch)
+
+    def close(self, stream: StepStream) -> None:
+        """Closes a stream, however it ended: its steps that wait are dropped, and its sequences forgotten."""
+        stream.stop()
+        self._open.discard(stream)
+        if not self._open:
+            self._all_closed.set()
+        if self._running is stream:
+            self._running = None
+            self._device.post(stream.executor.forget)
+            log.info("epoch ends", epoch=stream.epoch)
+
+    def drain(self) -> None:
+        """Has every stream say that it drains. No stream may be opened any more."""
+        for stream in self._open:
+            stream.drain()
+
+    async def end(self, error: BlockyardError, seconds: float) -> bool:
+        """Gives the other side some seconds to close every stream, ends those that are left, and tells whether any was.
+
+        An end that comes from the other side cannot be lost on its way, as a server's last words can.
+        """
+        if self._open:
+            self._all_closed.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._all_closed.wait(), seconds)
+        for stream in self._open:
+            stream.end(error)
+        return bool(self._open)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import secrets
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -29,15 +29,15 @@ from worker_service.device_thread import DeviceThread
 from worker_service.input_batch import BatchLimits, InputBatch
 from worker_service.model_loader import load_model
 from worker_service.model_runner import ModelRunner
-from worker_service.step import StepResult
 from worker_service.step_executor import StepExecutor
-from worker_service.step_stream import StepStream
+from worker_service.step_stream import StepStreams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
 
     from worker_service.model_loader import LoadedModel
     from worker_service.step import Step
+    from worker_service.step_stream import StepStream
 
 log = EventLogger(__name__)
 
@@ -102,8 +102,6 @@ class Worker:
     """One device, one model, one cache, one epoch at a time."""
 
     def __init__(self, *, allowed_device: str = "auto", num_threads: int = 0, debug: bool = False) -> None:
-        self.state = State.CREATED
-        self.epoch = 0
         self.incarnation = secrets.token_hex(8)
         self.configuration_digest = ""
         self.loaded: LoadedModel | None = None
@@ -114,20 +112,44 @@ class Worker:
         self._may_choose_threads = num_threads == 0
         self._choice: DeviceChoice | None = None
         self._thread = DeviceThread(memory.compute_threads(num_threads))
+        self._set_up_as = State.CREATED
         self._executor: StepExecutor | None = None
-        self._stream: StepStream | None = None
+        self._streams = StepStreams(self._thread)
         self._operation = ""
 
     def start(self) -> None:
         """Starts the device thread."""
         self._thread.start()
 
-    async def stop(self, seconds: float) -> bool:
-        """Finishes the step that runs, ends its stream with DRAINING, and the device thread; tells whether in time."""
+    async def drain(self, seconds: float) -> bool:
+        """Refuses all that is new, finishes the step that runs, and says so on the open streams; tells whether in time.
+
+        What waits behind the step is dropped; other work, a load for one, is waited for like the step.
+        """
         self.is_draining = True
-        if self._stream is not None:
-            self._stream.stop(BlockyardError(Reason.DRAINING, "this worker is stopping"))
+        self._streams.drain()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._thread.run(lambda: None), seconds)
+            return True
+        return False
+
+    async def end_streams(self, seconds: float) -> bool:
+        """Waits for the scheduler to close its streams, ends those that are left, and tells whether any was."""
+        return await self._streams.end(_draining(), seconds)
+
+    async def stop(self, seconds: float) -> bool:
+        """Ends the device thread, and tells whether in time: what runs cannot be interrupted."""
         return await asyncio.to_thread(self._thread.stop, seconds)
+
+    @property
+    def state(self) -> State:
+        """What it is ready for now."""
+        return State.RUNNING if self._streams.is_running else self._set_up_as
+
+    @property
+    def epoch(self) -> int:
+        """The highest epoch that it has seen."""
+        return self._streams.epoch
 
     @property
     def device_name(self) -> str:
@@ -136,7 +158,7 @@ class Worker:
 
     def _require(self, *states: State) -> None:
         if self.is_draining:
-            raise BlockyardError(Reason.DRAINING, "this worker is stopping")
+            raise _draining()
         if self.state not in states:
             legal = " or ".join(state.value for state in states)
             raise BlockyardError(Reason.WRONG_STATE, f"the worker is {self.state.value}; this needs {legal}")
@@ -158,7 +180,7 @@ class Worker:
         with self._lifecycle("InitDevice", State.CREATED):
             self._choice = await self._thread.run(lambda: self._choose(device_type, dtype))
             self.configuration_digest = configuration_digest
-            self.state = State.DEVICE_READY
+            self._set_up_as = State.DEVICE_READY
             log.info("device chosen", device=self.device_name)
 
     def _choose(self, device_type: str, dtype: torch.dtype | None) -> DeviceChoice:
@@ -178,7 +200,7 @@ class Worker:
                 return loaded
 
             self.loaded = await self._thread.run(load)
-            self.state = State.LOADED
+            self._set_up_as = State.LOADED
             log.info("model loaded", architecture=self.loaded.config.architecture, bytes=self.loaded.parameter_bytes)
             return self.loaded
 
@@ -224,7 +246,7 @@ class Worker:
             loaded, _ = self._model()
             _refuse(_wrong_cache_request(request, loaded.config.max_model_len))
             self._executor, self.cache = await self._thread.run(lambda: self._make_cache(request))
-            self.state = State.CACHE_READY
+            self._set_up_as = State.CACHE_READY
             log.info("cache ready", device_blocks=request.num_device_blocks, host_blocks=request.num_host_blocks)
             return self.cache
 
@@ -253,40 +275,18 @@ class Worker:
         return executor, CacheFacts(request, block_format.block_bytes, identity, batch_invariant)
 
     def open_stream(self) -> StepStream:
-        """Opens a step stream. Its first step makes it the one that runs, or not: see `submit`."""
+        """Opens a step stream."""
         self._require(State.CACHE_READY, State.RUNNING)
         assert self._executor is not None
-        return StepStream(self._thread, self._executor)
+        return self._streams.open(self._executor)
 
     def submit(self, stream: StepStream, step: Step) -> None:
-        """Takes a step of a stream. The first one of a higher epoch ends the stream of the epoch before."""
-        if stream.epoch is None:
-            stream.epoch = step.epoch
-            if step.epoch > self.epoch:
-                self._take_over(stream, step.epoch)
-        if self._stream is stream:
-            stream.submit(step)
-        else:
-            message = f"epoch {step.epoch} is over: epoch {self.epoch} was seen"
-            error = BlockyardError(Reason.WRONG_STATE, message, metadata={"epoch": str(self.epoch)})
-            stream.answer(StepResult(step.epoch, step.step_id, refusal=error))
-
-    def _take_over(self, stream: StepStream, epoch: int) -> None:
-        assert self._executor is not None
-        if self._stream is not None:
-            self._stream.stop(BlockyardError(Reason.WRONG_STATE, f"epoch {epoch} took over"))
-        executor = self._executor
-        self._stream, self.epoch, self.state = stream, epoch, State.RUNNING
-        self._thread.post(lambda: executor.begin_epoch(epoch))
-        log.info("epoch begins", epoch=epoch)
+        """Takes a step of a stream; see StepStreams."""
+        self._streams.submit(stream, step)
 
     def close_stream(self, stream: StepStream) -> None:
-        """Ends a stream, however it ended: its steps that wait are dropped, and its sequences forgotten."""
-        stream.stop()
-        if self._stream is stream and self._executor is not None:
-            self._stream, self.state = None, State.CACHE_READY
-            self._thread.post(self._executor.forget)
-            log.info("epoch ends", epoch=stream.epoch)
+        """Closes a stream, however it ended."""
+        self._streams.close(stream)
 
     async def checksum_blocks(
         self, device_block_ids: Sequence[int], host_block_ids: Sequence[int]
@@ -306,6 +306,10 @@ class Worker:
         return await self._thread.run(
             lambda: (cache.device_checksums(device_block_ids), cache.host_checksums(host_block_ids))
         )
+
+
+def _draining() -> BlockyardError:
+    return BlockyardError(Reason.DRAINING, "this worker is stopping")
 
 
 def _refuse(violations: Iterable[Violation]) -> None:

@@ -190,7 +190,9 @@ async def running_worker(folder: Path, **settings: Any) -> AsyncIterator[WorkerD
             yield driver
         finally:
             await driver.close_streams()
-            await server.stop()
+            # Unless the test has stopped it.
+            if not server.worker.is_draining:
+                await server.stop()
 
 
 async def fails(awaitable: Any) -> BlockyardError:

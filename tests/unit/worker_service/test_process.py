@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -45,6 +46,8 @@ async def test_it_serves_and_ends_on_sigterm_with_an_open_stream(
         new = new_sequence(1, [5, 6, 7], [1])
         assert await steps.sampled(new_sequences=[new], sequence_ids=[1], num_new_tokens=[3])
         service.process.send_signal(signal.SIGTERM)
+        last = await steps.answer()
+        assert (last.step_id, last.draining) == (1, True)
         assert (await steps.end_error()).reason is Reason.DRAINING
     assert service.process.wait(20) == 0
     assert "Traceback" not in service.log
@@ -70,8 +73,9 @@ async def test_a_worker_that_was_killed_starts_again_at_its_address(service: Ser
         assert again.stop() == 0
 
 
-# A worker whose profile computes for ever, as a load of minutes would, and that waits for it only briefly.
+# A worker whose profile computes for ever, as a load of minutes would, and that waits for it as long as it is told.
 _ENDLESS = """
+import sys
 import torch
 import worker_service.server as server
 
@@ -79,15 +83,15 @@ def compute(worker, request):
     while True:
         torch.ones(200, 200) @ torch.ones(200, 200)
 
-server.STOP_SECONDS = 0.1
+server.STOP_SECONDS = float(sys.argv.pop())
 server.Worker._profile = compute
 server.main()
 """
 
 
-@pytest.fixture
-def endless(socket_folder: Path) -> Iterator[subprocess.Popen[str]]:
-    flags = ["--worker-address", f"unix:{socket_folder}/w", "--num-threads", "1"]
+@pytest.fixture(params=[0.1])
+def endless(socket_folder: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
+    flags = ["--worker-address", f"unix:{socket_folder}/w", "--num-threads", "1", str(request.param)]
     with subprocess.Popen(
         [sys.executable, "-c", _ENDLESS, *flags], cwd=ROOT, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -115,6 +119,28 @@ async def test_work_that_does_not_end_is_given_up_and_the_process_ends_well(
     assert endless.wait(20) == 0, told
     assert "gave up the work that runs" in told
     assert "terminate" not in told
+
+
+@pytest.mark.parametrize("endless", [1000], indirect=True)
+async def test_a_second_signal_ends_it_at_once(
+    endless: subprocess.Popen[str], socket_folder: Path, model: Path
+) -> None:
+    assert endless.stderr is not None
+    assert "listening" in endless.stderr.readline()
+    async with internal_channel(f"unix:{socket_folder}/w") as channel:
+        worker = WorkerDriver(_nobody(), channel)
+        await worker.load(model)
+        request = pb.DetermineNumAvailableBlocksRequest(
+            device_memory_utilization=0.5, max_num_batched_tokens=1, max_num_seqs=1
+        )
+        call = worker.stub.DetermineNumAvailableBlocks(request)
+        assert "is running" in (await fails(worker.stub.DetermineNumAvailableBlocks(request))).message
+        endless.send_signal(signal.SIGTERM)
+        while "stopping" not in await asyncio.to_thread(endless.stderr.readline):
+            assert endless.poll() is None
+        endless.send_signal(signal.SIGTERM)
+        assert (await fails(call)).code is grpc.StatusCode.UNAVAILABLE
+    assert endless.wait(20) == -signal.SIGTERM
 
 
 def test_a_taken_port_is_an_error() -> None:

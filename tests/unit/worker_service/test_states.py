@@ -298,4 +298,4 @@ def test_bfloat16_needs_an_ampere_gpu() -> None:
 async def test_shutdown_is_answered_twice_and_asks_the_process_to_end(fresh_worker: WorkerDriver) -> None:
     for _ in range(2):
         await fresh_worker.stub.Shutdown(pb.ShutdownRequest(reason="test"))
-    assert fresh_worker.server.stopping.is_set()
+    await asyncio.wait_for(fresh_worker.server.stopping.wait(), 20)

@@ -13,7 +13,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from blockyard.common.v1 import status_pb2
 from blockyard.errors import Reason, from_status
 from blockyard.rpc import internal_channel
-from tests.unit.worker_service.driver import WorkerDriver, new_sequence, running_worker
+from blockyard.worker.v1 import worker_pb2 as pb
+from tests.unit.worker_service.driver import WorkerDriver, fails, new_sequence, running_worker
+from worker_service import server
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -222,14 +224,82 @@ async def test_a_worker_that_stops_finishes_its_step_and_says_that_it_drains(
     response = await health.Check(health_pb2.HealthCheckRequest(service="readiness"), timeout=5)
     assert response.status == health_pb2.HealthCheckResponse.NOT_SERVING
     gate.opened.set()
-    assert (await steps.answer()).step_id == 2
+    answer = await steps.answer()
+    assert (answer.step_id, answer.draining, len(answer.token_ids)) == (2, False, 1)
+    last = await steps.answer()
+    assert (last.epoch, last.step_id, last.draining, list(last.sequence_ids)) == (1, 2, True, [])
     assert (await steps.end_error()).reason is Reason.DRAINING
-    await asyncio.wait_for(stopping, 20)
+    assert await asyncio.wait_for(stopping, 20)
 
 
-async def test_a_worker_that_drains_takes_no_stream(worker: WorkerDriver) -> None:
-    worker.server.worker.is_draining = True
-    assert (await worker.open(1).end_error()).reason is Reason.DRAINING
+@pytest.mark.parametrize("num_steps", [0, 3])
+async def test_a_worker_without_a_step_in_flight_says_that_it_drains(worker: WorkerDriver, num_steps: int) -> None:
+    steps = worker.open(1)
+    for _ in range(num_steps):
+        await steps.step()
+    await worker.wait_for(lambda _: worker.server.worker._streams._open)
+    stopping = asyncio.create_task(worker.server.stop())
+    last = await steps.answer()
+    assert (last.epoch, last.step_id, last.draining) == (int(num_steps > 0), num_steps, True)
+    steps.call.cancel()
+    assert await asyncio.wait_for(stopping, 20)
+
+
+@pytest.mark.parametrize("how", ["cancel", "half-close"])
+async def test_a_worker_that_drains_is_gone_as_soon_as_its_stream_is_closed(
+    worker: WorkerDriver, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(server, "CLOSE_SECONDS", 1000.0)
+    steps = worker.open(1)
+    await steps.step(**start())
+    stopping = asyncio.create_task(worker.server.stop())
+    assert (await steps.answer()).draining
+    # What was on its way is not run, not answered, and no error.
+    await steps.send(sequence_ids=[1], num_new_tokens=[1])
+    if how == "cancel":
+        steps.call.cancel()
+    else:
+        await steps.call.done_writing()
+        assert await steps.call.read() is grpc.aio.EOF
+    assert await asyncio.wait_for(stopping, 20)
+
+
+async def test_a_worker_that_drains_refuses_what_is_new_and_tells_who_it_is(
+    worker: WorkerDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "CLOSE_SECONDS", 1000.0)
+    waiting, steps = worker.open(8), worker.open(7)
+    await steps.step()
+    assert not (await worker.info()).draining
+    stopping = asyncio.create_task(worker.server.stop())
+    assert (await steps.answer()).draining
+    info = await worker.info()
+    assert (info.draining, info.state, info.epoch) == (True, RUNNING, 7)
+    assert (await worker.open(9).end_error()).reason is Reason.DRAINING
+    assert (await fails(worker.stub.InitDevice(pb.InitDeviceRequest()))).reason is Reason.DRAINING
+    assert (await fails(worker.initialize_cache())).reason is Reason.DRAINING
+    # One that had not begun begins no more.
+    assert (await waiting.answer()).draining
+    await waiting.send()
+    waiting.call.cancel()
+    steps.call.cancel()
+    assert await asyncio.wait_for(stopping, 20)
+    assert worker.server.worker.epoch == 7
+
+
+async def test_a_step_that_does_not_end_is_given_up_and_its_stream_ends_with_a_word(
+    worker: WorkerDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("STOP_SECONDS", "CLOSE_SECONDS"):
+        monkeypatch.setattr(server, name, 0.05)
+    steps = worker.open(1)
+    gate = Gate(worker, monkeypatch)
+    await steps.send(**start())
+    await until(gate.reached)
+    stopping = asyncio.create_task(worker.server.stop())
+    assert (await steps.end_error()).reason is Reason.DRAINING
+    assert not await asyncio.wait_for(stopping, 20)
+    gate.opened.set()
 
 
 async def test_a_refusal_carries_its_violations(worker: WorkerDriver) -> None:
