@@ -13,7 +13,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def on_stop_signal(stop: Callable[[], None]) -> None:
-    """Has the running loop call `stop` at the first signal. The next one ends the process, even if the loop is stuck."""
+    """Has the running loop call `stop` at the first signal. The next ends the process, even one whose loop is stuck."""
     loop = asyncio.get_running_loop()
 
     def first() -> None:

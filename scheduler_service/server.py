@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import signal
 import sys
 from typing import TYPE_CHECKING
 
 from blockyard.rpc import INTERNAL_MESSAGE_BYTES, HealthServer, Heartbeat, PortTaken, add_health, bind, make_server
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from blockyard.settings import load
+from blockyard.signals import on_stop_signal
 from blockyard.telemetry import EventLogger, configure_logging
 from scheduler_service.config import SchedulerConfiguration
 from scheduler_service.engine import Engine
@@ -104,11 +104,12 @@ def _with_port(address: str, port: int) -> str:
 
 
 async def serve(configuration: SchedulerConfiguration) -> None:
-    """Runs a scheduler until SIGTERM or SIGINT. Raises PortTaken, and Unusable where it is not to wait for a repair."""
+    """Runs a scheduler until SIGTERM or SIGINT; a second signal ends the process at once.
+
+    Raises PortTaken, and Unusable where it is not to wait for a repair.
+    """
     stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+    on_stop_signal(stopping.set)
     server = Server(configuration)
     await server.start()
     gc.collect()

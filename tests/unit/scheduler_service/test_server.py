@@ -57,6 +57,33 @@ def test_a_signal_ends_it_well(start: Callable[..., Service], sockets: str, numb
     assert "Traceback" not in service.log
 
 
+# A scheduler whose end takes for ever.
+STUCK = """
+import asyncio
+import scheduler_service.server as server
+
+async def stop(self):
+    await asyncio.Event().wait()
+
+server.Server.stop = stop
+server.main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_it_at_once(sockets: str, number: signal.Signals) -> None:
+    address = ["--scheduler-address", f"unix:{sockets}/scheduler"]
+    with subprocess.Popen(
+        [sys.executable, "-c", STUCK, *address], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        for awaited in ("listening", "stopping"):
+            while awaited not in process.stderr.readline():
+                assert process.poll() is None
+            process.send_signal(number)
+        assert process.wait(20) == -number
+
+
 def test_it_tells_the_port_it_got_and_a_taken_one_is_an_error(start: Callable[..., Service]) -> None:
     first = start("scheduler_service", "--scheduler-address", "127.0.0.1:0")
     port = first.wait_for_log(r"scheduler_address=127\.0\.0\.1:(\d+)").group(1)
