@@ -253,7 +253,8 @@ class Client:
         """Reads a request from its beginning that was started elsewhere, or by a process that is no more.
 
         It is known as long as it runs and a minute after; then this is REQUEST_EXPIRED. A request that has to be
-        answered in any case is sent again instead: the same prompt and options with its `request_id`.
+        answered in any case is sent again instead: the same prompt and options with its `request_id`. The deltas have
+        the token ids if whoever started it was sent them, as a client is that resumes.
         """
         attempts = self._attempts(timeout)
         return self._read(Resumption(None, attempts, request_id=request_id), attempts)

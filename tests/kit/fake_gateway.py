@@ -22,7 +22,7 @@ from blockyard.rpc import PUBLIC_MESSAGE_BYTES, add_health, bind, make_server
 from tests.kit.fake_answers import DEFAULT_MAX_TOKENS, MODEL, Memory, events
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator
+    from collections.abc import AsyncIterator, Generator, Iterable
 
     from tests.kit.fake_answers import Event, Spec
 
@@ -119,7 +119,7 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer):
         await self.stop()
 
     @contextmanager
-    def in_thread(self) -> Iterator[FakeGateway]:
+    def in_thread(self) -> Generator[FakeGateway]:
         """Runs it on a loop in a thread, for callers that have no loop."""
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever)
@@ -138,6 +138,10 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer):
         self.tenants.append(str(metadata.get("x-blockyard-tenant", "")))
         if self.failures:
             raise self.failures.popleft()
+
+    async def Generate(self, request: Any, context: Any) -> inference_pb2.GenerateResponse:
+        """Refuses: the client library reads streams only, since they can be resumed."""
+        raise BlockyardError(Reason.FEATURE_DISABLED, "a fake gateway answers in streams")
 
     async def StreamGenerate(self, request: Any, context: Any) -> AsyncIterator[Any]:
         """Answers token by token, the sequences in turn."""
