@@ -9,22 +9,26 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
-from scheduler_service.gateway_codec import Outgoing
+from scheduler_service.gateway_codec import Accepted, Failed, Outgoing, encode_resumed
 
 if TYPE_CHECKING:
     from blockyard.errors import BlockyardError
     from scheduler_service.core.output import OwnerUpdate
     from scheduler_service.facts import ModelFacts, Readiness
     from scheduler_service.gateway_codec import Recovery
+    from scheduler_service.requests import Request
 
 
 class Attachment:
-    """A gateway that is attached. `owner` is its name in the core, unique for each stream."""
+    """A gateway that is attached. `owner` is its name in the core, unique for each stream.
 
-    def __init__(self, owner: str) -> None:
+    `requests` are those that it reads, by the handles that it gave them.
+    """
+
+    def __init__(self, owner: str, gateway_id: str = "") -> None:
         self.owner = owner
-        # Ids that it was refused because another gateway's request has them: not its own to end.
-        self.conflicts: set[str] = set()
+        self.gateway_id = gateway_id
+        self.requests: dict[int, Request] = {}
         self._pending: deque[Outgoing] = deque()
         self._sealed = True
         self._closed = False
@@ -45,13 +49,17 @@ class Attachment:
         outgoing.facts = facts or outgoing.facts
         outgoing.readiness = readiness or outgoing.readiness
 
-    def accept(self, request_id: str, first_sequence_id: int) -> None:
+    def accept(self, request_id: str, first_sequence_id: int, handle: int = 0) -> None:
         """Tells that a request is queued."""
-        self._open().accepted.append((request_id, first_sequence_id))
+        self._open().accepted.append(Accepted(request_id, first_sequence_id, handle))
 
-    def fail(self, request_id: str, error: BlockyardError) -> None:
+    def fail(self, request_id: str, error: BlockyardError, handle: int = 0) -> None:
         """Tells that a request ended with an error."""
-        self._open().failed.append((request_id, error))
+        self._open().failed.append(Failed(request_id, error, handle))
+
+    def resume(self, request: Request, handle: int) -> None:
+        """Tells all that a request has given so far."""
+        self._open().resumed.append(encode_resumed(handle, request.message, request.group))
 
     def recover(self, recoveries: list[Recovery]) -> None:
         """Tells which requests go on after their worker was lost: after what came before that."""
@@ -65,6 +73,8 @@ class Attachment:
         merged.token_ids += update.token_ids
         merged.finished += update.finished
         merged.prefilled += update.prefilled
+        merged.logprobs += update.logprobs
+        merged.prompt_logprobs += update.prompt_logprobs
 
     def close(self, error: BlockyardError | None = None) -> None:
         """Ends the stream after what waits: with an error, or well."""

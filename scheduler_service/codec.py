@@ -21,6 +21,7 @@ from scheduler_service.facts import (
     WorkerInfo,
     WorkerState,
 )
+from scheduler_service.logprob_columns import split_logprobs, split_prompt_logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,6 +112,12 @@ def decode_answer(message: worker_pb2.ExecuteModelResponse) -> StepResult:
         tuple(message.token_ids[:]),
         tuple(message.skipped_sequence_ids[:]),
         tuple((failure.sequence_id, failure.status.message) for failure in message.failures),
+        logprobs=(
+            dict(zip(message.logprob_sequence_ids, split_logprobs(message.logprobs), strict=True))
+            if message.logprob_sequence_ids
+            else None
+        ),
+        prompt_logprobs=tuple((piece.sequence_id, split_prompt_logprobs(piece)) for piece in message.prompt_logprobs),
     )
 
 
@@ -155,6 +162,7 @@ def decode_worker_info(message: worker_pb2.GetWorkerInfoResponse) -> WorkerInfo:
         device=message.device,
         model=_decode_model(message.model) if message.HasField("model") else None,
         cache=decode_cache_info(message.cache) if message.HasField("cache") else None,
+        draining=message.draining,
     )
 
 

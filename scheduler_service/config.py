@@ -17,13 +17,23 @@ class ServiceSettings:
     """Where the scheduler listens, and where its worker does."""
 
     scheduler_address: str = option("127.0.0.1:50060", "listen on host:port (port 0: a free one) or unix:/path")
-    worker_address: str = option("127.0.0.1:50070", "the worker: host:port, a DNS name with a port, or unix:/path")
+    worker_address: str = option(
+        "127.0.0.1:50070", "the workers: host:port, DNS names with a port, or unix:/path, separated by commas"
+    )
     scheduler_health_port: Annotated[int, Field(ge=-1, le=65535)] = option(
         -1, "port of health from a thread of its own, on the same host; 0: a free port, -1: none"
     )
     max_worker_wait_seconds: Annotated[float, Field(ge=0)] = option(
         300.0, "how long requests wait for a worker while none is ready, in seconds"
     )
+    resume_window_seconds: Annotated[float, Field(ge=0)] = option(
+        60.0, "how long a request without a reader runs on, and how long an answer is kept, in seconds"
+    )
+    max_waiting_requests: Annotated[int, Field(ge=0)] = option(4096, "requests that may wait; 0: no limit")
+    max_waiting_tokens: Annotated[int, Field(ge=0)] = option(
+        4_194_304, "prompt tokens of the requests that may wait; 0: no limit"
+    )
+    max_tenant_requests: Annotated[int, Field(ge=0)] = option(0, "requests of one tenant that may wait; 0: no limit")
     step_deadline_seconds: Annotated[float, Field(ge=0)] = option(
         0.0, "a step that takes longer means a worker that hangs, in seconds; 0: by the steps before"
     )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class WorkerState(Enum):
@@ -84,6 +88,7 @@ class WorkerInfo:
     device: str
     model: LoadedModel | None
     cache: CacheInfo | None
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,3 +109,18 @@ class Readiness:
 
     ready: bool
     message: str = ""
+
+
+def repeats(before: ModelFacts, after: ModelFacts) -> bool:
+    """Whether what one replica began another goes on with exactly."""
+    return before.determinism_id == after.determinism_id and before.batch_invariant and after.batch_invariant
+
+
+def combine(replicas: Sequence[ModelFacts]) -> ModelFacts:
+    """What holds for each of several replicas, at least one."""
+    first = replicas[0]
+    return replace(
+        first,
+        max_model_len=min(facts.max_model_len for facts in replicas),
+        batch_invariant=all(facts == first or repeats(first, facts) for facts in replicas) and first.batch_invariant,
+    )

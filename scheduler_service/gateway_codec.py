@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import BlockyardError, Violation, invalid, to_status
 from blockyard.scheduler.v1 import scheduler_pb2
 from scheduler_service.core.output import FinishReason, GroupSpec, OwnerUpdate
-from scheduler_service.facts import ModelFacts, Readiness
+from scheduler_service.logprob_columns import encode_prompt_logprobs, join_logprobs, split_logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from scheduler_service.core.sequence import Group, Sequence
+    from scheduler_service.facts import ModelFacts, Readiness
 
 _FINISH_REASONS = {
     FinishReason.STOP: sampling_pb2.FINISH_REASON_STOP,
@@ -20,15 +23,42 @@ _FINISH_REASONS = {
     FinishReason.ABORT: sampling_pb2.FINISH_REASON_ABORT,
     FinishReason.ERROR: sampling_pb2.FINISH_REASON_ERROR,
 }
+_REASONS = {number: reason for reason, number in _FINISH_REASONS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """A request that a gateway adds. `message` is all of it but the handle and the resubmission, to be told again."""
+
+    spec: GroupSpec
+    handle: int
+    digest: bytes
+    message: bytes
+    max_queue_seconds: float | None = None
+    remaining_seconds: float | None = None
+    resubmission: Resubmission | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resubmission:
+    """Where an added request was before; by index, the tokens of each sequence, and why it ended if it has."""
+
+    age_seconds: float
+    outputs: list[list[int]]
+    ended: list[FinishReason | None]
+    logprobs: list[list[Any]]
+    num_cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """A request to end, or one of its sequences."""
+    """A request to end, or one of its sequences of which `num_tokens` count; with a handle that of the gateway."""
 
     request_id: str
     sequence_index: int | None
     reason: FinishReason
+    num_tokens: int | None = None
+    handle: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +71,66 @@ class Recovery:
     exact: bool
 
 
+class Accepted(NamedTuple):
+    """A request that was queued."""
+
+    request_id: str
+    first_sequence_id: int
+    handle: int = 0
+
+
+class Failed(NamedTuple):
+    """A request that ended with an error, or did not begin."""
+
+    request_id: str
+    error: BlockyardError
+    handle: int = 0
+
+
 @dataclass(slots=True)
 class Outgoing:
-    """What one gateway is to be told in one message. Steps merge by extending its columns."""
+    """What one gateway is to be told in one message. Steps merge by extending its columns.
+
+    What is resumed is encoded already: it holds what was so at that moment, and what comes later is told behind it.
+    """
 
     facts: ModelFacts | None = None
     readiness: Readiness | None = None
-    accepted: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
-    failed: list[tuple[str, BlockyardError]] = field(default_factory=list[tuple[str, BlockyardError]])
+    accepted: list[Accepted] = field(default_factory=list[Accepted])
+    failed: list[Failed] = field(default_factory=list[Failed])
+    resumed: list[scheduler_pb2.RequestResumed] = field(default_factory=list[scheduler_pb2.RequestResumed])
     update: OwnerUpdate = field(default_factory=OwnerUpdate)
     recovered: list[Recovery] = field(default_factory=list[Recovery])
 
 
-def decode_add(message: scheduler_pb2.AddRequest, owner: str) -> GroupSpec:
+def decode_add(message: scheduler_pb2.AddRequest, owner: str) -> Addition:
     """Decodes a request of `owner`; raises FIELD_INVALID for what no gateway should send."""
     wrong = [name for name in ("prompt_token_ids", "n", "max_tokens") if not getattr(message, name)]
+    if message.HasField("resubmission") and len(message.resubmission.sequences) != message.n:
+        wrong.append("resubmission.sequences")
     if wrong:
         raise invalid(Violation(name, "must be there") for name in wrong)
+    handle = message.handle
+    resubmission = _decode_resubmission(message.resubmission) if message.HasField("resubmission") else None
+    message.ClearField("handle")
+    message.ClearField("resubmission")
+    return Addition(
+        spec=_decode_group(message, owner),
+        handle=handle,
+        digest=message.body_digest,
+        # Bytes, since a submessage would keep the whole message that it came in alive.
+        message=message.SerializeToString(),
+        max_queue_seconds=_seconds(message, "max_queue_time"),
+        remaining_seconds=_seconds(message, "remaining_time"),
+        resubmission=resubmission,
+    )
+
+
+def _seconds(message: scheduler_pb2.AddRequest, name: Literal["max_queue_time", "remaining_time"]) -> float | None:
+    return getattr(message, name).ToNanoseconds() / 1e9 if message.HasField(name) else None
+
+
+def _decode_group(message: scheduler_pb2.AddRequest, owner: str) -> GroupSpec:
     return GroupSpec(
         request_id=message.request_id,
         owner=owner,
@@ -66,17 +139,32 @@ def decode_add(message: scheduler_pb2.AddRequest, owner: str) -> GroupSpec:
         max_tokens=message.max_tokens,
         min_tokens=message.min_tokens,
         stop_token_ids=frozenset(message.stop_token_ids),
-        # Bytes, since a submessage would keep the whole message that it came in alive.
         payload=message.sampling.SerializeToString(),
+        computes_prompt=message.sampling.HasField("prompt_logprobs"),
+        tenant=message.tenant,
+        priority=message.priority,
+    )
+
+
+def _decode_resubmission(message: scheduler_pb2.Resubmission) -> Resubmission:
+    return Resubmission(
+        age_seconds=message.age.ToNanoseconds() / 1e9,
+        outputs=[list(sequence.token_ids[:]) for sequence in message.sequences],
+        ended=[_REASONS.get(sequence.finish_reason) for sequence in message.sequences],
+        logprobs=[split_logprobs(sequence.logprobs) for sequence in message.sequences],
+        num_cached_tokens=message.num_cached_tokens,
     )
 
 
 def decode_abort(message: scheduler_pb2.AbortRequest) -> Abort:
     """Decodes what to end, and whether that is a finish or a cancel."""
+    is_finish = message.reason == scheduler_pb2.ABORT_REASON_STOP_STRING
     return Abort(
         message.request_id,
         message.sequence_index if message.HasField("sequence_index") else None,
-        FinishReason.STOP if message.reason == scheduler_pb2.ABORT_REASON_STOP_STRING else FinishReason.ABORT,
+        FinishReason.STOP if is_finish else FinishReason.ABORT,
+        message.num_tokens if is_finish else None,
+        message.handle,
     )
 
 
@@ -90,10 +178,17 @@ def encode_outgoing(outgoing: Outgoing) -> scheduler_pb2.AttachResponse:
     if update.prefilled:
         message.prefilled_sequence_ids.extend([first for first, _ in update.prefilled])
         message.num_cached_tokens.extend([cached for _, cached in update.prefilled])
+    if update.logprobs:
+        message.logprob_sequence_ids.extend([sequence_id for sequence_id, _ in update.logprobs])
+        message.logprobs.CopyFrom(join_logprobs([told for _, told in update.logprobs]))
+    for first, told in update.prompt_logprobs:
+        message.prompt_logprobs.append(encode_prompt_logprobs(first, told))
     if outgoing.accepted:
         message.accepted.extend(_encode_accepted(outgoing.accepted))
     if outgoing.failed:
         message.failed.extend(_encode_failed(outgoing.failed))
+    if outgoing.resumed:
+        message.resumed.extend(outgoing.resumed)
     if outgoing.recovered:
         message.recovered.extend(_encode_recovered(outgoing.recovered))
     if outgoing.facts:
@@ -104,14 +199,40 @@ def encode_outgoing(outgoing: Outgoing) -> scheduler_pb2.AttachResponse:
     return message
 
 
-def _encode_accepted(accepted: Iterable[tuple[str, int]]) -> list[scheduler_pb2.RequestAccepted]:
+def _encode_accepted(accepted: Iterable[Accepted]) -> list[scheduler_pb2.RequestAccepted]:
     return [
-        scheduler_pb2.RequestAccepted(request_id=request_id, first_sequence_id=first) for request_id, first in accepted
+        scheduler_pb2.RequestAccepted(request_id=request_id, first_sequence_id=first, handle=handle)
+        for request_id, first, handle in accepted
     ]
 
 
-def _encode_failed(failed: Iterable[tuple[str, BlockyardError]]) -> list[scheduler_pb2.RequestFailed]:
-    return [scheduler_pb2.RequestFailed(request_id=request_id, status=to_status(error)) for request_id, error in failed]
+def _encode_failed(failed: Iterable[Failed]) -> list[scheduler_pb2.RequestFailed]:
+    return [
+        scheduler_pb2.RequestFailed(request_id=request_id, status=to_status(error), handle=handle)
+        for request_id, error, handle in failed
+    ]
+
+
+def encode_resumed(handle: int, message: bytes, group: Group) -> scheduler_pb2.RequestResumed:
+    """Encodes a request with all that it has given by now; `message` is that of its Addition."""
+    first = group.sequences[0].sequence_id
+    return scheduler_pb2.RequestResumed(
+        handle=handle,
+        request=scheduler_pb2.AddRequest.FromString(message),
+        first_sequence_id=first,
+        sequences=[_encode_transcript(sequence) for sequence in group.sequences],
+        num_cached_tokens=group.num_cached_tokens,
+        prompt_logprobs=[encode_prompt_logprobs(first, told) for told in group.prompt_logprobs],
+    )
+
+
+def _encode_transcript(sequence: Sequence) -> scheduler_pb2.SequenceTranscript:
+    reason = sequence.finish_reason
+    return scheduler_pb2.SequenceTranscript(
+        token_ids=sequence.output_token_ids,
+        finish_reason=_FINISH_REASONS[reason] if reason else sampling_pb2.FINISH_REASON_UNSPECIFIED,
+        logprobs=join_logprobs(sequence.logprobs) if sequence.logprobs else None,
+    )
 
 
 def _encode_recovered(recoveries: Iterable[Recovery]) -> list[scheduler_pb2.RequestRecovered]:

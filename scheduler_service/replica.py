@@ -112,7 +112,13 @@ class _Progress:
 class Replica:
     """One worker and what is known of it. `report` is told what is missing, each time that changes."""
 
-    def __init__(self, link: WorkerLink, configuration: SchedulerConfiguration, report: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        link: WorkerLink,
+        configuration: SchedulerConfiguration,
+        report: Callable[[str], None],
+        claim: Callable[[str], bool] = lambda incarnation: True,
+    ) -> None:
         self.worker: WorkerInfo | None = None
         self.message = ""
         self._said = ("", False)
@@ -121,6 +127,8 @@ class Replica:
         self._configuration = configuration
         self._digest = configuration_digest(configuration)
         self._report = report
+        # Asked whether the worker with this incarnation is nobody else's.
+        self._claim = claim
         # The incarnation that cannot serve this configuration, and why.
         self._hopeless: tuple[str, str] | None = None
         # The incarnation that was told to end.
@@ -189,6 +197,10 @@ class Replica:
         """Raises NotReady for a worker that cannot become ours."""
         if worker.api_version != API_VERSION:
             raise NotReady(f"the worker speaks api version {worker.api_version!r}, not {API_VERSION!r}")
+        if worker.draining:
+            raise NotReady("the worker is stopping; waiting for its successor")
+        if not self._claim(worker.incarnation):
+            raise NotReady("the worker is another replica's, found by another name")
         if self._hopeless and self._hopeless[0] == worker.incarnation:
             raise NotReady(self._hopeless[1])
         if worker.state is WorkerState.CREATED or worker.configuration_digest == self._digest:

@@ -13,10 +13,9 @@ from blockyard.settings import load
 from blockyard.signals import on_stop_signal
 from blockyard.telemetry import EventLogger, configure_logging
 from scheduler_service.config import SchedulerConfiguration
-from scheduler_service.engine import Engine
 from scheduler_service.replica import Unusable
+from scheduler_service.scheduling import Scheduling
 from scheduler_service.servicer import SchedulerServicer
-from scheduler_service.worker_link import WorkerLink
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -36,10 +35,9 @@ class Server:
     def __init__(self, configuration: SchedulerConfiguration) -> None:
         self.address = ""
         self.health_address = ""
-        self.engine_error: BaseException | None = None
+        self.error: BaseException | None = None
         self._settings = configuration.service
-        self._link = WorkerLink(configuration.service.worker_address)
-        self.engine = Engine(configuration, self._link)
+        self.scheduling = Scheduling(configuration)
         self._heartbeat = Heartbeat()
         self._server = self._make_server()
         self._health: HealthServer | None = None
@@ -47,15 +45,15 @@ class Server:
 
     def _make_server(self) -> grpc.aio.Server:
         server = make_server(INTERNAL_MESSAGE_BYTES, [SERVICE_NAME])
-        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerServicer(self.engine), server)
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerServicer(self.scheduling), server)
         add_health(server, self._is_ready, self._heartbeat.is_alive)
         return server
 
     def _is_ready(self) -> bool:
-        return self.engine.is_ready
+        return self.scheduling.is_ready
 
     async def start(self) -> None:
-        """Listens, and begins to look for the worker."""
+        """Listens, and begins to look for workers."""
         self.address = _with_port(
             self._settings.scheduler_address, bind(self._server, self._settings.scheduler_address)
         )
@@ -63,7 +61,7 @@ class Server:
             self._start_health()
         self._heartbeat.start()
         await self._server.start()
-        self._running = asyncio.create_task(self.engine.run(), name="engine")
+        self._running = asyncio.create_task(self.scheduling.run(), name="scheduling")
         log.info(
             "listening",
             scheduler_address=self.address,
@@ -78,7 +76,7 @@ class Server:
         self.health_address = f"{host}:{port}"
 
     async def run_until(self, stopping: asyncio.Event) -> None:
-        """Waits for `stopping`. Raises what ended the engine, should it end by itself: a bug."""
+        """Waits for `stopping`. Raises what ended the scheduling, should it end by itself: a bug."""
         assert self._running is not None
         waiting = asyncio.create_task(stopping.wait())
         await asyncio.wait({waiting, self._running}, return_when=asyncio.FIRST_COMPLETED)
@@ -87,14 +85,13 @@ class Server:
             self._running.result()
 
     async def stop(self) -> None:
-        """Ends all streams with DRAINING, and closes everything. The worker goes on: a successor takes it over."""
-        self.engine.close()
+        """Ends all streams with DRAINING, and closes everything. The workers go on: a successor takes them over."""
+        self.scheduling.close()
         await self._server.stop(STOP_SECONDS)
         if self._running:
             self._running.cancel()
             await asyncio.wait({self._running})
-            self.engine_error = None if self._running.cancelled() else self._running.exception()
-        await self._link.close()
+            self.error = None if self._running.cancelled() else self._running.exception()
         if self._health:
             self._health.stop()
 

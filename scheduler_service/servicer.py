@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from scheduler_service.attachment import Attachment
-    from scheduler_service.engine import Engine
+    from scheduler_service.scheduling import Scheduling
 
 log = EventLogger(__name__)
 
@@ -23,8 +23,9 @@ log = EventLogger(__name__)
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     """The scheduler, for gateways."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, scheduling: Scheduling) -> None:
+        self._scheduling = scheduling
+        self._reception = scheduling.reception
 
     async def Attach(  # type: ignore[override]
         self, request_iterator: AsyncIterator[scheduler_pb2.AttachRequest], context: Any
@@ -34,7 +35,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         first = await anext(requests, None)
         if first is None or not first.hello.gateway_id:
             raise invalid([Violation("hello.gateway_id", "must be in the first message")])
-        attachment = self._engine.attach(first.hello.gateway_id)
+        attachment = self._reception.attach(first.hello.gateway_id)
         reader = asyncio.create_task(self._read(attachment, first, requests))
         try:
             while outgoing := await attachment.take():
@@ -42,7 +43,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 await context.write(codec.encode_outgoing(outgoing))
         finally:
             reader.cancel()
-            self._engine.detach(attachment)
+            self._reception.detach(attachment)
 
     async def _read(
         self,
@@ -63,15 +64,25 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     def _apply(self, attachment: Attachment, message: scheduler_pb2.AttachRequest) -> None:
         for add in message.add:
+            handle = add.handle
             try:
-                self._engine.add(attachment, codec.decode_add(add, attachment.owner))
+                self._reception.add(attachment, codec.decode_add(add, attachment.owner))
             except BlockyardError as error:
-                self._engine.refuse(attachment, add.request_id, error)
+                self._reception.refuse(attachment, add.request_id, handle, error)
         for abort in message.abort:
-            self._engine.abort(attachment, codec.decode_abort(abort))
+            self._reception.abort(attachment, codec.decode_abort(abort))
+        for resume in message.resume:
+            self._reception.resume(attachment, resume.request_id, resume.handle)
+
+    async def CancelRequests(  # type: ignore[override]
+        self, request: scheduler_pb2.CancelRequestsRequest, context: Any
+    ) -> scheduler_pb2.CancelRequestsResponse:
+        """Ends requests, whoever reads them."""
+        cancelled = self._reception.cancel(request.request_ids)
+        return scheduler_pb2.CancelRequestsResponse(cancelled_request_ids=cancelled)
 
     async def GetSchedulerStatus(  # type: ignore[override]
         self, request: scheduler_pb2.GetSchedulerStatusRequest, context: Any
     ) -> scheduler_pb2.GetSchedulerStatusResponse:
         """Tells how things are."""
-        return scheduler_pb2.GetSchedulerStatusResponse(status=encode_status(self._engine))
+        return scheduler_pb2.GetSchedulerStatusResponse(status=encode_status(self._scheduling))

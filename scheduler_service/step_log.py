@@ -93,8 +93,6 @@ class StepLog:
             cached_tokens=stats.num_cached_tokens_total,
             prompt_tokens=stats.num_prompt_tokens_total,
             completion_tokens=stats.num_completion_tokens_total,
-            recoveries=stats.num_recoveries_total,
-            replayed_tokens=stats.num_replayed_tokens_total,
             schedule_us=round(1e6 * self.schedule_seconds / num_steps, 1),
             update_us=round(1e6 * self.update_seconds / num_steps, 1),
         )

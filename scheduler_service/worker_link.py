@@ -60,11 +60,14 @@ class StepStream:
             raise _broken("the step stream has ended") from None
 
     async def receive(self) -> StepResult:
-        """Waits for the next answer. Raises BlockyardError when the stream is broken or a step was refused."""
+        """Waits for the next answer. Raises BlockyardError when the stream is broken or a step was refused; DRAINING
+        when the worker stops: the steps that are not answered by then are not run."""
         with _translated():
             message = await self._call.read()
         if message is _EOF:
             raise _broken("the worker ended the step stream")
+        if message.draining:
+            raise BlockyardError(Reason.DRAINING, "the worker was told to stop")
         result = codec.decode_answer(message)
         if message.epoch != self.epoch or result.step_id != self._last_answered + 1:
             raise BlockyardError(

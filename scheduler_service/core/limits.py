@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from scheduler_service.core.output import GroupSpec
 
 
 class NeverFits(Exception):
@@ -66,6 +70,16 @@ class SchedulerConfig:
     def max_tokens(self) -> int:
         """The longest sequence that could run alone. Its last token needs no slot: nothing is computed from it."""
         return min((self.num_device_blocks - 1) * self.block_size + 1, self.max_model_len)
+
+    def fit(self, spec: GroupSpec) -> int:
+        """Where the sequences of a request end that nothing stops: prompt and output.
+
+        Raises NeverFits if one could outgrow the device blocks or the model's length; ValueError for an empty prompt,
+        nothing to generate, or more sequences than a step has rows.
+        """
+        if not spec.prompt_token_ids or spec.max_tokens < 1 or not 1 <= spec.n <= self.max_rows:
+            raise ValueError(f"a request has a prompt, max_tokens and 1 to {self.max_rows} sequences")
+        return self.find_max_length(len(spec.prompt_token_ids), spec.max_tokens)
 
     def find_max_length(self, num_prompt_tokens: int, max_tokens: int) -> int:
         """Where a sequence ends that nothing stops: prompt and output. Raises NeverFits."""

@@ -75,15 +75,11 @@ class Scheduler:
     def add(self, spec: GroupSpec, now: float) -> int:
         """Queue a request. Returns the id of its first sequence; those of the others follow it.
 
-        Raises DuplicateRequest; NeverFits if one sequence could outgrow the device blocks or the model's length;
-        ValueError for an empty prompt, nothing to generate, or more sequences than a step has rows.
+        Raises DuplicateRequest, and what `SchedulerConfig.fit` raises.
         """
         if spec.request_id in self._groups:
             raise DuplicateRequest(spec.request_id)
-        if not spec.prompt_token_ids or spec.max_tokens < 1 or not 1 <= spec.n <= self.config.max_rows:
-            raise ValueError(f"a request has a prompt, max_tokens and 1 to {self.config.max_rows} sequences")
-        max_length = self.config.find_max_length(len(spec.prompt_token_ids), spec.max_tokens)
-        group = Group(spec, self._next_sequence_id, max_length, now)
+        group = Group(spec, self._next_sequence_id, self.config.fit(spec), now)
         self._next_sequence_id += spec.n
         self.adopt([group])
         return group.sequences[0].sequence_id
@@ -143,11 +139,7 @@ class Scheduler:
             return False
         chosen = group.sequences if sequence_index is None else group.sequences[sequence_index : sequence_index + 1]
         live = [sequence for sequence in chosen if sequence.status is not SequenceStatus.FINISHED]
-        self._end(group, live, reason)
-        if num_tokens is not None:
-            for sequence in live:
-                del sequence.token_ids[group.prompt_length + num_tokens :]
-                del sequence.logprobs[num_tokens:]
+        self._end(group, live, reason, num_tokens)
         self._note_change()
         return bool(live)
 
@@ -160,11 +152,17 @@ class Scheduler:
         ended, self._ended_groups = self._ended_groups, []
         return ended
 
-    def _end(self, group: Group, sequences: Iterable[Sequence], reason: FinishReason = FinishReason.ABORT) -> None:
+    def _end(
+        self,
+        group: Group,
+        sequences: Iterable[Sequence],
+        reason: FinishReason = FinishReason.ABORT,
+        num_tokens: int | None = None,
+    ) -> None:
         """End these live sequences of a group: in order, children that are not forked first."""
         for sequence in sorted(sequences, key=lambda sequence: sequence not in group.unforked):
             self._end_one(sequence)
-            sequence.finish_reason = reason
+            sequence.finish(reason, num_tokens)
         if group.is_finished:
             del self._groups[group.spec.request_id]
             self._ended_groups.append(group)
@@ -178,7 +176,6 @@ class Scheduler:
         else:
             self._queues.remove(sequence)
         self._blocks.free(sequence)
-        sequence.status = SequenceStatus.FINISHED
         if sequence.is_known:
             self._ended_ids.append(sequence.sequence_id)
 

@@ -88,6 +88,14 @@ class Sequence:
         """What was generated."""
         return self.token_ids[self.group.prompt_length :]
 
+    def finish(self, reason: FinishReason, num_tokens: int | None = None) -> None:
+        """It has ended. Of the tokens generated the first `num_tokens` count; None: all."""
+        self.status = SequenceStatus.FINISHED
+        self.finish_reason = reason
+        if num_tokens is not None:
+            del self.token_ids[self.group.prompt_length + num_tokens :]
+            del self.logprobs[num_tokens:]
+
     def __repr__(self) -> str:
         return f"<sequence {self.sequence_id} {self.status.name} {self.num_scheduled}/{len(self.token_ids)}>"
 
@@ -132,9 +140,24 @@ class Group:
 
         Once a sequence has output, it and the others are prefilled each by itself: nobody's logits are theirs too.
         """
-        self.unforked = [] if self.num_outputs else self.live[1:]
-        for sequence in self.unforked:
-            sequence.token_ids = []
+        live = self.live
+        self.unforked = [] if self.num_outputs else live[1:]
+        for sequence in live:
+            if sequence in self.unforked:
+                sequence.token_ids = []
+            elif not sequence.token_ids:
+                sequence.token_ids = list(self.spec.prompt_token_ids)
+
+    def end_waiting(self, index: int | None, reason: FinishReason, num_tokens: int | None = None) -> bool:
+        """End it, or one of its sequences, while no scheduler has it. Of the tokens the first `num_tokens` count.
+
+        False: there was nothing to end.
+        """
+        chosen = [sequence for sequence in self.live if index in (None, sequence.sequence_index)]
+        for sequence in chosen:
+            sequence.finish(reason, num_tokens)
+        self.lead_anew()
+        return bool(chosen)
 
     def reassign(self, owner: str) -> None:
         """Somebody else is told of its tokens from now on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -36,6 +37,9 @@ class Stream:
     recovered: list[scheduler_pb2.RequestRecovered] = field(default_factory=list)
     # The tokens of its first sequence that had come when it was recovered.
     recovered_at: list[int] = field(default_factory=list)
+    # What it was added with, and what a resume told of it.
+    message: scheduler_pb2.AddRequest | None = None
+    resumed: list[scheduler_pb2.RequestResumed] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.token_ids = [[] for _ in range(self.n)]
@@ -62,6 +66,7 @@ class TokenClient:
         self._channel = grpc.aio.insecure_channel(address, options)
         self._stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
         self._gateway_id = gateway_id
+        self._num_handles = 0
         self._changed = asyncio.Condition()
         self._may_read = asyncio.Event()
         self._may_read.set()
@@ -119,6 +124,8 @@ class TokenClient:
             stream.first_sequence_id = accepted.first_sequence_id
             for index in range(stream.n):
                 self._by_sequence[accepted.first_sequence_id + index] = (stream, index)
+        for resumed in message.resumed:
+            self._take_resumed(resumed)
         for recovered in message.recovered:
             stream = self.streams[recovered.request_id]
             stream.recovered.append(recovered)
@@ -138,6 +145,23 @@ class TokenClient:
         for failed in message.failed:
             self.streams[failed.request_id].error = from_status(failed.status)
 
+    def _take_resumed(self, resumed: scheduler_pb2.RequestResumed) -> None:
+        """All of a request so far: what comes after it, comes behind it."""
+        stream = self.streams[resumed.request.request_id]
+        stream.message = resumed.request
+        stream.resumed.append(resumed)
+        stream.first_sequence_id = resumed.first_sequence_id
+        for index, sequence in enumerate(resumed.sequences):
+            stream.token_ids[index] = list(sequence.token_ids)
+            if sequence.finish_reason:
+                stream.reasons[index] = sequence.finish_reason
+            else:
+                self._by_sequence[resumed.first_sequence_id + index] = (stream, index)
+
+    def _next_handle(self) -> int:
+        self._num_handles += 1
+        return self._num_handles
+
     async def add(
         self,
         request_id: str,
@@ -147,8 +171,9 @@ class TokenClient:
         max_tokens: int = 8,
         min_tokens: int = 0,
         stop_token_ids: Sequence[int] = (),
+        **more: Any,
     ) -> Stream:
-        """Sends a request."""
+        """Sends a request; `more`: other fields of AddRequest."""
         stream = self.streams[request_id] = Stream(request_id, n)
         add = scheduler_pb2.AddRequest(
             request_id=request_id,
@@ -158,14 +183,58 @@ class TokenClient:
             max_tokens=max_tokens,
             min_tokens=min_tokens,
             stop_token_ids=stop_token_ids,
+            **more,
         )
-        await self.call.write(scheduler_pb2.AttachRequest(add=[add]))
+        add.body_digest = add.body_digest or sha256(add.SerializeToString(deterministic=True)).digest()
+        stream.message = add
+        await self.send(add)
         return stream
 
-    async def abort(self, request_id: str, sequence_index: int | None = None, *, stop: bool = False) -> None:
+    async def send(self, add: scheduler_pb2.AddRequest) -> None:
+        """Sends a request as it is, with a handle of its own."""
+        add.handle = self._next_handle()
+        await self.call.write(scheduler_pb2.AttachRequest(add=[add]))
+
+    async def read_again(self, request_id: str, n: int = 1) -> Stream:
+        """Asks for a request of another gateway, or of before."""
+        stream = self.streams[request_id] = Stream(request_id, n)
+        resume = scheduler_pb2.ResumeRequest(request_id=request_id, handle=self._next_handle())
+        await self.call.write(scheduler_pb2.AttachRequest(resume=[resume]))
+        return stream
+
+    async def resubmit(self, lost: Stream, age_seconds: float = 0.0) -> Stream:
+        """Sends a request again that another stream, or another scheduler, had: with all that came of it."""
+        assert lost.message is not None
+        stream = self.streams[lost.request_id] = Stream(lost.request_id, lost.n)
+        stream.token_ids = [list(token_ids) for token_ids in lost.token_ids]
+        stream.reasons = dict(lost.reasons)
+        add = stream.message = scheduler_pb2.AddRequest()
+        add.CopyFrom(lost.message)
+        add.resubmission.age.FromNanoseconds(int(age_seconds * 1e9))
+        for index, token_ids in enumerate(lost.token_ids):
+            reason: Any = lost.reasons.get(index, 0)
+            add.resubmission.sequences.add(token_ids=token_ids, finish_reason=reason)
+        await self.send(add)
+        return stream
+
+    async def cancel(self, *request_ids: str) -> list[str]:
+        """Ends requests, whoever reads them."""
+        request = scheduler_pb2.CancelRequestsRequest(request_ids=request_ids)
+        return list((await self._stub.CancelRequests(request)).cancelled_request_ids)
+
+    async def abort(
+        self, request_id: str, sequence_index: int | None = None, *, stop: bool = False, num_tokens: int = 0
+    ) -> None:
         """Ends a request or one of its sequences: cancelled, or because a stop string matched."""
         reason = scheduler_pb2.ABORT_REASON_STOP_STRING if stop else scheduler_pb2.ABORT_REASON_CLIENT
-        abort = scheduler_pb2.AbortRequest(request_id=request_id, sequence_index=sequence_index, reason=reason)
+        message = self.streams[request_id].message if request_id in self.streams else None
+        abort = scheduler_pb2.AbortRequest(
+            request_id=request_id,
+            sequence_index=sequence_index,
+            reason=reason,
+            num_tokens=num_tokens,
+            handle=message.handle if message else 0,
+        )
         await self.call.write(scheduler_pb2.AttachRequest(abort=[abort]))
 
     async def wait_until(self, condition: Callable[[], Any], seconds: float = SECONDS) -> None:

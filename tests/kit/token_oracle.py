@@ -39,13 +39,13 @@ async def until_idle(server: Server) -> None:
     """Waits until nothing runs and the worker has answered everything; then no block may be held."""
 
     def is_idle() -> bool:
-        stats = server.engine.stats()
-        return stats is not None and not (
-            stats.num_waiting + stats.num_running + stats.num_swapped + stats.num_steps_in_flight
+        waits = len(server.scheduling.backlog) + len(server.scheduling.requests.live)
+        return not waits and all(
+            not (each.num_waiting + each.num_running + each.num_swapped + each.num_steps_in_flight)
+            for each in server.scheduling.stats()
         )
 
     await until(is_idle)
-    stats = server.engine.stats()
-    assert stats is not None
-    assert stats.num_free_device_blocks == stats.num_device_blocks
-    assert stats.num_free_host_blocks == stats.num_host_blocks
+    for stats in server.scheduling.stats():
+        assert stats.num_free_device_blocks == stats.num_device_blocks
+        assert stats.num_free_host_blocks == stats.num_host_blocks

@@ -14,6 +14,7 @@ from tests.kit.token_client import TokenClient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
+    from contextlib import AbstractAsyncContextManager
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ async def running(server: Server) -> AsyncIterator[Server]:
         yield server
     finally:
         await server.stop()
-        assert server.engine_error is None
+        assert server.error is None
 
 
 class Harness:
@@ -62,6 +63,10 @@ class Harness:
 
     async def scheduler(self, configuration: SchedulerConfiguration | None = None) -> Server:
         return await self._stack.enter_async_context(running(Server(configuration or self.configuration)))
+
+    def running_scheduler(self) -> AbstractAsyncContextManager[Server]:
+        """A scheduler that the test ends itself."""
+        return running(Server(self.configuration))
 
     def gateway(self, gateway_id: str, window_bytes: int = 0) -> TokenClient:
         """A client that the test enters and leaves itself."""

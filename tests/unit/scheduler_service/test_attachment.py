@@ -60,7 +60,7 @@ async def test_take_waits_for_something() -> None:
     attachment.accept("r", 4)
     outgoing = await asyncio.wait_for(taking, 1)
     assert outgoing is not None
-    assert outgoing.accepted == [("r", 4)]
+    assert outgoing.accepted == [("r", 4, 0)]
 
 
 async def test_the_newest_readiness_is_told_and_facts_stay() -> None:

@@ -21,7 +21,9 @@ from scheduler_service.core.output import (
     SchedulerOutput,
     StepResult,
 )
+from scheduler_service.core.sequence import Group
 from scheduler_service.facts import CachePlan, LoadedModel, LoadProgress, ModelFacts, Readiness, WorkerState
+from scheduler_service.logprob_columns import Candidates, join_logprobs
 from tests.kit.worker_codec import decode_step, encode_result
 
 ids = st.integers(0, 2**32 - 1)
@@ -108,7 +110,7 @@ def test_a_refusal_is_raised_as_the_worker_told_it() -> None:
 def test_sampling_parameters_travel_unread() -> None:
     sampling = sampling_pb2.SamplingParams(temperature=0.7, top_k=5, seed=9, logit_bias={3: -1.0})
     add = scheduler_pb2.AddRequest(request_id="a", prompt_token_ids=[1, 2], n=1, sampling=sampling, max_tokens=4)
-    spec = gateway_codec.decode_add(add, "owner")
+    spec = gateway_codec.decode_add(add, "owner").spec
     new = NewSequence(1, 0, (1, 2), 2, 0, (1,), spec)
     message = codec.encode_step(SchedulerOutput(1, (new,)), 1)
     assert message.new_sequences[0].sampling == sampling
@@ -118,7 +120,66 @@ def test_a_request_is_decoded_whole() -> None:
     add = scheduler_pb2.AddRequest(
         request_id="a", prompt_token_ids=[5, 6], n=3, max_tokens=4, min_tokens=2, stop_token_ids=[7, 8]
     )
-    assert gateway_codec.decode_add(add, "o") == GroupSpec("a", "o", (5, 6), 3, 4, 2, frozenset({7, 8}), b"")
+    add.handle, add.body_digest, add.tenant, add.priority = 7, b"digest", "t", -2
+    add.max_queue_time.FromMilliseconds(1500)
+    told = scheduler_pb2.AddRequest()
+    told.CopyFrom(add)
+    told.ClearField("handle")
+    addition = gateway_codec.decode_add(add, "o")
+    expected = GroupSpec("a", "o", (5, 6), 3, 4, 2, frozenset({7, 8}), b"", tenant="t", priority=-2)
+    assert addition == gateway_codec.Addition(expected, 7, b"digest", told.SerializeToString(), 1.5)
+
+
+def test_where_a_request_was_before_is_decoded_by_index() -> None:
+    add = scheduler_pb2.AddRequest(request_id="a", prompt_token_ids=[5, 6], n=2, max_tokens=4)
+    add.resubmission.age.FromMilliseconds(2500)
+    add.resubmission.num_cached_tokens = 3
+    columns = sampling_pb2.Logprobs(
+        num_candidates=[2, 1], token_ids=[1, 9, 2], logprobs=[-1.0, -0.5, -0.25], ranks=[2, 1, 1]
+    )
+    reason = sampling_pb2.FINISH_REASON_STOP
+    add.resubmission.sequences.add(token_ids=[1, 2], finish_reason=reason, logprobs=columns)
+    add.resubmission.sequences.add()
+    before = gateway_codec.decode_add(add, "o").resubmission
+    entries = [Candidates([1, 9], [-1.0, -0.5], [2, 1]), Candidates([2], [-0.25], [1])]
+    assert before == gateway_codec.Resubmission(2.5, [[1, 2], []], [FinishReason.STOP, None], [entries, []], 3)
+    assert join_logprobs(entries) == columns
+
+
+def test_a_resubmission_tells_of_every_sequence() -> None:
+    add = scheduler_pb2.AddRequest(request_id="a", prompt_token_ids=[5, 6], n=2, max_tokens=4)
+    add.resubmission.sequences.add()
+    with pytest.raises(BlockyardError) as caught:
+        gateway_codec.decode_add(add, "o")
+    assert [violation.field for violation in caught.value.violations] == ["resubmission.sequences"]
+
+
+def test_a_request_is_told_again_with_all_that_came_of_it() -> None:
+    add = scheduler_pb2.AddRequest(request_id="a", prompt_token_ids=[5, 6], n=2, max_tokens=4, gateway_state=b"state")
+    addition = gateway_codec.decode_add(add, "o")
+    group = Group(addition.spec, 30, 6, 0.0)
+    group.continue_from([[1, 2], [3]], [FinishReason.STOP, None])
+    group.num_cached_tokens = 1
+    message = gateway_codec.encode_resumed(4, addition.message, group)
+    assert (message.handle, message.first_sequence_id, message.num_cached_tokens) == (4, 30, 1)
+    assert message.request == add
+    assert [list(sequence.token_ids) for sequence in message.sequences] == [[1, 2], [3]]
+    assert [sequence.finish_reason for sequence in message.sequences] == [sampling_pb2.FINISH_REASON_STOP, 0]
+
+
+def test_log_probabilities_pass_through() -> None:
+    columns = sampling_pb2.Logprobs(num_candidates=[2, 0], token_ids=[1, 9], logprobs=[-1.0, -0.5], ranks=[2, 1])
+    piece = sampling_pb2.PromptLogprobs(sequence_id=4, first_position=1, logprobs=columns)
+    answer = worker_pb2.ExecuteModelResponse(
+        step_id=1, logprob_sequence_ids=[4, 5], logprobs=columns, prompt_logprobs=[piece]
+    )
+    result = codec.decode_answer(answer)
+    assert result.logprobs is not None
+    update = OwnerUpdate(logprobs=list(result.logprobs.items()), prompt_logprobs=list(result.prompt_logprobs))
+    message = gateway_codec.encode_outgoing(gateway_codec.Outgoing(update=update))
+    assert message == scheduler_pb2.AttachResponse(
+        logprob_sequence_ids=[4, 5], logprobs=columns, prompt_logprobs=[piece]
+    )
 
 
 def test_what_no_gateway_should_send_is_told_at_once() -> None:
@@ -138,7 +199,7 @@ def test_what_no_gateway_should_send_is_told_at_once() -> None:
         ),
         (
             scheduler_pb2.AbortRequest(request_id="a", sequence_index=2, reason=scheduler_pb2.ABORT_REASON_STOP_STRING),
-            gateway_codec.Abort("a", 2, FinishReason.STOP),
+            gateway_codec.Abort("a", 2, FinishReason.STOP, 0),
         ),
     ],
 )
@@ -156,7 +217,8 @@ def test_what_a_gateway_is_told() -> None:
     facts = ModelFacts("digest", 100, 64, 16, "id", True)
     error = BlockyardError(Reason.NEVER_FITS, "too long")
     recovered = [gateway_codec.Recovery("c", "lost", 9, True)]
-    outgoing = gateway_codec.Outgoing(facts, Readiness(True), [("a", 4)], [("b", error)], update, recovered)
+    accepted, failed = gateway_codec.Accepted("a", 4, 1), gateway_codec.Failed("b", error, 2)
+    outgoing = gateway_codec.Outgoing(facts, Readiness(True), [accepted], [failed], [], update, recovered)
     message = gateway_codec.encode_outgoing(outgoing)
     assert message == scheduler_pb2.AttachResponse(
         facts=scheduler_pb2.ModelFacts(
@@ -168,8 +230,8 @@ def test_what_a_gateway_is_told() -> None:
             batch_invariant=True,
         ),
         readiness=scheduler_pb2.Readiness(ready=True),
-        accepted=[scheduler_pb2.RequestAccepted(request_id="a", first_sequence_id=4)],
-        failed=[scheduler_pb2.RequestFailed(request_id="b", status=to_status(error))],
+        accepted=[scheduler_pb2.RequestAccepted(request_id="a", first_sequence_id=4, handle=1)],
+        failed=[scheduler_pb2.RequestFailed(request_id="b", status=to_status(error), handle=2)],
         sequence_ids=[4, 5, 4],
         token_ids=[40, 50, 41],
         finished_sequence_ids=[4, 5],

@@ -213,9 +213,10 @@ async def test_an_unknown_abort_is_no_error(harness: Harness) -> None:
     assert await client.result(await client.add("r", [1])) == oracle([1], 8)
 
 
-async def test_a_gateway_that_is_gone_takes_its_requests_along(harness: Harness) -> None:
+async def test_what_a_gateway_leaves_behind_ends_after_a_while(harness: Harness, settings: Settings) -> None:
     await harness.worker(step_seconds=0.001)
-    server, stays = await harness.scheduler(), await harness.client("stays")
+    server = await harness.scheduler(settings(resume_window_seconds=0.1))
+    stays = await harness.client("stays")
     async with harness.gateway("goes") as goes:
         await goes.wait_until_ready()
         lost = await goes.add("lost", [1] * 50, n=4, max_tokens=3000)
@@ -245,7 +246,7 @@ async def test_steps_merge_for_a_slow_gateway_and_nothing_is_lost(harness: Harne
     slow.pause()
     num_read = slow.num_messages
     await until_idle(server)
-    num_steps = server.engine.step_log.num_steps
+    num_steps = server.scheduling.engines[0].step_log.num_steps
     # Nobody else waits for it.
     assert await quick.result(await quick.add("q", [1], max_tokens=20)) == oracle([1], 20)
     slow.resume()
@@ -256,7 +257,7 @@ async def test_steps_merge_for_a_slow_gateway_and_nothing_is_lost(harness: Harne
 
 async def test_a_gateway_that_dies_in_the_middle_of_a_write_is_noticed(harness: Harness, settings: Settings) -> None:
     await harness.worker(num_device_blocks=6000, strict=False)
-    server = await harness.scheduler(settings(debug_integrity=False))
+    server = await harness.scheduler(settings(debug_integrity=False, resume_window_seconds=0.0))
     watcher = await harness.client("watcher")
     async with harness.gateway("hangs", window_bytes=1024) as hangs:
         await hangs.wait_until_ready()
@@ -286,8 +287,9 @@ async def test_a_thousand_cancels_leave_nothing_behind(harness: Harness, setting
     assert await client.result(last) == oracle([9], 12)
     assert worker.refusals == []
     await until_idle(server)
-    assert server.engine._scheduler is not None
-    server.engine._scheduler.check_integrity()
+    scheduler = server.scheduling.engines[0].scheduler
+    assert scheduler is not None
+    scheduler.check_integrity()
     for name, stream in client.streams.items():
         prompt_tokens = stream.token_ids
         assert stream.error is None, name
@@ -305,8 +307,7 @@ async def test_the_next_step_waits_at_the_worker_while_one_runs(harness: Harness
     stream = await client.add("r", [1], max_tokens=10)
     await until(lambda: device.num_submitted == num_before + 2)
     assert stream.token_ids == [[]]
-    stats = server.engine.stats()
-    assert stats is not None
+    [stats] = server.scheduling.stats()
     assert stats.num_steps_in_flight == 2
     device.gate.set()
     assert await client.result(stream) == oracle([1], 10)

@@ -1,0 +1,255 @@
+"""Between requests and replicas: gives each request to the replica that suits it, and takes back what a replica loses.
+
+Owns the backlog: whatever no replica has. What a replica has taken belongs to its engine. Knows no messages.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from blockyard.errors import BlockyardError, Reason
+from blockyard.telemetry import EventLogger
+from scheduler_service.core.output import FinishReason
+from scheduler_service.core.overload import DrainRate
+from scheduler_service.core.recovery import Suspects
+from scheduler_service.deaths import Deaths
+from scheduler_service.engine import BREAKS
+from scheduler_service.facts import Readiness, combine, repeats
+from scheduler_service.gateway_codec import Recovery
+from scheduler_service.refusals import Refusals
+from scheduler_service.requests import Lost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from scheduler_service.core.backlog import Backlog
+    from scheduler_service.core.limits import Room
+    from scheduler_service.core.output import OwnerUpdate
+    from scheduler_service.core.sequence import Group
+    from scheduler_service.engine import Engine, Loss
+    from scheduler_service.facts import ModelFacts
+    from scheduler_service.requests import Request, Requests
+
+log = EventLogger(__name__)
+
+
+class Dispatcher:
+    """The engines' office. One object for the scheduler's process."""
+
+    def __init__(self, requests: Requests, backlog: Backlog, clock: Callable[[], float]) -> None:
+        self.engines: list[Engine] = []
+        self.suspects = Suspects()
+        self.readiness = Readiness(False, "the scheduler has just started")
+        self.facts: ModelFacts | None = None
+        self.num_recoveries = 0
+        self.num_replayed_tokens = 0
+        # Since no step was answered for want of a worker.
+        self.lost_at: float | None = None
+        self._requests = requests
+        self._backlog = backlog
+        self._clock = clock
+        self._deaths = Deaths()
+        self._refusals = Refusals()
+        self.drain_rate = DrainRate(clock())
+
+    # Replicas.
+
+    def join(self, engine: Engine) -> None:
+        """Takes a replica in."""
+        self.engines.append(engine)
+        self.changed(engine)
+
+    def part(self, engine: Engine) -> None:
+        """Lets a replica go that has no requests."""
+        self.engines.remove(engine)
+        self.changed(engine)
+
+    @property
+    def ready_engines(self) -> list[Engine]:
+        """Those that take steps."""
+        return [engine for engine in self.engines if engine.is_ready]
+
+    def claim(self, engine: Engine, incarnation: str) -> bool:
+        """Whether a worker is not another replica's: one process may be found by two names."""
+        others = (other.replica.worker for other in self.engines if other is not engine and other.is_ready)
+        return all(worker is None or worker.incarnation != incarnation for worker in others)
+
+    def changed(self, engine: Engine) -> None:
+        """Tells the gateways what the replicas are together."""
+        known = [each.facts for each in self.ready_engines if each.facts]
+        facts = combine(known) if known else self.facts
+        told = facts if facts != self.facts else None
+        self.facts, self.readiness = facts, self._find_readiness(engine)
+        for attachment in self._requests.attachments:
+            attachment.tell(facts=told, readiness=self.readiness)
+        if engine.is_ready:
+            self.wake()
+
+    def _find_readiness(self, engine: Engine) -> Readiness:
+        if self.ready_engines:
+            return Readiness(True)
+        if not self.engines:
+            return Readiness(False, "no worker is known")
+        return engine.readiness if engine in self.engines else self.engines[0].readiness
+
+    # Requests.
+
+    def submit(self, request: Request) -> None:
+        """Lets a request wait for a replica."""
+        self._backlog.push(request.group, request.group.arrived_at)
+        self.wake()
+
+    def wake(self) -> None:
+        """There may be something to schedule."""
+        for engine in self.ready_engines:
+            engine.wake()
+
+    def abort(
+        self,
+        request: Request,
+        sequence_index: int | None = None,
+        reason: FinishReason = FinishReason.ABORT,
+        num_tokens: int | None = None,
+    ) -> bool:
+        """Ends a request or one of its sequences, wherever it is. False: there was nothing to end."""
+        if request.engine is not None and request.engine.scheduler is not None:
+            scheduler = request.engine.scheduler
+            has_ended = scheduler.abort(request.request_id, sequence_index, reason, num_tokens)
+            self.ended(scheduler.take_ended())
+            request.engine.wake()
+            return has_ended
+        has_ended = request.group.end_waiting(sequence_index, reason, num_tokens)
+        if request.group.is_finished:
+            self._backlog.remove(request.group)
+            self.ended([request.group])
+        return has_ended
+
+    def fail(self, request: Request, error: BlockyardError) -> None:
+        """Ends a request with an error that its readers are told."""
+        for attachment, handle in request.handles.items():
+            attachment.fail(request.request_id, error, handle)
+        self._requests.drop(request)
+        self.abort(request, reason=FinishReason.ERROR)
+
+    def fail_all(self, request_ids: Iterable[str], error: BlockyardError) -> None:
+        """The same for several, by name."""
+        for request_id in request_ids:
+            if request := self._requests.live.get(request_id):
+                self.fail(request, error)
+
+    # Giving them to replicas.
+
+    def dispatch(self) -> None:
+        """Gives replicas what they have room for: no more, for what waits here may still go anywhere."""
+        if not self._backlog:
+            return
+        rooms = {each: each.scheduler.find_room() for each in self.ready_engines if each.scheduler is not None}
+        chosen: defaultdict[Engine, list[Group]] = defaultdict(list)
+        while (group := self._backlog.peek()) is not None:
+            size = _size(group)
+            engine = self._choose(group, size, rooms)
+            if engine is None:
+                break
+            self._backlog.pop()
+            self.drain_rate.note(1, group.prompt_length, self._clock())
+            rooms[engine].take(*size)
+            chosen[engine].append(group)
+        for engine, groups in chosen.items():
+            self._give(engine, groups)
+
+    def _choose(self, group: Group, size: tuple[int, int], rooms: Mapping[Engine, Room]) -> Engine | None:
+        """The replica with the longest cached prefix among those with room; of equals the one with most rows free."""
+        candidates = [engine for engine, room in rooms.items() if room.takes(*size)]
+        if len(candidates) < 2:
+            return candidates[0] if candidates else None
+        fitting = [engine for engine in candidates if rooms[engine].fits(*size)] or candidates
+        return max(fitting, key=lambda engine: (_count_cached(engine, group), rooms[engine].num_rows))
+
+    def _give(self, engine: Engine, groups: list[Group]) -> None:
+        assert engine.scheduler is not None
+        recoveries: defaultdict[str, list[Recovery]] = defaultdict(list)
+        for group in groups:
+            request = self._requests.live[group.spec.request_id]
+            request.engine = engine
+            if request.lost is not None:
+                recoveries[group.spec.owner].append(_recovery(request, request.lost, engine))
+                request.lost = None
+        self._requests.recover(recoveries)
+        self.publish(engine.scheduler.adopt(groups), Reason.NEVER_FITS)
+        self.ended(engine.scheduler.take_ended())
+        engine.wake()
+
+    # What comes back.
+
+    def publish(self, updates: Mapping[str, OwnerUpdate], reason: Reason = Reason.BUG) -> None:
+        """Tells the gateways what a step gave; `reason` is why requests failed, if any did."""
+        self.lost_at = None
+        self._requests.publish(updates)
+        for update in updates.values():
+            for request_id, message in update.failed:
+                self.fail_all([request_id], BlockyardError(reason, message))
+
+    def ended(self, groups: Iterable[Group]) -> None:
+        """Lets go of requests that ended."""
+        self._requests.end(groups, self._clock())
+
+    def lost(self, engine: Engine, loss: Loss) -> None:
+        """Takes the requests of a replica back: before all others, but for those that would end the next one too."""
+        if self.lost_at is None:
+            self.lost_at = self._clock()
+        cause = "the worker was lost" if loss.error.reason in BREAKS else "a step was refused"
+        groups: list[Group] = []
+        for group, num_tokens in loss.evacuated:
+            request = self._requests.live.get(group.spec.request_id)
+            if request is None:
+                continue
+            request.engine = None
+            if num_tokens:
+                request.lost = Lost(cause, num_tokens, loss.facts)
+                self.num_replayed_tokens += num_tokens
+            groups.append(group)
+        self.num_recoveries += 1
+        self._backlog.push_front(groups)
+        self._fail_hopeless(loss)
+        self._fail_poison(loss)
+        live = (self._requests.live.get(request_id) for request_id in self._deaths.suspects)
+        self.suspects.replace(request.group for request in live if request is not None)
+        # Those that are ready go on with them at once.
+        self.wake()
+
+    def _fail_hopeless(self, loss: Loss) -> None:
+        """Fails the requests that would have every epoch broken."""
+        if not loss.named:
+            return
+        message = loss.error.message
+        hopeless = self._refusals.note(message, loss.named, self._requests.live)
+        if hopeless:
+            log.error("requests have a step refused again and again", reason=message, request_ids=hopeless)
+            self.fail_all(hopeless, BlockyardError(Reason.BUG, f"the worker refuses its steps: {message}"))
+
+    def _fail_poison(self, loss: Loss) -> None:
+        """Counts a death against the requests in hand, and fails those that were there three times in a row."""
+        if loss.error.reason is Reason.DRAINING:
+            return
+        self._deaths.note(loss.in_hand, self._requests.live)
+        if poison := self._deaths.poison:
+            log.error("requests kill workers", request_ids=poison)
+            message = "the worker died three times in a row while it computed this request"
+            self.fail_all(poison, BlockyardError(Reason.POISON_REQUEST, message))
+
+
+def _size(group: Group) -> tuple[int, int]:
+    """Tokens to prefill, and rows."""
+    return sum(len(sequence.token_ids) for sequence in group.live), len(group.live)
+
+
+def _count_cached(engine: Engine, group: Group) -> int:
+    assert engine.scheduler is not None
+    return engine.scheduler.count_cached_tokens(group)
+
+
+def _recovery(request: Request, lost: Lost, engine: Engine) -> Recovery:
+    """What the gateways are told of a request that goes on, and whether as it would have."""
+    exact = engine.facts is not None and repeats(lost.facts, engine.facts)
+    return Recovery(request.request_id, lost.cause, lost.num_tokens, exact)
