@@ -14,13 +14,13 @@ import re
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Sequence, Set
 
     import tokenizers
 
 # Ids before the new ones that are decoded with them: a decoder looks at most at its neighbours.
 _NUM_CONTEXT_TOKENS = 4
-_BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Detokenizer(Protocol):
@@ -49,14 +49,18 @@ class DetokenizerFactory:
         # A sequence after one of these continues a text; other ids begin one.
         self._text_ids = self._kept_ids[True]
         self._holds_incomplete = "ByteLevel" in kinds
-        self._byte_ids: frozenset[int] = frozenset()
+        self._byte_ids: dict[int, bytes] = {}
         self._tables: dict[bool, list[bytes]] = {}
         if kinds == ["ByteLevel"]:
             whole = _byte_table(pieces, frozenset())
             self._tables = {False: whole, True: _byte_table(pieces, frozenset(special))}
         elif "ByteFallback" in kinds:
-            self._byte_ids = frozenset(i for i, piece in pieces.items() if _BYTE_PIECE.fullmatch(piece))
-            self._text_ids -= self._byte_ids
+            found = ((token_id, _BYTE_PIECE.fullmatch(piece)) for token_id, piece in pieces.items())
+            self._byte_ids = {token_id: bytes.fromhex(match[1]) for token_id, match in found if match}
+            self._text_ids -= self._byte_ids.keys()
+        texts = ((token_id, backend.decode([token_id])) for token_id in sorted(self._text_ids))
+        # What any token can continue.
+        self._neighbour = [next((token_id for token_id, text in texts if text.strip()), 0)]
 
     def make(self, prompt_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True) -> Detokenizer:
         """Makes the detokenizer of a sequence that continues a prompt.
@@ -69,10 +73,19 @@ class DetokenizerFactory:
         return WindowDetokenizer(
             self._backend,
             self._kept_ids[skip_special_tokens],
-            byte_ids=self._byte_ids,
+            byte_ids=self._byte_ids.keys(),
             holds_incomplete=self._holds_incomplete,
             context=last if self._text_ids.issuperset(last) else (),
         )
+
+    def bytes_of(self, token_id: int, *, skip_special_tokens: bool = True) -> bytes:
+        """Returns what a token adds to a text that it continues, in UTF-8; it may be a part of a character."""
+        if self._tables:
+            return b"".join(self._tables[skip_special_tokens][token_id : token_id + 1])
+        if token_id in self._byte_ids:
+            return self._byte_ids[token_id]
+        detokenizer = self.make(self._neighbour, skip_special_tokens=skip_special_tokens)
+        return (detokenizer.push([token_id]) + detokenizer.flush()).encode()
 
 
 def _flatten(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -132,7 +145,7 @@ class WindowDetokenizer:
         backend: tokenizers.Tokenizer,
         kept_ids: frozenset[int],
         *,
-        byte_ids: frozenset[int],
+        byte_ids: Set[int],
         holds_incomplete: bool,
         context: Sequence[int] = (),
     ) -> None:

@@ -108,12 +108,17 @@ class Accepted:
 
 
 class TokenLogprob(NamedTuple):
-    """A token and how likely it was; `text` is its own, `rank` 1 the most likely."""
+    """A token and how likely it was; `rank` 1 is the most likely.
+
+    `text` is its own, with U+FFFD for a part of a character; `raw` is what it adds to the text that is returned, in
+    UTF-8: nothing, for a special token that is left out.
+    """
 
     token_id: int
     text: str
     logprob: float
     rank: int
+    raw: bytes = b""
 
 
 class TokenLogprobs(NamedTuple):

@@ -15,6 +15,7 @@ from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.model_files import model_digest
 from gateway.chat_template import ChatTemplate
 from gateway.detokenizer import DetokenizerFactory
+from gateway.token_texts import TokenTexts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,6 +66,7 @@ class Tokenizer:
         self._backend = backend
         self._chat_template = chat_template
         self._detokenizers = DetokenizerFactory(backend)
+        self._token_texts = {skip: TokenTexts(self._detokenizers, skip_special_tokens=skip) for skip in (False, True)}
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self.end_token_ids = end_token_ids
         self.generation_defaults = generation_defaults or {}
@@ -114,6 +116,10 @@ class Tokenizer:
     ) -> Detokenizer:
         """Makes the incremental detokenizer of a sequence that continues a prompt."""
         return self._detokenizers.make(prompt_token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_texts(self, *, skip_special_tokens: bool = True) -> TokenTexts:
+        """Gives what tells log probabilities with their tokens' texts."""
+        return self._token_texts[skip_special_tokens]
 
     def apply_chat_template(
         self,

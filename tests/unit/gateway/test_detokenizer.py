@@ -122,6 +122,37 @@ def test_the_pieces_are_the_decoding_of_the_whole(kind: str, data: st.DataObject
     assert "".join(pieces) == backend.decode(token_ids, skip_special_tokens=skip)
 
 
+@pytest.mark.parametrize("kind", ["byte_level", "llama", "metaspace", "plain"])
+@given(st.data())
+def test_the_bytes_of_tokens_are_what_they_add_to_a_text(kind: str, data: st.DataObject) -> None:
+    backend, factory = made(kind)
+    # Bytes alone are no characters, and a text that begins with a special token has not begun yet.
+    known = [i for i in range(backend.get_vocab_size()) if not str(backend.id_to_token(i)).startswith("<0x")]
+    texts = [i for i in known if "\ufffd" not in backend.decode([i]) and backend.decode([i]).strip()]
+    first = data.draw(st.sampled_from(texts))
+    others = data.draw(st.lists(st.sampled_from(known), max_size=20))
+    added = b"".join(map(factory.bytes_of, others))
+    assert backend.decode([first, *others]) == backend.decode([first]) + added.decode(errors="replace")
+
+
+def test_the_bytes_of_a_token_are_a_part_of_a_character() -> None:
+    for kind, pieces in (("byte_level", ["â", "Ĥ", "¬"]), ("llama", ["<0xE2>", "<0x82>", "<0xAC>"])):
+        backend, factory = made(kind)
+        token_ids = [backend.token_to_id(piece) for piece in pieces]
+        assert None not in token_ids
+        assert [factory.bytes_of(token_id) for token_id in token_ids] == [b"\xe2", b"\x82", b"\xac"]
+
+
+@pytest.mark.parametrize("kind", [make.__name__ for make in KINDS])
+def test_special_tokens_and_unknown_ids_have_the_bytes_that_are_returned(kind: str) -> None:
+    backend, factory = made(kind)
+    assert factory.bytes_of(backend.get_vocab_size()) == b""
+    for token_id, token in backend.get_added_tokens_decoder().items():
+        if token.special:
+            assert factory.bytes_of(token_id) == b""
+            assert factory.bytes_of(token_id, skip_special_tokens=False).decode().strip() == token.content
+
+
 @given(st.text(max_size=60), st.lists(st.integers(0, 9), max_size=6))
 @example("wörld 😀 👩‍👩‍👧 日本", [])
 def test_real_text_comes_out_as_it_went_in_and_never_in_half_characters(text: str, sizes: list[int]) -> None:

@@ -190,7 +190,6 @@ def test_everything_that_is_wrong_with_new_parameters_is_told_at_once() -> None:
         "sampling.bad_words",
         "sampling.bad_token_sequences",
         "sampling.allowed_token_ids",
-        "n",
         "stop.stop_strings",
         "sampling.logprobs",
     ]
