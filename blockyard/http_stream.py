@@ -6,19 +6,20 @@ import asyncio
 import json
 import ssl
 from contextlib import asynccontextmanager, suppress
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from blockyard.errors import TRANSPORT_ORIGIN, BlockyardError, Reason
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Mapping
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 
 
 @asynccontextmanager
-async def _answer(url: str, body: Any) -> AsyncGenerator[AsyncGenerator[bytes]]:
+async def _answer(url: str, body: Any, extra: Mapping[str, str]) -> AsyncGenerator[AsyncGenerator[bytes]]:
     """Sends a request (GET without a body, else POST) and yields the pieces of the answer's body.
 
     Raises BlockyardError: what the server tells, or NO_READY_WORKER where it cannot be reached.
@@ -33,7 +34,7 @@ async def _answer(url: str, body: Any) -> AsyncGenerator[AsyncGenerator[bytes]]:
         message = f"cannot connect to {host}:{port}: {error.strerror or error}"
         raise BlockyardError(Reason.NO_READY_WORKER, message, metadata=dict(TRANSPORT_ORIGIN)) from None
     try:
-        writer.write(_head_and_body(parts.path or "/", parts.netloc, body))
+        writer.write(_head_and_body(parts.path or "/", {"Host": parts.netloc, **extra}, body))
         status, headers = await _read_head(reader)
         pieces = _read_body(reader, headers)
         if status != 200:
@@ -48,11 +49,11 @@ async def _answer(url: str, body: Any) -> AsyncGenerator[AsyncGenerator[bytes]]:
             await writer.wait_closed()
 
 
-def _head_and_body(path: str, host: str, body: Any) -> bytes:
+def _head_and_body(path: str, headers: Mapping[str, str], body: Any) -> bytes:
     content = b"" if body is None else json.dumps(body).encode()
     lines = [
         f"{'GET' if body is None else 'POST'} {path} HTTP/1.1",
-        f"Host: {host}",
+        *(f"{name}: {value}" for name, value in headers.items()),
         "Connection: close",
         "Content-Type: application/json",
         f"Content-Length: {len(content)}",
@@ -93,16 +94,20 @@ def _error_of(status: int, headers: dict[str, str], content: bytes) -> Blockyard
 
 async def get_json(url: str) -> dict[str, Any]:
     """Gets a JSON object. Raises BlockyardError."""
-    async with _answer(url, None) as pieces:
+    async with _answer(url, None, {}) as pieces:
         return cast("dict[str, Any]", json.loads(b"".join([piece async for piece in pieces])))
 
 
-async def post_events(url: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+async def post_events(
+    url: str, body: dict[str, Any], headers: Mapping[str, str] = MappingProxyType({})
+) -> AsyncGenerator[dict[str, Any]]:
     """Posts a request and yields its server-sent events, up to `[DONE]`. Closing it early closes the connection.
+
+    `headers` are sent beside our own.
 
     Raises BlockyardError for a refusal, for an error in the midst of the stream, and for a stream that breaks off.
     """
-    async with _answer(url, body) as pieces:
+    async with _answer(url, body, headers) as pieces:
         rest = b""
         async for piece in pieces:
             *lines, rest = (rest + piece).split(b"\n")

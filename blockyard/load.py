@@ -15,9 +15,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from blockyard.errors import BlockyardError
+from blockyard.errors import BlockyardError, Reason
 from blockyard.http_stream import post_events
-from blockyard.results import Accepted, Delta, Finished, Recovered
+from blockyard.results import Accepted, Delta, Finished
+from blockyard.targets import call_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 # Common words, most of them one token in most vocabularies.
 _WORDS = ("the", "of", "and", "to", "in", "is", "was", "for", "on", "that", "with", "as", "at", "by", "it", "from")
 PERCENTILES = (50, 90, 99)
+# What a server says that is full now and will not be later.
+_REJECTIONS = frozenset({Reason.QUEUE_FULL, Reason.TOKEN_BACKLOG, Reason.TENANT_QUOTA})
+# A request that was sent so often has failed.
+MAX_REJECTIONS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,10 @@ def draw_requests(shape: Shape, seed: int) -> Iterator[Request]:
 
 @dataclass(slots=True)
 class Sample:
-    """What one client saw. Times are seconds of the monotonic clock; `gaps_seconds` lie between arrivals of tokens."""
+    """What one client saw. Times are seconds of the monotonic clock; `gaps_seconds` lie between arrivals of tokens.
+
+    `num_rejections`: how often it was told to come back later, and did.
+    """
 
     arrival: float
     first_token: float = 0.0
@@ -74,6 +82,7 @@ class Sample:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     gaps_seconds: list[float] = field(default_factory=list[float])
+    num_rejections: int = 0
     error: str = ""
 
     def tokens_came(self) -> None:
@@ -122,16 +131,17 @@ class GrpcApi:
                         sample.tokens_came()
                     case Finished():
                         sample.num_output_tokens = event.usage.num_completion_tokens
-                    case Recovered():
+                    case _:
                         pass
 
 
 class HttpApi:
     """/v1/completions, streamed, with about as many words as tokens are asked for as the prompt."""
 
-    def __init__(self, base_url: str, model: str) -> None:
+    def __init__(self, base_url: str, model: str, tenant: str = "") -> None:
         self._url = f"{base_url}/v1/completions"
         self._model = model
+        self._headers = dict(call_metadata(tenant))
 
     async def send(self, request: Request, sample: Sample) -> None:
         """Sends a request and reads its events."""
@@ -145,7 +155,7 @@ class HttpApi:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        async with aclosing(post_events(self._url, body)) as events:
+        async with aclosing(post_events(self._url, body, self._headers)) as events:
             async for event in events:
                 if event.get("usage"):
                     sample.num_prompt_tokens = event["usage"]["prompt_tokens"]
@@ -173,6 +183,20 @@ class Plan:
     seed: int = 0
 
 
+async def _send(api: Api, request: Request, sample: Sample) -> None:
+    """Sends a request, again whenever the server said to; raises BlockyardError."""
+    while True:
+        try:
+            return await api.send(request, sample)
+        except BlockyardError as error:
+            hint = error.retry_after_seconds
+            if error.reason not in _REJECTIONS or hint is None or sample.num_rejections == MAX_REJECTIONS:
+                raise
+        sample.num_rejections += 1
+        # Those that were told at the same time do not come back at the same time.
+        await asyncio.sleep(hint * random.uniform(1.0, 1.25))
+
+
 async def run_load(
     api: Api, requests: Iterator[Request], plan: Plan, on_done: Callable[[Sample], None] = lambda sample: None
 ) -> list[Sample]:
@@ -191,7 +215,7 @@ async def run_load(
     async def send(request: Request, arrival: float) -> None:
         sample = Sample(arrival)
         try:
-            await api.send(request, sample)
+            await _send(api, request, sample)
         except BlockyardError as error:
             sample.error = str(error.reason)
         sample.end = time.monotonic()
@@ -247,6 +271,7 @@ class Summary:
     """A load in numbers. Rates are over the time from the first arrival to the last end, errors left out.
 
     Attributes:
+        num_rejections: times that a request was told to come back later; it did, and its times go on from its arrival.
         time_to_first_token: from arrival.
         inter_token_latency: gaps between arrivals of tokens, of all requests together; tokens that came at once make
             one arrival.
@@ -257,6 +282,7 @@ class Summary:
     num_requests: int
     num_errors: int
     errors: dict[str, int]
+    num_rejections: int
     elapsed_seconds: float
     num_prompt_tokens: int
     num_output_tokens: int
@@ -281,6 +307,7 @@ def summarize(samples: Sequence[Sample]) -> Summary:
         num_requests=len(good),
         num_errors=errors.total(),
         errors=dict(errors),
+        num_rejections=sum(sample.num_rejections for sample in samples),
         elapsed_seconds=elapsed,
         num_prompt_tokens=num_prompt_tokens,
         num_output_tokens=num_output_tokens,

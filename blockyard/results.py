@@ -36,8 +36,8 @@ class GenerationOptions(TypedDict, total=False):
     """How to generate. What is absent takes the model's generation defaults, then those of the API (in brackets)."""
 
     request_id: str
-    """A name of your choice, for `cancel`, `resume` and the logs; at most 128 of [A-Za-z0-9._:-]. The same request, sent
-    again under its name while it runs or soon after, has the same answer. [made by the client]"""
+    """A name of your choice, for `cancel`, `resume` and the logs; at most 128 of [A-Za-z0-9._:-]. The same request,
+    sent again under its name while it runs or soon after, has the same answer. [made by the client]"""
     model: str
     """A name from `list_models`. [the only model]"""
     n: int

@@ -26,7 +26,9 @@ class Targets:
     """The gateways of a client. Calls go to the current one, until it fails one of them.
 
     Args:
-        targets: `host:port`, `unix:/path` or another gRPC target; several as a list, or in one text with commas between.
+        targets: `host:port`, `unix:/path` or another gRPC target; several as a list, or in one text with commas.
+
+    Raises ValueError where there is none.
     """
 
     def __init__(self, targets: str | Sequence[str]) -> None:

@@ -21,9 +21,9 @@ from rich.table import Table
 
 import blockyard
 from blockyard.async_client import AsyncClient
-from blockyard.client import DEFAULT_TARGET
 from blockyard.http_stream import get_json
 from blockyard.load import Api, GrpcApi, HttpApi, Plan, Sample, Shape, Summary, draw_requests, run_load, summarize
+from blockyard.targets import DEFAULT_TARGET
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +45,7 @@ class Settings:
     api: str
     target: str
     url: str
+    tenant: str
     model: str
     shape: Shape
     plan: Plan
@@ -53,8 +54,11 @@ class Settings:
 
 def bench(
     api: Annotated[ApiName, typer.Option(help="which front to load")] = ApiName.GRPC,
-    target: Annotated[str, typer.Option(help="the gRPC address", envvar="BLOCKYARD_TARGET")] = DEFAULT_TARGET,
+    target: Annotated[
+        str, typer.Option(help="the gRPC address, or several with commas between", envvar="BLOCKYARD_TARGET")
+    ] = DEFAULT_TARGET,
     url: Annotated[str, typer.Option(help="the HTTP address", envvar="BLOCKYARD_URL")] = "http://127.0.0.1:8000",
+    tenant: Annotated[str, typer.Option(help="on whose behalf requests are sent")] = "",
     model: Annotated[str, typer.Option(help="the model's name; default: the first")] = "",
     concurrency: Annotated[int, typer.Option(min=1, help="clients of a closed loop")] = 8,
     rate: Annotated[float, typer.Option(min=0, help="requests a second of an open loop; 0: a closed loop")] = 0.0,
@@ -77,6 +81,7 @@ def bench(
         api=api,
         target=target,
         url=url.rstrip("/"),
+        tenant=tenant,
         model=model,
         shape=Shape(_range(prompt_tokens), _range(output_tokens), temperature, ignore_eos),
         plan=Plan(concurrency, rate, num_requests, duration, seed),
@@ -108,7 +113,7 @@ def _range(text: str) -> tuple[int, int]:
 
 
 async def _run(settings: Settings) -> Summary:
-    async with AsyncClient(settings.target) as client:
+    async with AsyncClient(settings.target, tenant=settings.tenant) as client:
         api = await _make_api(settings, client)
         requests = draw_requests(settings.shape, settings.plan.seed)
         if settings.num_warmup_requests:
@@ -120,7 +125,7 @@ async def _run(settings: Settings) -> Summary:
 async def _make_api(settings: Settings, client: AsyncClient) -> Api:
     if settings.api == ApiName.HTTP:
         name = settings.model or (await get_json(f"{settings.url}/v1/models"))["data"][0]["id"]
-        return HttpApi(settings.url, name)
+        return HttpApi(settings.url, name, settings.tenant)
     models = await client.list_models()
     model = next((model for model in models if model.name == settings.model), models[0])
     return GrpcApi(client, settings.model, model.vocab_size)
@@ -146,6 +151,8 @@ class _progress:
 def make_table(summary: Summary) -> Table:
     """Lays the numbers out for a person."""
     title = f"{summary.num_requests} requests in {summary.elapsed_seconds:.2f} s, {summary.num_errors} failed"
+    if summary.num_rejections:
+        title += f", {summary.num_rejections} times told to come back later"
     table = Table(title=title)
     for heading in ("milliseconds", "mean", "p50", "p90", "p99"):
         table.add_column(heading, justify="left" if heading == "milliseconds" else "right")

@@ -7,10 +7,17 @@ from typing import Annotated
 
 import typer
 
-from blockyard.client import DEFAULT_TARGET, Client
+from blockyard.client import Client
 from blockyard.results import GenerationOptions
+from blockyard.targets import DEFAULT_TARGET
 
-Target = Annotated[str, typer.Option(help="the gateway's gRPC address, host:port", envvar="BLOCKYARD_TARGET")]
+Target = Annotated[
+    str,
+    typer.Option(
+        help="the gateway's gRPC address, host:port; of several, with commas between, one that answers",
+        envvar="BLOCKYARD_TARGET",
+    ),
+]
 
 
 def generate(

@@ -49,10 +49,10 @@ _PLAIN_CODE = {
 
 @dataclass(frozen=True)
 class Cut:
-    """Breaks one stream after so many events."""
+    """Breaks one stream after so many events; with an error it is this that the gateway tells."""
 
     num_events: int
-    how: How = How.DRAINING
+    how: How | BlockyardError = How.DRAINING
 
 
 @dataclass
@@ -181,9 +181,11 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer):
             yield event
         self.memory.end(spec.request_id)
 
-    async def _break(self, how: How, context: Any) -> None:
+    async def _break(self, how: How | BlockyardError, context: Any) -> None:
         if how is How.DRAINING:
             raise BlockyardError(Reason.DRAINING, "in the midst", retry_after_seconds=0.01)
+        if isinstance(how, BlockyardError):
+            raise how
         if how in _PLAIN_CODE:
             await context.abort(_PLAIN_CODE[how], "in the midst")
         # Of its own: this handler is ended by it.

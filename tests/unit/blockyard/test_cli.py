@@ -20,7 +20,7 @@ import blockyard
 from blockyard.cli.main import main
 from blockyard.errors import BlockyardError, Reason, Violation
 from blockyard.supervisor import ROOT
-from tests.kit.fake_gateway import sse_answer
+from tests.kit.fake_gateway import Cut, sse_answer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -235,9 +235,28 @@ def test_bench_with_a_rate_and_a_duration(gateway: FakeGateway, capsys: Captured
 
 
 def test_bench_tells_what_failed(gateway: FakeGateway, capsys: Captured) -> None:
-    gateway.fails_after = 1
+    gateway.cuts.extend([Cut(1, BlockyardError(Reason.POISON_REQUEST, "it kills workers"))] * 3)
     assert run("bench", "--target", gateway.target, "--num-requests", "3", "--warmup", "0") == 1
-    assert capsys.readouterr().err == "3 failed: DRAINING\n"
+    assert capsys.readouterr().err == "3 failed: POISON_REQUEST\n"
+
+
+@pytest.mark.parametrize("api", ["grpc", "http"])
+def test_bench_sends_as_a_tenant(gateway: FakeGateway, api: str) -> None:
+    flags = ["--api", api, "--target", gateway.target, "--url", gateway.url, "--tenant", "team-1"]
+    assert run("bench", *flags, "--num-requests", "1", "--warmup", "0") == 0
+    told = gateway.tenants if api == "grpc" else gateway.http_heads[-1].split("\r\n")
+    assert ("team-1" if api == "grpc" else "x-blockyard-tenant: team-1") in told
+
+
+def test_bench_comes_back_when_it_is_told_to(gateway: FakeGateway, capsys: Captured, tmp_path: Path) -> None:
+    full = BlockyardError(Reason.QUEUE_FULL, "full", retry_after_seconds=0.001)
+    gateway.cuts.extend([Cut(0, full)] * 4)
+    output = tmp_path / "result.json"
+    flags = ["--target", gateway.target, "--output", str(output)]
+    assert run("bench", *flags, "--num-requests", "2", "--warmup", "0") == 0
+    assert "4 times told to come back later" in " ".join(capsys.readouterr().out.split())
+    results = json.loads(output.read_text())["results"]
+    assert (results["num_requests"], results["num_rejections"], results["num_errors"]) == (2, 4, 0)
 
 
 @pytest.mark.parametrize("lengths", ["0", "4:2", "x", "1:y", "-1"])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from blockyard.async_client import AsyncClient
 from blockyard.errors import BlockyardError, Reason
 from blockyard.load import (
+    MAX_REJECTIONS,
     GrpcApi,
     HttpApi,
     Plan,
@@ -35,9 +36,10 @@ SHAPE = Shape((3, 3), (2, 4))
 class Clock:
     """An api that takes a while, counts who is inside, and fails as often as told."""
 
-    def __init__(self, num_failures: int = 0) -> None:
+    def __init__(self, num_failures: int = 0, error: BlockyardError | None = None) -> None:
         self.num_inside = self.max_inside = self.num_sent = 0
         self._num_failures = num_failures
+        self._error = error or BlockyardError(Reason.DRAINING, "later")
 
     async def send(self, request: Request, sample: Sample) -> None:
         self.num_sent += 1
@@ -46,7 +48,7 @@ class Clock:
         await asyncio.sleep(0.001)
         self.num_inside -= 1
         if self.num_sent <= self._num_failures:
-            raise BlockyardError(Reason.DRAINING, "later")
+            raise self._error
 
 
 async def test_a_closed_loop_has_so_many_clients() -> None:
@@ -79,6 +81,30 @@ async def test_errors_are_counted_by_reason() -> None:
     assert (summary.num_requests, summary.num_errors, summary.errors) == (3, 2, {"DRAINING": 2})
 
 
+@pytest.mark.parametrize("reason", [Reason.QUEUE_FULL, Reason.TOKEN_BACKLOG, Reason.TENANT_QUOTA])
+async def test_who_is_told_to_come_back_later_does(reason: Reason) -> None:
+    api = Clock(4, BlockyardError(reason, "full", retry_after_seconds=0.001))
+    samples = await run_load(api, draw_requests(SHAPE, 0), Plan(concurrency=2, num_requests=3))
+    summary = summarize(samples)
+    assert (summary.num_requests, summary.num_errors, summary.num_rejections) == (3, 0, 4)
+    assert api.num_sent == 7
+    assert max(sample.num_rejections for sample in samples) >= 2
+
+
+@pytest.mark.parametrize(
+    ("error", "num_sent"),
+    [
+        (BlockyardError(Reason.QUEUE_FULL, "full, and no word of when it is not"), 1),
+        (BlockyardError(Reason.NEVER_FITS, "never", retry_after_seconds=0.0), 1),
+        (BlockyardError(Reason.QUEUE_FULL, "for ever", retry_after_seconds=0.0), 1 + MAX_REJECTIONS),
+    ],
+)
+async def test_a_rejection_that_fails(error: BlockyardError, num_sent: int) -> None:
+    api = Clock(1000, error)
+    summary = summarize(await run_load(api, draw_requests(SHAPE, 0), Plan(num_requests=1)))
+    assert (summary.num_errors, summary.errors, api.num_sent) == (1, {str(error.reason): 1}, num_sent)
+
+
 async def test_a_bug_of_ours_ends_the_load() -> None:
     class Broken:
         async def send(self, request: Request, sample: Sample) -> None:
@@ -109,7 +135,8 @@ async def test_grpc(async_gateway: FakeGateway) -> None:
 
 async def test_http(async_gateway: FakeGateway) -> None:
     sample = Sample(arrival=1.0)
-    await HttpApi(async_gateway.url, "fake").send(Request(1, 5, 4, 0.0, True), sample)
+    await HttpApi(async_gateway.url, "fake", "team-1").send(Request(1, 5, 4, 0.0, True), sample)
+    assert "\r\nx-blockyard-tenant: team-1\r\n" in async_gateway.http_heads[0]
     (body,) = async_gateway.http_bodies
     assert len(body["prompt"].split()) == 5
     assert (body["max_tokens"], body["ignore_eos"], body["stream"]) == (4, True, True)
