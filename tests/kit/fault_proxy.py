@@ -186,8 +186,9 @@ class Console:
         for connection in self._proxy.connections:
             connection.rule = replace(connection.rule, delay_seconds=rule.delay_seconds)
 
-    def _random(self, max_bytes: str) -> None:
-        self._proxy.rule_of = random_rules(self._seed, int(max_bytes), self._rule.delay_seconds)
+    def _random(self, max_up_bytes: str, max_down_bytes: str) -> None:
+        delay_seconds = self._rule.delay_seconds
+        self._proxy.rule_of = random_rules(self._seed, int(max_up_bytes), int(max_down_bytes), delay_seconds)
 
     def _clear(self) -> None:
         self._set_rule(Rule())
@@ -207,7 +208,7 @@ class Console:
         "heal": _heal,
         "delay": _delay,  # SECONDS
         "end-at": _end_at,  # up|down BYTES [cut|reset]: each connection to come
-        "random": _random,  # MAX_BYTES: each connection to come ends at a random byte before that
+        "random": _random,  # MAX_UP_BYTES MAX_DOWN_BYTES: each connection to come ends at a random byte before that
         "clear": _clear,  # delay, end-at and random
         "stats": _stats,
         "quit": _quit,

@@ -74,13 +74,16 @@ class Stats:
         return " ".join(f"{name}={count}" for name, count in counts.items())
 
 
-def random_rules(seed: int, max_bytes: int, delay_seconds: float = 0.0) -> Callable[[int], Rule]:
-    """Gives connection number i an end that is a function of (seed, i): either way and kind, before `max_bytes`."""
+def random_rules(
+    seed: int, max_up_bytes: int, max_down_bytes: int, delay_seconds: float = 0.0
+) -> Callable[[int], Rule]:
+    """Gives connection number i an end that is a function of (seed, i): either way and kind, before so many bytes."""
+    max_bytes = {Direction.UP: max_up_bytes, Direction.DOWN: max_down_bytes}
 
     def rule_of(number: int) -> Rule:
         draw = random.Random(f"{seed}/{number}")
-        end_at = EndAt(draw.choice(list(Direction)), draw.randrange(max_bytes), draw.choice(list(Ending)))
-        return Rule(delay_seconds, end_at)
+        direction = draw.choice(list(Direction))
+        return Rule(delay_seconds, EndAt(direction, draw.randrange(max_bytes[direction]), draw.choice(list(Ending))))
 
     return rule_of
 
