@@ -14,7 +14,7 @@ from scheduler_service.core.output import FinishReason
 from scheduler_service.core.overload import DrainRate
 from scheduler_service.core.recovery import Suspects
 from scheduler_service.deaths import Deaths
-from scheduler_service.engine import BREAKS
+from scheduler_service.engine import is_break
 from scheduler_service.facts import Readiness, combine, repeats
 from scheduler_service.gateway_codec import Recovery
 from scheduler_service.refusals import Refusals
@@ -198,7 +198,7 @@ class Dispatcher:
         """Takes the requests of a replica back: before all others, but for those that would end the next one too."""
         if self.lost_at is None:
             self.lost_at = self._clock()
-        cause = "the worker was lost" if loss.error.reason in BREAKS else "a step was refused"
+        cause = "the worker was lost" if is_break(loss.error) else "a step was refused"
         groups: list[Group] = []
         for group, num_tokens in loss.evacuated:
             request = self._requests.live.get(group.spec.request_id)

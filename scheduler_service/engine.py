@@ -10,7 +10,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from blockyard.errors import BlockyardError, Reason
+from blockyard.errors import TRANSPORT_ORIGIN, BlockyardError, Reason
 from blockyard.telemetry import EventLogger
 from scheduler_service.core.scheduler import Scheduler, SchedulerConfig, StepMismatch
 from scheduler_service.deadline import StepDeadline
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
-# What ends a stream without anybody being to blame: the process, the connection, or its own wish.
-BREAKS = (Reason.NO_READY_WORKER, Reason.DRAINING, Reason.CLIENT_CANCELLED)
+_BREAKS = (Reason.NO_READY_WORKER, Reason.DRAINING, Reason.CLIENT_CANCELLED)
 # An epoch that broke before it answered anything may break again at once.
 BROKEN_EPOCH_SECONDS = 0.5
 
@@ -169,8 +168,7 @@ class Engine:
         assert self.scheduler is not None
         assert self.facts is not None
         scheduler, step = self.scheduler, self._in_flight.oldest
-        is_refusal = error.reason not in BREAKS and step is not None
-        named = scheduler.count_outputs(named_sequences(step, error)) if is_refusal and step else {}
+        named = {} if is_break(error) or step is None else scheduler.count_outputs(named_sequences(step, error))
         in_hand = scheduler.count_outputs(self._in_flight.sequence_ids)
         self._in_flight.begin_epoch()
         loss = Loss(error, self.facts, in_hand, named, scheduler.evacuate())
@@ -256,7 +254,12 @@ class Engine:
 def _cause(errors: BaseExceptionGroup[BlockyardError]) -> BlockyardError:
     """What broke an epoch: if both directions noticed, the one that says more than that."""
     causes = [error for error in errors.exceptions if isinstance(error, BlockyardError)]
-    return next((error for error in causes if error.reason not in BREAKS), causes[0])
+    return next((error for error in causes if not is_break(error)), causes[0])
+
+
+def is_break(error: BlockyardError) -> bool:
+    """Whether an epoch ended without anybody being to blame: by the process, the connection, or the worker's wish."""
+    return error.reason in _BREAKS or TRANSPORT_ORIGIN.items() <= error.metadata.items()
 
 
 def scheduler_config(configuration: SchedulerConfiguration, cache: CacheInfo) -> SchedulerConfig:

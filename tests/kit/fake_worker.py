@@ -143,6 +143,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self._awake = asyncio.Event()
         self._awake.set()
         self.devices: list[Device] = []
+        self.is_draining = False
+        self._streams: list[_Stream] = []
         self._reader: asyncio.Task[Any] | None = None
         self._server = make_server(INTERNAL_MESSAGE_BYTES, ["blockyard.worker.v1.WorkerService"])
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server)
@@ -177,7 +179,15 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         for device in self.devices:
             device.gate.set()
 
+    def drain(self) -> None:
+        """Runs no further step and says so, as a worker that was told to stop."""
+        self.is_draining = True
+        for stream in self._streams:
+            stream.drain()
+
     def _require(self, *states: int) -> None:
+        if self.is_draining:
+            raise BlockyardError(Reason.DRAINING, "the worker is stopping")
         if self.state not in states:
             name = status_pb2.WorkerState.Name(self.state)
             raise BlockyardError(Reason.WRONG_STATE, f"not in state {name}")
@@ -207,6 +217,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             device="none",
             model=self._model() if loaded else None,
             cache=self.cache,
+            draining=self.is_draining,
         )
 
     async def InitDevice(self, request: worker_pb2.InitDeviceRequest, context: Any) -> Any:
@@ -259,6 +270,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.state = status_pb2.WORKER_STATE_RUNNING
         stream = _Stream(self, self._executor())
         self.devices.append(stream.device)
+        self._streams.append(stream)
         reader = self._reader = asyncio.create_task(stream.read(request_iterator))
         try:
             while (message := await stream.answers.get()) is not None:
@@ -307,6 +319,7 @@ class _Stream:
         self._loop = asyncio.get_running_loop()
         self._epoch = 0
         self._last_step_id = 0
+        self._is_draining = False
 
     async def read(self, request_iterator: Any) -> None:
         try:
@@ -318,6 +331,11 @@ class _Stream:
     def end(self) -> None:
         """Ends the stream after the answers that wait."""
         self.answers.put_nowait(None)
+
+    def drain(self) -> None:
+        """Says that the last answer given was the last."""
+        self._is_draining = True
+        self.answers.put_nowait(worker_pb2.ExecuteModelResponse(epoch=self._epoch, draining=True))
 
     def _accept(self, message: worker_pb2.ExecuteModelRequest) -> None:
         if any(tuple(new.token_ids) == self._worker.die_of_prompt for new in message.new_sequences):
@@ -344,6 +362,8 @@ class _Stream:
         self._loop.call_soon_threadsafe(self._finish, step_id, result)
 
     def _finish(self, step_id: int, result: Answer) -> None:
+        if self._is_draining:
+            return
         if isinstance(result, BlockyardError):
             self._worker.refusals.append(result.message)
             refusal = to_status(result)

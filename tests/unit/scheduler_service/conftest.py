@@ -57,8 +57,10 @@ class Harness:
         self.configuration = configuration
         self._stack = stack
 
-    async def worker(self, **options: object) -> FakeWorker:
-        worker = FakeWorker(FakeWorkerOptions(**options), self.configuration.service.worker_address)  # type: ignore[arg-type]
+    async def worker(self, name: str = "", **options: object) -> FakeWorker:
+        """A worker; one of several by its name."""
+        address = self.configuration.service.worker_address + name
+        worker = FakeWorker(FakeWorkerOptions(**options), address)  # type: ignore[arg-type]
         return await self._stack.enter_async_context(worker)
 
     async def scheduler(self, configuration: SchedulerConfiguration | None = None) -> Server:
