@@ -96,6 +96,15 @@ class WorkerProcessSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ParallelSettings:
+    """How many workers share the work, where the services run together."""
+
+    data_parallel_size: Annotated[int, Field(ge=1, le=64)] = option(
+        1, "workers, each with the whole model; they share this machine's memory, and its processors evenly"
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class SystemConfiguration:
     """All that the three services can be told where they run together."""
 
@@ -106,4 +115,5 @@ class SystemConfiguration:
     cache: CacheSettings = CacheSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     worker: WorkerProcessSettings = WorkerProcessSettings()
+    parallel: ParallelSettings = ParallelSettings()
     log: LogSettings = LogSettings()

@@ -34,14 +34,14 @@ PATIENT = RetryPolicy(max_attempts=30, max_delay_seconds=1.0)
 
 
 class LLM:
-    """A model, served by a gateway, a scheduler and a worker that this object starts and stops.
+    """A model, served by a gateway, a scheduler and workers that this object starts and stops.
 
     They listen on free ports of this machine's loopback and on private sockets, and end with this object, at the
     latest with this process.
 
     Args:
         model: a folder or hub id; empty: the demo model.
-        settings: as the flags of `blockyard serve`, with underscores: `device="cpu", max_model_len=2048`. Ports are
+        settings: as the flags of `blockyard serve`, with underscores: `device="cpu", data_parallel_size=2`. Ports are
             free ones unless told, and the log has errors only unless `log_level` says otherwise.
 
     Raises TypeError for an unknown setting, SettingsError for a bad value, StartError when a service does not start.

@@ -1,4 +1,4 @@
-"""The three services on this machine: their flags, their private sockets, their public ports, when they are ready.
+"""The services on this machine: their flags, their private sockets, their public ports, when they are ready.
 
 It makes flags of configuration sections and knows the services by the names of their modules alone.
 """
@@ -20,7 +20,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
-from blockyard.configuration import PublicSettings, SystemConfiguration
+from blockyard.configuration import DeviceSettings, PublicSettings, SystemConfiguration, WorkerProcessSettings
 from blockyard.model_files import resolve_model
 from blockyard.rpc import PortTaken, internal_channel
 from blockyard.settings import ENVIRONMENT_PREFIX, settings_of, to_flags
@@ -64,18 +64,27 @@ class LocalSystem:
     def services(self) -> list[Service]:
         """The children to start, in order."""
         told = self.configuration
-        worker = [f"--worker-address=unix:{self._folder}/worker"]
-        scheduler = [f"--scheduler-address=unix:{self._folder}/scheduler"]
+        workers = [f"unix:{self._folder}/worker-{number}" for number in range(told.parallel.data_parallel_size)]
+        scheduler = f"--scheduler-address=unix:{self._folder}/scheduler"
         # Whoever started this system waits for it, and is told at once what to repair.
-        waiting = ["--no-wait-for-repair"]
-        model, log = to_flags(told.model), to_flags(told.log)
-        scheduling = [flag for section in (told.device, told.cache, told.scheduler) for flag in to_flags(section)]
-        serving = [*to_flags(told.text), *to_flags(told.public)]
+        scheduling = [scheduler, f"--worker-address={','.join(workers)}", "--no-wait-for-repair"]
+        device = divide_memory(told.device, len(workers))
+        for section in (told.model, device, told.cache, told.scheduler, told.log):
+            scheduling += to_flags(section)
+        serving = [scheduler]
+        for section in (told.model, told.text, told.public, told.log):
+            serving += to_flags(section)
         return [
-            Service("worker", "worker_service", (*worker, *to_flags(told.worker), *log), restarts=True),
-            Service("scheduler", "scheduler_service", (*scheduler, *worker, *waiting, *model, *scheduling, *log)),
-            Service("gateway", "gateway", (*scheduler, *model, *serving, *log), grace_seconds=GATEWAY_GRACE_SECONDS),
+            *(self._worker(number, address) for number, address in enumerate(workers)),
+            Service("scheduler", "scheduler_service", tuple(scheduling)),
+            Service("gateway", "gateway", tuple(serving), grace_seconds=GATEWAY_GRACE_SECONDS),
         ]
+
+    def _worker(self, number: int, address: str) -> Service:
+        told = self.configuration
+        settings = divide_processors(told.worker, told.parallel.data_parallel_size)
+        flags = [f"--worker-address={address}", *to_flags(settings), *to_flags(told.log)]
+        return Service(f"worker-{number}", "worker_service", tuple(flags))
 
     def environment(self) -> dict[str, str]:
         """The children's environment: ours without settings, which they get as flags, each only its own."""
@@ -110,6 +119,19 @@ class LocalSystem:
         for channel in self._channels.values():
             await channel.close(None)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def divide_memory(device: DeviceSettings, num_workers: int) -> DeviceSettings:
+    """Gives each of several workers on one device its part of the memory."""
+    return dataclasses.replace(device, device_memory_utilization=device.device_memory_utilization / num_workers)
+
+
+def divide_processors(worker: WorkerProcessSettings, num_workers: int) -> WorkerProcessSettings:
+    """Gives each of several workers its part of the processors. One alone finds out how many it gains from."""
+    if worker.num_threads or num_workers == 1:
+        return worker
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return dataclasses.replace(worker, num_threads=max(1, usable // num_workers))
 
 
 def join(host: str, port: int) -> str:

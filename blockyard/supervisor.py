@@ -1,4 +1,4 @@
-"""Starts services as child processes, keeps one log of them, watches them and stops them in order.
+"""Starts services as child processes, keeps one log of them, brings back what dies, and stops them in order.
 
 Knows processes; what they are and when they are ready is told by its caller.
 """
@@ -34,27 +34,24 @@ class StartError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One child: `python -m module flags`.
-
-    Attributes:
-        restarts: start it again when it dies, instead of stopping everything; not before all are ready.
-        grace_seconds: how long it may take to stop before it is killed.
-    """
+    """One child: `python -m module flags`. It is killed when it takes longer than `grace_seconds` to stop."""
 
     name: str
     module: str
     flags: tuple[str, ...] = ()
-    restarts: bool = False
     grace_seconds: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to wait before a restart: doubled with each, and back to the first after a long life."""
+    """How long to wait before a restart: doubled with each, and back to the first after a long life.
 
-    first_seconds: float = 0.5
+    The first comes at once, since clients wait for it; only one who dies again and again is made to wait.
+    """
+
+    first_seconds: float = 0.05
     max_seconds: float = 10.0
-    long_life_seconds: float = 60.0
+    long_life_seconds: float = 10.0
 
 
 class Child:
@@ -153,9 +150,9 @@ def child_environment(environment: Mapping[str, str] | None) -> dict[str, str]:
 
 
 class Supervisor:
-    """Runs services together: `start`, then `wait` until they end or are told to, then `stop`.
+    """Runs services together: `start`, then `wait` until they are told to end, then `stop`.
 
-    A service that dies is started again if it `restarts`; else everything is to stop, with exit code 1.
+    A service that dies once all were ready is started again. One that cannot be executed any more ends everything.
     """
 
     def __init__(
@@ -236,12 +233,10 @@ class Supervisor:
             await asyncio.sleep(self._poll_seconds)
 
     async def _watch(self, child: Child) -> None:
-        """Waits for the end of a child, and ends everything unless it can be brought back."""
+        """Brings a child back for ever; ends everything when that cannot be done."""
         try:
-            while child.service.restarts:
+            while True:
                 await self._bring_back(child)
-            code = await child.wait()
-            log.error("a service died: stopping", service=child.service.name, exit_code=code)
         except OSError as error:
             log.error("a service cannot be started: stopping", service=child.service.name, error=error)
         self._exit_code = 1
@@ -265,7 +260,7 @@ class Supervisor:
         await child.start()
 
     async def wait(self) -> int:
-        """Waits until it is told to stop (0), or a service that is not restarted dies (1)."""
+        """Waits until it is told to stop (0), or a service cannot be started any more (1)."""
         await self._told_to_stop.wait()
         return self._exit_code
 

@@ -1,4 +1,4 @@
-"""`blockyard serve`: the three services in the foreground, in one terminal."""
+"""`blockyard serve`: the services in the foreground, in one terminal."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
-HELP = "Serve a model: gateway, scheduler and worker together."
-DESCRIPTION = "Serves a model with a gateway, a scheduler and a worker. Without --model: the demo model."
+HELP = "Serve a model: gateway, scheduler and workers together."
+DESCRIPTION = "Serves a model with a gateway, a scheduler and workers. Without --model: the demo model."
 
 
 def register(app: typer.Typer) -> None:
@@ -37,7 +37,7 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(context: typer.Context) -> None:
-    """Serves until SIGINT or SIGTERM, or until a service that cannot be brought back dies."""
+    """Serves until SIGINT or SIGTERM; whatever dies meanwhile is started again."""
     configuration = load(SystemConfiguration, "blockyard serve", DESCRIPTION, context.args)
     configure_logging("serve", level=configuration.log.log_level, log_format=configuration.log.log_format)
     code = asyncio.run(_serve(configuration))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))
 
+from blockyard.configuration import SystemConfiguration  # noqa: E402
 from blockyard.errors import DOMAIN, TABLE, Reason  # noqa: E402
 from blockyard.settings import settings_of  # noqa: E402
 from gateway.config import GatewayConfiguration  # noqa: E402
@@ -23,6 +24,8 @@ from scheduler_service.config import SchedulerConfiguration  # noqa: E402
 from worker_service.config import WorkerConfiguration  # noqa: E402
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pydantic import BaseModel
 
     from blockyard.settings import Setting
@@ -170,6 +173,15 @@ SERVICES = (
     ("Scheduler", "scheduler_service", SchedulerConfiguration),
     ("Worker", "worker_service", WorkerConfiguration),
 )
+TOGETHER = """
+## All together
+
+`blockyard serve` takes the settings of all three, but for addresses and health ports, which it chooses by itself; and:
+
+| flag, variable | default | what it is |
+|---|---|---|
+{rows}
+"""
 
 
 def _setting_row(setting: Setting) -> str:
@@ -179,13 +191,19 @@ def _setting_row(setting: Setting) -> str:
     return f"| `{setting.flag}`<br>`{setting.variable}` | {_default(setting)} | {told}{choices} |"
 
 
+def _rows(settings: Iterable[Setting]) -> str:
+    return "\n".join(map(_setting_row, settings))
+
+
 def configuration_page() -> str:
-    """The settings of each service."""
+    """The settings of each service, and what there is beside them where they run together."""
     services = [
-        SERVICE.format(title=title, module=module, rows="\n".join(map(_setting_row, settings_of(configuration))))
+        SERVICE.format(title=title, module=module, rows=_rows(settings_of(configuration)))
         for title, module, configuration in SERVICES
     ]
-    return CONFIGURATION.format(note=NOTE) + "".join(services)
+    told = {setting.name for *_, configuration in SERVICES for setting in settings_of(configuration)}
+    beside = [setting for setting in settings_of(SystemConfiguration) if setting.name not in told]
+    return CONFIGURATION.format(note=NOTE) + "".join(services) + TOGETHER.format(rows=_rows(beside))
 
 
 def _is_neutral(field: Any) -> bool:

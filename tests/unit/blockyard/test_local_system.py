@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from blockyard.configuration import LogSettings, ModelSettings, PublicSettings, SystemConfiguration
+from blockyard.configuration import (
+    DeviceSettings,
+    LogSettings,
+    ModelSettings,
+    ParallelSettings,
+    PublicSettings,
+    SystemConfiguration,
+    WorkerProcessSettings,
+)
 from blockyard.errors import BlockyardError, Reason
 from blockyard.local_system import MAX_FOLDER_BYTES, LocalSystem, choose_ports, without_settings
 from blockyard.rpc import PortTaken
@@ -21,6 +29,7 @@ from scheduler_service.config import SchedulerConfiguration
 from worker_service.config import WorkerConfiguration
 
 if TYPE_CHECKING:
+    from blockyard.supervisor import Service
     from tests.kit.fake_gateway import FakeGateway
 
 FREE = PublicSettings(grpc_port=0, http_port=0, admin_port=0)
@@ -50,9 +59,34 @@ async def test_the_services_find_each_other_on_private_sockets() -> None:
     folder = Path(at_worker.partition("unix:")[2]).parent
     assert folder.stat().st_mode & 0o777 == 0o700
     assert len(at_scheduler.partition("unix:")[2]) <= 107
-    assert [service.name for service in local.services() if service.restarts] == ["worker"]
     await local.close()
     assert not folder.exists()
+
+
+def flag_of(service: Service, name: str) -> str:
+    (value,) = (flag.partition("=")[2] for flag in service.flags if flag.startswith(f"--{name}="))
+    return value
+
+
+async def test_several_workers_share_the_machine() -> None:
+    local = system(parallel=ParallelSettings(3), device=DeviceSettings(device_memory_utilization=0.6))
+    *workers, scheduler, _ = local.services()
+    assert [worker.name for worker in workers] == ["worker-0", "worker-1", "worker-2"]
+    addresses = [flag_of(worker, "worker-address") for worker in workers]
+    assert len(set(addresses)) == 3
+    assert flag_of(scheduler, "worker-address") == ",".join(addresses)
+    assert float(flag_of(scheduler, "device-memory-utilization")) == pytest.approx(0.2)
+    num_processors = len(os.sched_getaffinity(0))
+    assert {int(flag_of(worker, "num-threads")) for worker in workers} == {max(1, num_processors // 3)}
+    await local.close()
+
+
+@pytest.mark.parametrize(("num_workers", "num_threads", "expected"), [(1, 0, 0), (1, 3, 3), (64, 0, 1), (64, 3, 3)])
+async def test_threads_are_as_told_or_a_part(num_workers: int, num_threads: int, expected: int) -> None:
+    local = system(parallel=ParallelSettings(num_workers), worker=WorkerProcessSettings(num_threads))
+    assert {flag_of(worker, "num-threads") for worker in local.services()[:-2]} == {str(expected)}
+    assert all(len(flag_of(worker, "worker-address")) <= 107 + len("unix:") for worker in local.services()[:-2])
+    await local.close()
 
 
 async def test_a_long_temporary_folder_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

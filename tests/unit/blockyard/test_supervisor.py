@@ -72,8 +72,8 @@ class House:
         self.lines: list[str] = []
         self.environment = {**os.environ, "PYTHONPATH": str(folder)}
 
-    def service(self, name: str, *acts: str, restarts: bool = False, grace_seconds: float = 20.0) -> Service:
-        return Service(name, "stand_in", (name, *acts), restarts, grace_seconds)
+    def service(self, name: str, *acts: str, grace_seconds: float = 20.0) -> Service:
+        return Service(name, "stand_in", (name, *acts), grace_seconds)
 
     def supervisor(self, *services: Service, ready: Callable[[], bool] | None = None) -> Supervisor:
         async def is_ready() -> bool:
@@ -152,7 +152,7 @@ async def test_a_death_before_all_are_ready_is_an_error_with_its_last_lines(hous
 
 async def test_a_worker_that_dies_before_all_are_ready_is_an_error_too(house: House) -> None:
     with pytest.raises(StartError, match=r"the worker ended with 4 before it was ready$"):
-        await house.supervisor(house.service("worker", "once", restarts=True)).start()
+        await house.supervisor(house.service("worker", "once")).start()
 
 
 async def test_a_module_that_does_not_exist(house: House) -> None:
@@ -171,18 +171,33 @@ async def test_a_signal_before_all_are_ready(house: House) -> None:
     assert not any(is_running(child.pid) for child in supervisor.children)
 
 
-async def test_a_service_that_dies_ends_everything(house: House, caplog: pytest.LogCaptureFixture) -> None:
-    supervisor = house.supervisor(house.service("worker", restarts=True), house.service("gateway"))
+async def test_what_cannot_be_started_again_ends_everything(
+    house: House, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = house.supervisor(house.service("worker"), house.service("gateway"))
     await supervisor.start()
+    monkeypatch.setattr(sys, "executable", str(house.folder / "nowhere"))
     os.kill(house.pid("gateway"), signal.SIGKILL)
     assert await asyncio.wait_for(supervisor.wait(), 20) == 1
     await supervisor.stop()
     assert "worker stops" in house.journal
-    assert [record.message for record in caplog.records] == ["a service died: stopping"]
+    assert caplog.messages == ["a service died: starting it again", "a service cannot be started: stopping"]
+
+
+async def test_each_that_dies_is_started_again(house: House) -> None:
+    names = ["worker-0", "worker-1", "scheduler", "gateway"]
+    supervisor = house.supervisor(*map(house.service, names))
+    await supervisor.start()
+    before = {name: house.pid(name) for name in names}
+    for pid in before.values():
+        os.kill(pid, signal.SIGKILL)
+    await house.until(lambda: all(house.pid(name) != before[name] for name in names))
+    await supervisor.stop()
+    assert not any(is_running(house.pid(name)) for name in names)
 
 
 async def test_a_worker_that_dies_is_started_again_and_again(house: House, caplog: pytest.LogCaptureFixture) -> None:
-    supervisor = house.supervisor(house.service("worker", restarts=True), house.service("gateway"))
+    supervisor = house.supervisor(house.service("worker"), house.service("gateway"))
     await supervisor.start()
     for number in (1, 2, 3):
         pid = house.pid("worker")
@@ -198,7 +213,7 @@ async def test_a_worker_that_dies_is_started_again_and_again(house: House, caplo
 
 
 async def test_after_a_long_life_the_first_delay_counts_again(house: House, caplog: pytest.LogCaptureFixture) -> None:
-    supervisor = house.supervisor(house.service("worker", restarts=True))
+    supervisor = house.supervisor(house.service("worker"))
     supervisor._backoff = Backoff(0.02, 10.0, long_life_seconds=0.0)
     await supervisor.start()
     for _ in range(3):
