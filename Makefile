@@ -4,6 +4,7 @@
 #   make test    set up, then lint, types, import floors, and the unit, kernels and integration tests
 #   make check   the seconds of it: lint, types, floors, protos
 #   make protos  make the Python bindings again
+#   make chaos   ten minutes of kills, freezes and partitions, then a thousand cut connections; SECONDS=… SEED=…
 #   make bench   the ratios, on a quiet machine, into benchmarks/results/
 #   make up, make down   the same with docker compose
 
@@ -16,7 +17,7 @@ TORCH_INDEX_URL ?=
 
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: setup demo test check lint protos bench up down clean
+.PHONY: setup demo test check lint protos chaos bench up down clean
 
 setup: $(INSTALLED)
 
@@ -47,6 +48,10 @@ lint: setup
 
 protos: setup
 	sh protos/generate.sh
+
+chaos: setup
+	$(BIN)/python -m tests.kit.chaos --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1)
+	$(BIN)/python -m tests.kit.cuts --cuts 1000 --seed $(or $(SEED),1)
 
 bench: setup
 	$(BIN)/python benchmarks/schedule_cost.py --write

@@ -75,13 +75,13 @@ KINDS: dict[str, Callable[[random.Random], GenerationOptions]] = {
 }
 
 
-def make_requests(seed: int, number: int, extra: dict[str, Any] | None = None) -> list[ChaosRequest]:
-    """Makes `number` requests, the kinds in turn. `extra` options go to every second round of kinds."""
-    shared = random.Random(f"{seed}/prefix").choices(TOKEN_IDS, k=SHARED_PREFIX_LENGTH)
-    return [_make(seed, index, shared, extra or {}) for index in range(number)]
+def make_requests(seed: int, number: int) -> list[ChaosRequest]:
+    """Makes `number` requests, the kinds in turn, every second time with log probabilities."""
+    shared_prefix = random.Random(f"{seed}/prefix").choices(TOKEN_IDS, k=SHARED_PREFIX_LENGTH)
+    return [_make(seed, index, shared_prefix) for index in range(number)]
 
 
-def _make(seed: int, number: int, shared_prefix: list[int], extra: dict[str, Any]) -> ChaosRequest:
+def _make(seed: int, number: int, shared_prefix: list[int]) -> ChaosRequest:
     draw = random.Random(f"{seed}/request/{number}")
     kind = list(KINDS)[number % len(KINDS)]
     options: Any = {
@@ -89,8 +89,9 @@ def _make(seed: int, number: int, shared_prefix: list[int], extra: dict[str, Any
         "ignore_eos": draw.random() < 0.8,
         "return_token_ids": True,
         **KINDS[kind](draw),
-        **(extra if number // len(KINDS) % 2 else {}),
     }
+    if number // len(KINDS) % 2:
+        options["logprobs"] = 2
     prompt: str | list[int] = draw.choices(TOKEN_IDS, k=draw.randint(3, 60))
     if kind == "text":
         prompt = draw.choice(TEXTS)
