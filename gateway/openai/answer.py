@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any
 
+from gateway.openai import logprobs as shapes
 from gateway.request import Accepted, Delta, FinishReason, PromptLogprobs, Recovered
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gateway.openai.call import Call
-    from gateway.request import Event, Finished
+    from gateway.request import Event, Finished, TokenLogprobs
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -59,13 +62,36 @@ def _head(call: Call, accepted: Accepted, created: int, *, chunk: bool, fingerpr
 
 
 def _ending(finished: Finished) -> dict[str, Any]:
-    return {"finish_reason": finished.reason.value, "stop_reason": finished.matched}
+    told = {"finish_reason": finished.reason.value, "stop_reason": finished.matched}
+    return told if finished.score is None else told | {"score": finished.score}
+
+
+class _ChoiceLogprobs:
+    """Makes the `logprobs` of one choice, as they come. Offsets of a completion are counted from its echo on."""
+
+    def __init__(self, call: Call, prompt: int) -> None:
+        self._call = call
+        self._prompt = prompt
+        self._offsets = shapes.TextOffsets()
+
+    def echo(self, prompt_logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        """Gives those of the echo; the answer's offsets go on behind it."""
+        told = shapes.echo_logprobs(self._call.first_tokens[self._prompt], prompt_logprobs, self._offsets)
+        self._offsets = shapes.TextOffsets(len(self._call.echoes[self._prompt]))
+        return told
+
+    def more(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        """Gives those of the next tokens."""
+        if self._call.is_chat:
+            return shapes.chat_logprobs(entries)
+        return shapes.completion_logprobs(entries, self._offsets)
 
 
 @dataclass(slots=True)
 class _Choice:
     texts: list[str] = field(default_factory=list[str])
     token_ids: list[int] = field(default_factory=list[int])
+    logprobs: list[TokenLogprobs] = field(default_factory=list["TokenLogprobs"])
     finished: Finished | None = None
 
 
@@ -80,18 +106,23 @@ class WholeAnswer:
         for item in accepted:
             self._tally.add_prompt(item)
         self._choices = [_Choice() for _ in range(call.n * len(call.requests))]
+        self._prompt_logprobs: dict[int, Sequence[TokenLogprobs]] = {}
         for prompt, echo in enumerate(call.echoes):
             for choice in self._choices[prompt * call.n : (prompt + 1) * call.n]:
                 choice.texts.append(echo)
 
     def add(self, prompt: int, event: Event) -> None:
         """Takes an event of the request number `prompt`."""
-        if isinstance(event, Accepted | PromptLogprobs | Recovered):
+        if isinstance(event, Accepted | Recovered):
+            return
+        if isinstance(event, PromptLogprobs):
+            self._prompt_logprobs[prompt] = event.logprobs
             return
         choice = self._choices[prompt * self._call.n + event.index]
         if isinstance(event, Delta):
             choice.texts.append(event.text)
             choice.token_ids.extend(event.token_ids)
+            choice.logprobs.extend(event.logprobs)
         else:
             choice.finished = event
             self._tally.add_choice(event)
@@ -105,22 +136,40 @@ class WholeAnswer:
         body["usage"] = self._tally.usage()
         if self._call.is_chat and self._call.returns_token_ids:
             body["prompt_token_ids"] = self._call.prompt_token_ids(0)
+        if self._call.is_chat and self._call.tells_prompt_logprobs:
+            body["prompt_logprobs"] = shapes.prompt_logprobs(self._prompt_logprobs.get(0, ()))
         return _encode(body).encode()
 
     def _choice(self, number: int, choice: _Choice) -> dict[str, Any]:
         text = "".join(choice.texts)
-        told: dict[str, Any] = {"index": number, "logprobs": None}
+        told: dict[str, Any] = {"index": number, "logprobs": self._logprobs(number // self._call.n, choice)}
         if self._call.is_chat:
             told["message"] = {"role": "assistant", "content": text, "refusal": None}
         else:
-            told["text"] = text
+            told |= {"text": text} | self._prompt(number // self._call.n)
         if choice.finished is not None:
             told |= _ending(choice.finished)
         if self._call.returns_token_ids:
             told["token_ids"] = choice.token_ids
-            if not self._call.is_chat:
-                told["prompt_token_ids"] = self._call.prompt_token_ids(number // self._call.n)
         return told
+
+    def _prompt(self, prompt: int) -> dict[str, Any]:
+        """Gives what a completion's choice tells of its prompt."""
+        told: dict[str, Any] = {}
+        if self._call.returns_token_ids:
+            told["prompt_token_ids"] = self._call.prompt_token_ids(prompt)
+        if self._call.tells_prompt_logprobs:
+            told["prompt_logprobs"] = shapes.prompt_logprobs(self._prompt_logprobs.get(prompt, ()))
+        return told
+
+    def _logprobs(self, prompt: int, choice: _Choice) -> dict[str, Any] | None:
+        if not self._call.returns_logprobs:
+            return None
+        teller = _ChoiceLogprobs(self._call, prompt)
+        if not self._call.echoes_logprobs:
+            return teller.more(choice.logprobs)
+        echo = teller.echo(self._prompt_logprobs.get(prompt, ()))
+        return shapes.joined(echo, teller.more(choice.logprobs))
 
 
 class ChunkedAnswer:
@@ -138,9 +187,17 @@ class ChunkedAnswer:
         self._before_text = '"delta":{"content":' if call.is_chat else '"text":'
         unfinished = _encode(_UNFINISHED)[1:-1]
         self._after_text = f"}},{unfinished}" if call.is_chat else f",{unfinished}"
+        self._logprobs: dict[int, _ChoiceLogprobs] = {}
+        if call.returns_logprobs:
+            numbers = range(call.n * len(call.requests))
+            self._logprobs = {number: _ChoiceLogprobs(call, number // call.n) for number in numbers}
 
     def openings(self) -> list[str]:
-        """Gives what each choice begins with, before its first token: a chat's role, the echo, the prompt's ids."""
+        """Gives what each choice begins with, before its first token: a chat's role, the echo, the prompt's ids.
+
+        An echo with log probabilities waits for these.
+        """
+        echoes = () if self._call.echoes_logprobs else self._call.echoes
         chunks: list[str] = []
         for number in range(self._call.n * len(self._call.requests)):
             prompt = number // self._call.n
@@ -150,15 +207,17 @@ class ChunkedAnswer:
             if self._call.is_chat:
                 delta = {"role": "assistant", "content": ""}
                 chunks.append(self._chunk({"index": number, "delta": delta, **_UNFINISHED, **extra}))
-            elif self._call.echoes or extra:
-                text = self._call.echoes[prompt] if self._call.echoes else ""
+            elif echoes or extra:
+                text = echoes[prompt] if echoes else ""
                 chunks.append(self._chunk({"index": number, "text": text, **_UNFINISHED, **extra}))
         return chunks
 
     def add(self, prompt: int, event: Event) -> str | None:
         """Makes the chunk of an event of the request number `prompt`, if it has one."""
-        if isinstance(event, Accepted | PromptLogprobs | Recovered):
+        if isinstance(event, Accepted | Recovered):
             return None
+        if isinstance(event, PromptLogprobs):
+            return self._prompt(prompt, event.logprobs)
         number = prompt * self._call.n + event.index
         if isinstance(event, Delta):
             return self._delta(number, event)
@@ -169,12 +228,39 @@ class ChunkedAnswer:
         return self._chunk({"index": number, **told, "logprobs": None, **_ending(event)})
 
     def _delta(self, number: int, delta: Delta) -> str | None:
-        if not delta.text and not delta.token_ids:
+        if not (delta.text or delta.token_ids or delta.logprobs):
             return None
+        if self._logprobs:
+            return self._delta_with_logprobs(number, delta)
         # The hot path: what changes is put between what does not.
         token_ids = f',"token_ids":{list(delta.token_ids)}' if self._call.returns_token_ids else ""
         content = f"{self._before_text}{encode_basestring(delta.text)}{self._after_text}"
         return f'{self._before}{{"index":{number},{content}{token_ids}}}{self._after}'
+
+    def _delta_with_logprobs(self, number: int, delta: Delta) -> str:
+        told: dict[str, Any] = {"delta": {"content": delta.text}} if self._call.is_chat else {"text": delta.text}
+        if self._call.returns_token_ids:
+            told["token_ids"] = delta.token_ids
+        logprobs = self._logprobs[number].more(delta.logprobs)
+        return self._chunk({"index": number, **told, **_UNFINISHED, "logprobs": logprobs})
+
+    def _prompt(self, prompt: int, entries: Sequence[TokenLogprobs]) -> str | None:
+        """Makes the chunk of a prompt's log probabilities, for all of its choices: the echo, or what was asked for."""
+        told = {"prompt_logprobs": shapes.prompt_logprobs(entries)} if self._call.tells_prompt_logprobs else {}
+        numbers = range(prompt * self._call.n, (prompt + 1) * self._call.n)
+        if self._call.is_chat:
+            choice = _encode({"index": numbers[0], "delta": {}, **_UNFINISHED})
+            return f"{self._before}{choice}],{_encode(told)[1:-1]}{self._after[1:]}" if told else None
+        if not (told or self._call.echoes_logprobs):
+            return None
+        choices = [_encode({**self._echo(number, prompt, entries), **told}) for number in numbers]
+        return f"{self._before}{','.join(choices)}{self._after}"
+
+    def _echo(self, number: int, prompt: int, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        choice = {"index": number, "text": "", **_UNFINISHED}
+        if not self._call.echoes_logprobs:
+            return choice
+        return choice | {"text": self._call.echoes[prompt], "logprobs": self._logprobs[number].echo(entries)}
 
     def _chunk(self, choice: dict[str, Any]) -> str:
         return f"{self._before}{_encode(choice)}{self._after}"

@@ -6,7 +6,14 @@ import uuid
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from gateway.request import GenerationRequest, SamplingOptions, StopOptions
+from gateway.request import (
+    BeamOptions,
+    EarlyStopping,
+    GenerationRequest,
+    OnDisconnect,
+    SamplingOptions,
+    StopOptions,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,6 +24,7 @@ if TYPE_CHECKING:
 
 # OpenAI's own; a chat may be as long as the model allows.
 DEFAULT_COMPLETION_TOKENS = 16
+_EARLY_STOPPING = {True: EarlyStopping.FIRST, "never": EarlyStopping.NEVER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,10 @@ class Call:
     default_length: bool = False
     # Put before each prompt's texts.
     echoes: tuple[str, ...] = ()
+    # Of each prompt the first token's text and bytes, for echoes with log probabilities, once `tokenized`.
+    first_tokens: tuple[tuple[str, bytes], ...] = ()
+    # Not, where they are only computed for an echo.
+    tells_prompt_logprobs: bool = False
     # What the caller knows the core's fields as, where this differs from call to call.
     names: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -49,6 +61,16 @@ class Call:
         """The answer holds token ids beside the text."""
         return self.requests[0].return_token_ids
 
+    @property
+    def returns_logprobs(self) -> bool:
+        """Each choice tells how likely its tokens were."""
+        return self.requests[0].sampling.logprobs is not None
+
+    @property
+    def echoes_logprobs(self) -> bool:
+        """An echo waits for the log probabilities of its prompt."""
+        return bool(self.echoes) and self.returns_logprobs
+
     def prompt_token_ids(self, prompt: int) -> tuple[int, ...]:
         """Gives the ids of a prompt, once `tokenized`."""
         told = self.requests[prompt].prompt
@@ -59,10 +81,9 @@ def understand_completion(body: CompletionBody, tokenizer: Tokenizer) -> Call:
     """Makes a call of a body of /v1/completions."""
     call_id = body.request_id or f"cmpl-{uuid.uuid4().hex}"
     prompts: list[str | tuple[int, ...]] = body.prompt
-    request = replace(
-        _request(body, DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens),
-        add_special_tokens=body.add_special_tokens is not False,
-    )
+    max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    request = _with_logprobs(_request(body, max_tokens), body.logprobs, for_prompt=bool(body.echo))
+    request = replace(request, add_special_tokens=body.add_special_tokens is not False)
     ids = [call_id] if len(prompts) == 1 else [f"{call_id}-{number}" for number in range(len(prompts))]
     return Call(
         call_id,
@@ -75,6 +96,7 @@ def understand_completion(body: CompletionBody, tokenizer: Tokenizer) -> Call:
         include_usage=_includes_usage(body),
         default_length=body.max_tokens is None,
         echoes=tuple(_text_of(prompt, tokenizer) for prompt in prompts) if body.echo else (),
+        tells_prompt_logprobs=body.prompt_logprobs is not None,
     )
 
 
@@ -89,20 +111,22 @@ def understand_chat(body: ChatBody, tokenizer: Tokenizer) -> Call:
     length_name, max_tokens = "max_completion_tokens", body.max_completion_tokens
     if max_tokens is None:
         length_name, max_tokens = "max_tokens", body.max_tokens
-    request = replace(_request(body, max_tokens), request_id=call_id, prompt=prompt, add_special_tokens=False)
+    request = _with_logprobs(_request(body, max_tokens), body.top_logprobs or 0 if body.logprobs else None)
+    request = replace(request, request_id=call_id, prompt=prompt, add_special_tokens=False)
     return Call(
         call_id,
         is_chat=True,
         requests=(request,),
         stream=bool(body.stream),
         include_usage=_includes_usage(body),
-        names={"prompt": "messages", "max_tokens": length_name},
+        tells_prompt_logprobs=body.prompt_logprobs is not None,
+        names={"prompt": "messages", "max_tokens": length_name, "logprobs": "top_logprobs"},
     )
 
 
 async def tokenized(call: Call, service: GenerationService) -> Call:
-    """Turns prompts that are text into ids, where the answer has to show these."""
-    if not call.returns_token_ids:
+    """Turns prompts that are text into ids, where the answer has to show these or what they are like."""
+    if not (call.returns_token_ids or call.echoes_logprobs):
         return call
     requests: list[GenerationRequest] = []
     for request in call.requests:
@@ -110,7 +134,13 @@ async def tokenized(call: Call, service: GenerationService) -> Call:
             token_ids = await service.encode(request.prompt, add_special_tokens=request.add_special_tokens)
             request = replace(request, prompt=tuple(token_ids))
         requests.append(request)
-    return replace(call, requests=tuple(requests))
+    return replace(call, requests=tuple(requests), first_tokens=tuple(_first_token(r, service) for r in requests))
+
+
+def _first_token(request: GenerationRequest, service: GenerationService) -> tuple[str, bytes]:
+    texts = service.tokenizer.token_texts(skip_special_tokens=request.skip_special_tokens)
+    # An empty prompt is refused later, with all else that is wrong.
+    return texts.of(request.prompt[0]) if request.prompt and not isinstance(request.prompt, str) else ("", b"")
 
 
 def _request(body: GenerationBody, max_tokens: int | None) -> GenerationRequest:
@@ -127,6 +157,9 @@ def _request(body: GenerationBody, max_tokens: int | None) -> GenerationRequest:
             repetition_penalty=body.repetition_penalty,
             seed=body.seed,
             logit_bias=body.logit_bias or {},
+            allowed_token_ids=tuple(body.allowed_token_ids or ()),
+            bad_words=tuple(body.bad_words or ()),
+            prompt_logprobs=body.prompt_logprobs,
         ),
         stop=StopOptions(
             max_tokens=max_tokens,
@@ -139,7 +172,28 @@ def _request(body: GenerationBody, max_tokens: int | None) -> GenerationRequest:
         n=1 if body.n is None else body.n,
         return_token_ids=bool(body.return_token_ids),
         skip_special_tokens=body.skip_special_tokens is not False,
+        on_disconnect=OnDisconnect(body.on_disconnect or "abort"),
+        priority=body.priority or 0,
+        max_queue_seconds=body.max_queue_time,
+        beam_search=_beams(body) if body.use_beam_search else None,
     )
+
+
+def _beams(body: GenerationBody) -> BeamOptions:
+    n = 1 if body.n is None else body.n
+    return BeamOptions(
+        width=n if body.best_of is None else body.best_of,
+        length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
+        early_stopping=_EARLY_STOPPING.get(body.early_stopping or False, EarlyStopping.HEURISTIC),
+    )
+
+
+def _with_logprobs(request: GenerationRequest, logprobs: int | None, *, for_prompt: bool = False) -> GenerationRequest:
+    """Asks for log probabilities; `for_prompt`: for as many of the prompt too, unless it says how many."""
+    prompt_logprobs = request.sampling.prompt_logprobs
+    if for_prompt and prompt_logprobs is None:
+        prompt_logprobs = logprobs
+    return replace(request, sampling=replace(request.sampling, logprobs=logprobs, prompt_logprobs=prompt_logprobs))
 
 
 def _includes_usage(body: GenerationBody) -> bool:

@@ -34,8 +34,9 @@ _PARAMETERS = {
     "token_ids": "prompt",
     "stop_strings": "stop",
     "include_stop_in_output": "include_stop_str_in_output",
+    "width": "best_of",
 }
-_PATH = re.compile(r"(?:sampling\.|stop\.)?(\w+)(.*)", re.DOTALL)
+_PATH = re.compile(r"(?:sampling\.|stop\.|beam_search\.)?(\w+)(.*)", re.DOTALL)
 
 
 def rename(error: BlockyardError, names: Mapping[str, str]) -> BlockyardError:

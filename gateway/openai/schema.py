@@ -128,19 +128,26 @@ class GenerationBody(_Shape):
     add_special_tokens: bool | None = None
     request_id: str | None = None
     return_token_ids: bool | None = None
+    allowed_token_ids: Annotated[list[int], Field(min_length=1, fail_fast=True)] | None = None
+    bad_words: Annotated[list[str], Field(fail_fast=True)] | None = None
+    prompt_logprobs: int | None = None
+    priority: int | None = None
+    use_beam_search: bool | None = None
+    # The width of a beam search. Without one it can only be n.
+    best_of: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+
+    # Ours.
+    max_queue_time: float | None = None
+    on_disconnect: Literal["abort", "keep"] | None = None
 
     user: str | None = None
 
     # vLLM's, not served yet.
-    allowed_token_ids: Annotated[Any, Neutral([])] = None
-    bad_words: Annotated[Any, Neutral([])] = None
-    length_penalty: Annotated[Any, Neutral(1.0, 1)] = None
-    priority: Annotated[Any, Neutral(0)] = None
-    prompt_logprobs: Annotated[Any, Neutral()] = None
     spaces_between_special_tokens: Annotated[Any, Neutral(True)] = None
     structured_outputs: Annotated[Any, Neutral()] = None
     truncate_prompt_tokens: Annotated[Any, Neutral()] = None
-    use_beam_search: Annotated[Any, Neutral(False)] = None
     response_format: Annotated[Any, Neutral({"type": "text"})] = None
 
     @field_validator("stream_options")
@@ -148,6 +155,22 @@ class GenerationBody(_Shape):
     def _check_stream_options(cls, value: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
         if value is not None and "stream" in info.data and not info.data["stream"]:
             raise PydanticCustomError("stream_options", "is only allowed when stream is true")
+        return value
+
+    @field_validator("best_of")
+    @classmethod
+    def _check_best_of(cls, value: int | None, info: ValidationInfo) -> int | None:
+        searches = info.data.get("use_beam_search", True)
+        if value is not None and not searches and "n" in info.data and value != (info.data["n"] or 1):
+            raise _unsupported("is not supported, unless it equals n or use_beam_search is true")
+        return value
+
+    @field_validator("length_penalty", "early_stopping")
+    @classmethod
+    def _check_beam_search(cls, value: Any, info: ValidationInfo) -> Any:
+        neutral = {"length_penalty": 1.0, "early_stopping": False}[info.field_name or ""]
+        if value not in (None, neutral) and not info.data.get("use_beam_search", True):
+            raise PydanticCustomError("beam_search", "is only allowed when use_beam_search is true")
         return value
 
 
@@ -182,16 +205,8 @@ class CompletionBody(GenerationBody):
     """The body of /v1/completions."""
 
     prompt: Annotated[Any, BeforeValidator(_check_prompt, json_schema_input_type=_PromptForms)]
-    logprobs: Annotated[Any, Neutral()] = None
+    logprobs: int | None = None
     suffix: Annotated[Any, Neutral("")] = None
-    best_of: int | None = None
-
-    @field_validator("best_of")
-    @classmethod
-    def _check_best_of(cls, value: int | None, info: ValidationInfo) -> int | None:
-        if value is not None and "n" in info.data and value != (info.data["n"] or 1):
-            raise _unsupported("is not supported yet, unless it equals n")
-        return value
 
 
 class TextPart(_Shape):
@@ -268,8 +283,8 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     echo: Annotated[Any, Neutral(False)] = None
-    logprobs: Annotated[Any, Neutral(False)] = None
-    top_logprobs: Annotated[Any, Neutral(0)] = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     add_special_tokens: Annotated[Any, Neutral(False)] = None
     chat_template: Annotated[Any, Neutral()] = None
     continue_final_message: Annotated[Any, Neutral(False)] = None
@@ -295,6 +310,13 @@ class ChatBody(GenerationBody):
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _check_top_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value and not info.data.get("logprobs", True):
+            raise PydanticCustomError("top_logprobs", "is only allowed when logprobs is true")
+        return value
 
     @field_validator("chat_template_kwargs")
     @classmethod

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from blockyard.errors import BlockyardError, Reason
 from gateway.generation import ModelCard
-from gateway.request import Accepted, Delta, Finished, FinishReason, Recovered
+from gateway.request import Accepted, Delta, Finished, FinishReason, Recovered, TokenLogprob, TokenLogprobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,9 +18,15 @@ if TYPE_CHECKING:
 
 
 class CharacterTokenizer:
-    """A token for each character: its code point."""
+    """A token for each character: its code point. 1 is a begin token, which is left out of texts."""
 
     has_chat_template = True
+
+    def token_texts(self, *, skip_special_tokens: bool = True) -> CharacterTokenizer:
+        return self
+
+    def of(self, token_id: int) -> tuple[str, bytes]:
+        return ("<s>", b"") if token_id == 1 else (chr(token_id), chr(token_id).encode())
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [1] * add_special_tokens + [ord(character) for character in text]
@@ -106,6 +112,18 @@ def accepted(request: GenerationRequest) -> Accepted:
 def deltas(text: str, index: int = 0) -> list[Event]:
     """A delta for each character."""
     return [Delta(index, character, (ord(character),), number + 1, number + 1) for number, character in enumerate(text)]
+
+
+def token(token_id: int, logprob: float, rank: int) -> TokenLogprob:
+    """What is told of a token of CharacterTokenizer."""
+    text, raw = CharacterTokenizer().of(token_id)
+    return TokenLogprob(token_id, text, logprob, rank, raw)
+
+
+def likely(text: str, *, num_top: int = 1) -> tuple[TokenLogprobs, ...]:
+    """What is told of a text's tokens: their places make them less likely, and "?" and "!" are always the likeliest."""
+    top = (token(ord("?"), -0.25, 1), token(ord("!"), -0.5, 2))[:num_top]
+    return tuple(TokenLogprobs(token(ord(c), -1.0 - i, 3 + i), top) for i, c in enumerate(text))
 
 
 def finished(

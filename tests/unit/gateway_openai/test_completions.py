@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from blockyard.errors import BlockyardError, Reason, Violation
-from gateway.request import Delta, FinishReason, SamplingOptions, StopOptions
+from gateway.request import (
+    BeamOptions,
+    Delta,
+    EarlyStopping,
+    FinishReason,
+    GenerationRequest,
+    OnDisconnect,
+    SamplingOptions,
+    StopOptions,
+)
 from tests.unit.gateway_openai.scripted import accepted, answer, deltas, finished
 
 if TYPE_CHECKING:
+    import httpx
     import openai
 
     from tests.unit.gateway_openai.scripted import ScriptedService
@@ -57,10 +68,21 @@ async def test_every_parameter_reaches_the_core(client: openai.AsyncOpenAI, serv
             "include_stop_str_in_output": True,
             "add_special_tokens": False,
             "request_id": "mine",
+            "allowed_token_ids": [65, 66],
+            "bad_words": ["no", "never"],
+            "prompt_logprobs": 0,
+            "priority": -4,
+            "max_queue_time": 2.5,
+            "on_disconnect": "keep",
         },
+        logprobs=2,
     )
     request = service.requests[0]
-    assert request.sampling == SamplingOptions(0.5, 0.9, 5, 0.125, 0.25, -0.5, 1.5, 11, {65: -100})
+    assert request.sampling == SamplingOptions(
+        0.5, 0.9, 5, 0.125, 0.25, -0.5, 1.5, 11, {65: -100}, (65, 66), ("no", "never"), (), 2, 0
+    )
+    assert (request.priority, request.max_queue_seconds) == (-4, 2.5)
+    assert request.on_disconnect is OnDisconnect.KEEP
     assert request.stop == StopOptions(7, 2, ("a", "b"), (3, 4), True, True)
     assert (request.n, request.request_id, request.model, request.prompt) == (2, "mine", "scripted", "Hi")
     assert (request.skip_special_tokens, request.add_special_tokens) == (False, False)
@@ -71,9 +93,41 @@ async def test_what_is_left_out_is_left_to_the_core(client: openai.AsyncOpenAI, 
     request = service.requests[0]
     assert request.sampling == SamplingOptions()
     assert request.stop == StopOptions(max_tokens=16)
+    assert request == replace(
+        GenerationRequest("Hi"), request_id=request.request_id, model="scripted", stop=request.stop
+    )
     assert request.n == 1
     assert request.skip_special_tokens
     assert request.add_special_tokens
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"n": 3}, BeamOptions(3)),
+        ({"n": 2, "best_of": 4, "length_penalty": 0.5}, BeamOptions(4, 0.5)),
+        ({"n": 2, "early_stopping": False}, BeamOptions(2)),
+        ({"n": 2, "early_stopping": True}, BeamOptions(2, early_stopping=EarlyStopping.FIRST)),
+        ({"n": 2, "early_stopping": "never"}, BeamOptions(2, early_stopping=EarlyStopping.NEVER)),
+    ],
+)
+async def test_a_beam_search_reaches_the_core_under_vllms_names(
+    http: httpx.AsyncClient, service: ScriptedService, asked: dict[str, Any], expected: BeamOptions
+) -> None:
+    bodies = {"completions": {"prompt": "Hi"}, "chat/completions": {"messages": [{"role": "user", "content": "Hi"}]}}
+    for path, body in bodies.items():
+        response = await http.post(f"/v1/{path}", json={**body, "use_beam_search": True, **asked})
+        assert response.status_code == 200
+    assert [request.beam_search for request in service.requests] == [expected, expected]
+    assert {request.n for request in service.requests} == {asked["n"]}
+
+
+async def test_a_beam_tells_its_score(client: openai.AsyncOpenAI, service: ScriptedService) -> None:
+    service.script = lambda request: [accepted(request), *deltas("Hi"), replace(finished(2), score=-0.75)]
+    told: Any = await client.completions.create(model="scripted", prompt="a")
+    assert told.choices[0].score == -0.75
+    stream: Any = await client.completions.create(model="scripted", prompt="a", stream=True)
+    assert [chunk async for chunk in stream][-1].choices[0].score == -0.75
 
 
 async def test_a_top_k_of_minus_one_is_off(client: openai.AsyncOpenAI, service: ScriptedService) -> None:

@@ -173,7 +173,7 @@ async def test_an_unknown_model_is_told_before_anything_else(
 
 
 async def test_all_of_a_bodys_shape_is_told_at_once(http: httpx.AsyncClient) -> None:
-    body = {"prompt": 5, "n": "x", "temprature": 1, "logprobs": 2, "stream_options": {"include_usage": True, "x": 1}}
+    body = {"prompt": 5, "n": "x", "temprature": 1, "suffix": "x", "stream_options": {"include_usage": True, "x": 1}}
     response = await post(http, {**body, "stream": True})
     assert response.status_code == 400
     error = response.json()["error"]
@@ -183,7 +183,7 @@ async def test_all_of_a_bodys_shape_is_told_at_once(http: httpx.AsyncClient) -> 
         "prompt": "FIELD_INVALID",
         "n": "FIELD_INVALID",
         "temprature": "FIELD_INVALID",
-        "logprobs": "UNSUPPORTED_PARAMETER",
+        "suffix": "UNSUPPORTED_PARAMETER",
         "stream_options.x": "FIELD_INVALID",
     }
 
@@ -262,13 +262,8 @@ async def test_a_body_full_of_errors_is_not_told_all_of_them(
 @pytest.mark.parametrize(
     ("path", "name", "value"),
     [
-        ("/v1/completions", "logprobs", 0),
         ("/v1/completions", "suffix", "x"),
         ("/v1/completions", "best_of", 2),
-        ("/v1/completions", "use_beam_search", True),
-        ("/v1/completions", "prompt_logprobs", 1),
-        ("/v1/chat/completions", "logprobs", True),
-        ("/v1/chat/completions", "top_logprobs", 2),
         ("/v1/chat/completions", "tools", [{"type": "function"}]),
         ("/v1/chat/completions", "tool_choice", "required"),
         ("/v1/chat/completions", "response_format", {"type": "json_object"}),
@@ -285,12 +280,53 @@ async def test_what_is_not_served_yet_is_refused(http: httpx.AsyncClient, path: 
     assert (response.status_code, error["code"], error["param"]) == (400, "UNSUPPORTED_PARAMETER", name)
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"length_penalty": 0.5}, "length_penalty"),
+        ({"early_stopping": True, "use_beam_search": False}, "early_stopping"),
+        ({"early_stopping": "sometimes", "use_beam_search": True}, "early_stopping"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": ["x"]}, "allowed_token_ids[0]"),
+        ({"bad_words": "no"}, "bad_words"),
+        ({"bad_words": [5]}, "bad_words[0]"),
+        ({"priority": 1.5}, "priority"),
+        ({"max_queue_time": "1s"}, "max_queue_time"),
+        ({"on_disconnect": "forget"}, "on_disconnect"),
+    ],
+)
+async def test_the_shape_of_vllms_parameters_is_checked(
+    http: httpx.AsyncClient, path: str, asked: dict[str, Any], param: str
+) -> None:
+    prompt = {"messages": HELLO} if "chat" in path else {"prompt": "a"}
+    error = (await post(http, {**prompt, **asked}, path)).json()["error"]
+    assert error["code"] == "FIELD_INVALID"
+    # Of a type with several forms each is told.
+    assert error["param"].startswith(param)
+
+
+@pytest.mark.parametrize(
+    ("field", "param"),
+    [
+        ("beam_search.width", "best_of"),
+        ("beam_search.length_penalty", "length_penalty"),
+        ("sampling.bad_words", "bad_words"),
+        ("max_queue_time", "max_queue_time"),
+    ],
+)
+def test_the_cores_fields_have_vllms_names(field: str, param: str) -> None:
+    assert errors.rename(invalid([Violation(field, "x")]), {}).violations[0].field == param
+
+
 async def test_neutral_values_of_it_are_taken(http: httpx.AsyncClient) -> None:
     neutral = {
         "logprobs": None,
         "suffix": "",
         "best_of": 1,
         "use_beam_search": False,
+        "length_penalty": 1.0,
+        "early_stopping": False,
         "response_format": {"type": "text"},
     }
     assert (await post(http, {"prompt": "a", **neutral})).status_code == 200

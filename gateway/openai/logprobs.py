@@ -1,0 +1,103 @@
+"""Log probabilities in the forms that the OpenAI API gives them, and vLLM for those of a prompt.
+
+A token's text by itself may have U+FFFD for a part of a character; a chat tells its bytes beside it, which are null for
+a token that adds nothing to the text. The bytes of all tokens together are the text.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from gateway.request import TokenLogprob, TokenLogprobs
+
+# JSON has no infinity. vLLM's stand-in for it.
+MIN_LOGPROB = -9999.0
+
+
+class TextOffsets:
+    """Counts where tokens begin in a choice's text, in characters."""
+
+    def __init__(self, num_characters: int = 0) -> None:
+        self._num_characters = num_characters
+
+    def add(self, raw: bytes) -> int:
+        """Takes the next token's bytes and returns where they begin; within a character: where that one begins."""
+        begins_within = bool(raw) and _continues(raw[0])
+        offset = max(0, self._num_characters - begins_within)
+        self._num_characters += sum(not _continues(byte) for byte in raw)
+        return offset
+
+
+def _continues(byte: int) -> bool:
+    """Tells whether a byte of UTF-8 is not the first one of its character."""
+    return byte & 0xC0 == 0x80
+
+
+def completion_logprobs(entries: Iterable[TokenLogprobs], offsets: TextOffsets) -> dict[str, Any]:
+    """Gives a completion's `logprobs`: a column for each property, a row for each token."""
+    told: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for chosen, top in entries:
+        assert chosen is not None
+        told["tokens"].append(chosen.text)
+        told["token_logprobs"].append(_finite(chosen.logprob))
+        told["top_logprobs"].append(_by_text(chosen, top))
+        told["text_offset"].append(offsets.add(chosen.raw))
+    return told
+
+
+def echo_logprobs(
+    first_token: tuple[str, bytes], entries: Sequence[TokenLogprobs], offsets: TextOffsets
+) -> dict[str, Any]:
+    """Gives the same for the tokens of a prompt, of which the first has no log probability."""
+    text, raw = first_token
+    first = {"tokens": [text], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [offsets.add(raw)]}
+    return joined(first, completion_logprobs(entries[1:], offsets))
+
+
+def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Puts the rows of one `logprobs` behind those of another."""
+    return {name: column + second[name] for name, column in first.items()}
+
+
+def _by_text(chosen: TokenLogprob, top: Sequence[TokenLogprob]) -> dict[str, float]:
+    told: dict[str, float] = {}
+    # Of several with one text the likeliest is told, which comes first.
+    for token in (*top, chosen):
+        told.setdefault(token.text, _finite(token.logprob))
+    return told
+
+
+def chat_logprobs(entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
+    """Gives a chat's `logprobs`."""
+    content: list[dict[str, Any]] = []
+    for chosen, top in entries:
+        assert chosen is not None
+        content.append(_chat_token(chosen) | {"top_logprobs": [_chat_token(token) for token in top]})
+    return {"content": content, "refusal": None}
+
+
+def _chat_token(token: TokenLogprob) -> dict[str, Any]:
+    return {"token": token.text, "logprob": _finite(token.logprob), "bytes": list(token.raw) or None}
+
+
+def prompt_logprobs(entries: Iterable[TokenLogprobs]) -> list[dict[str, Any] | None]:
+    """Gives vLLM's `prompt_logprobs`: by id, the prompt's token first; null for the first token."""
+    return [None if chosen is None else _by_id((chosen, *top)) for chosen, top in entries]
+
+
+def _by_id(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
+    return {
+        str(token.token_id): {
+            "logprob": _finite(token.logprob),
+            "rank": token.rank,
+            "decoded_token": token.text,
+        }
+        for token in tokens
+    }
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, MIN_LOGPROB)
