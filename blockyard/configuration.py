@@ -53,6 +53,7 @@ class CacheSettings:
     num_device_blocks: NotNegative = option(0, "device blocks; 0: as many as fit")
     num_host_blocks: Annotated[int, Field(ge=-1)] = option(-1, "host blocks; -1: as many as the swap space holds")
     enable_prefix_caching: bool = option(True, "find prompts' blocks again by their content")
+    enable_host_prefix_cache: bool = option(True, "let host blocks keep content that device blocks have no room for")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +64,23 @@ class SchedulerSettings:
     max_num_seqs: Positive = option(256, "sequences of a step at most")
     max_num_batched_tokens: Positive = option(2048, "tokens of a step at most")
     max_prefill_chunk: NotNegative = option(0, "tokens of one sequence's prefill in a step at most; 0: what fits")
+    inter_token_latency_target_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = option(
+        0.0, "prefill beside running sequences only so much that a step takes so many milliseconds; 0: what fits"
+    )
+    policy: str = option(
+        "fcfs", "who comes first; priority: less is sooner, and gives way to nobody else", choices=("fcfs", "priority")
+    )
+    aging_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = option(
+        60.0, "with --policy priority, how much later one step of priority is to have arrived, in seconds"
+    )
+    victims: str = option(
+        "last",
+        "who gives way when blocks run out, of the lowest priority; auto: who loses least",
+        choices=("last", "auto"),
+    )
     preemption_mode: str = option(
         "auto",
-        "what to do with a sequence when blocks run out; auto: swap while host blocks suffice",
+        "what to do with who gives way; auto: swap where that is cheaper and host blocks suffice",
         choices=("auto", "swap", "recompute"),
     )
 

@@ -47,6 +47,13 @@ class BlockPool:
         """Blocks that are found by hash, held or not."""
         return len(self._block_of_hash)
 
+    @property
+    def next_forgotten(self) -> bytes | None:
+        """The content that the next `allocate` evicts, by its hash; None if it evicts nothing."""
+        if self._unused or not self._evictable:
+            return None
+        return self._hash_of_block[next(iter(self._evictable))]
+
     def reset(self) -> None:
         """Forget all holders and all content."""
         self.references = [0] * self._num_blocks

@@ -25,13 +25,27 @@ class StepMismatch(Exception):
     """An answer that is not the answer to the oldest step in flight: one of the two sides has a bug."""
 
 
+_CHOICES = {
+    "policy": ("fcfs", "priority"),
+    "victims": ("last", "auto"),
+    "preemption_mode": ("auto", "swap", "recompute"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """What the scheduler may use. Blocks count as the worker's pools do; device block 0 is never handed out.
 
-    `max_prefill_chunk`: tokens of one sequence's prefill in a step, 0 for no limit but the budget. `preemption_mode`:
-    "auto" and "swap" swap while it is possible and recompute else, "recompute" never swaps. `watermark`: the share of
-    the device blocks that an admission leaves free. `debug_integrity`: walk all state after each operation.
+    - `max_prefill_chunk`: tokens of one sequence's prefill in a step, 0 for no limit but the budget.
+    - `target_step_seconds`: what a step that holds decodes may take, as far as prefills decide; 0 for no target.
+    - `policy`: "fcfs", or "priority" with an aging of so many seconds for each step of priority.
+    - `victims`: who gives way within the lowest priority present, the "last" one or ("auto") the one that loses least.
+    - `preemption_mode`: "swap" swaps while it is possible and recomputes else, "auto" does so where it is cheaper,
+      "recompute" never swaps.
+    - `enable_host_prefix_cache`: content that is evicted from the device may go to the host and come back.
+    - `watermark`: the share of the device blocks that an admission leaves free.
+    - `debug_integrity`: walk all state after each operation.
+
     Raises ValueError.
     """
 
@@ -42,8 +56,13 @@ class SchedulerConfig:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_prefill_chunk: int = 0
-    enable_prefix_caching: bool = True
+    target_step_seconds: float = 0.0
+    policy: str = "fcfs"
+    aging_seconds: float = 60.0
+    victims: str = "last"
     preemption_mode: str = "auto"
+    enable_prefix_caching: bool = True
+    enable_host_prefix_cache: bool = True
     max_steps_in_flight: int = 2
     watermark: float = 0.01
     debug_integrity: bool = False
@@ -51,11 +70,11 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         positive = ("block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_steps_in_flight")
         wrong = [name for name in positive if getattr(self, name) < 1]
-        wrong += [name for name in ("num_host_blocks", "max_prefill_chunk") if getattr(self, name) < 0]
+        not_negative = ("num_host_blocks", "max_prefill_chunk", "target_step_seconds", "aging_seconds")
+        wrong += [name for name in not_negative if not getattr(self, name) >= 0]
         if self.num_device_blocks < 2:
             wrong.append("num_device_blocks")
-        if self.preemption_mode not in ("auto", "swap", "recompute"):
-            wrong.append("preemption_mode")
+        wrong += [name for name, choices in _CHOICES.items() if getattr(self, name) not in choices]
         if not 0 <= self.watermark < 1:
             wrong.append("watermark")
         if wrong:

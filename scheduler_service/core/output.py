@@ -94,7 +94,8 @@ class StepResult:
     """The worker's answer: sampled ids in columns, rows that were no-ops, rows that failed alone (id, message).
 
     `logprobs`: what is told with the token of a sequence; `prompt_logprobs`: what is told of a sequence's prompt. The
-    core passes both on, unread.
+    core passes both on, unread. `forward_seconds` (with sampling) and `cache_seconds` (swaps and copies): how long the
+    worker was busy with it; 0: it does not say.
     """
 
     step_id: int
@@ -104,6 +105,8 @@ class StepResult:
     failures: tuple[tuple[int, str], ...] = ()
     logprobs: Mapping[int, Any] | None = None
     prompt_logprobs: tuple[tuple[int, Any], ...] = ()
+    forward_seconds: float = 0.0
+    cache_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

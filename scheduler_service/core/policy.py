@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from itertools import islice
+from bisect import bisect_left, bisect_right, insort
 from typing import TYPE_CHECKING
 
 from scheduler_service.core.sequence import SequenceStatus
@@ -13,6 +12,9 @@ if TYPE_CHECKING:
 
     from scheduler_service.core.sequence import Sequence
 
+    _Entry = tuple[float, int, Sequence]
+    """Rank, number, who. Numbers differ, so that sequences are never compared."""
+
 MAX_REFUSED = 8
 """Waiting sequences that one step tries in vain before it stops."""
 
@@ -21,85 +23,110 @@ MAX_OVERTAKES = 64
 
 
 class WaitingQueue:
-    """First come, first served, with bounded skip-ahead. All but `replace` takes constant time."""
+    """Who waits, in an order that never changes, with bounded skip-ahead.
 
-    __slots__ = ("_num_overtakes", "_overtaken", "_queue")
+    First come, first served; or, with `aging_seconds`, by the time of arrival plus so many seconds for each step of
+    priority. Nothing is sorted in a step: a place is found by bisection, and whoever waits keeps it.
+    """
 
-    def __init__(self) -> None:
-        self._queue: OrderedDict[int, Sequence] = OrderedDict()
+    __slots__ = ("_aging_seconds", "_entries", "_first", "_last", "_num_overtakes", "_overtaken", "_places")
+
+    def __init__(self, aging_seconds: float | None = None) -> None:
+        self._aging_seconds = aging_seconds
+        self._entries: list[_Entry] = []
+        self._places: dict[int, _Entry] = {}
+        self._first = self._last = 0
         self._overtaken: Sequence | None = None
         self._num_overtakes = 0
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self._entries)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._queue.values())
+        return (entry[2] for entry in self._entries)
+
+    @property
+    def ranks(self) -> bool:
+        """Whether priorities count."""
+        return self._aging_seconds is not None
+
+    def rank(self, sequence: Sequence) -> float:
+        """What the order depends on first; 0 for all if it is first come, first served."""
+        if self._aging_seconds is None:
+            return 0.0
+        return sequence.group.arrived_at + sequence.priority * self._aging_seconds
 
     def push(self, sequence: Sequence) -> None:
-        """Last."""
-        self._queue[sequence.sequence_id] = sequence
+        """Last of its rank."""
+        self._last += 1
+        self._insert((self.rank(sequence), self._last, sequence))
 
     def push_front(self, sequence: Sequence) -> None:
-        """First."""
-        self._queue[sequence.sequence_id] = sequence
-        self._queue.move_to_end(sequence.sequence_id, last=False)
+        """First of its rank."""
+        self._first -= 1
+        self._insert((self.rank(sequence), self._first, sequence))
+
+    def _insert(self, entry: _Entry) -> None:
+        insort(self._entries, entry)
+        self._places[entry[2].sequence_id] = entry
 
     def remove(self, sequence: Sequence) -> None:
         """From wherever it stands."""
-        del self._queue[sequence.sequence_id]
+        del self._entries[bisect_left(self._entries, self._places.pop(sequence.sequence_id))]
 
     def replace(self, old: Sequence, new: Sequence) -> None:
         """Another in its place."""
-        order = [new if sequence is old else sequence for sequence in self._queue.values()]
-        self._queue = OrderedDict((sequence.sequence_id, sequence) for sequence in order)
+        rank, number, _ = self._places[old.sequence_id]
+        self.remove(old)
+        self._insert((rank, number, new))
 
     def clear(self) -> None:
         """Nobody waits."""
-        self._queue.clear()
+        self._entries.clear()
+        self._places.clear()
         self._overtaken = None
 
     def peek(self, num_refused: int) -> Sequence | None:
         """The one to try now that so many before it could not be admitted. None: nobody may."""
         if num_refused > MAX_REFUSED or (num_refused and self._is_patience_over()):
             return None
-        return next(islice(self._queue.values(), num_refused, None), None)
+        return self._entries[num_refused][2] if num_refused < len(self._entries) else None
 
     def take(self, sequence: Sequence, num_refused: int) -> None:
         """It is admitted, before so many others."""
         self.remove(sequence)
         if num_refused:
-            first = next(iter(self._queue.values()))
+            first = self._entries[0][2]
             self._num_overtakes = self._num_overtakes + 1 if first is self._overtaken else 1
             self._overtaken = first
 
     def _is_patience_over(self) -> bool:
-        return self._num_overtakes >= MAX_OVERTAKES and next(iter(self._queue.values())) is self._overtaken
+        return self._num_overtakes >= MAX_OVERTAKES and self._entries[0][2] is self._overtaken
 
 
 class Queues:
     """Where each live sequence stands, but for children that are not forked yet.
 
-    `running` is in order of precedence: the last one is the first victim. `prefilling` are those of it that have more
-    than one token to compute. A group takes all its rows when its leader starts, for else two groups could each hold
-    the rows that the other one needs for its forks.
+    `running` is in order of precedence: by priority, unless it is first come, first served, and then by the start.
+    `prefilling` are those of it that have more than one token to compute. A group takes all its rows when its leader
+    starts, for else two groups could each hold the rows that the other one needs for its forks.
     """
 
-    __slots__ = ("_has_ended", "_swapped_before", "max_rows", "num_rows", "prefilling", "running", "swapped", "waiting")
+    __slots__ = ("_has_ended", "_swapped_now", "max_rows", "num_rows", "prefilling", "running", "swapped", "waiting")
 
-    def __init__(self, max_rows: int) -> None:
+    def __init__(self, max_rows: int, aging_seconds: float | None = None) -> None:
         self.max_rows = max_rows
         self.num_rows = 0
-        self.waiting = WaitingQueue()
+        self.waiting = WaitingQueue(aging_seconds)
         self.running: list[Sequence] = []
         self.prefilling: list[Sequence] = []
         self.swapped: list[Sequence] = []
         self._has_ended = False
-        self._swapped_before = 0
+        self._swapped_now: set[Sequence] = set()
 
     def begin_step(self) -> None:
         """Drop what ended from the running ones, all at once."""
-        self._swapped_before = len(self.swapped)
+        self._swapped_now.clear()
         if self._has_ended:
             self.running = [s for s in self.running if s.status is SequenceStatus.RUNNING]
             self._has_ended = False
@@ -116,12 +143,12 @@ class Queues:
         return self.num_rows + sequence.group.num_rows <= self.max_rows
 
     def start(self, sequence: Sequence) -> None:
-        """It left its queue and runs, after all others."""
+        """It left its queue and runs, after all others of its class."""
         sequence.status = SequenceStatus.RUNNING
         self.num_rows += sequence.group.num_rows
-        self.running.append(sequence)
+        insort(self.running, sequence, key=self._class)
         if sequence.is_prefilling:
-            self.prefilling.append(sequence)
+            insort(self.prefilling, sequence, key=self._class)
 
     def fork(self, parent: Sequence, children: list[Sequence]) -> None:
         """The children run beside their parent, in rows that it kept for them."""
@@ -130,19 +157,56 @@ class Queues:
         for child in children:
             child.status = SequenceStatus.RUNNING
 
-    def take_victim(self) -> Sequence:
-        """The last of the running ones, which runs no more."""
-        victim = self.running.pop()
+    # Who gives way
+
+    def _class(self, sequence: Sequence) -> int:
+        return sequence.priority if self.waiting.ranks else 0
+
+    def outranks(self, sequence: Sequence, other: Sequence) -> bool:
+        """Whether the other one gives way to it: of lower priority, and not so old that it comes first all the same."""
+        rank = self.waiting.rank
+        return self._class(sequence) < self._class(other) and rank(sequence) < rank(other)
+
+    def is_urgent(self, sequence: Sequence) -> bool:
+        """Whether it outranks anybody who runs or is swapped out."""
+        own = self._class(sequence)
+        if not any(queue and own < self._class(queue[-1]) for queue in (self.running, self.swapped)):
+            return False
+        return any(self.outranks(sequence, other) for queue in (self.running, self.swapped) for other in queue)
+
+    def find_behind(self, sequence: Sequence, step_id: int) -> list[Sequence]:
+        """Who may give way to a running sequence: the lowest class of those behind it that are not in this step."""
+        behind = self.running[self.running.index(sequence) + 1 :]
+        return self._find_lowest([other for other in behind if other.last_step_id != step_id])
+
+    def find_below(self, sequence: Sequence, step_id: int) -> list[Sequence]:
+        """Who may give way to a waiting sequence: all it outranks that run and are not in this step."""
+        return [other for other in self.running if other.last_step_id != step_id and self.outranks(sequence, other)]
+
+    def find_lowest_below(self, sequence: Sequence, step_id: int) -> list[Sequence]:
+        """Of those the lowest class."""
+        return self._find_lowest(self.find_below(sequence, step_id))
+
+    def _find_lowest(self, sequences: list[Sequence]) -> list[Sequence]:
+        return [other for other in sequences if self._class(other) == self._class(sequences[-1])]
+
+    def take_victim(self, victim: Sequence) -> None:
+        """It runs no more."""
+        self.running.remove(victim)
         self._free_rows(victim)
-        return victim
 
     def swap_out(self, victim: Sequence) -> None:
-        """It waits for device blocks, behind those of earlier steps and before younger victims of this one."""
+        """It waits for device blocks, of its class behind those of earlier steps and before victims of this one."""
         victim.status = SequenceStatus.SWAPPED
-        self.swapped.insert(self._swapped_before, victim)
+        first = bisect_left(self.swapped, self._class(victim), key=self._class)
+        place = bisect_right(self.swapped, self._class(victim), key=self._class)
+        while place > first and self.swapped[place - 1] in self._swapped_now:
+            place -= 1
+        self.swapped.insert(place, victim)
+        self._swapped_now.add(victim)
 
     def start_over(self, victim: Sequence) -> None:
-        """It waits before all others."""
+        """It waits before all others of its rank."""
         victim.status = SequenceStatus.WAITING
         self.waiting.push_front(victim)
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from scheduler_service.core import integrity, recovery
 from scheduler_service.core.block_manager import BlockManager
+from scheduler_service.core.cost import CostModel
 from scheduler_service.core.limits import DuplicateRequest, NeverFits, Room, SchedulerConfig, StepMismatch
 from scheduler_service.core.output import FinishedSequence, FinishReason, OwnerUpdate, SchedulerStats
-from scheduler_service.core.planner import Planner, StepLimits
+from scheduler_service.core.planner import Planner
 from scheduler_service.core.policy import Queues
 from scheduler_service.core.recovery import Suspects
 from scheduler_service.core.sequence import Group, Sequence, SequenceStatus
@@ -47,18 +48,10 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, suspects: Suspects | None = None) -> None:
         self.config = config
-        self._blocks = BlockManager(
-            config.block_size,
-            config.num_device_blocks,
-            config.num_host_blocks,
-            config.watermark,
-            caches=config.enable_prefix_caching,
-        )
-        self._queues = Queues(config.max_rows)
-        limits = StepLimits(
-            config.max_num_batched_tokens, config.max_prefill_chunk, swaps=config.preemption_mode != "recompute"
-        )
-        self._planner = Planner(limits, self._queues, self._blocks)
+        self._costs = CostModel(config.block_size)
+        self._blocks = BlockManager(config, self._costs)
+        self._queues = Queues(config.max_rows, config.aging_seconds if config.policy == "priority" else None)
+        self._planner = Planner(config, self._queues, self._blocks, self._costs)
         self._planner.suspects = suspects or Suspects()
         self._ended_groups: list[Group] = []
         self._groups: dict[str, Group] = {}
@@ -119,7 +112,7 @@ class Scheduler:
         """Count on where a scheduler with other pools stopped."""
         self._next_sequence_id = predecessor._next_sequence_id
         self._totals = predecessor._totals
-        self._planner.num_preemptions_total = predecessor._planner.num_preemptions_total
+        self._planner.preemption.num_preemptions_total = predecessor._planner.preemption.num_preemptions_total
         self._planner.num_pieces_total = predecessor._planner.num_pieces_total
 
     def abort(
@@ -193,7 +186,7 @@ class Scheduler:
             return None
         step = self._fill_step()
         if self._is_stalled(step):
-            self._planner.preempt_all_but_first()
+            self._planner.preemption.all_but_first()
             self._totals.num_stalls += 1
             step = self._fill_step()
         self._has_changed = not step.is_idle or not self._in_flight
@@ -233,6 +226,7 @@ class Scheduler:
         step = self._in_flight[0]
         sampled = step.match(result)
         self._in_flight.popleft()
+        self._costs.note_step(step.work, result.forward_seconds, result.cache_seconds)
         updates: dict[str, OwnerUpdate] = {}
         self._report_prefills(step, updates)
         for sequence, num_computed in step.pieces:
@@ -397,7 +391,7 @@ class Scheduler:
             num_host_blocks=host.num_usable,
             num_free_host_blocks=host.num_free,
             num_steps_in_flight=len(self._in_flight),
-            num_preemptions_total=self._planner.num_preemptions_total,
+            num_preemptions_total=self._planner.preemption.num_preemptions_total,
             num_swapped_out_blocks_total=totals.num_swapped_out_blocks,
             num_swapped_in_blocks_total=totals.num_swapped_in_blocks,
             num_copied_blocks_total=totals.num_copied_blocks,

@@ -33,7 +33,7 @@ class Sequence:
     While `is_prefilling`, known tokens wait for their KV; afterwards exactly one token, known or in flight, does, so
     the length with placeholders is `num_scheduled + 1`.
 
-    `owner`, `max_length`, `stop_from` and `stop_token_ids` repeat what the group knows: they are read for each token.
+    `owner`, `priority`, `max_length`, `stop_from`, `stop_token_ids` repeat what the group knows: they are read often.
     """
 
     __slots__ = (
@@ -51,6 +51,7 @@ class Sequence:
         "num_computed",
         "num_scheduled",
         "owner",
+        "priority",
         "publish_at",
         "sequence_id",
         "sequence_index",
@@ -65,6 +66,7 @@ class Sequence:
         self.sequence_index = sequence_index
         self.group = group
         self.owner = group.spec.owner
+        self.priority = group.spec.priority
         self.max_length = group.max_length
         self.stop_from = group.prompt_length + group.spec.min_tokens  # the first place that a stop token can take
         self.stop_token_ids = group.spec.stop_token_ids
@@ -75,7 +77,7 @@ class Sequence:
         self.is_prefilling = True
         self.num_scheduled = 0
         self.num_computed = 0
-        self.last_step_id = 0  # the last step that computes this sequence
+        self.last_step_id = 0  # the last step that computes this sequence, or in which it began
         self.is_known = False  # the worker was told of it
         self.block_ids: list[int] = []  # device blocks; 0 where there is none while swapped out
         self.host_blocks: dict[int, int] = {}  # place in the table: host block

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from scheduler_service.core.cost import StepWork
 from scheduler_service.core.limits import StepMismatch
 from scheduler_service.core.output import BlockPair, Fork, NewSequence, SchedulerOutput
 from scheduler_service.core.sequence import SequenceStatus
@@ -20,6 +21,7 @@ class StepInFlight:
 
     `sampled`: the sequences that get a token, in the order of the step, and their ids. `pieces`: sequences that get
     none, with the count of their tokens that have KV afterwards. `completed`: groups whose prompt is prefilled by it.
+    `work`: what its times are held against.
     """
 
     step_id: int
@@ -27,6 +29,7 @@ class StepInFlight:
     sampled_ids: tuple[int, ...]
     pieces: list[tuple[Sequence, int]]
     completed: list[Group]
+    work: StepWork
 
     def match(self, result: StepResult) -> list[Sequence]:
         """The sequences that got the answer's tokens. Raises StepMismatch if it cannot be the answer to this step."""
@@ -54,14 +57,17 @@ class StepBuilder:
     """Collects one step."""
 
     __slots__ = (
+        "_num_tokens",
         "appended_block_ids",
         "appended_sequence_ids",
         "completed",
         "copies",
         "forks",
         "has_preempted",
+        "max_prefill_tokens",
         "new_sequences",
         "num_new_tokens",
+        "num_prefill_tokens",
         "num_tokens_left",
         "pieces",
         "replaced",
@@ -75,7 +81,10 @@ class StepBuilder:
 
     def __init__(self, step_id: int, num_tokens: int) -> None:
         self.step_id = step_id
+        self._num_tokens = num_tokens
         self.num_tokens_left = num_tokens
+        self.max_prefill_tokens = num_tokens
+        self.num_prefill_tokens = 0
         self.has_preempted = False
         self.rows: list[Sequence] = []
         self.num_new_tokens: list[int] = []
@@ -104,8 +113,18 @@ class StepBuilder:
         self.num_new_tokens = [1] * len(sequences)
         self.num_tokens_left -= len(sequences)
 
+    @property
+    def num_prefill_left(self) -> int:
+        """Tokens that prefills may still have."""
+        return min(self.max_prefill_tokens - self.num_prefill_tokens, self.num_tokens_left)
+
+    def add_piece(self, sequence: Sequence, num_new_tokens: int, *, is_last: bool) -> None:
+        """A piece of a prefill that ends at `sequence.num_scheduled`."""
+        self.num_prefill_tokens += num_new_tokens
+        self.add_row(sequence, num_new_tokens, is_sampled=is_last)
+
     def add_row(self, sequence: Sequence, num_new_tokens: int, *, is_sampled: bool) -> None:
-        """A piece of a prefill that ends at `sequence.num_scheduled`, a decode, or a child of its parent's logits."""
+        """A row behind the others: a piece, a decode, or a child of its parent's logits."""
         sequence.last_step_id = self.step_id
         self.num_tokens_left -= num_new_tokens
         self.rows.append(sequence)
@@ -120,6 +139,7 @@ class StepBuilder:
         if sequence.is_known:
             self.restarted_ids.append(sequence.sequence_id)
         sequence.is_known = True
+        sequence.last_step_id = self.step_id
         self.new_sequences.append(
             NewSequence(
                 sequence_id=sequence.sequence_id,
@@ -163,4 +183,13 @@ class StepBuilder:
             finished_sequence_ids=tuple(finished_ids + self.restarted_ids),
         )
         sampled_ids = tuple([sequence.sequence_id for sequence in self.sampled]) if self.pieces else sequence_ids
-        return output, StepInFlight(self.step_id, self.sampled, sampled_ids, self.pieces, self.completed)
+        return output, StepInFlight(
+            self.step_id, self.sampled, sampled_ids, self.pieces, self.completed, self._count_work()
+        )
+
+    def _count_work(self) -> StepWork:
+        return StepWork(
+            num_prefill_tokens=self.num_prefill_tokens,
+            num_decodes=self._num_tokens - self.num_tokens_left - self.num_prefill_tokens,
+            num_swapped_blocks=len(self.swap_out) + len(self.swap_in),
+        )

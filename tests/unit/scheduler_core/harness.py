@@ -6,12 +6,13 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from scheduler_service.core.block_manager import hash_block
 from scheduler_service.core.output import FinishReason, GroupSpec, OwnerUpdate, SchedulerOutput, StepResult
 from scheduler_service.core.scheduler import Scheduler, SchedulerConfig
-from tests.kit.model_worker import ModelWorker, generate_alone
+from tests.kit.model_worker import ROOT, ModelWorker, extend_name, generate_alone
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 VOCAB_SIZE = 32
 
@@ -41,11 +42,12 @@ def make_spec(
     min_tokens: int = 0,
     stop: frozenset[int] | set[int] = frozenset(),
     owner: str = "gateway",
+    priority: int = 0,
 ) -> GroupSpec:
     """A request. A prompt given as a length differs from those of all other request ids."""
     if isinstance(prompt, int):
         prompt = tuple((sum(request_id.encode()) + place * place) % VOCAB_SIZE for place in range(prompt))
-    return GroupSpec(request_id, owner, prompt, n, max_tokens, min_tokens, frozenset(stop))
+    return GroupSpec(request_id, owner, prompt, n, max_tokens, min_tokens, frozenset(stop), priority=priority)
 
 
 def _worker_of(config: SchedulerConfig) -> ModelWorker:
@@ -68,10 +70,11 @@ class Bench:
         self.finished: dict[tuple[str, int], FinishReason] = {}
         self.prefilled: dict[str, int] = {}
         self.failed: dict[str, str] = {}
+        self.times = (0.0, 0.0)  # what the worker says that a step takes: to compute, and to move blocks
 
-    def add(self, spec: GroupSpec) -> int:
+    def add(self, spec: GroupSpec, now: float = 0.0) -> int:
         """Queue a request; the id of its first sequence."""
-        first = self.scheduler.add(spec, 0.0)
+        first = self.scheduler.add(spec, now)
         self.specs[spec.request_id] = spec
         for index in range(spec.n):
             self.names[first + index] = (spec.request_id, index)
@@ -94,7 +97,9 @@ class Bench:
 
     def answer(self) -> dict[str, OwnerUpdate]:
         """Execute the oldest step and take its answer."""
-        return self.take(self.worker.execute(self.in_flight.popleft()))
+        result = self.worker.execute(self.in_flight.popleft())
+        forward_seconds, cache_seconds = self.times
+        return self.take(replace(result, forward_seconds=forward_seconds, cache_seconds=cache_seconds))
 
     def take(self, result: StepResult) -> dict[str, OwnerUpdate]:
         """Take an answer."""
@@ -181,6 +186,25 @@ class Bench:
         """The master oracle: each sequence that was told to have ended got the tokens of running alone."""
         for name in self.finished:
             assert self.tokens[name] == self.generate_alone(*name), name
+
+    def check_cached(self) -> None:
+        """With nothing in flight: every block that is found by its hash, in both pools, holds what the hash says."""
+        assert not self.in_flight
+        size, blocks = self.config.block_size, self.scheduler._blocks
+        for tokens in self._walk_prefixes():
+            block_hash, names = b"", [ROOT]
+            for start in range(0, len(tokens) - size + 1, size):
+                block_hash = hash_block(block_hash, tokens[start : start + size])
+                for token_id in tokens[start : start + size]:
+                    names.append(extend_name(names[-1], token_id))
+                for pool, slots in ((blocks.device, self.worker.device), (blocks.host, self.worker.host)):
+                    block = pool.find(block_hash)
+                    if block is not None:
+                        assert slots[block * size : (block + 1) * size] == names[-size:], (block, pool)
+
+    def _walk_prefixes(self) -> Iterator[tuple[int, ...]]:
+        for (request_id, _), output in self.tokens.items():
+            yield self.specs[request_id].prompt_token_ids + tuple(output)
 
     def generate_alone(self, request_id: str, sequence_index: int) -> list[int]:
         """The truth."""

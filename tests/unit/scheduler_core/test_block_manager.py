@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from scheduler_service.core.block_manager import BlockManager
+from scheduler_service.core.cost import CostModel
 from scheduler_service.core.sequence import Group, Sequence
 from scheduler_service.core.step import StepBuilder
-from tests.unit.scheduler_core.harness import make_spec
+from tests.unit.scheduler_core.harness import configure, make_spec
+
+
+def make_manager(num_device_blocks: int, num_host_blocks: int, *, caches: bool = True) -> BlockManager:
+    """Pools of blocks of two tokens."""
+    config = configure(
+        block_size=2,
+        num_device_blocks=num_device_blocks,
+        num_host_blocks=num_host_blocks,
+        enable_prefix_caching=caches,
+    )
+    return BlockManager(config, CostModel(config.block_size))
 
 
 def make_sequence(prompt: tuple[int, ...]) -> Sequence:
@@ -28,7 +40,7 @@ def cache(manager: BlockManager, prompt: tuple[int, ...]) -> None:
 
 
 def test_the_source_of_a_copy_is_no_destination_in_its_step() -> None:
-    manager = BlockManager(2, 4, 0, 0.0, caches=True)
+    manager = make_manager(4, 0, caches=True)
     cache(manager, (1, 2))
     cache(manager, (3, 4))
     step = StepBuilder(1, 9)
@@ -39,12 +51,12 @@ def test_the_source_of_a_copy_is_no_destination_in_its_step() -> None:
     assert second.num_scheduled == 0
     assert step.copies[0].source not in second.block_ids
     assert manager.device.num_free == 0
-    manager.settle()
+    manager.settle(step)
     assert manager.device.num_free == 1
 
 
 def test_a_host_block_that_is_read_is_not_written_in_its_step() -> None:
-    manager = BlockManager(2, 6, 1, 0.0, caches=False)
+    manager = make_manager(6, 1, caches=False)
     first, second = make_sequence((1, 2)), make_sequence((3, 4))
     for sequence in (first, second):
         assert manager.admit(sequence, StepBuilder(1, 9), 0)
@@ -53,12 +65,12 @@ def test_a_host_block_that_is_read_is_not_written_in_its_step() -> None:
     step = StepBuilder(3, 9)
     assert manager.swap_in(first, step, 0)
     assert not manager.swap_out(second, step)
-    manager.settle()
+    manager.settle(step)
     assert manager.swap_out(second, StepBuilder(4, 9))
 
 
 def test_who_has_nothing_of_its_own_is_not_swapped_out() -> None:
-    manager = BlockManager(2, 6, 4, 0.0, caches=False)
+    manager = make_manager(6, 4, caches=False)
     group = Group(make_spec(prompt=(1, 2, 3), n=2), 1, 9, 0.0)
     parent, child = group.sequences
     assert manager.admit(parent, StepBuilder(1, 9), 0)
@@ -70,7 +82,7 @@ def test_who_has_nothing_of_its_own_is_not_swapped_out() -> None:
 
 def test_what_it_has_not_computed_itself_is_not_found_on_the_way_back() -> None:
     """It would be written into, and others hold it."""
-    manager = BlockManager(2, 8, 4, 0.0, caches=True)
+    manager = make_manager(8, 4, caches=True)
     sequence = make_sequence((1, 2, 3))
     assert manager.admit(sequence, StepBuilder(1, 9), 0)
     sequence.num_scheduled = 1  # half of the first block
@@ -83,7 +95,7 @@ def test_what_it_has_not_computed_itself_is_not_found_on_the_way_back() -> None:
 
 
 def test_no_room_on_the_host() -> None:
-    manager = BlockManager(2, 6, 1, 0.0, caches=False)
+    manager = make_manager(6, 1, caches=False)
     sequence = make_sequence((1, 2, 3))
     assert manager.admit(sequence, StepBuilder(1, 9), 0)
     compute(manager, sequence)
@@ -93,11 +105,12 @@ def test_no_room_on_the_host() -> None:
 
 
 def test_a_sequence_that_never_had_blocks_frees_none() -> None:
-    manager = BlockManager(2, 6, 1, 0.0, caches=True)
+    manager = make_manager(6, 1, caches=True)
     manager.free(make_sequence((1, 2, 3)))
     assert manager.device.num_free == 5
 
 
 def test_the_watermark_is_a_share_of_the_blocks_that_can_be_used() -> None:
-    assert BlockManager(2, 201, 0, 0.01, caches=False).num_watermark == 2
-    assert BlockManager(2, 100, 0, 0.01, caches=False).num_watermark == 0
+    for num_device_blocks, num_watermark in ((201, 2), (100, 0)):
+        config = configure(num_device_blocks=num_device_blocks, watermark=0.01)
+        assert BlockManager(config, CostModel(4)).num_watermark == num_watermark

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler_service.core.block_manager import BlockManager
+from scheduler_service.core.cost import CostModel
 from scheduler_service.core.output import FinishReason, StepResult
 from scheduler_service.core.sequence import Group
 from tests.unit.scheduler_core.harness import Bench, configure, make_spec, rows
@@ -137,7 +138,7 @@ def test_a_group_is_aborted_before_the_forks() -> None:
 
 
 def test_a_fork_of_a_long_table_does_not_recurse() -> None:
-    manager = BlockManager(1, 20_002, 0, 0.0, caches=True)
+    manager = BlockManager(configure(block_size=1, num_device_blocks=20_002), CostModel(1))
     group = Group(make_spec(prompt=tuple(range(20_000)), n=2), 1, 20_010, 0.0)
     parent, child = group.sequences
     assert manager.admit(parent, None, 0)  # type: ignore[arg-type]  # nothing is copied

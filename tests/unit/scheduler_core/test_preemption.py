@@ -149,7 +149,7 @@ def test_who_comes_back_leaves_a_block_for_each_that_runs(mode: str) -> None:
     for name in "abcd":
         bench.add(make_spec(name, 5, 12))
     bench.step()
-    bench.scheduler._planner._preempt(StepBuilder(2, 9))
+    bench.scheduler._planner.preemption.preempt(bench.scheduler._queues.running[-1], StepBuilder(2, 9))
     device = bench.scheduler._blocks.device
     num_needed = 2 + (mode == "recompute")  # its blocks; and on admission one for its next token
     lost = [device.allocate() for _ in range(device.num_free - num_needed - 2)]
@@ -243,7 +243,7 @@ def test_the_recovery_preempts_all_but_the_first() -> None:
         bench.add(make_spec(name, prompt, 8))
     while not bench.scheduler.stats().num_swapped:
         bench.step()
-    bench.scheduler._planner.preempt_all_but_first()
+    bench.scheduler._planner.preemption.all_but_first()
     bench.scheduler.check_integrity()
     stats = bench.scheduler.stats()
     assert (stats.num_running, stats.num_swapped) == (1, 0)

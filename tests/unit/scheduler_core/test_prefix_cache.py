@@ -131,7 +131,7 @@ def test_a_fully_cached_prompt_that_fills_the_pool_needs_no_block_more() -> None
 
 
 def test_eviction_takes_the_end_of_a_chain_first() -> None:
-    bench = Bench(configure(num_device_blocks=8))
+    bench = Bench(configure(num_device_blocks=8, num_host_blocks=0))
     finish(bench)  # 3 of 7 blocks
     finish(bench, "filler", (*range(20, 32), *range(7)))  # 5 blocks: one of them is evicted
     finish(bench, "second")
@@ -139,7 +139,7 @@ def test_eviction_takes_the_end_of_a_chain_first() -> None:
 
 
 def test_the_least_recently_used_chain_goes_first() -> None:
-    bench = Bench(configure(num_device_blocks=8))
+    bench = Bench(configure(num_device_blocks=8, num_host_blocks=0))
     old, new = (1,) * 8, (2,) * 8
     finish(bench, "old", old)
     finish(bench, "new", new)
@@ -193,7 +193,7 @@ def test_without_caching_nothing_is_found() -> None:
 
 def test_a_refused_admission_remembers_no_hits() -> None:
     """What was found when it was refused may be evicted when it is admitted."""
-    bench = Bench(configure(num_device_blocks=9))
+    bench = Bench(configure(num_device_blocks=9, num_host_blocks=0))
     finish(bench)
     bench.add(make_spec("runs", 17, 12))  # five blocks of eight
     bench.step()

@@ -31,6 +31,11 @@ configurations = st.builds(
     preemption_mode=st.sampled_from(["auto", "swap", "recompute"]),
     max_steps_in_flight=st.sampled_from([1, 2, 2, 2, 3]),
     watermark=st.sampled_from([0.0, 0.1, 0.2]),
+    policy=st.sampled_from(["fcfs", "priority", "priority"]),
+    aging_seconds=st.sampled_from([0.0, 1.0, 5.0, 1e9]),
+    victims=st.sampled_from(["last", "auto"]),
+    enable_host_prefix_cache=st.sampled_from([True, True, False]),
+    target_step_seconds=st.sampled_from([0.0, 1e-6, 1.0]),
 )
 prompts = st.builds(
     lambda num_shared, tail: PREFIX[:num_shared] + tuple(tail),
@@ -47,7 +52,7 @@ class Traces(RuleBasedStateMachine):
         self.bench = Bench(config)
         self.aborted: set[tuple[str, int]] = set()
         self.num_requests = 0
-        self.num_idle = 0
+        self.now = 0.0
 
     @rule(
         prompt=prompts,
@@ -56,14 +61,14 @@ class Traces(RuleBasedStateMachine):
         min_tokens=st.integers(0, 3),
         stop=st.frozensets(st.integers(0, VOCAB_SIZE - 1), max_size=6),
         owner=st.sampled_from(["one", "two"]),
+        priority=st.integers(-1, 2),
     )
-    def add(self, prompt, n, max_tokens, min_tokens, stop, owner) -> None:
-        spec = make_spec(
-            f"r{self.num_requests}", prompt, max_tokens, n=n, min_tokens=min_tokens, stop=stop, owner=owner
-        )
+    def add(self, prompt, **others) -> None:
+        spec = make_spec(f"r{self.num_requests}", prompt, **others)
         self.num_requests += 1
+        self.now += 1.0
         try:
-            self.bench.add(spec)
+            self.bench.add(spec, self.now)
         except (NeverFits, ValueError):
             assert spec.request_id not in self.bench.specs
 
@@ -98,6 +103,11 @@ class Traces(RuleBasedStateMachine):
                 is_forked_now = any(fork.parent_id == sequence.sequence_id for fork in step.forks)
                 assert device.references[block] == 1 or is_forked_now
                 assert not device.is_published(block)
+
+    @rule(forward_seconds=st.sampled_from([0.0, 1e-5, 1e-3]), cache_seconds=st.sampled_from([0.0, 1e-5, 1e-1]))
+    def worker_takes_other_times(self, **seconds: float) -> None:
+        """Swapping may be dear or cheap, which decides much and changes no token."""
+        self.bench.times = (seconds["forward_seconds"], seconds["cache_seconds"])
 
     @precondition(lambda self: self.bench.in_flight)
     @rule()
@@ -135,6 +145,8 @@ class Traces(RuleBasedStateMachine):
     @invariant()
     def is_consistent(self) -> None:
         self.bench.scheduler.check_integrity()
+        if not self.bench.in_flight:
+            self.bench.check_cached()
         assert self.bench.scheduler.stats().num_stalls_total == 0
 
     def teardown(self) -> None:

@@ -196,7 +196,7 @@ def test_a_long_prefill_is_swapped_out_and_goes_on() -> None:
 
 
 def test_blocks_still_cached_are_not_copied_back() -> None:
-    bench = Bench(configure(num_device_blocks=9, preemption_mode="swap"))
+    bench = Bench(configure(num_device_blocks=9, preemption_mode="swap", enable_host_prefix_cache=False))
     bench.add(make_spec("a", 15, 3))
     bench.add(make_spec("b", 12, 6))
     bench.run()

@@ -1,0 +1,64 @@
+"""What it costs to lose a sequence's KV and to get it back, by either way. Knows nothing of sequences and pools."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from scheduler_service.core.step_time import StepTimeModel
+
+_FORGETTING = 0.9  # of older steps with swaps a step with swaps leaves so much
+# Until it is measured: a block is computed in the time in which so many are moved. A PCIe link moves the KV of a token
+# in a hundredth of the time that its forward pass takes, host memory on a CPU in less.
+_GUESSED_ADVANTAGE = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What a step did: tokens of prefills, decodes, and blocks moved between device and host."""
+
+    num_prefill_tokens: int
+    num_decodes: int
+    num_swapped_blocks: int
+
+
+@dataclass(slots=True)
+class CostModel:
+    """Seconds of recomputing and of swapping, by the worker's own timings; guessed until there are any."""
+
+    block_size: int
+    step_time: StepTimeModel = field(default_factory=StepTimeModel)
+    _swap_seconds: float = 0.0
+    _num_swapped: float = 0.0
+
+    def note_step(self, work: StepWork, forward_seconds: float, cache_seconds: float) -> None:
+        """A step took so long to compute, and so long to move blocks. 0: the worker did not say."""
+        if forward_seconds > 0 and (work.num_prefill_tokens or work.num_decodes):
+            self.step_time.note(work.num_prefill_tokens, work.num_decodes, forward_seconds)
+        if cache_seconds > 0 and work.num_swapped_blocks:
+            self._swap_seconds = _FORGETTING * self._swap_seconds + cache_seconds
+            self._num_swapped = _FORGETTING * self._num_swapped + work.num_swapped_blocks
+
+    def recompute_seconds(self, num_tokens: int) -> float:
+        """To compute so many tokens again."""
+        return num_tokens * self.step_time.seconds_per_prefill_token
+
+    def swap_seconds(self, num_blocks: int) -> float:
+        """To move so many blocks once, in one direction."""
+        if self._num_swapped:
+            return num_blocks * self._swap_seconds / self._num_swapped
+        return self.recompute_seconds(num_blocks * self.block_size) / _GUESSED_ADVANTAGE
+
+    def preempt_seconds(self, num_tokens: int) -> float:
+        """What a preemption costs that loses so many tokens: the cheaper of swapping out and in, and of recomputing."""
+        return min(self._swap_both_ways(num_tokens), self.recompute_seconds(num_tokens))
+
+    def prefers_swap(self, num_tokens: int) -> bool:
+        """Whether a victim with so many tokens is cheaper to swap out and in than to compute again."""
+        return self._swap_both_ways(num_tokens) < self.recompute_seconds(num_tokens)
+
+    def prefers_host_block(self) -> bool:
+        """Whether a block that the host has is cheaper to bring back than to compute."""
+        return self.swap_seconds(1) < self.recompute_seconds(self.block_size)
+
+    def _swap_both_ways(self, num_tokens: int) -> float:
+        return 2 * self.swap_seconds(-(-num_tokens // self.block_size))

@@ -1,0 +1,137 @@
+"""Who gives way when blocks or rows run out, and how: swapped out or to start over. One routine for all reasons."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from scheduler_service.core.block_manager import BlockManager
+    from scheduler_service.core.cost import CostModel
+    from scheduler_service.core.limits import SchedulerConfig
+    from scheduler_service.core.policy import Queues
+    from scheduler_service.core.sequence import Sequence
+    from scheduler_service.core.step import StepBuilder
+
+
+class Preemption:
+    """Takes blocks and rows away. Never from a sequence that is in the step already: its work would have to be undone.
+
+    Tokens in flight of a victim stay valid and are taken when they are answered.
+    """
+
+    __slots__ = ("_blocks", "_config", "_costs", "_queues", "num_preemptions_total")
+
+    def __init__(self, config: SchedulerConfig, queues: Queues, blocks: BlockManager, costs: CostModel) -> None:
+        self._config = config
+        self._queues = queues
+        self._blocks = blocks
+        self._costs = costs
+        self.num_preemptions_total = 0
+
+    def preempt_one(self, candidates: list[Sequence], step: StepBuilder) -> None:
+        """Let one of them give way, as the configuration chooses."""
+        self.preempt(self._choose(candidates), step)
+
+    def _choose(self, candidates: list[Sequence]) -> Sequence:
+        if self._config.victims == "last":
+            return candidates[-1]
+        return min(reversed(candidates), key=self._loss)
+
+    def _loss(self, victim: Sequence) -> float:
+        """Seconds of work lost for each device block that it frees."""
+        num_freed = self._blocks.count_own(victim)
+        if not num_freed:
+            return inf
+        return 0.0 if _has_all(victim) else self._costs.preempt_seconds(victim.num_scheduled) / num_freed
+
+    def preempt(self, victim: Sequence, step: StepBuilder) -> None:
+        """Take the blocks and the row of a running sequence."""
+        self._queues.take_victim(victim)
+        step.has_preempted = True
+        self.num_preemptions_total += 1
+        if self._is_worth_a_swap(victim) and self._blocks.swap_out(victim, step):
+            self._queues.swap_out(victim)
+        else:
+            self.start_over(victim)
+
+    def _is_worth_a_swap(self, victim: Sequence) -> bool:
+        if _has_all(victim):
+            return False
+        mode = self._config.preemption_mode
+        return mode == "swap" or (mode == "auto" and self._costs.prefers_swap(victim.num_scheduled))
+
+    def start_over(self, victim: Sequence) -> None:
+        """It will be prefilled with all that is known of it, and with what is still in flight."""
+        self._blocks.free(victim)
+        victim.is_prefilling = True
+        victim.num_scheduled = victim.num_computed = 0
+        self._queues.start_over(victim)
+
+    def all_but_first(self) -> None:
+        """Free whatever blocks can be freed: the way out of a state that must not exist. Nothing may be in flight."""
+        queues = self._queues
+        queues.begin_step()
+        while queues.swapped:
+            self.start_over(queues.swapped.pop())
+        while len(queues.running) > 1:
+            victim = queues.running[-1]
+            queues.take_victim(victim)
+            self.start_over(victim)
+
+    # Room for one
+
+    def make_room(self, sequence: Sequence, step: StepBuilder) -> bool:
+        """A slot for its next token, at the expense of those behind it. False: it was preempted itself."""
+        queues = self._queues
+        while not self._blocks.grow(sequence, step):
+            candidates = queues.find_behind(sequence, step.step_id)
+            if candidates:
+                self.preempt_one(candidates, step)
+            elif len(queues.running) > 1 or not self._reclaim(step):
+                self.preempt(sequence, step)
+                return False
+        return True
+
+    def may_make_way(self, sequence: Sequence, step: StepBuilder) -> bool:
+        """Whether a waiting sequence could be admitted if all that it outranks gave way: if not, none should.
+
+        Blocks that they share with others count as if they were freed.
+        """
+        queues, blocks, group = self._queues, self._blocks, sequence.group
+        candidates = queues.find_below(sequence, step.step_id)
+        num_rows = queues.num_rows - sum(other.group.num_rows for other in candidates)
+        if not candidates or num_rows + group.num_rows > queues.max_rows:
+            return False
+        num_left = len(queues.running) - len(candidates)
+        num_needed = blocks.count_missing(sequence) + blocks.count_spare(sequence, num_left)
+        num_free = blocks.device.num_free + sum(len(other.block_ids) for other in candidates)
+        return num_needed + (group.num_rows if num_left else 0) <= num_free
+
+    def make_way(self, sequence: Sequence, step: StepBuilder) -> bool:
+        """Let one more of those that it outranks give way, or of those that only hold blocks. False: there is none."""
+        candidates = self._queues.find_lowest_below(sequence, step.step_id)
+        if not candidates:
+            return not self._queues.running and self._reclaim(step)
+        self.preempt_one(candidates, step)
+        return True
+
+    def reclaim_behind(self, sequence: Sequence, step: StepBuilder) -> bool:
+        """With nobody running, make room for the first swapped one at the expense of the others."""
+        others = [s for s in self._queues.swapped if s is not sequence and self._blocks.holds_device_blocks(s)]
+        return bool(others) and self._reclaim(step)
+
+    def _reclaim(self, step: StepBuilder) -> bool:
+        """Let a swapped sequence that still holds device blocks start over, the last first. False: there is none."""
+        for victim in reversed(self._queues.swapped):
+            if self._blocks.holds_device_blocks(victim):
+                self._queues.swapped.remove(victim)
+                self.start_over(victim)
+                step.has_preempted = True
+                return True
+        return False
+
+
+def _has_all(sequence: Sequence) -> bool:
+    """Whether its last token is in flight, so that nothing will be computed from its blocks."""
+    return not sequence.is_prefilling and sequence.num_scheduled + 1 >= sequence.max_length
