@@ -1,6 +1,6 @@
 """The client library: a whole answer, a stream, several sequences, token ids, and an error with its reasons.
 
-Needs a gateway (`blockyard serve`): python examples/python_client.py [ADDRESS]
+Needs a gateway (`blockyard serve`), or several: python examples/python_client.py [ADDRESS[,ADDRESS...]]
 """
 
 import sys
@@ -12,7 +12,7 @@ PROMPT = "def read_lines(path):\n"
 
 
 def main() -> None:
-    """Runs each example against one gateway."""
+    """Runs each example."""
     target = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:50051"
     with blockyard.Client(target) as client:
         client.wait_until_ready(timeout=60)
@@ -28,6 +28,8 @@ def main() -> None:
         with client.stream(PROMPT, max_tokens=40, temperature=0.8, seed=1) as stream:
             for text in stream.text_deltas():
                 print(text, end="", flush=True)
+            # A gateway that dies meanwhile costs a pause, if another can be reached or it comes back.
+            print(f"\n({stream.request_id}, read on after {stream.num_resumes} breaks)", end="")
 
         print("\n\n--- three sequences, until the first empty line")
         answer = client.generate(PROMPT, n=3, max_tokens=40, seed=2, stop=["\n\n"])
