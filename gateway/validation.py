@@ -82,7 +82,7 @@ class _Range:
         # A NaN is neither.
         if not (above and number <= self.high):
             # As many digits as a float32 has: what came over gRPC as 1.01 reads like that.
-            told = value if isinstance(value, int) else f"{value:.7g}"
+            told = value if isinstance(value, int) else f"{number:.7g}"
             yield Violation(self.field, f"must be {self.description}, not {told}")
 
 

@@ -245,7 +245,8 @@ that is wrong is told at once.
 {completion}
 
 `prompt` is a text, token ids, or a list of either; of a list, choice `i * n + k` is sequence `k` of prompt `i`.
-`max_tokens` is 16 when it is left out, or less where the model's length leaves less. `best_of` has to equal `n`.
+`max_tokens` is 16 when it is left out, or less where the model's length leaves less. `logprobs` is how many
+of the likeliest tokens are told beside each, 0 to 20; with `echo`, those of the prompt are told too.
 
 ## /v1/chat/completions
 
@@ -253,7 +254,19 @@ that is wrong is told at once.
 
 Messages have the roles `system`, `developer` (which the chat template gets as `system`), `user` and `assistant`, and a
 text, whole or in parts. The model's chat template makes a prompt of them; `chat_template_kwargs` are its variables.
-Without `max_tokens` or `max_completion_tokens` an answer may be as long as the model allows.
+Without `max_tokens` or `max_completion_tokens` an answer may be as long as the model allows. The `bytes` of all tokens
+in `logprobs` together are the text; they are null for a special token, which is not in it.
+
+## Beyond OpenAI
+
+- `prompt_logprobs` (0 to 20): how likely each token of the prompt was, by id as vLLM tells it: in each choice of a
+  completion, once in a chat, and in a stream before the first text.
+- `use_beam_search`: beam search instead of sampling. `best_of` is its width (default `n`), `n` of its answers are
+  returned, each with its `score`; `length_penalty` and `early_stopping` (`false`, `true`, `"never"`) are those of
+  transformers. Temperature, `top_p`, `top_k`, `min_p` and `seed` have no effect on it. Without it, `best_of` has to
+  equal `n`.
+- `max_queue_time`: seconds that a request may wait for its first step; then it fails with `QUEUE_DEADLINE`.
+- `on_disconnect`: `"abort"` (the default) or `"keep"`: what a lost connection means for the request.
 
 ## Answers
 

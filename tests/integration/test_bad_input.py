@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from blockyard import Client
+from blockyard import BeamSearch, Client
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 
@@ -34,6 +34,8 @@ class Case:
     # Where OpenAI's name differs.
     params: tuple[str, ...] = ()
     prompt: Any = "x = 1\n"
+    # Where HTTP asks in other words.
+    body: dict[str, Any] | None = None
 
 
 CASES = [
@@ -63,6 +65,49 @@ CASES = [
         {"n": 0, "top_p": 2.0, "temperature": -1.0, "max_tokens": 0},
         ("n", "sampling.temperature", "sampling.top_p", "stop.max_tokens"),
     ),
+    Case("logprobs", {"logprobs": 21}, ("sampling.logprobs",)),
+    Case("prompt_logprobs", {"prompt_logprobs": 21}, ("sampling.prompt_logprobs",)),
+    Case("allowed id", {"allowed_token_ids": [5, VOCAB_SIZE]}, ("sampling.allowed_token_ids",)),
+    Case("no allowed id left", {"allowed_token_ids": [89], "bad_words": ["u"]}, ("sampling.allowed_token_ids",)),
+    Case("empty bad word", {"bad_words": ["a", ""]}, ("sampling.bad_words",)),
+    Case("long bad word", {"bad_words": ["a" * 257]}, ("sampling.bad_words",)),
+    Case("many bad words", {"bad_words": ["a"] * 1025}, ("sampling.bad_words",)),
+    Case("max_queue_time", {"max_queue_time": 0.0}, ("max_queue_time",)),
+    Case("negative max_queue_time", {"max_queue_time": -1.5}, ("max_queue_time",)),
+    Case(
+        "beams, too few",
+        {"beam_search": BeamSearch(1)},
+        ("beam_search.width",),
+        params=("best_of",),
+        body={"use_beam_search": True},
+    ),
+    Case(
+        "beams, too many",
+        {"beam_search": BeamSearch(33), "n": 4},
+        ("beam_search.width",),
+        params=("best_of",),
+        body={"use_beam_search": True, "best_of": 33, "n": 4},
+    ),
+    Case(
+        "fewer beams than answers",
+        {"beam_search": BeamSearch(2), "n": 3},
+        ("n",),
+        body={"use_beam_search": True, "best_of": 2, "n": 3},
+    ),
+    Case(
+        "length_penalty",
+        {"beam_search": BeamSearch(2, length_penalty=3e38 * 10), "n": 2},
+        ("beam_search.length_penalty",),
+        body={"use_beam_search": True, "n": 2, "length_penalty": 3e39},
+    ),
+    Case(
+        "beams with a stop string and log probabilities",
+        {"beam_search": BeamSearch(2), "n": 2, "stop": ["a"], "logprobs": 1},
+        ("stop.stop_strings", "sampling.logprobs"),
+        Reason.UNSUPPORTED_PARAMETER,
+        params=("stop", "logprobs"),
+        body={"use_beam_search": True, "n": 2, "stop": ["a"], "logprobs": 1},
+    ),
 ]
 
 
@@ -82,7 +127,8 @@ def test_both_fronts_tell_the_same(case: Case, client: Client, demo: System) -> 
     assert error.reason is case.reason
     assert tuple(violation.field for violation in error.violations) == case.fields
 
-    status, told = post(demo, "/v1/completions", {"prompt": case.prompt, "model": "demo", **case.asked})
+    asked = case.asked if case.body is None else case.body
+    status, told = post(demo, "/v1/completions", {"prompt": case.prompt, "model": "demo", **asked})
     assert status == error.http_status
     assert told["code"] == str(case.reason)
     expected = case.params or tuple(name.rpartition(".")[2] for name in case.fields)
