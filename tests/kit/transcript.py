@@ -35,16 +35,20 @@ class Transcript:
     Attributes:
         sequences: by index.
         recoveries: `Recovered` events.
-        longest_gap_seconds: between two events, or before the first.
+        first_token_seconds: from the beginning to the first delta.
+        longest_gap_seconds: between two deltas.
+        longest_gap_at: when that ended, by time.monotonic().
         num_resumes: times that the client read on elsewhere.
     """
 
     sequences: dict[int, Sequence] = field(default_factory=dict[int, Sequence])
     recoveries: list[Recovered] = field(default_factory=list[Recovered])
+    first_token_seconds: float = 0.0
     longest_gap_seconds: float = 0.0
+    longest_gap_at: float = 0.0
     num_resumes: int = 0
-    is_accepted: bool = False
-    last_event_at: float = field(default_factory=time.monotonic)
+    _is_accepted: bool = False
+    _last_at: float = field(default_factory=time.monotonic)
 
     @property
     def num_tokens(self) -> int:
@@ -53,13 +57,10 @@ class Transcript:
 
     def take(self, event: Event) -> None:
         """Takes the next event. Raises AssertionError where it does not follow the ones before."""
-        now = time.monotonic()
-        self.longest_gap_seconds = max(self.longest_gap_seconds, now - self.last_event_at)
-        self.last_event_at = now
-        assert self.is_accepted != isinstance(event, Accepted), f"accepted comes first and once; came {event}"
+        assert self._is_accepted != isinstance(event, Accepted), f"accepted comes first and once; came {event}"
         match event:
             case Accepted():
-                self.is_accepted = True
+                self._is_accepted = True
             case Delta():
                 self._add(event)
             case Finished():
@@ -69,7 +70,16 @@ class Transcript:
             case _:
                 pass
 
+    def _time(self) -> None:
+        now = time.monotonic()
+        seconds, self._last_at = now - self._last_at, now
+        if not self.num_tokens:
+            self.first_token_seconds = seconds
+        elif seconds > self.longest_gap_seconds:
+            self.longest_gap_seconds, self.longest_gap_at = seconds, now
+
     def _add(self, delta: Delta) -> None:
+        self._time()
         sequence = self.sequences.setdefault(delta.index, Sequence())
         assert sequence.end is None, f"sequence {delta.index} goes on after its end: {delta}"
         sequence.text += delta.text
