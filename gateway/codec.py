@@ -101,8 +101,7 @@ def encode_event(event: Event, seq: int) -> inference_pb2.GenerationEvent:
     if isinstance(event, Recovered):
         return inference_pb2.GenerationEvent(seq=seq, recovered=_encode_recovered(event))
     if isinstance(event, PromptLogprobs):
-        told = inference_pb2.PromptLogprobs(logprobs=map(_encode_token_logprobs, event.logprobs))
-        return inference_pb2.GenerationEvent(seq=seq, prompt_logprobs=told)
+        return inference_pb2.GenerationEvent(seq=seq, prompt_logprobs=encode_prompt_logprobs(event))
     return inference_pb2.GenerationEvent(seq=seq, finished=_encode_finished(event))
 
 
@@ -122,6 +121,11 @@ def _encode_delta(event: Delta) -> inference_pb2.Delta:
         num_text_bytes=event.num_text_bytes,
         logprobs=map(_encode_token_logprobs, event.logprobs),
     )
+
+
+def encode_prompt_logprobs(event: PromptLogprobs) -> inference_pb2.PromptLogprobs:
+    """Writes how likely the tokens of a prompt were."""
+    return inference_pb2.PromptLogprobs(logprobs=map(_encode_token_logprobs, event.logprobs))
 
 
 def _encode_token_logprobs(told: TokenLogprobs) -> inference_pb2.TokenLogprobs:
@@ -164,6 +168,7 @@ def encode_choice(deltas: Sequence[Delta], finished: Finished) -> inference_pb2.
         text="".join(delta.text for delta in deltas),
         token_ids=[token_id for delta in deltas for token_id in delta.token_ids],
         finished=_encode_finished(finished),
+        logprobs=[_encode_token_logprobs(told) for delta in deltas for told in delta.logprobs],
     )
 
 

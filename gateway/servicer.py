@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from blockyard.errors import Violation, invalid
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from gateway import codec
-from gateway.request import Accepted, Delta, Finished
+from gateway.request import Accepted, Delta, Finished, PromptLogprobs
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -49,6 +49,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                     response.accepted.CopyFrom(codec.encode_accepted(event))
                 elif isinstance(event, Delta):
                     deltas.setdefault(event.index, []).append(event)
+                elif isinstance(event, PromptLogprobs):
+                    response.prompt_logprobs.CopyFrom(codec.encode_prompt_logprobs(event))
                 elif isinstance(event, Finished):
                     choices.append(codec.encode_choice(deltas.get(event.index, ()), event))
         finally:

@@ -190,6 +190,16 @@ def test_events_are_written_field_by_field(event: Event, expected: dict[str, Any
     assert message == inference_pb2.GenerationEvent(seq=6, **expected)
 
 
+def test_a_whole_sequence_is_its_deltas_in_one() -> None:
+    told = (TokenLogprobs(BEST), TokenLogprobs(CHOSEN, (BEST,)))
+    deltas = [Delta(1, "b", (7,), 1, 1, told[:1]), Delta(1, "a", (9,), 2, 2, told[1:])]
+    choice = codec.encode_choice(deltas, Finished(1, FinishReason.LENGTH, None, 1, 0, 2, ""))
+    assert (choice.index, choice.text, list(choice.token_ids)) == (1, "ba", [7, 9])
+    assert choice.finished.usage.num_completion_tokens == 2
+    assert [place.chosen.text for place in choice.logprobs] == ["b", "a"]
+    assert [len(place.top) for place in choice.logprobs] == [0, 1]
+
+
 def test_a_stop_token_with_id_0_is_told_and_an_end_token_is_not() -> None:
     told = codec.encode_event(Finished(0, FinishReason.STOP, 0, 1, 0, 1, ""), 0).finished
     assert told.matched_stop.WhichOneof("stop") == "stop_token_id"
