@@ -245,8 +245,8 @@ that is wrong is told at once.
 {completion}
 
 `prompt` is a text, token ids, or a list of either; of a list, choice `i * n + k` is sequence `k` of prompt `i`.
-`max_tokens` is 16 when it is left out, or less where the model's length leaves less. `logprobs` is how many
-of the likeliest tokens are told beside each, 0 to 20; with `echo`, those of the prompt are told too.
+`max_tokens` is 16 when it is left out, or less where the model's length leaves less. `logprobs` is how many of the
+likeliest tokens are told beside each, 0 to 20; with `echo`, those of the prompt are told too.
 
 ## /v1/chat/completions
 
@@ -254,8 +254,8 @@ of the likeliest tokens are told beside each, 0 to 20; with `echo`, those of the
 
 Messages have the roles `system`, `developer` (which the chat template gets as `system`), `user` and `assistant`, and a
 text, whole or in parts. The model's chat template makes a prompt of them; `chat_template_kwargs` are its variables.
-Without `max_tokens` or `max_completion_tokens` an answer may be as long as the model allows. The `bytes` of all tokens
-in `logprobs` together are the text; they are null for a special token, which is not in it.
+Without `max_tokens` or `max_completion_tokens` an answer may be as long as the model allows. The `bytes` of the tokens
+in `logprobs` together are the text, but for what a stop cuts off; they are null for a special token, which is not in it.
 
 ## Beyond OpenAI
 

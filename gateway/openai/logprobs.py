@@ -1,7 +1,7 @@
 """Log probabilities in the forms that the OpenAI API gives them, and vLLM for those of a prompt.
 
 A token's text by itself may have U+FFFD for a part of a character; a chat tells its bytes beside it, which are null for
-a token that adds nothing to the text. The bytes of all tokens together are the text.
+a token that adds nothing to the text. The bytes of all tokens together are the text, but for what a stop cuts off.
 """
 
 from __future__ import annotations
