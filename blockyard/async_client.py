@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 import grpc
 import grpc.aio
@@ -32,6 +32,9 @@ from blockyard.targets import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
+
+# The published stubs of grpc.aio lack it.
+_EOF: Any = cast("Any", grpc.aio).EOF
 
 
 class AsyncConnections:
@@ -96,10 +99,9 @@ class AsyncStream:
     Cancelling the task that reads it cancels the request too.
     """
 
-    def __init__(self, connections: AsyncConnections, resumption: Resumption, attempts: Attempts) -> None:
+    def __init__(self, connections: AsyncConnections, resumption: Resumption) -> None:
         self._connections = connections
         self._resumption = resumption
-        self._attempts = attempts
         self._closed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._open()
@@ -120,12 +122,25 @@ class AsyncStream:
         return self
 
     async def __anext__(self) -> Event:
+        try:
+            event = await self._next()
+        except asyncio.CancelledError:
+            # A call that `close` cancelled looks as if this task had been.
+            task = asyncio.current_task()
+            if self._closed.is_set() and task is not None and not task.cancelling():
+                raise StopAsyncIteration from None
+            self.close()
+            raise
+        if event is None:
+            raise StopAsyncIteration
+        return event
+
+    async def _next(self) -> Event | None:
+        """Waits for the next event, over as many calls as it takes; None after the last one, or after `close`."""
         while not self._closed.is_set():
             try:
                 response = await self._call.read()
-                if not isinstance(
-                    response, inference_pb2.StreamGenerateResponse | inference_pb2.ResumeGenerateResponse
-                ):
+                if response is _EOF:
                     self._resumption.end()
                     self._closed.set()
                 elif (event := self._resumption.take(response.event)) is not None:
@@ -134,19 +149,13 @@ class AsyncStream:
                 await self._go_on(from_rpc_error(error))
             except BlockyardError as error:
                 await self._go_on(error)
-            except asyncio.CancelledError:
-                # A call that `close` cancelled looks as if this task had been.
-                if self._closed.is_set():
-                    break
-                self.close()
-                raise
-        raise StopAsyncIteration
+        return None
 
     def _open(self) -> None:
         """Opens the call for what is still to come."""
         request = self._resumption.next_request()
         self._target = self._connections.targets.current
-        seconds = self._attempts.deadline.remaining()
+        seconds = self._resumption.deadline.remaining()
         self._call = self._connections.send(self._target, method_of(request), request, seconds)
 
     async def _go_on(self, error: BlockyardError) -> None:
@@ -245,19 +254,17 @@ class AsyncClient:
         self, prompt: str | Sequence[int], *, timeout: float | None = None, **options: Unpack[GenerationOptions]
     ) -> AsyncStream:
         """Generates an answer as a stream of events."""
-        attempts = self._attempts(timeout)
-        return self._read(Resumption(codec.make_spec(prompt, options), attempts), attempts)
+        return self._read(Resumption(codec.make_spec(prompt, options), self._attempts(timeout)))
 
     def resume(self, request_id: str, *, timeout: float | None = None) -> AsyncStream:
         """Reads a request from its beginning that was started elsewhere: as `Client.resume`."""
-        attempts = self._attempts(timeout)
-        return self._read(Resumption(None, attempts, request_id=request_id), attempts)
+        return self._read(Resumption(None, self._attempts(timeout), request_id=request_id))
 
     def _attempts(self, timeout: float | None) -> Attempts:
         return Attempts(self._retry, timeout, len(self._targets))
 
-    def _read(self, resumption: Resumption, attempts: Attempts) -> AsyncStream:
-        stream = AsyncStream(self._connections, resumption, attempts)
+    def _read(self, resumption: Resumption) -> AsyncStream:
+        stream = AsyncStream(self._connections, resumption)
         self._streams.add(stream)
         return stream
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -28,8 +28,6 @@ from blockyard.targets import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-Response = TypeVar("Response")
 
 
 class Connections:
@@ -86,12 +84,9 @@ class Stream:
     `with` block, forgetting it) cancels the request; a stream of `Client.resume` is only left.
     """
 
-    def __init__(
-        self, connections: Connections, resumption: Resumption, attempts: Attempts, canceller: Canceller
-    ) -> None:
+    def __init__(self, connections: Connections, resumption: Resumption, canceller: Canceller) -> None:
         self._connections = connections
         self._resumption = resumption
-        self._attempts = attempts
         self._canceller = canceller
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -133,7 +128,7 @@ class Stream:
                 return
             request = self._resumption.next_request()
             self._target = self._connections.targets.current
-            seconds = self._attempts.deadline.remaining()
+            seconds = self._resumption.deadline.remaining()
             self._call = self._connections.send(self._target, method_of(request), request, seconds)
 
     def _go_on(self, error: BlockyardError) -> None:
@@ -246,8 +241,7 @@ class Client:
         self, prompt: str | Sequence[int], *, timeout: float | None = None, **options: Unpack[GenerationOptions]
     ) -> Stream:
         """Generates an answer as a stream of events."""
-        attempts = self._attempts(timeout)
-        return self._read(Resumption(codec.make_spec(prompt, options), attempts), attempts)
+        return self._read(Resumption(codec.make_spec(prompt, options), self._attempts(timeout)))
 
     def resume(self, request_id: str, *, timeout: float | None = None) -> Stream:
         """Reads a request from its beginning that was started elsewhere, or by a process that is no more.
@@ -256,16 +250,15 @@ class Client:
         answered in any case is sent again instead: the same prompt and options with its `request_id`. The deltas have
         the token ids if whoever started it was sent them, as a client is that resumes.
         """
-        attempts = self._attempts(timeout)
-        return self._read(Resumption(None, attempts, request_id=request_id), attempts)
+        return self._read(Resumption(None, self._attempts(timeout), request_id=request_id))
 
     def _attempts(self, timeout: float | None) -> Attempts:
         return Attempts(self._retry, timeout, len(self._targets))
 
-    def _read(self, resumption: Resumption, attempts: Attempts) -> Stream:
+    def _read(self, resumption: Resumption) -> Stream:
         if resumption.needs_cancel:
             self._canceller.start()
-        stream = Stream(self._connections, resumption, attempts, self._canceller)
+        stream = Stream(self._connections, resumption, self._canceller)
         self._streams.add(stream)
         return stream
 

@@ -29,7 +29,7 @@ T = TypeVar("T")
 Prompt = str | list[int] | tuple[int, ...]
 # More would only wait, in the gateway instead of here.
 MAX_CONCURRENT_REQUESTS = 512
-# As long as a worker that died takes to come back.
+# As long as a service that died takes to come back.
 PATIENT = RetryPolicy(max_attempts=30, max_delay_seconds=1.0)
 
 
@@ -99,7 +99,7 @@ class LLM:
             progress: show a bar, where standard error is a terminal.
             options: for all of them. A seed makes equal prompts equal answers; a request_id goes with one prompt only.
 
-        A prompt whose worker dies is generated again when the worker is back. Raises BlockyardError, of the first
+        Answers whose worker, scheduler or gateway dies go on when it is back. Raises BlockyardError, of the first
         prompt that failed otherwise; the others are cancelled.
         """
         if isinstance(prompts, str):

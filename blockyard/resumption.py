@@ -69,13 +69,19 @@ class Resumption:
     failure, of the call or of these two, to `delay_after`; then it begins again.
 
     Args:
-        spec: the request to start, which is changed into one that can be resumed, unless it says ABORT; None to read
-            one that somebody has started.
-        request_id: its id, where there is no spec.
+        spec: the request to start; what is sent is one that can be resumed, unless it says ABORT. None to read one that
+            somebody else has started.
+        request_id: its name, where there is no spec.
         attempts: how long to try.
+
+    Attributes:
+        deadline: how much time is left for all calls together.
+        is_kept: whether the request outlives its connection.
+        num_resumes: how often it was asked for again after it had begun.
     """
 
     def __init__(self, spec: inference_pb2.GenerationSpec | None, attempts: Attempts, *, request_id: str = "") -> None:
+        self.deadline = attempts.deadline
         self.is_kept = spec is None or spec.on_disconnect != inference_pb2.ON_DISCONNECT_ABORT
         self.num_resumes = 0
         self._hides_token_ids = spec is not None and self.is_kept and not spec.return_token_ids
@@ -111,7 +117,7 @@ class Resumption:
         self.num_resumes += self.has_begun
         positions = [progress.position(index) for index, progress in sorted(self._sequences.items())]
         request = inference_pb2.ResumeGenerateRequest(request_id=self.request_id, positions=positions, spec=self._spec)
-        if self._spec is not None and self._builder.accepted is not None:
+        if self._spec is not None and not self._spec.sampling.HasField("seed") and self._builder.accepted is not None:
             request.seed = self._builder.accepted.seed
         return request
 

@@ -50,7 +50,7 @@ class Memory:
         if request.request_id not in self.specs:
             if not request.HasField("spec"):
                 raise BlockyardError(Reason.REQUEST_EXPIRED, f"{request.request_id} is not known")
-            if not request.HasField("seed"):
+            if not (request.HasField("seed") or request.spec.sampling.HasField("seed")):
                 raise invalid([Violation("seed", "an answer that is forgotten needs its seed")])
             self.begin(request.spec)
         return self.specs[request.request_id]

@@ -295,6 +295,21 @@ async def test_closing_an_async_stream_while_it_waits_ends_the_wait() -> None:
             assert await asyncio.wait_for(reading, 4) is None
 
 
+async def test_cancelling_the_task_that_waits_for_a_gateway_cancels_the_request() -> None:
+    with gateways(2) as (first, second):
+        first.hold_after = 2
+        async with AsyncClient(first.target) as client, AsyncClient(second.target) as other:
+            stream = client.stream("a", request_id="r")
+            await anext(stream)
+            second.failures.append(BlockyardError(Reason.DRAINING, "for long", retry_after_seconds=5.0))
+            waiting = other.stream("a", request_id="r")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(waiting), 0.1)
+            assert await asyncio.to_thread(second.saw_cancel.wait, 10)
+            assert await anext(waiting, None) is None
+            stream.close()
+
+
 @pytest.mark.parametrize("twin", TWINS)
 def test_a_tenant_goes_with_each_call(twin: str) -> None:
     with gateways(1) as (gateway,):

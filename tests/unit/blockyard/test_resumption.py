@@ -222,6 +222,14 @@ def test_what_is_asked_for_again() -> None:
     assert resumption.num_resumes == 1
 
 
+def test_a_seed_is_told_where_the_request_has_none() -> None:
+    resumption = begin(seed=3)
+    resumption.take(numbered(answer(resumption, Memory()))[0])
+    request = resumption.next_request()
+    assert isinstance(request, inference_pb2.ResumeGenerateRequest)
+    assert (request.HasField("seed"), request.spec.sampling.seed) == (False, 3)
+
+
 def test_a_request_of_somebody_else() -> None:
     spec = Spec(request_id="theirs", text="a b", n=2, stop=StopCriteria(max_tokens=2))
     memory = Memory()
