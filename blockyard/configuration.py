@@ -67,11 +67,11 @@ class SchedulerSettings:
     inter_token_latency_target_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = option(
         0.0, "prefill beside running sequences only so much that a step takes so many milliseconds; 0: what fits"
     )
-    policy: str = option(
-        "fcfs", "who comes first; priority: less is sooner, and gives way to nobody else", choices=("fcfs", "priority")
+    policy: Literal["fcfs", "priority"] = option(
+        "fcfs", "who comes first: in order of arrival, or of priority, less is sooner", choices=("fcfs", "priority")
     )
     aging_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = option(
-        60.0, "with --policy priority, how much later one step of priority is to have arrived, in seconds"
+        60.0, "with --policy priority, waiting so many seconds makes up for one step of priority"
     )
     victims: str = option(
         "last",

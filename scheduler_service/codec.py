@@ -26,6 +26,8 @@ from scheduler_service.logprob_columns import split_logprobs, split_prompt_logpr
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from google.protobuf.duration_pb2 import Duration
+
     from scheduler_service.core.output import BlockPair, NewSequence, SchedulerOutput
 
 _FINISH_REASONS = {
@@ -118,14 +120,13 @@ def decode_answer(message: worker_pb2.ExecuteModelResponse) -> StepResult:
             else None
         ),
         prompt_logprobs=tuple((piece.sequence_id, split_prompt_logprobs(piece)) for piece in message.prompt_logprobs),
+        forward_seconds=_seconds(message.times.forward) + _seconds(message.times.sample),
+        cache_seconds=_seconds(message.times.cache_operations),
     )
 
 
-def decode_step_seconds(message: worker_pb2.ExecuteModelResponse) -> float:
-    """Tells how long the worker was busy with a step; 0 where it does not say."""
-    times = message.times
-    parts = (times.cache_operations, times.forward, times.sample)
-    return sum(part.seconds + part.nanos * 1e-9 for part in parts)
+def _seconds(duration: Duration) -> float:
+    return duration.seconds + duration.nanos * 1e-9
 
 
 # A worker's lifecycle.

@@ -161,6 +161,7 @@ class Dispatcher:
     def _choose(self, group: Group, size: tuple[int, int], rooms: Mapping[Engine, Room]) -> Engine | None:
         """The replica with the longest cached prefix among those with room; of equals the one with most rows free."""
         candidates = [engine for engine, room in rooms.items() if room.takes(*size)]
+        candidates = candidates or [engine for engine, room in rooms.items() if room.takes_urgent(group)]
         if len(candidates) < 2:
             return candidates[0] if candidates else None
         fitting = [engine for engine in candidates if rooms[engine].fits(*size)] or candidates

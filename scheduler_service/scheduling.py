@@ -34,7 +34,8 @@ class Scheduling:
         self._configuration = configuration
         self._clock = clock
         self.requests = Requests(service.resume_window_seconds)
-        self.backlog = Backlog("fcfs", 0.0, limits)
+        order = configuration.scheduler
+        self.backlog = Backlog(order.policy, order.aging_seconds, limits)
         self.dispatcher = Dispatcher(self.requests, self.backlog, clock)
         self.reception = Reception(configuration, self.requests, self.backlog, self.dispatcher, clock)
         self._fleet = Fleet(service.worker_address, self)

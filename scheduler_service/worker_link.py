@@ -76,7 +76,7 @@ class StepStream:
                 f" where step {self._last_answered + 1} of epoch {self.epoch} was due",
             )
         self._last_answered = result.step_id
-        self.step_seconds = codec.decode_step_seconds(message)
+        self.step_seconds = result.forward_seconds + result.cache_seconds
         return result
 
     def cancel(self) -> None:

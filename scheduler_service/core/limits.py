@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from scheduler_service.core.output import GroupSpec
+    from scheduler_service.core.sequence import Group
 
 
 class NeverFits(Exception):
@@ -113,14 +116,17 @@ class Room:
     """What a scheduler could admit now: tokens of the next step, rows, blocks. Filled by `take`.
 
     Who does not fit is stuck, and those behind may pass it. More than `MAX_STUCK` are not taken in: what waits
-    elsewhere is still free to go anywhere, and in any order.
+    elsewhere is still free to go anywhere, and in any order. But who `outranks` somebody here need not fit, one at a
+    time: others make room for it.
     """
 
     MAX_STUCK = 1
 
-    __slots__ = ("_block_size", "num_blocks", "num_rows", "num_stuck", "num_tokens")
+    __slots__ = ("_block_size", "has_urgent", "num_blocks", "num_rows", "num_stuck", "num_tokens", "outranks")
 
     def __init__(self, num_tokens: int, num_rows: int, num_blocks: int, block_size: int) -> None:
+        self.outranks: Callable[[Group], bool] = lambda _: False
+        self.has_urgent = False
         self.num_tokens = num_tokens
         self.num_rows = num_rows
         self.num_blocks = num_blocks
@@ -137,9 +143,14 @@ class Room:
         may_wait = self.num_stuck < self.MAX_STUCK and self.num_tokens > 0 and self.num_rows > 0
         return may_wait or self.fits(num_tokens, num_rows)
 
+    def takes_urgent(self, group: Group) -> bool:
+        """Whether it should come though it does not fit."""
+        return not self.has_urgent and self.outranks(group)
+
     def take(self, num_tokens: int, num_rows: int) -> None:
         """It came."""
         if not self.fits(num_tokens, num_rows):
+            self.has_urgent |= not self.takes(num_tokens, num_rows)
             self.num_stuck += 1
             return
         self.num_tokens -= num_tokens

@@ -370,6 +370,9 @@ class Scheduler:
         )
         for sequence in self._queues.waiting:
             room.take(len(sequence.token_ids), sequence.group.num_rows)
+        first = self._queues.waiting.peek(0)
+        room.has_urgent = first is not None and self._queues.is_urgent(first)
+        room.outranks = lambda group: any(map(self._queues.is_urgent, group.live))
         return room
 
     def count_cached_tokens(self, group: Group) -> int:

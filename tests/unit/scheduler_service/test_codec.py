@@ -82,7 +82,9 @@ def test_an_empty_step_says_only_who_it_is() -> None:
 def test_an_answer_arrives_as_it_was_sent(
     token_ids: tuple[int, ...], skipped: tuple[int, ...], failures: list[tuple[int, str]]
 ) -> None:
-    result = StepResult(5, tuple(range(len(token_ids))), token_ids, skipped, tuple(failures))
+    result = StepResult(
+        5, tuple(range(len(token_ids))), token_ids, skipped, tuple(failures), forward_seconds=pytest.approx(0.001)
+    )
     data = encode_result(result, 2, 0.001).SerializeToString()
     assert codec.decode_answer(worker_pb2.ExecuteModelResponse.FromString(data)) == result
 
@@ -96,8 +98,9 @@ def test_a_steps_time_is_that_of_its_parts_without_the_queue() -> None:
         (times.sample, 0.1),
     ):
         part.FromNanoseconds(int(seconds * 1e9))
-    assert codec.decode_step_seconds(worker_pb2.ExecuteModelResponse(times=times)) == pytest.approx(1.85)
-    assert codec.decode_step_seconds(worker_pb2.ExecuteModelResponse()) == 0.0
+    result = codec.decode_answer(worker_pb2.ExecuteModelResponse(times=times))
+    assert (result.forward_seconds, result.cache_seconds) == (pytest.approx(1.6), 0.25)
+    assert codec.decode_answer(worker_pb2.ExecuteModelResponse()).forward_seconds == 0.0
 
 
 def test_a_refusal_is_raised_as_the_worker_told_it() -> None:
