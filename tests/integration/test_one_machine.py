@@ -49,6 +49,21 @@ def test_llm_gives_together_what_it_gives_alone_and_outlives_its_worker() -> Non
         assert answers == alone
 
 
+def test_each_service_of_a_system_with_two_workers_comes_back() -> None:
+    with LLM(**SMALL, data_parallel_size=2) as llm:
+        expected = [completion.text for completion in llm.generate(PROMPTS, max_tokens=12, temperature=0)]
+        supervisor = llm._system._supervisor
+        assert supervisor is not None
+        names = [child.service.name for child in supervisor.children]
+        assert names == ["worker-0", "worker-1", "scheduler", "gateway"]
+        for child in supervisor.children:
+            pid = child.pid
+            os.kill(pid, signal.SIGKILL)
+            answers = llm.generate(PROMPTS, max_tokens=12, temperature=0)
+            assert [completion.text for completion in answers] == expected, child.service.name
+            assert child.service.name.startswith("worker") or child.pid != pid
+
+
 def test_llm_tells_what_to_repair_instead_of_waiting(tmp_path: Path) -> None:
     for file in DEMO_FOLDER.glob("*.json"):
         shutil.copy(file, tmp_path)
