@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from blockyard.supervisor import Child
+
 # One thread: it shares the machine with what else runs here, and a thread that waits for another one's turn is slow.
 SMALL: dict[str, Any] = {"num_device_blocks": 60, "num_host_blocks": 0, "dtype": "float32", "num_threads": 1}
 FLAGS = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
@@ -33,35 +36,52 @@ def test_llm_gives_together_what_it_gives_alone_and_outlives_its_worker() -> Non
     with LLM(**SMALL) as llm:
         alone = [llm.generate([prompt], max_tokens=12, temperature=0)[0].text for prompt in PROMPTS]
         assert [completion.text for completion in llm.generate(PROMPTS, max_tokens=12, temperature=0)] == alone
+        assert answers_through(llm, children(llm)[0], signal.SIGKILL) == alone
 
-        answers: list[str] = []
 
-        def generate() -> None:
-            answers.extend(completion.text for completion in llm.generate(PROMPTS, max_tokens=12, temperature=0))
+def children(llm: LLM) -> list[Child]:
+    supervisor = llm._system._supervisor
+    assert supervisor is not None
+    return supervisor.children
 
-        with llm.stream(PROMPTS[0], max_tokens=500, ignore_eos=True) as stream:
-            deltas = stream.text_deltas()
-            next(deltas)
-            thread = threading.Thread(target=generate)
-            thread.start()
-            os.kill(llm._system._supervisor.children[0].pid, signal.SIGKILL)  # type: ignore[union-attr]
-        thread.join(60)
-        assert answers == alone
+
+def answers_through(llm: LLM, child: Child, number: signal.Signals) -> list[str]:
+    """Sends a signal to a service while a stream runs and requests arrive; tells their answers."""
+    answers: list[str] = []
+
+    def generate() -> None:
+        answers.extend(completion.text for completion in llm.generate(PROMPTS, max_tokens=12, temperature=0))
+
+    with llm.stream(PROMPTS[0], max_tokens=500, ignore_eos=True) as stream:
+        next(stream.text_deltas())
+        thread = threading.Thread(target=generate)
+        thread.start()
+        os.kill(child.pid, number)
+    thread.join(60)
+    return answers
 
 
 def test_each_service_of_a_system_with_two_workers_comes_back() -> None:
     with LLM(**SMALL, data_parallel_size=2) as llm:
         expected = [completion.text for completion in llm.generate(PROMPTS, max_tokens=12, temperature=0)]
-        supervisor = llm._system._supervisor
-        assert supervisor is not None
-        names = [child.service.name for child in supervisor.children]
-        assert names == ["worker-0", "worker-1", "scheduler", "gateway"]
-        for child in supervisor.children:
-            pid = child.pid
-            os.kill(pid, signal.SIGKILL)
+        assert [child.service.name for child in children(llm)] == ["worker-0", "worker-1", "scheduler", "gateway"]
+        for child in children(llm):
+            os.kill(child.pid, signal.SIGKILL)
             answers = llm.generate(PROMPTS, max_tokens=12, temperature=0)
             assert [completion.text for completion in answers] == expected, child.service.name
-            assert child.service.name.startswith("worker") or child.pid != pid
+
+
+def test_a_worker_that_is_told_to_stop_loses_nothing_and_is_replaced() -> None:
+    with LLM(**SMALL, data_parallel_size=2) as llm:
+        expected = [completion.text for completion in llm.generate(PROMPTS, max_tokens=12, temperature=0)]
+        for child in children(llm)[:2]:
+            pid = child.pid
+            assert answers_through(llm, child, signal.SIGTERM) == expected
+            deadline = time.monotonic() + 20
+            while child.pid == pid:
+                assert time.monotonic() < deadline
+                # Another process's end, of which only its supervisor is told.
+                time.sleep(0.01)
 
 
 def test_llm_tells_what_to_repair_instead_of_waiting(tmp_path: Path) -> None:
