@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from scheduler_service.core.block_manager import BlockManager
     from scheduler_service.core.limits import SchedulerConfig
     from scheduler_service.core.policy import Queues
-    from scheduler_service.core.sequence import Group, Sequence
+    from scheduler_service.core.sequence import Beams, Group, Sequence
     from scheduler_service.core.step import StepInFlight
 
 
@@ -26,7 +26,7 @@ def check(
 ) -> None:
     """Raise AssertionError with what is wrong: leaked blocks, wrong references, two writers, a lost sequence."""
     assert len(in_flight) <= config.max_steps_in_flight, "too many steps in flight"
-    live = [sequence for group in groups.values() for sequence in group.sequences if not _is_finished(sequence)]
+    live = [sequence for group in groups.values() for sequence in group.computed if not _is_finished(sequence)]
     _check_groups(groups)
     _check_queues(live, queues)
     for sequence in live:
@@ -47,6 +47,20 @@ def _check_groups(groups: Mapping[str, Group]) -> None:
         if group.unforked:
             queued = [s for s in group.sequences if not _is_finished(s) and s not in group.unforked]
             assert len(queued) == 1, f"{request_id} has {len(queued)} leaders"
+        if group.beams:
+            _check_beams(request_id, group, group.beams)
+
+
+def _check_beams(request_id: str, group: Group, beams: Beams) -> None:
+    """All of one length; who has proposed has nothing to compute, and nobody is parked who will compute something."""
+    sequences = beams.sequences
+    assert sequences and not any(map(_is_finished, sequences)), f"{request_id} follows a beam that ended"
+    assert len({len(sequence.token_ids) for sequence in sequences}) == 1, f"{request_id} has beams of two lengths"
+    assert all(s.max_length == len(s.token_ids) + 1 for s in sequences), f"{request_id} would outrun its choices"
+    assert beams.candidates.keys() <= set(sequences), f"{request_id} has candidates of a beam that it does not follow"
+    assert not beams.has_all_candidates, f"{request_id} could choose and did not"
+    ids = [*beams.free_ids, *(sequence.sequence_id for sequence in sequences)]
+    assert len(set(ids)) == len(ids) == 2 * group.spec.num_rows, f"{request_id} lost ids"
 
 
 def _check_queues(live: list[Sequence], queues: Queues) -> None:
@@ -62,11 +76,12 @@ def _check_queues(live: list[Sequence], queues: Queues) -> None:
         wrong = [sequence for sequence in sequences if sequence.status is not status]
         assert not wrong, f"{wrong} stand among the {status.name}"
         queued += sequences
-    expected = {s.sequence_id for s in live if s not in s.group.unforked}
+    expected = {s.sequence_id for s in live if s not in s.group.unforked and s.status is not SequenceStatus.PARKED}
     assert len(queued) == len(expected), "a sequence stands in no queue, or in two"
     assert {sequence.sequence_id for sequence in queued} == expected, "a sequence is lost"
     assert {id(s) for s in queues.prefilling} == {id(s) for s in running if s.is_prefilling}, "prefills are lost"
     assert queues.num_rows == sum(s.group.num_rows for s in running), "rows are lost"
+    assert queues.num_beams == sum(s.group.beams is not None for s in running), "beams are miscounted"
     assert queues.num_rows <= queues.max_rows, "more rows than there are"
 
 
@@ -75,7 +90,7 @@ def _check_sequence(sequence: Sequence, block_size: int) -> None:
     num_blocks = len(sequence.block_ids)
     assert length <= sequence.max_length, f"{sequence} is too long"
     assert sequence.num_computed <= sequence.num_scheduled, f"{sequence} computed what was not scheduled"
-    if sequence.status is SequenceStatus.WAITING:
+    if sequence.status in (SequenceStatus.WAITING, SequenceStatus.PARKED):
         assert not num_blocks and not sequence.host_blocks, f"{sequence} waits and has blocks"
         assert not sequence.num_scheduled and not sequence.num_computed, f"{sequence} waits and has KV"
         return

@@ -97,10 +97,10 @@ class SchedulerConfig:
         """Where the sequences of a request end that nothing stops: prompt and output.
 
         Raises NeverFits if one could outgrow the device blocks or the model's length; ValueError for an empty prompt,
-        nothing to generate, or more sequences than a step has rows.
+        nothing to generate, more sequences or beams than a step has rows, or more sequences than beams.
         """
-        if not spec.prompt_token_ids or spec.max_tokens < 1 or not 1 <= spec.n <= self.max_rows:
-            raise ValueError(f"a request has a prompt, max_tokens and 1 to {self.max_rows} sequences")
+        if not spec.prompt_token_ids or spec.max_tokens < 1 or not 1 <= spec.n <= spec.num_rows <= self.max_rows:
+            raise ValueError(f"a request has a prompt, max_tokens and 1 to {self.max_rows} sequences or beams")
         return self.find_max_length(len(spec.prompt_token_ids), spec.max_tokens)
 
     def find_max_length(self, num_prompt_tokens: int, max_tokens: int) -> int:

@@ -19,13 +19,34 @@ class FinishReason(Enum):
     ERROR = "error"
 
 
+class EarlyStopping(Enum):
+    """When a beam search ends that nothing else ends.
+
+    HEURISTIC: when no better one is likely, by the best running beam at its present length. FIRST: as soon as as many
+    have ended as there are beams. NEVER: when no better one is possible.
+    """
+
+    HEURISTIC = "heuristic"
+    FIRST = "first"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSpec:
+    """A beam search. A score is the sum of the log probabilities over (generated length ^ length_penalty)."""
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
+
+
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
     """A request, validated: `n` sequences that share a prompt.
 
     `owner` is whoever is told of its tokens (a gateway); `payload` travels unread to the worker (sampling parameters).
     `computes_prompt`: all of the prompt is computed, whatever is cached of it, since its log probabilities are wanted.
-    `priority`: less is sooner.
+    `priority`: less is sooner. `beams`: its sequences are not sampled, but the `n` best of a beam search.
     """
 
     request_id: str
@@ -39,6 +60,22 @@ class GroupSpec:
     computes_prompt: bool = False
     tenant: str = ""
     priority: int = 0
+    beams: BeamSpec | None = None
+
+    @property
+    def num_beam_candidates(self) -> int:
+        """Tokens that each beam proposes, as `transformers` counts: so that as many as there are beams end nothing."""
+        return max(2, 1 + len(self.stop_token_ids)) * self.beams.width if self.beams else 0
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of a step that it may come to need at once."""
+        return self.beams.width if self.beams else self.n
+
+    @property
+    def num_sequence_ids(self) -> int:
+        """Ids that it needs: its sequences, and for beams as many again as there can be beside those just dropped."""
+        return self.n + 2 * self.beams.width if self.beams else self.n
 
 
 class BlockPair(NamedTuple):
@@ -73,7 +110,10 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step: what `ExecuteModelRequest` says, without its epoch. Columns of one group have one length."""
+    """One step: what `ExecuteModelRequest` says, without its epoch. Columns of one group have one length.
+
+    `input_ids`: (sequence id, token id), for those that decode a token which the worker did not choose.
+    """
 
     step_id: int
     new_sequences: tuple[NewSequence, ...] = ()
@@ -87,6 +127,7 @@ class SchedulerOutput:
     blocks_to_swap_in: tuple[BlockPair, ...] = ()
     blocks_to_copy: tuple[BlockPair, ...] = ()
     finished_sequence_ids: tuple[int, ...] = ()
+    input_ids: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +135,9 @@ class StepResult:
     """The worker's answer: sampled ids in columns, rows that were no-ops, rows that failed alone (id, message).
 
     `logprobs`: what is told with the token of a sequence; `prompt_logprobs`: what is told of a sequence's prompt. The
-    core passes both on, unread. `forward_seconds` (with sampling) and `cache_seconds` (swaps and copies): how long the
-    worker was busy with it; 0: it does not say.
+    core passes both on, unread. `beam_candidates`: the likeliest (token id, log probability) of each beam, best first.
+    `forward_seconds` (with sampling) and `cache_seconds` (swaps and copies): how long the worker was busy with it; 0:
+    it does not say.
     """
 
     step_id: int
@@ -105,17 +147,19 @@ class StepResult:
     failures: tuple[tuple[int, str], ...] = ()
     logprobs: Mapping[int, Any] | None = None
     prompt_logprobs: tuple[tuple[int, Any], ...] = ()
+    beam_candidates: Mapping[int, tuple[tuple[int, float], ...]] | None = None
     forward_seconds: float = 0.0
     cache_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedSequence:
-    """A sequence that ended."""
+    """A sequence that ended. `score`: of a beam search's."""
 
     sequence_id: int
     reason: FinishReason
     message: str = ""
+    score: float | None = None
 
 
 @dataclass(slots=True)

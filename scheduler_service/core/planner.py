@@ -67,6 +67,8 @@ class Planner:
             self._schedule_swapped(step)
         if not step.has_preempted and not self._queues.swapped:
             self._schedule_waiting(step)
+        if step.is_idle and oldest_in_flight == step_id:
+            self._make_way(step)
         self._blocks.settle(step)
         return step
 
@@ -118,6 +120,17 @@ class Planner:
             sequence.last_step_id = step_id
             add_row(sequence)
         step.add_decodes(rows)
+        if self._queues.num_beams:
+            step.split_decodes()
+
+    def _make_way(self, step: StepBuilder) -> None:
+        """All that run are beams which wait for others of their groups: take their blocks and rows for those."""
+        queues = self._queues
+        while step.is_idle and queues.running and (queues.swapped or queues.waiting):
+            self.preemption.take_last()
+            self._schedule_swapped(step)
+            if not queues.swapped:
+                self._schedule_waiting(step)
 
     def _schedule_prefills(self, step: StepBuilder) -> None:
         """The next pieces. Their blocks were reserved on admission."""
@@ -182,6 +195,8 @@ class Planner:
         else:
             sequence.num_scheduled += 1
             step.add_row(sequence, 1, is_sampled=True)
+            if sequence.group.beams:
+                step.inputs.append(sequence)
 
     def _schedule_waiting(self, step: StepBuilder) -> None:
         """In order; small ones pass one that cannot be admitted, unless it was preempted."""
@@ -208,7 +223,7 @@ class Planner:
 
     def _begin(self, sequence: Sequence, step: StepBuilder) -> None:
         """It has its blocks: it runs, and the worker is told of it."""
-        if not sequence.is_known:
+        if not sequence.is_known and not sequence.group.num_outputs:
             sequence.group.num_cached_tokens = sequence.num_scheduled
         self._queues.start(sequence)
         step.add_new(sequence)

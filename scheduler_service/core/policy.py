@@ -109,14 +109,26 @@ class Queues:
 
     `running` is in order of precedence: by priority, unless it is first come, first served, and then by the start.
     `prefilling` are those of it that have more than one token to compute. A group takes all its rows when its leader
-    starts, for else two groups could each hold the rows that the other one needs for its forks.
+    starts, for else two groups could each hold the rows that the other one needs for its forks. `num_beams` are those
+    of the running ones that a search follows.
     """
 
-    __slots__ = ("_has_ended", "_swapped_now", "max_rows", "num_rows", "prefilling", "running", "swapped", "waiting")
+    __slots__ = (
+        "_has_ended",
+        "_swapped_now",
+        "max_rows",
+        "num_beams",
+        "num_rows",
+        "prefilling",
+        "running",
+        "swapped",
+        "waiting",
+    )
 
     def __init__(self, max_rows: int, aging_seconds: float | None = None) -> None:
         self.max_rows = max_rows
         self.num_rows = 0
+        self.num_beams = 0
         self.waiting = WaitingQueue(aging_seconds)
         self.running: list[Sequence] = []
         self.prefilling: list[Sequence] = []
@@ -146,6 +158,7 @@ class Queues:
         """It left its queue and runs, after all others of its class."""
         sequence.status = SequenceStatus.RUNNING
         self.num_rows += sequence.group.num_rows
+        self.num_beams += sequence.group.beams is not None
         insort(self.running, sequence, key=self._class)
         if sequence.is_prefilling:
             insort(self.prefilling, sequence, key=self._class)
@@ -156,6 +169,17 @@ class Queues:
         self.running[place:place] = children
         for child in children:
             child.status = SequenceStatus.RUNNING
+
+    def split_rows(self, leader: Sequence) -> None:
+        """Each beam has a row of its own from now on: the one that held them for all keeps one."""
+        if leader.status is SequenceStatus.RUNNING:
+            self.num_rows -= leader.group.num_rows - 1
+
+    def branch(self, parent: Sequence, child: Sequence) -> None:
+        """Another beam runs beside its parent."""
+        self.fork(parent, [child])
+        self.num_rows += 1
+        self.num_beams += 1
 
     # Who gives way
 
@@ -217,7 +241,7 @@ class Queues:
             self._has_ended = True
         elif sequence.status is SequenceStatus.SWAPPED:
             self.swapped.remove(sequence)
-        else:
+        elif sequence.status is SequenceStatus.WAITING:
             self.waiting.remove(sequence)
 
     def drop_child(self, child: Sequence) -> None:
@@ -241,6 +265,7 @@ class Queues:
 
     def _free_rows(self, sequence: Sequence) -> None:
         self.num_rows -= sequence.group.num_rows
+        self.num_beams -= sequence.group.beams is not None
         if sequence.is_prefilling:
             self.prefilling.remove(sequence)
 
@@ -248,7 +273,7 @@ class Queues:
         """Everybody, in order of precedence: who runs, who is swapped out, who waits. Nobody is left."""
         self.begin_step()
         everybody = [*self.running, *self.swapped, *self.waiting]
-        self.num_rows = 0
+        self.num_rows = self.num_beams = 0
         self.waiting.clear()
         self.running.clear()
         self.prefilling.clear()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
+from scheduler_service.core.sequence import SequenceStatus
+
 if TYPE_CHECKING:
     from scheduler_service.core.block_manager import BlockManager
     from scheduler_service.core.cost import CostModel
@@ -43,7 +45,8 @@ class Preemption:
         num_freed = self._blocks.count_own(victim)
         if not num_freed:
             return inf
-        return 0.0 if _has_all(victim) else self._costs.preempt_seconds(victim.num_scheduled) / num_freed
+        is_done = _has_all(victim) and not victim.group.beams
+        return 0.0 if is_done else self._costs.preempt_seconds(victim.num_scheduled) / num_freed
 
     def preempt(self, victim: Sequence, step: StepBuilder) -> None:
         """Take the blocks and the row of a running sequence."""
@@ -56,17 +59,29 @@ class Preemption:
             self.start_over(victim)
 
     def _is_worth_a_swap(self, victim: Sequence) -> bool:
-        if _has_all(victim):
+        if _has_all(victim) or victim.forked_from:
             return False
         mode = self._config.preemption_mode
         return mode == "swap" or (mode == "auto" and self._costs.prefers_swap(victim.num_scheduled))
 
     def start_over(self, victim: Sequence) -> None:
         """It will be prefilled with all that is known of it, and with what is still in flight."""
+        is_parked = victim.group.beams is not None and _has_all(victim)
         self._blocks.free(victim)
+        victim.forked_from = None
         victim.is_prefilling = True
         victim.num_scheduled = victim.num_computed = 0
-        self._queues.start_over(victim)
+        if is_parked:
+            victim.status = SequenceStatus.PARKED
+        else:
+            self._queues.start_over(victim)
+
+    def take_last(self) -> None:
+        """Take the blocks and the row of the last running sequence, which waits for others that cannot run."""
+        victim = self._queues.running[-1]
+        self._queues.take_victim(victim)
+        self.num_preemptions_total += 1
+        self.start_over(victim)
 
     def all_but_first(self) -> None:
         """Free whatever blocks can be freed: the way out of a state that must not exist. Nothing may be in flight."""
@@ -75,15 +90,14 @@ class Preemption:
         while queues.swapped:
             self.start_over(queues.swapped.pop())
         while len(queues.running) > 1:
-            victim = queues.running[-1]
-            queues.take_victim(victim)
-            self.start_over(victim)
+            self.take_last()
 
     # Room for one
 
     def make_room(self, sequence: Sequence, step: StepBuilder) -> bool:
         """A slot for its next token, at the expense of those behind it. False: it was preempted itself."""
         queues = self._queues
+        _introduce(sequence, step)
         while not self._blocks.grow(sequence, step):
             candidates = queues.find_behind(sequence, step.step_id)
             if candidates:
@@ -132,6 +146,18 @@ class Preemption:
         return False
 
 
+def _introduce(sequence: Sequence, step: StepBuilder) -> None:
+    """Tell the worker of a beam that began beside another one: as a copy of its row, if that is still as it was."""
+    parent = sequence.forked_from
+    if parent is None:
+        return
+    if parent.status is SequenceStatus.RUNNING and not parent.is_prefilling:
+        step.add_fork(parent, sequence)
+    else:
+        step.add_new(sequence)
+    sequence.forked_from = None
+
+
 def _has_all(sequence: Sequence) -> bool:
-    """Whether its last token is in flight, so that nothing will be computed from its blocks."""
+    """Whether its last token is in flight, so that nothing more will be computed from its blocks, or not yet."""
     return not sequence.is_prefilling and sequence.num_scheduled + 1 >= sequence.max_length

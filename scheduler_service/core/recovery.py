@@ -37,23 +37,26 @@ def _has_begun(sequence: Sequence) -> bool:
     return sequence.is_known or len(sequence.token_ids) > sequence.group.prompt_length
 
 
-def give_up(queues: Queues) -> list[Evacuated]:
+def give_up(queues: Queues, live: Iterable[Group]) -> list[Evacuated]:
     """Empty the queues: who ran, was swapped out or waited, in this order. The worker knows nobody.
 
-    Children whose fork was not answered wait for their leader again: the prompt is computed once for all of them.
+    Children whose fork was not answered wait for their leader again: the prompt is computed once for all of them. Beams
+    keep what they have proposed: those that have not are prefilled with their tokens.
     """
-    sequences = queues.take_all()
-    groups = list(dict.fromkeys(sequence.group for sequence in sequences))
+    groups = list(dict.fromkeys([*(sequence.group for sequence in queues.take_all()), *live]))
     evacuated = [Evacuated(group, count_lost(group)) for group in groups]
-    for sequence in sequences:
-        _start_anew(sequence)
     for group in groups:
+        for sequence in group.live:
+            _start_anew(sequence)
         group.lead_anew()
     return evacuated
 
 
 def _start_anew(sequence: Sequence) -> None:
-    sequence.status = SequenceStatus.WAITING
+    beams = sequence.group.beams
+    has_proposed = beams is not None and sequence in beams.candidates
+    sequence.status = SequenceStatus.PARKED if has_proposed else SequenceStatus.WAITING
+    sequence.forked_from = None
     sequence.is_prefilling = True
     sequence.is_known = False
     sequence.num_scheduled = sequence.num_computed = 0
@@ -99,4 +102,4 @@ class Suspects:
 
 
 def _is_active(group: Group) -> bool:
-    return any(s.status in (SequenceStatus.RUNNING, SequenceStatus.SWAPPED) for s in group.sequences)
+    return any(s.status in (SequenceStatus.RUNNING, SequenceStatus.SWAPPED) for s in group.computed)

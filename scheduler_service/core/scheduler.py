@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from scheduler_service.core import integrity, recovery
+from scheduler_service.core import branching, integrity, recovery
 from scheduler_service.core.block_manager import BlockManager
 from scheduler_service.core.cost import CostModel
 from scheduler_service.core.limits import DuplicateRequest, NeverFits, Room, SchedulerConfig, StepMismatch
@@ -18,7 +18,7 @@ from scheduler_service.core.output import FinishedSequence, FinishReason, OwnerU
 from scheduler_service.core.planner import Planner
 from scheduler_service.core.policy import Queues
 from scheduler_service.core.recovery import Suspects
-from scheduler_service.core.sequence import Group, Sequence, SequenceStatus
+from scheduler_service.core.sequence import Beams, Group, Sequence, SequenceStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -73,7 +73,7 @@ class Scheduler:
         if spec.request_id in self._groups:
             raise DuplicateRequest(spec.request_id)
         group = Group(spec, self._next_sequence_id, self.config.fit(spec), now)
-        self._next_sequence_id += spec.n
+        self._next_sequence_id += spec.num_sequence_ids
         self.adopt([group])
         return group.sequences[0].sequence_id
 
@@ -87,7 +87,7 @@ class Scheduler:
         for group in groups:
             self._groups[group.spec.request_id] = group
             for sequence in group.live:
-                if sequence not in group.unforked:
+                if sequence not in group.unforked and sequence.status is not SequenceStatus.PARKED:
                     self._queues.waiting.push(sequence)
             self._fit(group, updates)
         self._note_change()
@@ -98,7 +98,7 @@ class Scheduler:
 
         Whatever is not answered did not happen, no block is held, and steps count from 1 again.
         """
-        evacuated = recovery.give_up(self._queues)
+        evacuated = recovery.give_up(self._queues, self._groups.values())
         self._groups.clear()
         self._blocks.reset()
         self._in_flight.clear()
@@ -124,14 +124,17 @@ class Scheduler:
     ) -> bool:
         """End a request, or one of its sequences, in any state. False if there is nothing to end.
 
+        The sequences of a beam search end together: one of them alone is nothing to end.
+
         Nobody is told, for whoever aborts knows. `reason`: STOP for a stop string. Of the tokens generated the first
         `num_tokens` count; None: all.
         """
         group = self._groups.get(request_id)
         if group is None:
             return False
-        chosen = group.sequences if sequence_index is None else group.sequences[sequence_index : sequence_index + 1]
-        live = [sequence for sequence in chosen if sequence.status is not SequenceStatus.FINISHED]
+        if sequence_index is not None and group.beams:
+            return False
+        live = [s for s in group.live if sequence_index is None or s.sequence_index == sequence_index]
         self._end(group, live, reason, num_tokens)
         self._note_change()
         return bool(live)
@@ -156,6 +159,8 @@ class Scheduler:
         for sequence in sorted(sequences, key=lambda sequence: sequence not in group.unforked):
             self._end_one(sequence)
             sequence.finish(reason, num_tokens)
+        if group.beams:
+            group.end_search(reason)
         if group.is_finished:
             del self._groups[group.spec.request_id]
             self._ended_groups.append(group)
@@ -232,6 +237,8 @@ class Scheduler:
         for sequence, num_computed in step.pieces:
             self._commit_piece(sequence, num_computed)
         self._take_tokens(sampled, result.token_ids, updates)
+        if step.beams:
+            self._take_candidates(step.beams, result.beam_candidates or {}, updates)
         if result.logprobs:
             self._take_logprobs(sampled, result.logprobs, updates)
         for sequence_id, told in result.prompt_logprobs:
@@ -298,10 +305,43 @@ class Scheduler:
                 sequence.logprobs.append(told)
                 updates[sequence.owner].logprobs.append((sequence.sequence_id, told))
 
+    def _take_candidates(
+        self,
+        proposers: list[Sequence],
+        candidates: Mapping[int, tuple[tuple[int, float], ...]],
+        updates: dict[str, OwnerUpdate],
+    ) -> None:
+        for beam in proposers:
+            likeliest = candidates.get(beam.sequence_id)
+            beams = beam.group.beams
+            if likeliest is None or not beams or beam.status is SequenceStatus.FINISHED:
+                continue
+            self._commit_piece(beam, len(beam.token_ids))
+            beams.candidates[beam] = likeliest
+            if beams.has_all_candidates:
+                self._choose(beam.group, beams, updates)
+
+    def _choose(self, group: Group, beams: Beams, updates: dict[str, OwnerUpdate]) -> None:
+        """All beams have proposed: drop those that nothing is chosen of, and let the others go on."""
+        chosen = branching.choose(group, beams)
+        if not chosen:
+            self._end_search(group, beams, updates)
+            return
+        for beam in branching.drop(beams, chosen):
+            self._end_one(beam)
+            beam.finish(FinishReason.ABORT)
+        branching.follow(group, beams, chosen, self._queues, self._blocks)
+
+    def _end_search(self, group: Group, beams: Beams, updates: dict[str, OwnerUpdate]) -> None:
+        """The best that have ended become the sequences, with all their tokens at once."""
+        self._end(group, group.live)
+        update = updates.setdefault(group.spec.owner, OwnerUpdate())
+        self._totals.num_completion_tokens += branching.tell(group, beams.search.hypotheses, update)
+
     def _take_prompt_logprobs(
         self, step: StepInFlight, sequence_id: int, told: Any, updates: dict[str, OwnerUpdate]
     ) -> None:
-        for sequence in [*step.sampled, *(sequence for sequence, _ in step.pieces)]:
+        for sequence in step.sequences:
             if sequence.sequence_id == sequence_id and not sequence.group.is_finished:
                 sequence.group.prompt_logprobs.append(told)
                 first = sequence.group.sequences[0].sequence_id
@@ -312,16 +352,16 @@ class Scheduler:
         self._end(sequence.group, [sequence], reason)
 
     def _fail_sequences(self, step: StepInFlight, result: StepResult, updates: dict[str, OwnerUpdate]) -> None:
-        """End those that failed alone, and with a leader the children that were to be forked from it."""
+        """End those that failed alone; with a leader those that were to be forked from it, with a beam its search."""
         messages = dict(result.failures)
         if not messages:
             return
-        for sequence in [*step.sampled, *(sequence for sequence, _ in step.pieces)]:
+        for sequence in step.sequences:
             if sequence.sequence_id not in messages or sequence.status is SequenceStatus.FINISHED:
                 continue
             group, message = sequence.group, messages[sequence.sequence_id]
             update = updates.setdefault(sequence.owner, OwnerUpdate())
-            if group.unforked:
+            if group.unforked or group.beams:
                 update.failed.append((group.spec.request_id, message))
                 self.abort(group.spec.request_id)
             else:
@@ -335,6 +375,10 @@ class Scheduler:
         except NeverFits as error:
             updates.setdefault(group.spec.owner, OwnerUpdate()).failed.append((group.spec.request_id, str(error)))
             self._end(group, group.live)
+            return
+        if too_long and group.beams:
+            group.beams.search.give_up(sequence.output_token_ids for sequence in too_long)
+            self._end_search(group, group.beams, updates)
             return
         for sequence in too_long:
             self._finish(sequence, FinishReason.LENGTH, updates.setdefault(sequence.owner, OwnerUpdate()))
@@ -354,7 +398,7 @@ class Scheduler:
         return {
             request_id: group.num_outputs
             for request_id, group in self._groups.items()
-            if any(sequence.sequence_id in wanted for sequence in group.sequences)
+            if any(sequence.sequence_id in wanted for sequence in group.computed)
         }
 
     # Room for more

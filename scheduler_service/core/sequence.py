@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from scheduler_service.core.beams import BeamSearch
+
 if TYPE_CHECKING:
     from collections.abc import Sequence as Many
 
-    from scheduler_service.core.output import FinishReason, GroupSpec
+    from scheduler_service.core.output import BeamSpec, FinishReason, GroupSpec
 
 
 class SequenceStatus(Enum):
-    """Where a sequence stands. A child that is not forked yet waits too, but in no queue."""
+    """Where a sequence stands. A child that is not forked yet waits too, but in no queue.
+
+    PARKED: a beam without blocks, with nothing to compute until all of its group have proposed.
+    """
 
     WAITING = 1
     RUNNING = 2
     SWAPPED = 3
     FINISHED = 4
+    PARKED = 5
 
 
 class Sequence:
@@ -34,12 +41,14 @@ class Sequence:
     the length with placeholders is `num_scheduled + 1`.
 
     `owner`, `priority`, `max_length`, `stop_from`, `stop_token_ids` repeat what the group knows: they are read often.
+    A beam's `max_length` grows with it: it is never scheduled past the token that was chosen for it.
     """
 
     __slots__ = (
         "block_hashes",
         "block_ids",
         "finish_reason",
+        "forked_from",
         "group",
         "grow_at",
         "host_blocks",
@@ -53,6 +62,7 @@ class Sequence:
         "owner",
         "priority",
         "publish_at",
+        "score",
         "sequence_id",
         "sequence_index",
         "status",
@@ -72,6 +82,7 @@ class Sequence:
         self.stop_token_ids = group.spec.stop_token_ids
         self.status = SequenceStatus.WAITING
         self.finish_reason: FinishReason | None = None  # why it ended, once it has
+        self.score: float | None = None  # of a beam search's, once it has ended
         self.token_ids: list[int] = []
         self.logprobs: list[Any] = []  # what was told with its tokens, if anything
         self.is_prefilling = True
@@ -79,6 +90,7 @@ class Sequence:
         self.num_computed = 0
         self.last_step_id = 0  # the last step that computes this sequence, or in which it began
         self.is_known = False  # the worker was told of it
+        self.forked_from: Sequence | None = None  # for a beam, until the worker is told
         self.block_ids: list[int] = []  # device blocks; 0 where there is none while swapped out
         self.host_blocks: dict[int, int] = {}  # place in the table: host block
         self.grow_at = 0  # with so many tokens scheduled, a decode needs a block: for its slot, or to stop sharing
@@ -102,15 +114,45 @@ class Sequence:
         return f"<sequence {self.sequence_id} {self.status.name} {self.num_scheduled}/{len(self.token_ids)}>"
 
 
+class Beams:
+    """What a beam search follows, as sequences.
+
+    `sequences`: by rank. `candidates`: what each of them proposed since the last choice. All of them have one length.
+    The ids of those dropped come again: later than the step in which the worker was told to forget them.
+    """
+
+    __slots__ = ("candidates", "free_ids", "has_branched", "search", "sequences")
+
+    def __init__(self, beams: BeamSpec, group: Group, first_sequence_id: int) -> None:
+        spec = group.spec
+        self.search = BeamSearch(beams, spec.stop_token_ids, spec.min_tokens, spec.num_beam_candidates)
+        self.free_ids = deque(range(first_sequence_id, first_sequence_id + 2 * beams.width))
+        self.candidates: dict[Sequence, tuple[tuple[int, float], ...]] = {}
+        self.has_branched = False
+        self.sequences = [self.make_sequence(group)]
+        self.sequences[0].token_ids = list(spec.prompt_token_ids)
+        self.sequences[0].max_length = group.prompt_length + 1
+
+    def make_sequence(self, group: Group) -> Sequence:
+        """Another one, with the id that is free for longest."""
+        return Sequence(self.free_ids.popleft(), 0, group)
+
+    @property
+    def has_all_candidates(self) -> bool:
+        """Whether the next tokens can be chosen."""
+        return len(self.candidates) == len(self.sequences)
+
+
 class Group:
     """A request: `n` sequences with one prompt. The first live one prefills it for all, the others are forked.
 
     `unforked` are those that wait for that; as long as there are any, one other sequence of the group is queued, the
-    *leader*.
+    *leader*. With `beams` it is those that are computed, and `sequences` get their tokens when the search is over.
     """
 
     __slots__ = (
         "arrived_at",
+        "beams",
         "max_length",
         "num_cached_tokens",
         "prompt_logprobs",
@@ -127,7 +169,8 @@ class Group:
         self.prompt_logprobs: list[Any] = []
         self.sequences = [Sequence(first_sequence_id + index, index, self) for index in range(spec.n)]
         self.sequences[0].token_ids = list(spec.prompt_token_ids)
-        self.unforked = self.sequences[1:]
+        self.unforked = self.sequences[1:] if spec.beams is None else []
+        self.beams = Beams(spec.beams, self, first_sequence_id + spec.n) if spec.beams else None
 
     def continue_from(self, outputs: Many[Many[int]], ended: Many[FinishReason | None]) -> None:
         """Let a new request be where it was elsewhere: by index the tokens of each sequence and why it ended, if so."""
@@ -135,6 +178,8 @@ class Group:
             sequence.finish_reason = reason
             sequence.status = SequenceStatus.FINISHED if reason else SequenceStatus.WAITING
             sequence.token_ids = [*self.spec.prompt_token_ids, *token_ids]
+        if self.is_finished:
+            self.beams = None
         self.lead_anew()
 
     def lead_anew(self) -> None:
@@ -142,6 +187,8 @@ class Group:
 
         Once a sequence has output, it and the others are prefilled each by itself: nobody's logits are theirs too.
         """
+        if self.beams:
+            return
         live = self.live
         self.unforked = [] if self.num_outputs else live[1:]
         for sequence in live:
@@ -153,29 +200,44 @@ class Group:
     def end_waiting(self, index: int | None, reason: FinishReason, num_tokens: int | None = None) -> bool:
         """End it, or one of its sequences, while no scheduler has it. Of the tokens the first `num_tokens` count.
 
-        False: there was nothing to end.
+        False: there was nothing to end. The sequences of a beam search end together.
         """
+        if self.beams and index is not None:
+            return False
         chosen = [sequence for sequence in self.live if index in (None, sequence.sequence_index)]
         for sequence in chosen:
             sequence.finish(reason, num_tokens)
+        if self.beams:
+            self.end_search(reason)
         self.lead_anew()
         return bool(chosen)
+
+    def end_search(self, reason: FinishReason) -> None:
+        """Its beams have ended, and with them its sequences."""
+        self.beams = None
+        for sequence in self.sequences:
+            sequence.finish(reason)
 
     def reassign(self, owner: str) -> None:
         """Somebody else is told of its tokens from now on."""
         self.spec = replace(self.spec, owner=owner)
-        for sequence in self.sequences:
+        for sequence in {*self.sequences, *self.computed}:
             sequence.owner = owner
 
     @property
+    def computed(self) -> list[Sequence]:
+        """Those that the worker computes: its sequences, or the beams that will become them."""
+        return self.beams.sequences if self.beams else self.sequences
+
+    @property
     def live(self) -> list[Sequence]:
-        """Its sequences that have not ended."""
-        return [sequence for sequence in self.sequences if sequence.status is not SequenceStatus.FINISHED]
+        """Those that are computed and have not ended."""
+        return [sequence for sequence in self.computed if sequence.status is not SequenceStatus.FINISHED]
 
     @property
     def num_outputs(self) -> int:
-        """Tokens generated, of all sequences."""
-        return sum(max(len(sequence.token_ids) - self.prompt_length, 0) for sequence in self.sequences)
+        """Tokens generated, of all that are computed."""
+        return sum(max(len(sequence.token_ids) - self.prompt_length, 0) for sequence in self.computed)
 
     @property
     def prompt_length(self) -> int:
@@ -185,13 +247,14 @@ class Group:
     @property
     def num_rows(self) -> int:
         """Rows of a step that the leader must find free: the children are forked all at once."""
+        if self.beams:
+            return 1 if self.beams.has_branched else self.spec.num_rows
         return 1 + len(self.unforked)
 
     @property
     def leader(self) -> Sequence:
         """The one that prefills for those not forked yet. Only while there are such."""
-        live = (sequence for sequence in self.sequences if sequence.status is not SequenceStatus.FINISHED)
-        return next(sequence for sequence in live if sequence not in self.unforked)
+        return next(sequence for sequence in self.live if sequence not in self.unforked)
 
     @property
     def is_finished(self) -> bool:

@@ -21,7 +21,7 @@ class StepInFlight:
 
     `sampled`: the sequences that get a token, in the order of the step, and their ids. `pieces`: sequences that get
     none, with the count of their tokens that have KV afterwards. `completed`: groups whose prompt is prefilled by it.
-    `work`: what its times are held against.
+    `work`: what its times are held against. `beams`: those that propose tokens instead.
     """
 
     step_id: int
@@ -30,6 +30,12 @@ class StepInFlight:
     pieces: list[tuple[Sequence, int]]
     completed: list[Group]
     work: StepWork
+    beams: list[Sequence]
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """All that it computes."""
+        return [*self.sampled, *self.beams, *(sequence for sequence, _ in self.pieces)]
 
     def match(self, result: StepResult) -> list[Sequence]:
         """The sequences that got the answer's tokens. Raises StepMismatch if it cannot be the answer to this step."""
@@ -41,7 +47,14 @@ class StepInFlight:
             expected = tuple([sequence.sequence_id for sequence in sampled])
         if result.sequence_ids != expected or len(result.token_ids) != len(expected):
             raise StepMismatch(f"step {self.step_id} did not sample whom it was to sample")
+        if self.beams or result.beam_candidates:
+            self._match_beams(result)
         return sampled
+
+    def _match_beams(self, result: StepResult) -> None:
+        expected = {beam.sequence_id for beam in self.beams} - {sequence_id for sequence_id, _ in result.failures}
+        if expected != set(result.beam_candidates or ()):
+            raise StepMismatch(f"step {self.step_id} has no candidates of beams that were to have some")
 
     def _without_ended(self, result: StepResult) -> list[Sequence]:
         """Those that were neither skipped nor failed. Only who has ended is skipped: both sides know the same ids."""
@@ -60,10 +73,12 @@ class StepBuilder:
         "_num_tokens",
         "appended_block_ids",
         "appended_sequence_ids",
+        "beams",
         "completed",
         "copies",
         "forks",
         "has_preempted",
+        "inputs",
         "max_prefill_tokens",
         "new_sequences",
         "num_new_tokens",
@@ -89,6 +104,8 @@ class StepBuilder:
         self.rows: list[Sequence] = []
         self.num_new_tokens: list[int] = []
         self.sampled: list[Sequence] = []
+        self.beams: list[Sequence] = []
+        self.inputs: list[Sequence] = []
         self.pieces: list[tuple[Sequence, int]] = []
         self.completed: list[Group] = []
         self.new_sequences: list[NewSequence] = []
@@ -113,6 +130,13 @@ class StepBuilder:
         self.num_new_tokens = [1] * len(sequences)
         self.num_tokens_left -= len(sequences)
 
+    def split_decodes(self) -> None:
+        """Of the decodes, let beams propose tokens instead of getting one, from the last that was chosen for them."""
+        new = {sequence.sequence_id for sequence in self.new_sequences}
+        self.sampled = [sequence for sequence in self.rows if sequence.group.beams is None]
+        self.beams = [sequence for sequence in self.rows if sequence.group.beams]
+        self.inputs = [sequence for sequence in self.beams if sequence.sequence_id not in new]
+
     @property
     def num_prefill_left(self) -> int:
         """Tokens that prefills may still have."""
@@ -130,7 +154,7 @@ class StepBuilder:
         self.rows.append(sequence)
         self.num_new_tokens.append(num_new_tokens)
         if is_sampled:
-            self.sampled.append(sequence)
+            (self.beams if sequence.group.beams else self.sampled).append(sequence)
         else:
             self.pieces.append((sequence, sequence.num_scheduled))
 
@@ -181,10 +205,13 @@ class StepBuilder:
             blocks_to_swap_in=tuple(self.swap_in),
             blocks_to_copy=tuple(self.copies),
             finished_sequence_ids=tuple(finished_ids + self.restarted_ids),
+            input_ids=tuple([(sequence.sequence_id, sequence.token_ids[-1]) for sequence in self.inputs]),
         )
-        sampled_ids = tuple([sequence.sequence_id for sequence in self.sampled]) if self.pieces else sequence_ids
+        sampled_ids = sequence_ids
+        if self.pieces or self.beams:
+            sampled_ids = tuple([sequence.sequence_id for sequence in self.sampled])
         return output, StepInFlight(
-            self.step_id, self.sampled, sampled_ids, self.pieces, self.completed, self._count_work()
+            self.step_id, self.sampled, sampled_ids, self.pieces, self.completed, self._count_work(), self.beams
         )
 
     def _count_work(self) -> StepWork:

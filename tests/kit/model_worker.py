@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from scheduler_service.core.beams import BeamSearch
 from scheduler_service.core.output import BlockPair, Fork, GroupSpec, NewSequence, SchedulerOutput, StepResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from scheduler_service.core.beams import Hypothesis
 
 ROOT = 0x6B6579
 """The name of no tokens."""
@@ -38,6 +41,16 @@ def sample(seed: int, sequence_index: int, position: int, name: int, vocab_size:
     """The token at this output position, of those that are not masked: a hash of everything it may depend on."""
     allowed = [token_id for token_id in range(vocab_size) if token_id not in set(masked)]
     return allowed[hash((seed, sequence_index, position, name)) % len(allowed)]
+
+
+def propose(name: int, vocab_size: int, masked: Iterable[int]) -> tuple[tuple[int, float], ...]:
+    """All tokens that are not masked with a log probability, likeliest first: a hash of all it may depend on.
+
+    In eighths, so that many tie.
+    """
+    allowed = set(range(vocab_size)) - set(masked)
+    logprobs = {token_id: -(1 + hash((name, token_id)) % 64) / 8 for token_id in allowed}
+    return tuple(sorted(logprobs.items(), key=lambda entry: (-entry[1], entry[0])))
 
 
 @dataclass(slots=True)
@@ -80,6 +93,11 @@ class Row:
         self.token_ids.append(token_id)
         self.names.append(extend_name(self.names[-1], token_id))
 
+    def propose(self, vocab_size: int) -> tuple[tuple[int, float], ...]:
+        """Its likeliest next tokens, best first."""
+        masked = self.spec.stop_token_ids if len(self.token_ids) - self.prompt_length < self.spec.min_tokens else ()
+        return propose(self.names[-1], vocab_size, masked)[: self.spec.num_beam_candidates]
+
     def sample(self, seed: int, vocab_size: int) -> int:
         """Its next token, which it appends; a stop token after min_tokens ends it."""
         position = len(self.token_ids) - self.prompt_length
@@ -118,6 +136,8 @@ class ModelWorker:
         self.last_step_id = step.step_id
         for fork in step.forks:
             self._fork(fork)
+        for sequence_id, token_id in step.input_ids:
+            self._take_input(step, sequence_id, token_id)
         for sequence_id in step.finished_sequence_ids:
             self.rows.pop(sequence_id, None)
         for new in step.new_sequences:
@@ -135,6 +155,7 @@ class ModelWorker:
         _require_unique(step.sequence_ids, "rows")
         _require_unique([new.sequence_id for new in step.new_sequences], "new sequences")
         _require_unique([fork.child_id for fork in step.forks], "children")
+        _require_unique([sequence_id for sequence_id, _ in step.input_ids], "inputs")
         replaced = {sequence_id for sequence_id, _ in step.replaced_tables}
         _require(not replaced & set(step.appended_sequence_ids), "a table is replaced and grows")
         self._check_pairs(step)
@@ -175,6 +196,15 @@ class ModelWorker:
         parent = self._row(fork.parent_id)
         _require(fork.child_id not in self.rows, f"child {fork.child_id} is known already")
         self.rows[fork.child_id] = parent.fork(fork)
+        has_same_blocks = parent.spec.beams is None or parent.block_ids == list(fork.block_ids)
+        _require(has_same_blocks, f"child {fork.child_id} begins on other blocks than its parent")
+
+    def _take_input(self, step: SchedulerOutput, sequence_id: int, token_id: int) -> None:
+        row = self._row(sequence_id)
+        _require(row.spec.beams is not None, f"sequence {sequence_id} chooses its tokens itself")
+        count = dict(zip(step.sequence_ids, step.num_new_tokens, strict=True)).get(sequence_id)
+        _require(count == 1, f"sequence {sequence_id} gets a token and computes {count}")
+        row.append(token_id)
 
     def _add(self, new: NewSequence) -> None:
         _require(new.sequence_id not in self.rows, f"new sequence {new.sequence_id} is known already")
@@ -188,7 +218,9 @@ class ModelWorker:
         for sequence_id, table in step.replaced_tables:
             self._row(sequence_id).block_ids[:] = table
         for fork in step.forks:
-            tables_agree = self._row(fork.parent_id).block_ids == self._row(fork.child_id).block_ids
+            parent, child = self._row(fork.parent_id), self._row(fork.child_id)
+            # A beam's child computes a token of its own at once, so its table may be another one by now.
+            tables_agree = parent.block_ids == child.block_ids or child.spec.beams is not None
             _require(tables_agree, f"child {fork.child_id} has other blocks than its parent")
 
     # Blocks
@@ -223,8 +255,13 @@ class ModelWorker:
         for sequence_id in active:
             self._read(sequence_id)
         sampled = [key for key in active if self.rows[key].num_computed == len(self.rows[key].token_ids)]
+        beams = [key for key in sampled if self.rows[key].spec.beams]
+        sampled = [key for key in sampled if not self.rows[key].spec.beams]
         token_ids = [self.rows[key].sample(self.seed_of(self.rows[key].spec), self.vocab_size) for key in sampled]
-        return StepResult(step.step_id, tuple(sampled), tuple(token_ids), tuple(skipped))
+        candidates = {key: self.rows[key].propose(self.vocab_size) for key in beams}
+        return StepResult(
+            step.step_id, tuple(sampled), tuple(token_ids), tuple(skipped), beam_candidates=candidates or None
+        )
 
     def _write(self, active: dict[int, int]) -> None:
         written: set[int] = set()
@@ -267,12 +304,32 @@ def generate_alone(
     seed_of: Callable[[GroupSpec], int] = seed_of_request,
 ) -> list[int]:
     """The output ids of one sequence that nothing disturbs: the oracle."""
+    if spec.beams:
+        return search_alone(spec, max_model_len=max_model_len, vocab_size=vocab_size)[sequence_index].token_ids
     prompt = spec.prompt_token_ids
     row = Row.make(NewSequence(0, sequence_index, prompt, len(prompt), 0, (), spec))
     max_length = min(len(prompt) + spec.max_tokens, max_model_len)
     while len(row.token_ids) < max_length and not row.has_ended:
         row.sample(seed_of(spec), vocab_size)
     return row.token_ids[len(prompt) :]
+
+
+def search_alone(spec: GroupSpec, *, max_model_len: int, vocab_size: int = 32) -> list[Hypothesis]:
+    """The same for a beam search, the best first: every beam is computed from its tokens alone."""
+    assert spec.beams
+    search = BeamSearch(spec.beams, spec.stop_token_ids, spec.min_tokens, spec.num_beam_candidates)
+    max_outputs = min(len(spec.prompt_token_ids) + spec.max_tokens, max_model_len) - len(spec.prompt_token_ids)
+    outputs: list[list[int]] = [[]]
+    while outputs:
+        rows = [_make_row(spec, output) for output in outputs]
+        chosen = search.advance([row.propose(vocab_size) for row in rows], outputs.__getitem__, max_outputs)
+        outputs = [[*outputs[one.rank], one.token_id] for one in chosen]
+    return search.hypotheses
+
+
+def _make_row(spec: GroupSpec, output: list[int]) -> Row:
+    prompt = spec.prompt_token_ids
+    return Row.make(NewSequence(0, 0, (*prompt, *output), len(prompt), 0, (), spec))
 
 
 def _require(holds: bool, what: str) -> None:

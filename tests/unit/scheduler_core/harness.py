@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from scheduler_service.core.block_manager import hash_block
-from scheduler_service.core.output import FinishReason, GroupSpec, OwnerUpdate, SchedulerOutput, StepResult
+from scheduler_service.core.output import BeamSpec, FinishReason, GroupSpec, OwnerUpdate, SchedulerOutput, StepResult
 from scheduler_service.core.scheduler import Scheduler, SchedulerConfig
 from tests.kit.model_worker import ROOT, ModelWorker, extend_name, generate_alone
 
@@ -43,11 +43,14 @@ def make_spec(
     stop: frozenset[int] | set[int] = frozenset(),
     owner: str = "gateway",
     priority: int = 0,
+    beams: BeamSpec | None = None,
 ) -> GroupSpec:
     """A request. A prompt given as a length differs from those of all other request ids."""
     if isinstance(prompt, int):
         prompt = tuple((sum(request_id.encode()) + place * place) % VOCAB_SIZE for place in range(prompt))
-    return GroupSpec(request_id, owner, prompt, n, max_tokens, min_tokens, frozenset(stop), priority=priority)
+    return GroupSpec(
+        request_id, owner, prompt, n, max_tokens, min_tokens, frozenset(stop), priority=priority, beams=beams
+    )
 
 
 def _worker_of(config: SchedulerConfig) -> ModelWorker:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from scheduler_service.core.output import FinishReason, SchedulerOutput
+from scheduler_service.core.output import BeamSpec, EarlyStopping, FinishReason, SchedulerOutput
 from scheduler_service.core.scheduler import NeverFits
 from tests.unit.scheduler_core.harness import VOCAB_SIZE, Bench, configure, make_spec
 
@@ -44,6 +44,12 @@ prompts = st.builds(
 ).filter(bool)
 
 
+beams = st.one_of(
+    st.none(),
+    st.builds(BeamSpec, st.integers(2, 4), st.sampled_from([0.0, 0.5, 1.0, 2.0]), st.sampled_from(EarlyStopping)),
+)
+
+
 class Traces(RuleBasedStateMachine):
     """Adds, aborts, schedules and answers in any order."""
 
@@ -62,6 +68,7 @@ class Traces(RuleBasedStateMachine):
         stop=st.frozensets(st.integers(0, VOCAB_SIZE - 1), max_size=6),
         owner=st.sampled_from(["one", "two"]),
         priority=st.integers(-1, 2),
+        beams=beams,
     )
     def add(self, prompt, **others) -> None:
         spec = make_spec(f"r{self.num_requests}", prompt, **others)
@@ -78,7 +85,8 @@ class Traces(RuleBasedStateMachine):
         request_id = data.draw(st.sampled_from(sorted(self.bench.specs)))
         self.bench.scheduler.abort(request_id, index, reason)
         assert not self.bench.scheduler.abort(request_id, index)
-        self.aborted |= {(request_id, i) for i in range(3) if index in (None, i)}
+        if index is None or not self.bench.specs[request_id].beams:
+            self.aborted |= {(request_id, i) for i in range(3) if index in (None, i)}
 
     @rule()
     def schedule(self) -> None:
