@@ -171,7 +171,7 @@ def make_request(number: int) -> scheduler_pb2.AddRequest:
     sampling = sampling_pb2.SamplingParams(temperature=0.0, seed=number)
     prompt = [(number * 31 + token_id) % VOCAB_SIZE for token_id in PROMPT]
     return scheduler_pb2.AddRequest(
-        request_id=f"r{number}", prompt_token_ids=prompt, n=1, sampling=sampling, max_tokens=10**5
+        request_id=f"r{number}", prompt_token_ids=prompt, n=1, sampling=sampling, max_tokens=10**5, handle=number + 1
     )
 
 

@@ -10,6 +10,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from blockyard import faults
 from blockyard.errors import TRANSPORT_ORIGIN, BlockyardError, Reason
 from blockyard.telemetry import EventLogger
 from scheduler_service.core.scheduler import Scheduler, SchedulerConfig, StepMismatch
@@ -210,6 +211,7 @@ class Engine:
             self._pace.answered(steps.step_seconds)
             # Before the gateways: the worker's next step is what must not be late.
             self._work.set()
+            faults.reach(faults.BEFORE_PUBLISH)
             self._publish(updates)
 
     def _schedule(self, epoch: int) -> SchedulerOutput | None:

@@ -10,12 +10,13 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason
+from blockyard.retention import Retention
 from blockyard.telemetry import EventLogger
 from scheduler_service.attachment import Attachment
 from scheduler_service.core.deadlines import DeadlineKind, Deadlines
 from scheduler_service.core.limits import NeverFits
 from scheduler_service.core.output import FinishReason
-from scheduler_service.core.overload import Limit
+from scheduler_service.core.overload import MAX_RETRY_SECONDS, Limit
 from scheduler_service.core.sequence import Group
 from scheduler_service.requests import Request
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from scheduler_service.config import SchedulerConfiguration
     from scheduler_service.core.backlog import Backlog
     from scheduler_service.core.limits import SchedulerConfig
+    from scheduler_service.core.output import GroupSpec
     from scheduler_service.dispatcher import Dispatcher
     from scheduler_service.gateway_codec import Abort, Addition, Resubmission
     from scheduler_service.requests import Requests
@@ -35,6 +37,7 @@ RETRY_AFTER_SECONDS = 1.0
 # How often tenants that wait are charged for the tokens that others get meanwhile.
 CHARGE_SECONDS = 0.1
 MAX_SLEEP_SECONDS = 1.0
+MAX_PROMISES = 100_000
 _OVERLOADS = {
     Limit.QUEUE_FULL: (Reason.QUEUE_FULL, "too many requests wait"),
     Limit.TOKEN_BACKLOG: (Reason.TOKEN_BACKLOG, "the requests that wait hold too many tokens"),
@@ -59,6 +62,10 @@ class Reception:
         self._dispatcher = dispatcher
         self._clock = clock
         self._deadlines = Deadlines()
+        # Requests that were sent away and told when to come again.
+        self._promised = Retention[str, bool](
+            max_age_seconds=2 * MAX_RETRY_SECONDS, max_entries=MAX_PROMISES, max_weight=MAX_PROMISES
+        )
         self._num_attached = 0
         self._next_sequence_id = 1
         # Set when something may be due earlier than before.
@@ -136,16 +143,26 @@ class Reception:
             raise BlockyardError(Reason.NEVER_FITS, str(error)) from None
         except ValueError as error:
             raise BlockyardError(Reason.FIELD_INVALID, str(error)) from None
-        if before is None and (overload := self._backlog.check(spec)):
-            reason, message = _OVERLOADS[overload.limit]
-            retry = self._dispatcher.drain_rate.retry_after_seconds(overload, self._clock())
-            raise BlockyardError(reason, message, retry_after_seconds=retry)
+        if before is None:
+            self._check_limits(spec)
         arrived_at = self._clock() - (before.age_seconds if before else 0.0)
         group = Group(spec, self._next_sequence_id, max_length, arrived_at)
         self._next_sequence_id += spec.n
         if before is not None:
             _continue(group, before)
         return Request(group, addition.digest, addition.message)
+
+    def _check_limits(self, spec: GroupSpec) -> None:
+        """Raises an error that says when to come again. Who does so finds the place that was kept for it."""
+        now, drain_rate = self._clock(), self._dispatcher.drain_rate
+        comes_again = self._promised.pop(spec.request_id) is not None
+        overload = self._backlog.check(spec, leaves_room=drain_rate.has_promised(now) and not comes_again)
+        if overload is None:
+            return
+        reason, message = _OVERLOADS[overload.limit]
+        self._promised.add(spec.request_id, True, 1, now)
+        retry = drain_rate.retry_after_seconds(overload, now)
+        raise BlockyardError(reason, message, retry_after_seconds=retry)
 
     def _pools(self) -> SchedulerConfig:
         """Those of a replica; raises NO_READY_WORKER while none was ever set up."""

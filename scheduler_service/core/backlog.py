@@ -107,12 +107,16 @@ class Backlog:
 
     # In
 
-    def check(self, spec: GroupSpec) -> Overload | None:
+    def check(self, spec: GroupSpec, *, leaves_room: bool = False) -> Overload | None:
         """Which limit a new request would exceed. What was pushed in front counts, but against no tenant's quota.
 
-        However long its prompt is, it may wait alone.
+        However long its prompt is, it may wait alone. While others wait too, a tenant with less than its share of the
+        places is let in though they are all taken: who floods the queue closes it for nobody else. With `leaves_room`
+        half of what may wait is kept free, for those who were promised a place.
         """
-        limits, tenant = self._limits, self._tenants.get(spec.tenant)
+        limits, tenant = self._limits.halved() if leaves_room else self._limits, self._tenants.get(spec.tenant)
+        if self._is_below_share(tenant):
+            return None
         num_requests = len(self) + 1 - limits.max_waiting_requests
         if limits.max_waiting_requests and num_requests > 0:
             return Overload(Limit.QUEUE_FULL, num_requests=num_requests)
@@ -124,6 +128,12 @@ class Backlog:
             # The others have their turns too.
             return Overload(Limit.TENANT_QUOTA, num_requests=num_requests * max(len(self._tenants), 1))
         return None
+
+    def _is_below_share(self, tenant: _Tenant | None) -> bool:
+        """Whether others wait, and it has fewer requests waiting than if all had the same number of the places."""
+        num_tenants = len(self._tenants) + (tenant is None)
+        num_waiting = tenant.num_waiting if tenant else 0
+        return num_tenants > 1 and num_waiting < self._limits.max_waiting_requests // num_tenants
 
     def push(self, group: Group, now: float) -> None:
         """A new request, whatever the limits say."""

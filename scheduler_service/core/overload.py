@@ -12,7 +12,7 @@ from math import inf
 from typing import NamedTuple
 
 MIN_RETRY_SECONDS = 0.1
-MAX_RETRY_SECONDS = 60.0
+MAX_RETRY_SECONDS = 300.0
 
 NUM_SLICES = 16
 """Into so many parts the window of a drain rate is cut: what is older leaves it a part at a time."""
@@ -33,6 +33,10 @@ class Limits:
     max_waiting_requests: int = 0
     max_waiting_tokens: int = 0
     max_tenant_requests: int = 0
+
+    def halved(self) -> Limits:
+        """Half of each but the tenants' own."""
+        return Limits(-(-self.max_waiting_requests // 2), -(-self.max_waiting_tokens // 2), self.max_tenant_requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,10 @@ class DrainRate:
         if self._slices and now - self._slices[-1].begin < self._slice_seconds:
             last = self._slices.pop()
         self._slices.append(_Slice(last.begin, last.num_requests + num_requests, last.num_tokens + num_tokens))
+
+    def has_promised(self, now: float) -> bool:
+        """Whether somebody was told to come later than now."""
+        return self._promised_until > now
 
     def retry_after_seconds(self, overload: Overload, now: float) -> float:
         """After what time the excess will have drained, and all that was promised before. Makes a promise."""

@@ -190,12 +190,32 @@ def test_without_limits_everything_may_wait() -> None:
     assert backlog.check(make_group("a.2", "a").spec) is None
 
 
+def test_who_floods_the_queue_closes_it_for_nobody_else() -> None:
+    backlog = Backlog("fcfs", 30.0, Limits(max_waiting_requests=4))
+    fill(backlog, "a.1", "a.2", "a.3", "a.4")
+    assert backlog.check(make_group("a.5", "a").spec) == Overload(Limit.QUEUE_FULL, num_requests=1)
+    for name in ("b.1", "b.2"):
+        assert backlog.check(make_group(name, "b").spec) is None
+        fill(backlog, name)
+    # It has its half of the places now.
+    assert backlog.check(make_group("b.3", "b").spec) == Overload(Limit.QUEUE_FULL, num_requests=3)
+    assert backlog.check(make_group("c.1", "c").spec) is None
+
+
+def test_half_of_the_places_can_be_kept_free() -> None:
+    backlog = Backlog("fcfs", 30.0, Limits(max_waiting_requests=4))
+    fill(backlog, "a.1", "a.2")
+    spec = make_group("a.3", "a").spec
+    assert backlog.check(spec) is None
+    assert backlog.check(spec, leaves_room=True) == Overload(Limit.QUEUE_FULL, num_requests=1)
+
+
 def test_requests_are_limited_with_those_pushed_in_front() -> None:
     backlog = Backlog("fcfs", 30.0, Limits(max_waiting_requests=3))
     fill(backlog, "a.1", "a.2")
     assert backlog.check(make_group("b.1").spec) is None
     backlog.push_front([make_group("x"), make_group("y")])
-    assert backlog.check(make_group("b.1").spec) == Overload(Limit.QUEUE_FULL, num_requests=2)
+    assert backlog.check(make_group("a.3", "a").spec) == Overload(Limit.QUEUE_FULL, num_requests=2)
 
 
 def test_tokens_are_limited_but_a_long_prompt_may_wait_alone() -> None:

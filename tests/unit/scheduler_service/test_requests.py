@@ -8,7 +8,7 @@ import pytest
 
 from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
-from tests.kit.token_oracle import oracle, until_idle
+from tests.kit.token_oracle import oracle, until, until_idle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -169,11 +169,12 @@ async def test_what_ended_under_another_scheduler_is_kept_too(harness: Harness) 
 
 async def test_a_stop_string_counts_its_tokens(harness: Harness) -> None:
     await harness.worker(step_seconds=0.001)
-    await harness.scheduler()
-    client, other = await harness.client(), await harness.client("other")
+    server, client, other = await harness.scheduler(), await harness.client(), await harness.client("other")
     stream = await client.add("r", [1] * 20, n=2, max_tokens=300)
     await client.wait_until(lambda: len(stream.token_ids[0]) > 20)
+    [request] = server.scheduling.requests.live.values()
     await client.abort("r", 0, stop=True, num_tokens=7)
+    await until(lambda: request.group.sequences[0].finish_reason is not None)
     read = await other.read_again("r", n=2)
     await other.wait_until(lambda: read.is_done)
     whole = oracle([1] * 20, 300, n=2)
@@ -202,6 +203,27 @@ async def test_a_request_that_runs_too_long_fails(harness: Harness) -> None:
     stream = await client.add("r", [1] * 20, max_tokens=2000, remaining_time={"nanos": 300_000_000})
     assert (await refusal(client, stream)).reason is Reason.GENERATION_DEADLINE
     assert 0 < len(stream.token_ids[0]) < 2000
+    await until_idle(server)
+
+
+async def test_who_comes_again_when_told_to_finds_a_place(harness: Harness, settings: Settings) -> None:
+    await harness.worker(step_seconds=0.001)
+    server = await harness.scheduler(settings(max_num_seqs=1, max_waiting_requests=4))
+    client = await harness.client()
+    running = await client.add("running", [1] * 20, max_tokens=2000)
+    await client.wait_until(lambda: running.token_ids[0])
+    waiting = [await client.add(f"w{number}", [number + 2] * 20) for number in range(4)]
+    away = await client.add("away", [9] * 20)
+    assert (await refusal(client, away)).reason is Reason.QUEUE_FULL
+    # Two places are free then, and kept for who was promised one.
+    for stream in waiting[:2]:
+        await client.abort(stream.request_id)
+    new = await client.add("new", [8] * 20)
+    assert (await refusal(client, new)).reason is Reason.QUEUE_FULL
+    again = await client.add("away", [9] * 20)
+    await client.wait_until(lambda: again.first_sequence_id is not None)
+    await client.abort("running")
+    assert await client.result(again) == oracle([9] * 20, 8)
     await until_idle(server)
 
 
