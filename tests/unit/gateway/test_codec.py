@@ -4,6 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import BlockyardError, Reason, to_status
@@ -116,6 +118,36 @@ def test_a_request_survives_as_a_spec_without_its_prompt(request_: GenerationReq
     assert spec.WhichOneof("prompt") is None
     read = codec.decode_spec(inference_pb2.GenerationSpec.FromString(spec.SerializeToString()))
     assert read == replace(request_, prompt="")
+
+
+_IDS = st.integers(0, 2**32 - 1)
+_FLOATS = st.floats(width=32, allow_nan=False)
+_SAMPLING = st.builds(
+    SamplingOptions,
+    **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), st.none() | _FLOATS),
+    **dict.fromkeys(("top_k", "logprobs", "prompt_logprobs"), st.none() | _IDS),
+    seed=st.none() | st.integers(0, 2**64 - 1),
+    logit_bias=st.dictionaries(_IDS, _FLOATS, max_size=3),
+    allowed_token_ids=st.lists(_IDS, max_size=3).map(tuple),
+    bad_words=st.lists(st.text(max_size=5), max_size=3).map(tuple),
+    bad_token_sequences=st.lists(st.lists(_IDS, max_size=3).map(tuple), max_size=3).map(tuple),
+)
+_REQUESTS = st.builds(
+    GenerationRequest,
+    prompt=st.just(""),
+    request_id=st.text(max_size=5),
+    sampling=_SAMPLING,
+    n=_IDS,
+    skip_special_tokens=st.booleans(),
+    on_disconnect=st.sampled_from(OnDisconnect),
+    priority=st.integers(-(2**31), 2**31 - 1),
+    beam_search=st.none() | st.builds(BeamOptions, _IDS, _FLOATS, st.sampled_from(EarlyStopping)),
+)
+
+
+@given(_REQUESTS)
+def test_any_request_survives_as_a_spec(request_: GenerationRequest) -> None:
+    assert codec.decode_spec(codec.encode_spec(request_)) == request_
 
 
 @pytest.mark.parametrize("seconds", [0.001, 1e-9, 86_400.25])
