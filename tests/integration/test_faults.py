@@ -1,0 +1,95 @@
+"""Faults at the named points of a step, and a network that parts and heals: each for itself, on the real services."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from blockyard import AsyncClient
+from tests.kit.answers import Known, run_alone
+from tests.kit.chaos_requests import make_requests
+from tests.kit.cluster import Cluster
+from tests.kit.tiny_models import tiny_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+FLAGS = [
+    "--dtype",
+    "float32",
+    "--num-device-blocks",
+    "200",
+    "--num-host-blocks",
+    "32",
+    "--step-deadline-seconds",
+    "1.5",
+    "--debug-integrity",
+]
+WORKER_FAULTS = (
+    "step.before_answer:kill@20",
+    "step.before_answer:hang@1",
+    "step.before_answer:error@9",
+    "step.after_answer:kill@33",
+    "step.after_answer:exit@2",
+)
+# In a request_id.
+UNNAMEABLE = str.maketrans("@", "-")
+
+
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - what other processes do sets no event here
+            await asyncio.sleep(0.01)
+
+
+async def check_all(client: AsyncClient, known: list[Known], name: str) -> None:
+    """Runs all requests at a time; every answer is the undisturbed one."""
+    checked = await asyncio.gather(*(one.check(client, f"{name}-{one.request.number}") for one in known))
+    assert not [wrong for _, wrong in checked if wrong]
+
+
+async def strike(cluster: Cluster, client: AsyncClient, known: list[Known], name: str, fault: str) -> None:
+    """Gives a member's next life a fault, has it meet requests, and wakes the member where it hangs."""
+    cluster.arm(name, fault)
+    cluster.kill(name)
+    await until(lambda: not cluster.members[name].next_faults)
+    await cluster.wait_until_ready()
+    told = f"a fault on purpose fault={fault}"
+    answers = asyncio.create_task(check_all(client, known, fault.translate(UNNAMEABLE)))
+    await until(lambda: told in cluster.log(name) or answers.done())
+    if ":hang" in fault:
+        await until(lambda: "was not answered within 1.5 s" in cluster.log("scheduler") or answers.done())
+        cluster.thaw(name)
+    await answers
+    assert told in cluster.log(name)
+
+
+async def test_a_worker_fails_before_or_after_it_answers(tmp_path: Path) -> None:
+    async with Cluster(tiny_model("llama"), tmp_path, num_workers=1, num_gateways=1, scheduler_flags=FLAGS) as cluster:
+        await cluster.wait_until_ready()
+        async with AsyncClient(cluster.targets) as client:
+            known = await run_alone(client, make_requests(1, 8))
+            for fault in WORKER_FAULTS:
+                await strike(cluster, client, known, "worker-0", fault)
+
+
+async def test_a_partition_before_a_worker_heals_and_gives_no_token_twice(tmp_path: Path) -> None:
+    """The worker is given up, taken over in a new epoch, and what was held on its way belongs to the old one."""
+    async with Cluster(
+        tiny_model("llama"), tmp_path, num_workers=1, num_gateways=1, scheduler_flags=FLAGS, with_links=True
+    ) as cluster:
+        await cluster.wait_until_ready()
+        async with AsyncClient(cluster.targets) as client:
+            known = await run_alone(client, make_requests(2, 8))
+            link = cluster.links["worker-0"]
+            num_bytes = sum(link.stats.num_bytes.values())
+            answers = asyncio.create_task(check_all(client, known, "parted"))
+            await until(lambda: sum(link.stats.num_bytes.values()) > num_bytes + 5_000)
+            link.partition()
+            await until(lambda: "was not answered within 1.5 s" in cluster.log("scheduler"))
+            assert not answers.done()
+            link.heal()
+            await answers
+        assert not cluster.num_deaths("worker-0")
+        cluster.check()
