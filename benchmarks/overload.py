@@ -106,7 +106,7 @@ class Load:
         return self.counts.rate(begin + seconds / 4, begin + seconds)
 
     async def arrive(self, rate: float, seconds: float) -> float:
-        """Arrivals at a fixed rate, and then until everybody was served. Returns the completions in a second meanwhile."""
+        """Arrivals at a fixed rate, then until all were served. Returns the completions in a second meanwhile."""
         begin, tasks = time.monotonic(), list[asyncio.Task[float]]()
         while (now := time.monotonic()) < begin + seconds:
             due = int((now - begin) * rate)
