@@ -55,6 +55,7 @@ _STATE_PREFIX = "WORKER_STATE_"
 
 def encode_step(output: SchedulerOutput, epoch: int) -> worker_pb2.ExecuteModelRequest:
     """Encodes one step. A group's payload is its sampling parameters, serialized."""
+    input_sequence_ids, input_token_ids = zip(*output.input_ids, strict=True) if output.input_ids else ((), ())
     return worker_pb2.ExecuteModelRequest(
         epoch=epoch,
         step_id=output.step_id,
@@ -80,6 +81,8 @@ def encode_step(output: SchedulerOutput, epoch: int) -> worker_pb2.ExecuteModelR
         blocks_to_swap_in=_encode_pairs(output.blocks_to_swap_in),
         blocks_to_copy=_encode_pairs(output.blocks_to_copy),
         finished_sequence_ids=output.finished_sequence_ids,
+        input_sequence_ids=input_sequence_ids,
+        input_token_ids=input_token_ids,
     )
 
 
@@ -94,6 +97,7 @@ def _encode_new_sequence(sequence: NewSequence) -> worker_pb2.NewSequence:
         sampling=sampling_pb2.SamplingParams.FromString(sequence.spec.payload or b""),
         min_tokens=sequence.spec.min_tokens,
         stop_token_ids=sorted(sequence.spec.stop_token_ids),
+        num_beam_candidates=sequence.num_beam_candidates,
     )
 
 
@@ -119,10 +123,19 @@ def decode_answer(message: worker_pb2.ExecuteModelResponse) -> StepResult:
             if message.logprob_sequence_ids
             else None
         ),
+        beam_candidates=_decode_candidates(message) if message.beam_sequence_ids else None,
         prompt_logprobs=tuple((piece.sequence_id, split_prompt_logprobs(piece)) for piece in message.prompt_logprobs),
         forward_seconds=_seconds(message.times.forward) + _seconds(message.times.sample),
         cache_seconds=_seconds(message.times.cache_operations),
     )
+
+
+def _decode_candidates(message: worker_pb2.ExecuteModelResponse) -> dict[int, tuple[tuple[int, float], ...]]:
+    entries = split_logprobs(message.beam_candidates)
+    return {
+        sequence_id: tuple(zip(entry.token_ids, entry.logprobs, strict=True))
+        for sequence_id, entry in zip(message.beam_sequence_ids, entries, strict=True)
+    }
 
 
 def _seconds(duration: Duration) -> float:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import nan
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import BlockyardError, Violation, invalid, to_status
 from blockyard.scheduler.v1 import scheduler_pb2
-from scheduler_service.core.output import FinishReason, GroupSpec, OwnerUpdate
+from scheduler_service.core.output import BeamSpec, EarlyStopping, FinishReason, GroupSpec, OwnerUpdate
 from scheduler_service.logprob_columns import encode_prompt_logprobs, join_logprobs, split_logprobs
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ _FINISH_REASONS = {
     FinishReason.ERROR: sampling_pb2.FINISH_REASON_ERROR,
 }
 _REASONS = {number: reason for reason, number in _FINISH_REASONS.items()}
+_EARLY_STOPPING = {
+    sampling_pb2.EARLY_STOPPING_FIRST: EarlyStopping.FIRST,
+    sampling_pb2.EARLY_STOPPING_NEVER: EarlyStopping.NEVER,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +46,17 @@ class Addition:
 
 @dataclass(frozen=True, slots=True)
 class Resubmission:
-    """Where an added request was before; by index, the tokens of each sequence, and why it ended if it has."""
+    """Where an added request was before; by index, the tokens of each sequence, and why it ended if it has.
+
+    `scores`: of those that a beam search gave.
+    """
 
     age_seconds: float
     outputs: list[list[int]]
     ended: list[FinishReason | None]
     logprobs: list[list[Any]]
     num_cached_tokens: int
+    scores: list[float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +152,15 @@ def _decode_group(message: scheduler_pb2.AddRequest, owner: str) -> GroupSpec:
         computes_prompt=message.sampling.HasField("prompt_logprobs"),
         tenant=message.tenant,
         priority=message.priority,
+        beams=_decode_beams(message.beam_search) if message.HasField("beam_search") else None,
+    )
+
+
+def _decode_beams(message: sampling_pb2.BeamSearch) -> BeamSpec:
+    return BeamSpec(
+        width=message.width,
+        length_penalty=message.length_penalty if message.HasField("length_penalty") else 1.0,
+        early_stopping=_EARLY_STOPPING.get(message.early_stopping, EarlyStopping.HEURISTIC),
     )
 
 
@@ -153,6 +171,7 @@ def _decode_resubmission(message: scheduler_pb2.Resubmission) -> Resubmission:
         ended=[_REASONS.get(sequence.finish_reason) for sequence in message.sequences],
         logprobs=[split_logprobs(sequence.logprobs) for sequence in message.sequences],
         num_cached_tokens=message.num_cached_tokens,
+        scores=[sequence.score if sequence.HasField("score") else None for sequence in message.sequences],
     )
 
 
@@ -175,6 +194,8 @@ def encode_outgoing(outgoing: Outgoing) -> scheduler_pb2.AttachResponse:
     if update.finished:
         message.finished_sequence_ids.extend([end.sequence_id for end in update.finished])
         message.finish_reasons.extend([_FINISH_REASONS[end.reason] for end in update.finished])
+        if any(end.score is not None for end in update.finished):
+            message.finish_scores.extend([nan if end.score is None else end.score for end in update.finished])
     if update.prefilled:
         message.prefilled_sequence_ids.extend([first for first, _ in update.prefilled])
         message.num_cached_tokens.extend([cached for _, cached in update.prefilled])
@@ -232,6 +253,7 @@ def _encode_transcript(sequence: Sequence) -> scheduler_pb2.SequenceTranscript:
         token_ids=sequence.output_token_ids,
         finish_reason=_FINISH_REASONS[reason] if reason else sampling_pb2.FINISH_REASON_UNSPECIFIED,
         logprobs=join_logprobs(sequence.logprobs) if sequence.logprobs else None,
+        score=sequence.score,
     )
 
 

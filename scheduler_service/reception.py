@@ -147,7 +147,7 @@ class Reception:
             self._check_limits(spec)
         arrived_at = self._clock() - (before.age_seconds if before else 0.0)
         group = Group(spec, self._next_sequence_id, max_length, arrived_at)
-        self._next_sequence_id += spec.n
+        self._next_sequence_id += spec.num_sequence_ids
         if before is not None:
             _continue(group, before)
         return Request(group, addition.digest, addition.message)
@@ -285,8 +285,9 @@ class Reception:
 def _continue(group: Group, before: Resubmission) -> None:
     group.continue_from(before.outputs, before.ended)
     group.num_cached_tokens = before.num_cached_tokens
-    for sequence, logprobs in zip(group.sequences, before.logprobs, strict=True):
+    for sequence, logprobs, score in zip(group.sequences, before.logprobs, before.scores, strict=True):
         sequence.logprobs = list(logprobs)
+        sequence.score = score
 
 
 def _overdue(kind: DeadlineKind) -> BlockyardError:

@@ -87,7 +87,10 @@ class BlockPair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:
-    """Everything that a worker must know of a sequence that it does not have. `token_ids`: prompt, then output."""
+    """Everything that a worker must know of a sequence that it does not have. `token_ids`: prompt, then output.
+
+    `num_beam_candidates`: if not 0, it is not sampled: so many of its likeliest tokens are answered instead.
+    """
 
     sequence_id: int
     sequence_index: int
@@ -96,6 +99,7 @@ class NewSequence:
     num_computed_tokens: int
     block_ids: tuple[int, ...]
     spec: GroupSpec
+    num_beam_candidates: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,6 +173,7 @@ class StepBuilder:
                 num_computed_tokens=sequence.num_scheduled,
                 block_ids=tuple(sequence.block_ids),
                 spec=sequence.group.spec,
+                num_beam_candidates=sequence.group.spec.num_beam_candidates,
             )
         )
 

@@ -61,7 +61,7 @@ class RunnerWorker:
         for sequence_id in step.finished_sequence_ids:
             self.known.pop(sequence_id, None)
         for new in step.new_sequences:
-            self._add(new.sequence_id, list(new.token_ids), new.spec.num_beam_candidates)
+            self._add(new.sequence_id, list(new.token_ids), new.num_beam_candidates)
             if new.num_computed_tokens:
                 self.runner.step([(self.keys[new.sequence_id], new.token_ids[: new.num_computed_tokens])])
         for sequence_id, token_id in step.input_ids:

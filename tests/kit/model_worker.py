@@ -64,13 +64,21 @@ class Row:
     names: list[int]
     block_ids: list[int]
     num_computed: int
+    num_beam_candidates: int = 0
     has_ended: bool = False
 
     @classmethod
     def make(cls, new: NewSequence) -> Row:
         """The row of a sequence that was not known."""
         row = cls(
-            new.spec, new.sequence_index, new.prompt_length, [], [ROOT], list(new.block_ids), new.num_computed_tokens
+            new.spec,
+            new.sequence_index,
+            new.prompt_length,
+            [],
+            [ROOT],
+            list(new.block_ids),
+            new.num_computed_tokens,
+            new.num_beam_candidates,
         )
         for token_id in new.token_ids:
             row.append(token_id)
@@ -86,6 +94,7 @@ class Row:
             self.names.copy(),
             list(fork.block_ids),
             self.num_computed,
+            self.num_beam_candidates,
         )
 
     def append(self, token_id: int) -> None:
@@ -96,7 +105,7 @@ class Row:
     def propose(self, vocab_size: int) -> tuple[tuple[int, float], ...]:
         """Its likeliest next tokens, best first."""
         masked = self.spec.stop_token_ids if len(self.token_ids) - self.prompt_length < self.spec.min_tokens else ()
-        return propose(self.names[-1], vocab_size, masked)[: self.spec.num_beam_candidates]
+        return propose(self.names[-1], vocab_size, masked)[: self.num_beam_candidates]
 
     def sample(self, seed: int, vocab_size: int) -> int:
         """Its next token, which it appends; a stop token after min_tokens ends it."""
@@ -196,12 +205,12 @@ class ModelWorker:
         parent = self._row(fork.parent_id)
         _require(fork.child_id not in self.rows, f"child {fork.child_id} is known already")
         self.rows[fork.child_id] = parent.fork(fork)
-        has_same_blocks = parent.spec.beams is None or parent.block_ids == list(fork.block_ids)
+        has_same_blocks = not parent.num_beam_candidates or parent.block_ids == list(fork.block_ids)
         _require(has_same_blocks, f"child {fork.child_id} begins on other blocks than its parent")
 
     def _take_input(self, step: SchedulerOutput, sequence_id: int, token_id: int) -> None:
         row = self._row(sequence_id)
-        _require(row.spec.beams is not None, f"sequence {sequence_id} chooses its tokens itself")
+        _require(row.num_beam_candidates > 0, f"sequence {sequence_id} chooses its tokens itself")
         count = dict(zip(step.sequence_ids, step.num_new_tokens, strict=True)).get(sequence_id)
         _require(count == 1, f"sequence {sequence_id} gets a token and computes {count}")
         row.append(token_id)
@@ -220,7 +229,7 @@ class ModelWorker:
         for fork in step.forks:
             parent, child = self._row(fork.parent_id), self._row(fork.child_id)
             # A beam's child computes a token of its own at once, so its table may be another one by now.
-            tables_agree = parent.block_ids == child.block_ids or child.spec.beams is not None
+            tables_agree = parent.block_ids == child.block_ids or child.num_beam_candidates > 0
             _require(tables_agree, f"child {fork.child_id} has other blocks than its parent")
 
     # Blocks
@@ -255,8 +264,8 @@ class ModelWorker:
         for sequence_id in active:
             self._read(sequence_id)
         sampled = [key for key in active if self.rows[key].num_computed == len(self.rows[key].token_ids)]
-        beams = [key for key in sampled if self.rows[key].spec.beams]
-        sampled = [key for key in sampled if not self.rows[key].spec.beams]
+        beams = [key for key in sampled if self.rows[key].num_beam_candidates]
+        sampled = [key for key in sampled if not self.rows[key].num_beam_candidates]
         token_ids = [self.rows[key].sample(self.seed_of(self.rows[key].spec), self.vocab_size) for key in sampled]
         candidates = {key: self.rows[key].propose(self.vocab_size) for key in beams}
         return StepResult(
@@ -307,7 +316,7 @@ def generate_alone(
     if spec.beams:
         return search_alone(spec, max_model_len=max_model_len, vocab_size=vocab_size)[sequence_index].token_ids
     prompt = spec.prompt_token_ids
-    row = Row.make(NewSequence(0, sequence_index, prompt, len(prompt), 0, (), spec))
+    row = Row.make(NewSequence(0, sequence_index, prompt, len(prompt), 0, (), spec, spec.num_beam_candidates))
     max_length = min(len(prompt) + spec.max_tokens, max_model_len)
     while len(row.token_ids) < max_length and not row.has_ended:
         row.sample(seed_of(spec), vocab_size)
@@ -329,7 +338,7 @@ def search_alone(spec: GroupSpec, *, max_model_len: int, vocab_size: int = 32) -
 
 def _make_row(spec: GroupSpec, output: list[int]) -> Row:
     prompt = spec.prompt_token_ids
-    return Row.make(NewSequence(0, 0, (*prompt, *output), len(prompt), 0, (), spec))
+    return Row.make(NewSequence(0, 0, (*prompt, *output), len(prompt), 0, (), spec, spec.num_beam_candidates))
 
 
 def _require(holds: bool, what: str) -> None:

@@ -32,6 +32,7 @@ def decode_step(message: worker_pb2.ExecuteModelRequest) -> SchedulerOutput:
         blocks_to_swap_in=_decode_pairs(message.blocks_to_swap_in),
         blocks_to_copy=_decode_pairs(message.blocks_to_copy),
         finished_sequence_ids=tuple(message.finished_sequence_ids[:]),
+        input_ids=tuple(zip(message.input_sequence_ids, message.input_token_ids, strict=True)),
     )
 
 
@@ -55,6 +56,7 @@ def _decode_new_sequence(message: worker_pb2.NewSequence) -> NewSequence:
         message.num_computed_tokens,
         tuple(message.block_ids[:]),
         spec,
+        message.num_beam_candidates,
     )
 
 
@@ -74,4 +76,10 @@ def encode_result(result: StepResult, epoch: int, step_seconds: float) -> worker
     )
     for sequence_id, text in result.failures:
         message.failures.add(sequence_id=sequence_id, status=to_status(BlockyardError(Reason.BUG, text)))
+    for sequence_id, candidates in (result.beam_candidates or {}).items():
+        message.beam_sequence_ids.append(sequence_id)
+        columns = message.beam_candidates
+        columns.num_candidates.append(len(candidates))
+        columns.token_ids.extend([token_id for token_id, _ in candidates])
+        columns.logprobs.extend([logprob for _, logprob in candidates])
     return message

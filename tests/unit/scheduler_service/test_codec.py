@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from google.protobuf import descriptor
 from hypothesis import given
@@ -11,7 +13,9 @@ from blockyard.scheduler.v1 import scheduler_pb2
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service import codec, gateway_codec
 from scheduler_service.core.output import (
+    BeamSpec,
     BlockPair,
+    EarlyStopping,
     FinishedSequence,
     FinishReason,
     Fork,
@@ -45,7 +49,7 @@ def new_sequences(draw: st.DrawFn) -> NewSequence:
         stop_token_ids=draw(st.frozensets(ids, max_size=3)),
         payload=sampling_pb2.SamplingParams(temperature=0.5, seed=draw(ids)).SerializeToString(),
     )
-    return NewSequence(draw(ids), draw(ids), token_ids, prompt_length, draw(ids), draw(columns), spec)
+    return NewSequence(draw(ids), draw(ids), token_ids, prompt_length, draw(ids), draw(columns), spec, draw(ids))
 
 
 steps = st.builds(
@@ -62,6 +66,7 @@ steps = st.builds(
     blocks_to_swap_in=pairs,
     blocks_to_copy=pairs,
     finished_sequence_ids=columns,
+    input_ids=st.lists(st.tuples(ids, ids), max_size=3).map(tuple),
 )
 
 
@@ -78,12 +83,24 @@ def test_an_empty_step_says_only_who_it_is() -> None:
     assert [field.name for field, _ in message.ListFields()] == ["epoch", "step_id"]
 
 
-@given(columns, columns, st.lists(st.tuples(ids, st.just("bad row")), max_size=2))
+candidates = st.dictionaries(ids, st.lists(st.tuples(ids, st.floats(width=32, allow_nan=False)), max_size=3).map(tuple))
+
+
+@given(columns, columns, st.lists(st.tuples(ids, st.just("bad row")), max_size=2), candidates)
 def test_an_answer_arrives_as_it_was_sent(
-    token_ids: tuple[int, ...], skipped: tuple[int, ...], failures: list[tuple[int, str]]
+    token_ids: tuple[int, ...],
+    skipped: tuple[int, ...],
+    failures: list[tuple[int, str]],
+    beam_candidates: dict[int, tuple[tuple[int, float], ...]],
 ) -> None:
     result = StepResult(
-        5, tuple(range(len(token_ids))), token_ids, skipped, tuple(failures), forward_seconds=pytest.approx(0.001)
+        5,
+        tuple(range(len(token_ids))),
+        token_ids,
+        skipped,
+        tuple(failures),
+        beam_candidates=beam_candidates or None,
+        forward_seconds=pytest.approx(0.001),
     )
     data = encode_result(result, 2, 0.001).SerializeToString()
     assert codec.decode_answer(worker_pb2.ExecuteModelResponse.FromString(data)) == result
@@ -133,6 +150,47 @@ def test_a_request_is_decoded_whole() -> None:
     assert addition == gateway_codec.Addition(expected, 7, b"digest", told.SerializeToString(), 1.5)
 
 
+@pytest.mark.parametrize(
+    ("message", "beams"),
+    [
+        (sampling_pb2.BeamSearch(width=4), BeamSpec(4, 1.0, EarlyStopping.HEURISTIC)),
+        (
+            sampling_pb2.BeamSearch(width=2, length_penalty=0.0, early_stopping=sampling_pb2.EARLY_STOPPING_FIRST),
+            BeamSpec(2, 0.0, EarlyStopping.FIRST),
+        ),
+        (
+            sampling_pb2.BeamSearch(width=2, length_penalty=-0.5, early_stopping=sampling_pb2.EARLY_STOPPING_NEVER),
+            BeamSpec(2, -0.5, EarlyStopping.NEVER),
+        ),
+    ],
+)
+def test_a_beam_search_is_decoded(message: sampling_pb2.BeamSearch, beams: BeamSpec) -> None:
+    add = scheduler_pb2.AddRequest(request_id="a", prompt_token_ids=[5], n=1, max_tokens=4, beam_search=message)
+    assert gateway_codec.decode_add(add, "o").spec.beams == beams
+
+
+def test_scores_are_told_where_there_are_some() -> None:
+    ends = [FinishedSequence(1, FinishReason.STOP), FinishedSequence(2, FinishReason.LENGTH, score=-1.5)]
+    message = gateway_codec.encode_outgoing(gateway_codec.Outgoing(update=OwnerUpdate(finished=ends)))
+    assert list(message.finish_scores) == pytest.approx([math.nan, -1.5], nan_ok=True)
+    message = gateway_codec.encode_outgoing(gateway_codec.Outgoing(update=OwnerUpdate(finished=ends[:1])))
+    assert not message.finish_scores
+
+
+def test_scores_are_kept_through_a_resume_and_a_resubmission() -> None:
+    group = Group(GroupSpec("a", "o", (1, 2), 2, 9, 0, frozenset(), beams=BeamSpec(2)), 7, 11, 0.0)
+    resumed = gateway_codec.encode_resumed(1, b"", group)
+    assert [sequence.HasField("score") for sequence in resumed.sequences] == [False, False]
+    group.continue_from([[3], [4]], [FinishReason.STOP, FinishReason.LENGTH])
+    group.sequences[0].score, group.sequences[1].score = -0.5, -2.0
+    transcripts = gateway_codec.encode_resumed(1, b"", group).sequences
+    add = scheduler_pb2.AddRequest(request_id="a", prompt_token_ids=[1, 2], n=2, max_tokens=4)
+    add.resubmission.sequences.extend(transcripts)
+    before = gateway_codec.decode_add(add, "o").resubmission
+    assert before is not None
+    assert before.scores == [-0.5, -2.0]
+
+
 def test_where_a_request_was_before_is_decoded_by_index() -> None:
     add = scheduler_pb2.AddRequest(request_id="a", prompt_token_ids=[5, 6], n=2, max_tokens=4)
     add.resubmission.age.FromMilliseconds(2500)
@@ -145,7 +203,9 @@ def test_where_a_request_was_before_is_decoded_by_index() -> None:
     add.resubmission.sequences.add()
     before = gateway_codec.decode_add(add, "o").resubmission
     entries = [Candidates([1, 9], [-1.0, -0.5], [2, 1]), Candidates([2], [-0.25], [1])]
-    assert before == gateway_codec.Resubmission(2.5, [[1, 2], []], [FinishReason.STOP, None], [entries, []], 3)
+    assert before == gateway_codec.Resubmission(
+        2.5, [[1, 2], []], [FinishReason.STOP, None], [entries, []], 3, [None, None]
+    )
     assert join_logprobs(entries) == columns
 
 
