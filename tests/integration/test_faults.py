@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING
 from blockyard import AsyncClient
 from tests.kit.answers import Known, run_alone
 from tests.kit.chaos_requests import make_requests
-from tests.kit.cluster import Cluster
+from tests.kit.cluster import ROOT, Cluster
 from tests.kit.tiny_models import tiny_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tests.kit.fault_proxy import FaultProxy
+    from tests.kit.transcript import Transcript
+
+DEADLINE_SECONDS = 1.5
 FLAGS = [
     "--dtype",
     "float32",
@@ -23,7 +27,7 @@ FLAGS = [
     "--num-host-blocks",
     "32",
     "--step-deadline-seconds",
-    "1.5",
+    str(DEADLINE_SECONDS),
     "--debug-integrity",
 ]
 WORKER_FAULTS = (
@@ -43,10 +47,17 @@ async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
             await asyncio.sleep(0.01)
 
 
-async def check_all(client: AsyncClient, known: list[Known], name: str) -> None:
+async def check_all(client: AsyncClient, known: list[Known], name: str) -> list[Transcript]:
     """Runs all requests at a time; every answer is the undisturbed one."""
     checked = await asyncio.gather(*(one.check(client, f"{name}-{one.request.number}") for one in known))
     assert not [wrong for _, wrong in checked if wrong]
+    return [transcript for transcript, _ in checked]
+
+
+async def until_busy(link: FaultProxy) -> None:
+    """Waits until a worker has some dozens of steps behind it."""
+    num_bytes = sum(link.stats.num_bytes.values())
+    await until(lambda: sum(link.stats.num_bytes.values()) > num_bytes + 5_000)
 
 
 async def strike(cluster: Cluster, client: AsyncClient, known: list[Known], name: str, fault: str) -> None:
@@ -83,9 +94,8 @@ async def test_a_partition_before_a_worker_heals_and_gives_no_token_twice(tmp_pa
         async with AsyncClient(cluster.targets) as client:
             known = await run_alone(client, make_requests(2, 8))
             link = cluster.links["worker-0"]
-            num_bytes = sum(link.stats.num_bytes.values())
             answers = asyncio.create_task(check_all(client, known, "parted"))
-            await until(lambda: sum(link.stats.num_bytes.values()) > num_bytes + 5_000)
+            await until_busy(link)
             link.partition()
             await until(lambda: "was not answered within 1.5 s" in cluster.log("scheduler"))
             assert not answers.done()
@@ -93,3 +103,21 @@ async def test_a_partition_before_a_worker_heals_and_gives_no_token_twice(tmp_pa
             await answers
         assert not cluster.num_deaths("worker-0")
         cluster.check()
+
+
+async def test_another_replica_takes_over_at_once_or_a_step_deadline_later(tmp_path: Path) -> None:
+    async with Cluster(
+        ROOT / "models" / "demo", tmp_path, num_gateways=1, scheduler_flags=FLAGS, with_links=True
+    ) as cluster:
+        await cluster.wait_until_ready()
+        async with AsyncClient(cluster.targets) as client:
+            known = await run_alone(client, make_requests(3, 8))
+            for strike_at, max_gap_seconds in ((cluster.kill, 2.0), (cluster.freeze, DEADLINE_SECONDS + 2.0)):
+                answers = asyncio.create_task(check_all(client, known, strike_at.__name__))
+                await until_busy(cluster.links["worker-0"])
+                strike_at("worker-0")
+                transcripts = await answers
+                assert any(transcript.recoveries for transcript in transcripts)
+                assert max(transcript.longest_gap_seconds for transcript in transcripts) < max_gap_seconds
+                cluster.thaw("worker-0")
+                await cluster.wait_until_ready()
