@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from hashlib import sha256
+from math import isnan, nan
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -32,6 +33,8 @@ class Stream:
     first_sequence_id: int | None = None
     token_ids: list[list[int]] = field(default_factory=list)
     reasons: dict[int, int] = field(default_factory=dict)
+    # Of a beam search's sequences.
+    scores: dict[int, float] = field(default_factory=dict)
     num_cached_tokens: int | None = None
     error: BlockyardError | None = None
     recovered: list[scheduler_pb2.RequestRecovered] = field(default_factory=list)
@@ -67,7 +70,6 @@ class TokenClient:
         self._stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
         self._gateway_id = gateway_id
         self._num_handles = 0
-        self._writing = asyncio.Lock()
         self._changed = asyncio.Condition()
         self._may_read = asyncio.Event()
         self._may_read.set()
@@ -135,10 +137,14 @@ class TokenClient:
             stream, index = self._by_sequence[sequence_id]
             assert index not in stream.reasons, "a token after the end"
             stream.token_ids[index].append(token_id)
-        for sequence_id, reason in zip(message.finished_sequence_ids, message.finish_reasons, strict=True):
+        scores = message.finish_scores or [nan] * len(message.finish_reasons)
+        ends = zip(message.finished_sequence_ids, message.finish_reasons, scores, strict=True)
+        for sequence_id, reason, score in ends:
             stream, index = self._by_sequence.pop(sequence_id)
             assert index not in stream.reasons, "two ends"
             stream.reasons[index] = reason
+            if not isnan(score):
+                stream.scores[index] = score
         for sequence_id, cached in zip(message.prefilled_sequence_ids, message.num_cached_tokens, strict=True):
             owner = next((s for s in self.streams.values() if s.first_sequence_id == sequence_id), None)
             assert owner is not None
@@ -154,6 +160,8 @@ class TokenClient:
         stream.first_sequence_id = resumed.first_sequence_id
         for index, sequence in enumerate(resumed.sequences):
             stream.token_ids[index] = list(sequence.token_ids)
+            if sequence.HasField("score"):
+                stream.scores[index] = sequence.score
             if sequence.finish_reason:
                 stream.reasons[index] = sequence.finish_reason
             else:
@@ -191,20 +199,16 @@ class TokenClient:
         await self.send(add)
         return stream
 
-    async def _write(self, message: scheduler_pb2.AttachRequest) -> None:
-        async with self._writing:
-            await self.call.write(message)
-
     async def send(self, add: scheduler_pb2.AddRequest) -> None:
         """Sends a request as it is, with a handle of its own."""
         add.handle = self._next_handle()
-        await self._write(scheduler_pb2.AttachRequest(add=[add]))
+        await self.call.write(scheduler_pb2.AttachRequest(add=[add]))
 
     async def read_again(self, request_id: str, n: int = 1) -> Stream:
         """Asks for a request of another gateway, or of before."""
         stream = self.streams[request_id] = Stream(request_id, n)
         resume = scheduler_pb2.ResumeRequest(request_id=request_id, handle=self._next_handle())
-        await self._write(scheduler_pb2.AttachRequest(resume=[resume]))
+        await self.call.write(scheduler_pb2.AttachRequest(resume=[resume]))
         return stream
 
     async def resubmit(self, lost: Stream, age_seconds: float = 0.0) -> Stream:
@@ -240,7 +244,7 @@ class TokenClient:
             num_tokens=num_tokens,
             handle=message.handle if message else 0,
         )
-        await self._write(scheduler_pb2.AttachRequest(abort=[abort]))
+        await self.call.write(scheduler_pb2.AttachRequest(abort=[abort]))
 
     async def wait_until(self, condition: Callable[[], Any], seconds: float = SECONDS) -> None:
         """Waits until a condition over what has come holds, or the stream has ended."""
