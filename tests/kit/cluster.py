@@ -24,6 +24,7 @@ import grpc.aio
 
 from blockyard import faults
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
+from blockyard.rpc import internal_channel
 from tests.kit.fault_proxy import FaultProxy
 
 if TYPE_CHECKING:
@@ -59,7 +60,6 @@ class Member:
     log_path: Path
     next_faults: str = ""
     process: asyncio.subprocess.Process | None = None
-    is_frozen: bool = False
     exit_codes: list[int] = field(default_factory=list[int])
 
     async def live(self) -> int:
@@ -76,7 +76,6 @@ class Member:
                 env={**os.environ, "PYTHONPATH": str(ROOT), faults.VARIABLE: armed},
             )
         code = await self.process.wait()
-        self.is_frozen = False
         self.exit_codes.append(code)
         return code
 
@@ -162,9 +161,6 @@ class Cluster:
         """The gateways' OpenAI APIs."""
         return [f"http://127.0.0.1:{port}" for port in self._ports[1::3]]
 
-    def _names(self, kind: str) -> list[str]:
-        return [name for name in self.members if name.startswith(kind)]
-
     def _own_address(self, name: str) -> str:
         return f"unix:{self._sockets}/{name}"
 
@@ -191,22 +187,27 @@ class Cluster:
         self._sockets = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="by"))
         workers = [f"worker-{number}" for number in range(self._num_workers)]
         if self._with_links:
-            for name in (*workers, "scheduler"):
-                proxy = FaultProxy(self._own_address(name), self._own_address(f"{name}-link"))
-                self.links[name] = await self._stack.enter_async_context(proxy)
+            await self._start_links([*workers, "scheduler"])
         for name in workers:
             self._add(name, "worker_service", ["--worker-address", self._own_address(name)])
         model = ["--model", str(self._model)]
         addresses = ["--worker-address", ",".join(self._address(name) for name in workers)]
         listen = ["--scheduler-address", self._own_address("scheduler")]
         self._add("scheduler", "scheduler_service", [*model, *addresses, *listen, "--device", "cpu"])
+        dial = ["--scheduler-address", self._address("scheduler")]
         for number in range(len(self.targets)):
-            ports = zip(("--grpc-port", "--http-port", "--admin-port"), self._ports[3 * number :], strict=False)
-            flags = [part for flag, port in ports for part in (flag, str(port))]
-            scheduler = ["--scheduler-address", self._address("scheduler")]
-            self._add(f"gateway-{number}", "gateway", [*model, *scheduler, *flags])
-        self._channels = [grpc.aio.insecure_channel(f"127.0.0.1:{port}") for port in self._ports[2::3]]
+            self._add(f"gateway-{number}", "gateway", [*model, *dial, *self._port_flags(number)])
+        self._channels = [internal_channel(f"127.0.0.1:{port}") for port in self._ports[2::3]]
         self._supervising = [asyncio.create_task(member.live_again_and_again()) for member in self.members.values()]
+
+    async def _start_links(self, names: list[str]) -> None:
+        for name in names:
+            proxy = FaultProxy(self._own_address(name), self._own_address(f"{name}-link"))
+            self.links[name] = await self._stack.enter_async_context(proxy)
+
+    def _port_flags(self, number: int) -> list[str]:
+        ports = zip(("--grpc-port", "--http-port", "--admin-port"), self._ports[3 * number :], strict=False)
+        return [part for flag, port in ports for part in (flag, str(port))]
 
     def _add(self, name: str, module: str, flags: list[str]) -> None:
         extra = self._flags[name.partition("-")[0]]
@@ -234,12 +235,10 @@ class Cluster:
 
     def freeze(self, name: str) -> None:
         """Stops a process (SIGSTOP): it hangs, and its connections stay open."""
-        self.members[name].is_frozen = True
         self.members[name].send(signal.SIGSTOP)
 
     def thaw(self, name: str) -> None:
         """Lets a frozen process go on."""
-        self.members[name].is_frozen = False
         self.members[name].send(signal.SIGCONT)
 
     def arm(self, name: str, text: str) -> None:
