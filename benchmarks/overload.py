@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import socket
 import statistics
 import sys
 import tempfile
@@ -24,6 +25,9 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks import record
 from benchmarks.boundary import start
@@ -48,6 +52,8 @@ class Counts:
     num_returns: int = 0
     num_returns_refused: int = 0
     max_waiting: int = 0
+    num_liveness_checks: int = 0
+    num_liveness_failures: int = 0
     ended_at: list[float] = field(default_factory=list[float])
     quiet_seconds: list[float] = field(default_factory=list[float])
 
@@ -129,8 +135,18 @@ class Load:
             self.counts.max_waiting = max(self.counts.max_waiting, status.num_waiting_requests)
             await asyncio.sleep(POLL_SECONDS)
 
+    async def watch_liveness(self, port: int) -> None:
+        """Asks the scheduler's health port, as a kubelet does but more often, for ever."""
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            while True:
+                answer = await stub.Check(health_pb2.HealthCheckRequest(service="liveness"), timeout=1.0)
+                self.counts.num_liveness_checks += 1
+                self.counts.num_liveness_failures += answer.status != health_pb2.HealthCheckResponse.SERVING
+                await asyncio.sleep(POLL_SECONDS)
 
-async def measure(address: str, seconds: float, factor: float) -> dict[str, Any]:
+
+async def measure(address: str, health_port: int, seconds: float, factor: float) -> dict[str, Any]:
     """The capacity, then the overload."""
     while not Path(address.removeprefix("unix:")).exists():  # noqa: ASYNC110, ASYNC240
         await asyncio.sleep(0.05)
@@ -140,11 +156,13 @@ async def measure(address: str, seconds: float, factor: float) -> dict[str, Any]
         idle_seconds = [await idle.serve_one("idle") for _ in range(20)]
         peak = await Load(client).keep_busy(3 * NUM_ROWS // 2, min(seconds, 15))
         load = Load(client)
-        beside = [asyncio.create_task(load.be_quiet()), asyncio.create_task(load.watch_queue())]
+        watching = (load.be_quiet(), load.watch_queue(), load.watch_liveness(health_port))
+        beside = [asyncio.create_task(each) for each in watching]
         goodput = await load.arrive(peak * factor, seconds)
         for task in beside:
             task.cancel()
-        await asyncio.gather(*beside, return_exceptions=True)
+        ends = await asyncio.gather(*beside, return_exceptions=True)
+        assert all(isinstance(end, asyncio.CancelledError) for end in ends), ends
     return summarize(load.counts, peak, goodput, statistics.median(idle_seconds))
 
 
@@ -156,6 +174,8 @@ def summarize(counts: Counts, peak: float, goodput: float, idle: float) -> dict[
         "peak_requests_per_second": round(peak, 1),
         "goodput_share": round(goodput / peak, 3),
         "max_waiting": counts.max_waiting,
+        "liveness_checks": counts.num_liveness_checks,
+        "liveness_failures": counts.num_liveness_failures,
         "rejections": counts.num_rejections,
         "rejections_without_time": counts.num_rejections_without_time,
         "returns_refused_share": round(counts.num_returns_refused / max(counts.num_returns, 1), 4),
@@ -175,8 +195,11 @@ def run(seconds: float, factor: float) -> dict[str, Any]:
         start(stack, Path(name), "tests.kit.fake_worker", "--worker-address", worker, *options)
         limits = ["--max-num-seqs", str(NUM_ROWS), "--max-waiting-requests", str(MAX_WAITING)]
         addresses = ["--scheduler-address", scheduler, "--worker-address", worker]
-        start(stack, Path(name), "scheduler_service", *addresses, *limits, "--model", "fake")
-        return asyncio.run(measure(scheduler, seconds, factor))
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        health = ["--scheduler-health-port", str(port)]
+        start(stack, Path(name), "scheduler_service", *addresses, *limits, *health, "--model", "fake")
+        return asyncio.run(measure(scheduler, port, seconds, factor))
 
 
 def main() -> None:

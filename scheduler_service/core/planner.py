@@ -58,8 +58,7 @@ class Planner:
         self._oldest_in_flight = oldest_in_flight
         step = StepBuilder(step_id, self._config.max_num_batched_tokens)
         self._queues.begin_step()
-        if self._queues.waiting.ranks:
-            self._begin_urgent(step)
+        self._begin_urgent(step)
         self._schedule_decodes(step)
         self._limit_prefills(step)
         self._schedule_prefills(step)

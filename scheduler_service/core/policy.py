@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from scheduler_service.core.sequence import SequenceStatus
@@ -115,6 +116,7 @@ class Queues:
 
     __slots__ = (
         "_has_ended",
+        "_rows_of",
         "_swapped_now",
         "max_rows",
         "num_beams",
@@ -134,6 +136,7 @@ class Queues:
         self.prefilling: list[Sequence] = []
         self.swapped: list[Sequence] = []
         self._has_ended = False
+        self._rows_of = Counter[str]()  # by tenant
         self._swapped_now: set[Sequence] = set()
 
     def begin_step(self) -> None:
@@ -157,7 +160,7 @@ class Queues:
     def start(self, sequence: Sequence) -> None:
         """It left its queue and runs, after all others of its class."""
         sequence.status = SequenceStatus.RUNNING
-        self.num_rows += sequence.group.num_rows
+        self._count_rows(sequence, sequence.group.num_rows)
         self.num_beams += sequence.group.beams is not None
         insort(self.running, sequence, key=self._class)
         if sequence.is_prefilling:
@@ -173,12 +176,12 @@ class Queues:
     def split_rows(self, leader: Sequence) -> None:
         """Each beam has a row of its own from now on: the one that held them for all keeps one."""
         if leader.status is SequenceStatus.RUNNING:
-            self.num_rows -= leader.group.num_rows - 1
+            self._count_rows(leader, 1 - leader.group.num_rows)
 
     def branch(self, parent: Sequence, child: Sequence) -> None:
         """Another beam runs beside its parent."""
         self.fork(parent, [child])
-        self.num_rows += 1
+        self._count_rows(child, 1)
         self.num_beams += 1
 
     # Who gives way
@@ -186,13 +189,32 @@ class Queues:
     def _class(self, sequence: Sequence) -> int:
         return sequence.priority if self.waiting.ranks else 0
 
+    def _count_rows(self, sequence: Sequence, change: int) -> None:
+        self.num_rows += change
+        tenant = sequence.group.spec.tenant
+        self._rows_of[tenant] += change
+        if not self._rows_of[tenant]:
+            del self._rows_of[tenant]
+
     def outranks(self, sequence: Sequence, other: Sequence) -> bool:
-        """Whether the other one gives way to it: of lower priority, and not so old that it comes first all the same."""
+        """Whether the other one gives way to it: of lower priority, and not so old that it comes first all the same; or
+        of a tenant that holds more than its share of the rows while this one's holds none."""
         rank = self.waiting.rank
-        return self._class(sequence) < self._class(other) and rank(sequence) < rank(other)
+        if self._class(sequence) < self._class(other) and rank(sequence) < rank(other):
+            return True
+        return self._has_none(sequence) and self._has_plenty(other) and self._class(sequence) <= self._class(other)
+
+    def _has_none(self, sequence: Sequence) -> bool:
+        return bool(self._rows_of) and sequence.group.spec.tenant not in self._rows_of
+
+    def _has_plenty(self, sequence: Sequence) -> bool:
+        """Whether its tenant has more rows than each would have with one tenant more."""
+        return self._rows_of[sequence.group.spec.tenant] > max(self.max_rows // (len(self._rows_of) + 1), 1)
 
     def is_urgent(self, sequence: Sequence) -> bool:
         """Whether it outranks anybody who runs or is swapped out."""
+        if self._has_none(sequence):
+            return any(self.outranks(sequence, other) for other in self.running)
         own = self._class(sequence)
         if not any(queue and own < self._class(queue[-1]) for queue in (self.running, self.swapped)):
             return False
@@ -248,7 +270,7 @@ class Queues:
         """A child that is not forked yet ended: its row is free, if its leader holds it."""
         group = child.group
         if group.leader.status is SequenceStatus.RUNNING:
-            self.num_rows -= 1
+            self._count_rows(child, -1)
         group.unforked.remove(child)
 
     def replace_leader(self, leader: Sequence) -> None:
@@ -264,7 +286,7 @@ class Queues:
         del group.unforked[0]
 
     def _free_rows(self, sequence: Sequence) -> None:
-        self.num_rows -= sequence.group.num_rows
+        self._count_rows(sequence, -sequence.group.num_rows)
         self.num_beams -= sequence.group.beams is not None
         if sequence.is_prefilling:
             self.prefilling.remove(sequence)
@@ -274,6 +296,7 @@ class Queues:
         self.begin_step()
         everybody = [*self.running, *self.swapped, *self.waiting]
         self.num_rows = self.num_beams = 0
+        self._rows_of.clear()
         self.waiting.clear()
         self.running.clear()
         self.prefilling.clear()

@@ -70,6 +70,7 @@ class TokenClient:
         self._stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
         self._gateway_id = gateway_id
         self._num_handles = 0
+        self._writing = asyncio.Lock()
         self._changed = asyncio.Condition()
         self._may_read = asyncio.Event()
         self._may_read.set()
@@ -199,16 +200,20 @@ class TokenClient:
         await self.send(add)
         return stream
 
+    async def _write(self, message: scheduler_pb2.AttachRequest) -> None:
+        async with self._writing:
+            await self.call.write(message)
+
     async def send(self, add: scheduler_pb2.AddRequest) -> None:
         """Sends a request as it is, with a handle of its own."""
         add.handle = self._next_handle()
-        await self.call.write(scheduler_pb2.AttachRequest(add=[add]))
+        await self._write(scheduler_pb2.AttachRequest(add=[add]))
 
     async def read_again(self, request_id: str, n: int = 1) -> Stream:
         """Asks for a request of another gateway, or of before."""
         stream = self.streams[request_id] = Stream(request_id, n)
         resume = scheduler_pb2.ResumeRequest(request_id=request_id, handle=self._next_handle())
-        await self.call.write(scheduler_pb2.AttachRequest(resume=[resume]))
+        await self._write(scheduler_pb2.AttachRequest(resume=[resume]))
         return stream
 
     async def resubmit(self, lost: Stream, age_seconds: float = 0.0) -> Stream:
@@ -244,7 +249,7 @@ class TokenClient:
             num_tokens=num_tokens,
             handle=message.handle if message else 0,
         )
-        await self.call.write(scheduler_pb2.AttachRequest(abort=[abort]))
+        await self._write(scheduler_pb2.AttachRequest(abort=[abort]))
 
     async def wait_until(self, condition: Callable[[], Any], seconds: float = SECONDS) -> None:
         """Waits until a condition over what has come holds, or the stream has ended."""

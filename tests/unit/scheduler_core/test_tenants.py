@@ -1,0 +1,87 @@
+"""Tenants share the rows: one that has none takes one of those that another has too many of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.scheduler_core.harness import Bench, configure, make_spec
+
+
+def add(bench: Bench, name: str, max_tokens: int = 40, **changes: object) -> int:
+    """A request of the tenant that stands before the dot."""
+    spec = make_spec(name, 6, max_tokens)
+    return bench.add(replace(spec, tenant=name.partition(".")[0], **changes))  # type: ignore[arg-type]
+
+
+def flood(num_rows: int = 4, *, mode: str = "recompute") -> Bench:
+    """All rows are of one tenant, and have long to go."""
+    bench = Bench(configure(max_num_seqs=num_rows, preemption_mode=mode))
+    for number in range(num_rows):
+        add(bench, f"flood.{number}")
+    bench.step()
+    bench.step()
+    return bench
+
+
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+def test_a_tenant_without_rows_begins_at_once(mode: str) -> None:
+    bench = flood(mode=mode)
+    quiet = add(bench, "quiet.1", 3)
+    assert quiet in bench.step().sequence_ids
+    stats = bench.scheduler.stats()
+    assert (stats.num_running, stats.num_preemptions_total) == (4, 1)
+    bench.run()
+    bench.check_tokens()
+    assert len(bench.finished) == 5
+    # One row was enough.
+    assert bench.scheduler.stats().num_preemptions_total == 1
+
+
+def test_it_gets_one_row_and_then_waits_its_turn() -> None:
+    bench = flood()
+    first, second = add(bench, "quiet.1"), add(bench, "quiet.2")
+    step = bench.step()
+    assert first in step.sequence_ids and second not in step.sequence_ids
+    assert bench.scheduler.stats().num_preemptions_total == 1
+    bench.run()
+    bench.check_tokens()
+
+
+def test_nobody_is_robbed_of_a_share() -> None:
+    bench = Bench(configure(max_num_seqs=4))
+    for name in ("a.1", "a.2", "b.1", "b.2"):
+        add(bench, name)
+    bench.step()
+    add(bench, "c.1")
+    bench.step()
+    # Each has two of four rows: with three tenants one is a share, and a tenant keeps that.
+    assert bench.scheduler.stats().num_preemptions_total == 1
+    add(bench, "d.1")
+    bench.step()
+    assert bench.scheduler.stats().num_preemptions_total == 2
+    add(bench, "e.1")
+    bench.step()
+    assert bench.scheduler.stats().num_preemptions_total == 2
+    bench.run()
+    bench.check_tokens()
+
+
+def test_one_tenant_robs_nobody() -> None:
+    bench = flood()
+    add(bench, "flood.9")
+    bench.step()
+    assert bench.scheduler.stats().num_preemptions_total == 0
+
+
+def test_a_higher_priority_is_not_robbed() -> None:
+    bench = Bench(configure(max_num_seqs=2, policy="priority"))
+    for name in ("a.1", "a.2"):
+        add(bench, name, priority=-1)
+    bench.step()
+    add(bench, "b.1")
+    bench.step()
+    assert bench.scheduler.stats().num_preemptions_total == 0
+    bench.run()
+    bench.check_tokens()
