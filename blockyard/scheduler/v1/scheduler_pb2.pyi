@@ -439,7 +439,7 @@ class AttachResponse(_message.Message):
 
     @_builtins.property
     def finish_scores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Empty, or for each finished sequence its score, where it was a beam."""
+        """Empty, or for each finished sequence: the score of a beam, NaN for any other."""
 
     def __init__(
         self,
