@@ -45,8 +45,11 @@ class Preemption:
         num_freed = self._blocks.count_own(victim)
         if not num_freed:
             return inf
-        is_done = _has_all(victim) and not victim.group.beams
-        return 0.0 if is_done else self._costs.preempt_seconds(victim.num_scheduled) / num_freed
+        if _has_all(victim) and not victim.group.beams:
+            return 0.0
+        costs = self._costs
+        price = costs.recompute_seconds if self._config.preemption_mode == "recompute" else costs.preempt_seconds
+        return price(victim.num_scheduled) / num_freed
 
     def preempt(self, victim: Sequence, step: StepBuilder) -> None:
         """Take the blocks and the row of a running sequence."""

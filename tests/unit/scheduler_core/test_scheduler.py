@@ -64,6 +64,10 @@ def test_what_outgrows_the_model_ends_at_its_length() -> None:
         {"num_host_blocks": -1},
         {"max_prefill_chunk": -1},
         {"preemption_mode": "hope"},
+        {"policy": "whim"},
+        {"victims": "first"},
+        {"aging_seconds": -1.0},
+        {"target_step_seconds": float("nan")},
         {"watermark": 1.0},
     ],
 )
