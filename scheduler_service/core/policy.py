@@ -225,13 +225,16 @@ class Queues:
         behind = self.running[self.running.index(sequence) + 1 :]
         return self._find_lowest([other for other in behind if other.last_step_id != step_id])
 
-    def find_below(self, sequence: Sequence, step_id: int) -> list[Sequence]:
-        """Who may give way to a waiting sequence: all it outranks that run and are not in this step."""
-        return [other for other in self.running if other.last_step_id != step_id and self.outranks(sequence, other)]
+    def find_below(self, sequence: Sequence) -> list[Sequence]:
+        """Who may give way to a waiting sequence: all who run that it outranks.
 
-    def find_lowest_below(self, sequence: Sequence, step_id: int) -> list[Sequence]:
+        Before the decodes nobody is in the step but those who waited before it, and these it does not outrank.
+        """
+        return [other for other in self.running if self.outranks(sequence, other)]
+
+    def find_lowest_below(self, sequence: Sequence) -> list[Sequence]:
         """Of those the lowest class."""
-        return self._find_lowest(self.find_below(sequence, step_id))
+        return self._find_lowest(self.find_below(sequence))
 
     def _find_lowest(self, sequences: list[Sequence]) -> list[Sequence]:
         return [other for other in sequences if self._class(other) == self._class(sequences[-1])]

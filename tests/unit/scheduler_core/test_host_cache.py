@@ -8,6 +8,7 @@ import pytest
 
 from scheduler_service.core.block_manager import BlockManager, hash_block
 from scheduler_service.core.cost import CostModel, StepWork
+from scheduler_service.core.host_tier import HostTier
 from scheduler_service.core.sequence import Group, Sequence
 from scheduler_service.core.step import StepBuilder
 from tests.unit.scheduler_core.harness import Bench, configure, make_spec
@@ -289,11 +290,43 @@ def test_the_deeper_block_of_a_chain_leaves_the_host_before_its_head() -> None:
 
 
 def test_what_the_host_has_and_the_device_evicts_again_counts_as_used() -> None:
-    manager = Manager(3, 2)
-    manager.leave((1, 2), (3, 4), (5, 6), (7, 8))
-    assert manager.on_host((1, 2), (3, 4)) == [True, True]
-    manager.leave((3, 4, 0), (1, 2, 0))
-    manager.leave((9, 10), (11, 12))
-    assert manager.on_host((1, 2), (3, 4)) == [True, True]
-    manager.leave((13, 14))
-    assert manager.on_host((1, 2), (3, 4)) == [True, False]
+    tier = HostTier(2, caches=True)
+    for device_block, name in enumerate((b"a", b"b", b"a", b"c"), 1):
+        step = StepBuilder(device_block, 9)
+        tier.spill(device_block, name)
+        tier.settle(step)
+        assert len(step.swap_out) == (device_block != 3)
+    assert [tier.find(name) is not None for name in (b"a", b"b", b"c")] == [True, False, True]
+
+
+def test_what_a_swap_in_reads_keeps_the_order_of_its_chain() -> None:
+    manager = Manager(6, 4)
+    chain = (1, 2, 3, 4, 5, 6)
+    names = [hash_block(b"", chain[:2])]
+    for start in (2, 4):
+        names.append(hash_block(names[-1], chain[start : start + 2]))
+    victim = manager.admit((*chain, 7), StepBuilder(1, 99))
+    step = StepBuilder(2, 99)
+    assert manager.blocks.swap_out(victim, step)
+    manager.blocks.settle(step)
+    step = StepBuilder(3, 99)
+    assert manager.blocks.swap_in(victim, step, 0)
+    manager.blocks.settle(step)
+    assert manager.order_on_host(*names) == names[::-1]
+
+
+def test_what_a_victim_writes_is_read_from_the_next_step_on() -> None:
+    manager = Manager(5, 4)
+    victim = manager.admit((1, 2, 3), StepBuilder(1, 99))
+    step = StepBuilder(2, 99)
+    assert manager.blocks.swap_out(victim, step)
+    other = manager.admit(tuple(range(5, 12)), step, 0)  # evicts what it left on the device
+    manager.blocks.free(other)
+    again = manager.admit((1, 2, 9), step)
+    assert not step.swap_in
+    manager.blocks.settle(step)
+    manager.blocks.free(again)
+    manager.leave(tuple(range(21, 29)))
+    step = StepBuilder(3, 99)
+    manager.admit((1, 2, 9), step)
+    assert len(step.swap_in) == 1
