@@ -38,7 +38,7 @@ def drop(beams: Beams, chosen: list[Continuation]) -> list[Sequence]:
     return dropped
 
 
-def follow(group: Group, beams: Beams, chosen: list[Continuation], queues: Queues, blocks: BlockManager) -> None:
+def follow(beams: Beams, chosen: list[Continuation], queues: Queues, blocks: BlockManager) -> None:
     """Make the chosen continuations the beams. Those dropped have ended: their rows are free."""
     if not beams.has_branched:
         queues.split_rows(beams.sequences[0])
