@@ -251,7 +251,7 @@ class Supervisor:
         delay_seconds = self._backoff.first_seconds if lived_long else self._delays_seconds[child]
         self._delays_seconds[child] = min(2 * delay_seconds, self._backoff.max_seconds)
         log.warning(
-            "a service died: starting it again",
+            "a service ended: starting it again",
             service=child.service.name,
             exit_code=code,
             delay_seconds=delay_seconds,

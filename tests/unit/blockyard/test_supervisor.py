@@ -181,7 +181,7 @@ async def test_what_cannot_be_started_again_ends_everything(
     assert await asyncio.wait_for(supervisor.wait(), 20) == 1
     await supervisor.stop()
     assert "worker stops" in house.journal
-    assert caplog.messages == ["a service died: starting it again", "a service cannot be started: stopping"]
+    assert caplog.messages == ["a service ended: starting it again", "a service cannot be started: stopping"]
 
 
 async def test_each_that_dies_is_started_again(house: House) -> None:

@@ -6,8 +6,9 @@ import asyncio
 import signal
 import subprocess
 import sys
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
@@ -99,9 +100,9 @@ def endless(socket_folder: Path, request: pytest.FixtureRequest) -> Iterator[sub
         process.kill()
 
 
-async def test_work_that_does_not_end_is_given_up_and_the_process_ends_well(
-    endless: subprocess.Popen[str], socket_folder: Path, model: Path
-) -> None:
+@asynccontextmanager
+async def computing(endless: subprocess.Popen[str], socket_folder: Path, model: Path) -> AsyncIterator[Any]:
+    """Has it begin what does not end; gives the call."""
     assert endless.stderr is not None
     assert "listening" in endless.stderr.readline()
     async with internal_channel(f"unix:{socket_folder}/w") as channel:
@@ -113,8 +114,16 @@ async def test_work_that_does_not_end_is_given_up_and_the_process_ends_well(
         call = worker.stub.DetermineNumAvailableBlocks(request)
         error = await fails(worker.stub.DetermineNumAvailableBlocks(request))
         assert "is running" in error.message
+        yield call
+
+
+async def test_work_that_does_not_end_is_given_up_and_the_process_ends_well(
+    endless: subprocess.Popen[str], socket_folder: Path, model: Path
+) -> None:
+    async with computing(endless, socket_folder, model) as call:
         endless.send_signal(signal.SIGTERM)
         assert (await fails(call)).code is grpc.StatusCode.UNAVAILABLE
+    assert endless.stderr is not None
     told = endless.stderr.read()
     assert endless.wait(20) == 0, told
     assert "gave up the work that runs" in told
@@ -125,17 +134,9 @@ async def test_work_that_does_not_end_is_given_up_and_the_process_ends_well(
 async def test_a_second_signal_ends_it_at_once(
     endless: subprocess.Popen[str], socket_folder: Path, model: Path
 ) -> None:
-    assert endless.stderr is not None
-    assert "listening" in endless.stderr.readline()
-    async with internal_channel(f"unix:{socket_folder}/w") as channel:
-        worker = WorkerDriver(_nobody(), channel)
-        await worker.load(model)
-        request = pb.DetermineNumAvailableBlocksRequest(
-            device_memory_utilization=0.5, max_num_batched_tokens=1, max_num_seqs=1
-        )
-        call = worker.stub.DetermineNumAvailableBlocks(request)
-        assert "is running" in (await fails(worker.stub.DetermineNumAvailableBlocks(request))).message
+    async with computing(endless, socket_folder, model) as call:
         endless.send_signal(signal.SIGTERM)
+        assert endless.stderr is not None
         while "stopping" not in await asyncio.to_thread(endless.stderr.readline):
             assert endless.poll() is None
         endless.send_signal(signal.SIGTERM)
