@@ -85,7 +85,7 @@ class Planner:
     def _admit_before_others(self, sequence: Sequence, step: StepBuilder) -> bool:
         if self._fits(sequence, step):
             return True
-        if not self.preemption.may_make_way(sequence):
+        if not self.preemption.may_make_way(sequence, step):
             return False
         while self.preemption.make_way(sequence, step):
             if self._fits(sequence, step):

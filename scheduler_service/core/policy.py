@@ -197,44 +197,55 @@ class Queues:
             del self._rows_of[tenant]
 
     def outranks(self, sequence: Sequence, other: Sequence) -> bool:
-        """Whether the other one gives way to it: of lower priority, and not so old that it comes first all the same; or
-        of a tenant that holds more than its share of the rows while this one's holds none."""
+        """Whether the other one is of lower priority, and not so old that it comes first all the same."""
         rank = self.waiting.rank
-        if self._class(sequence) < self._class(other) and rank(sequence) < rank(other):
-            return True
-        return self._has_none(sequence) and self._has_plenty(other) and self._class(sequence) <= self._class(other)
-
-    def _has_none(self, sequence: Sequence) -> bool:
-        return bool(self._rows_of) and sequence.group.spec.tenant not in self._rows_of
-
-    def _has_plenty(self, sequence: Sequence) -> bool:
-        """Whether its tenant has more rows than each would have with one tenant more."""
-        return self._rows_of[sequence.group.spec.tenant] > max(self.max_rows // (len(self._rows_of) + 1), 1)
+        return self._class(sequence) < self._class(other) and rank(sequence) < rank(other)
 
     def is_urgent(self, sequence: Sequence) -> bool:
-        """Whether it outranks anybody who runs or is swapped out."""
-        if self._has_none(sequence):
-            return any(self.outranks(sequence, other) for other in self.running)
+        """Whether anybody who runs would give way to it, or whether it outranks one who is swapped out."""
+        if self._has_none(sequence) and self.find_below(sequence):
+            return True
         own = self._class(sequence)
         if not any(queue and own < self._class(queue[-1]) for queue in (self.running, self.swapped)):
             return False
         return any(self.outranks(sequence, other) for queue in (self.running, self.swapped) for other in queue)
+
+    def _has_none(self, sequence: Sequence) -> bool:
+        """Whether its tenant has no row while others have some."""
+        return bool(self._rows_of) and sequence.group.spec.tenant not in self._rows_of
+
+    def _find_plenty(self) -> dict[str, int]:
+        """By tenant the rows that it has beyond its share, if there were one tenant more."""
+        share = max(self.max_rows // (len(self._rows_of) + 1), 1)
+        return {tenant: num_rows - share for tenant, num_rows in self._rows_of.items()}
 
     def find_behind(self, sequence: Sequence, step_id: int) -> list[Sequence]:
         """Who may give way to a running sequence: the lowest class of those behind it that are not in this step."""
         behind = self.running[self.running.index(sequence) + 1 :]
         return self._find_lowest([other for other in behind if other.last_step_id != step_id])
 
-    def find_below(self, sequence: Sequence) -> list[Sequence]:
-        """Who may give way to a waiting sequence: all who run that it outranks.
+    def find_below(self, sequence: Sequence, step_id: int = 0) -> list[Sequence]:
+        """Who may give way to a waiting sequence, of those that run and did not begin in this step.
 
-        Before the decodes nobody is in the step but those who waited before it, and these it does not outrank.
+        All it outranks; and, if its tenant has no row, the last ones of tenants that have too many, but for those of
+        higher priority.
         """
-        return [other for other in self.running if self.outranks(sequence, other)]
+        plenty = self._find_plenty() if self._has_none(sequence) else {}
+        found: list[Sequence] = []
+        for other in reversed(self.running):
+            tenant, num_rows = other.group.spec.tenant, other.group.num_rows
+            if other.last_step_id == step_id:
+                continue
+            if plenty.get(tenant, 0) >= num_rows and self._class(sequence) <= self._class(other):
+                plenty[tenant] -= num_rows
+                found.append(other)
+            elif self.outranks(sequence, other):
+                found.append(other)
+        return found[::-1]
 
-    def find_lowest_below(self, sequence: Sequence) -> list[Sequence]:
+    def find_lowest_below(self, sequence: Sequence, step_id: int) -> list[Sequence]:
         """Of those the lowest class."""
-        return self._find_lowest(self.find_below(sequence))
+        return self._find_lowest(self.find_below(sequence, step_id))
 
     def _find_lowest(self, sequences: list[Sequence]) -> list[Sequence]:
         return [other for other in sequences if self._class(other) == self._class(sequences[-1])]

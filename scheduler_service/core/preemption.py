@@ -110,13 +110,13 @@ class Preemption:
                 return False
         return True
 
-    def may_make_way(self, sequence: Sequence) -> bool:
+    def may_make_way(self, sequence: Sequence, step: StepBuilder) -> bool:
         """Whether a waiting sequence could be admitted if all that it outranks gave way: if not, none should.
 
         Blocks that they share with others count as if they were freed.
         """
         queues, blocks, group = self._queues, self._blocks, sequence.group
-        candidates = queues.find_below(sequence)
+        candidates = queues.find_below(sequence, step.step_id)
         num_rows = queues.num_rows - sum(other.group.num_rows for other in candidates)
         if not candidates or num_rows + group.num_rows > queues.max_rows:
             return False
@@ -127,7 +127,7 @@ class Preemption:
 
     def make_way(self, sequence: Sequence, step: StepBuilder) -> bool:
         """Let one more of those that it outranks give way, or of those that only hold blocks. False: there is none."""
-        candidates = self._queues.find_lowest_below(sequence)
+        candidates = self._queues.find_lowest_below(sequence, step.step_id)
         if not candidates:
             return not self._queues.running and self._reclaim(step)
         self.preempt_one(candidates, step)

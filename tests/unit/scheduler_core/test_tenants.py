@@ -85,3 +85,23 @@ def test_a_higher_priority_is_not_robbed() -> None:
     assert bench.scheduler.stats().num_preemptions_total == 0
     bench.run()
     bench.check_tokens()
+
+
+def test_a_group_that_needs_more_rows_than_others_have_too_many_takes_none() -> None:
+    bench = flood()
+    add(bench, "wide.1", 3, n=3)  # of four rows two are a share
+    for _ in range(5):
+        bench.step()
+    assert bench.scheduler.stats().num_preemptions_total == 0
+    bench.run()
+    bench.check_tokens()
+
+
+def test_several_tenants_begin_in_one_step() -> None:
+    bench = flood(6, mode="swap")
+    wide, quiet = add(bench, "wide.1", 3, n=3), add(bench, "quiet.1", 3)
+    step = bench.step()
+    assert [new.sequence_id for new in step.new_sequences] == [wide, quiet]
+    assert bench.scheduler.stats().num_running == 4  # two of the flood, which is its share
+    bench.run()
+    bench.check_tokens()
