@@ -177,15 +177,19 @@ class Dispatcher:
                 recoveries[group.spec.owner].append(_recovery(request, request.lost, engine))
                 request.lost = None
         self._requests.recover(recoveries)
-        self.publish(engine.scheduler.adopt(groups), Reason.NEVER_FITS)
+        self._tell(engine.scheduler.adopt(groups), Reason.NEVER_FITS)
         self.ended(engine.scheduler.take_ended())
         engine.wake()
 
     # What comes back.
 
-    def publish(self, updates: Mapping[str, OwnerUpdate], reason: Reason = Reason.BUG) -> None:
-        """Tells the gateways what a step gave; `reason` is why requests failed, if any did."""
+    def publish(self, updates: Mapping[str, OwnerUpdate]) -> None:
+        """Tells the gateways what a step gave."""
         self.lost_at = None
+        self._tell(updates, Reason.BUG)
+
+    def _tell(self, updates: Mapping[str, OwnerUpdate], reason: Reason) -> None:
+        """`reason` is why requests failed, if any did."""
         self._requests.publish(updates)
         for update in updates.values():
             for request_id, message in update.failed:

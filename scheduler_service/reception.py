@@ -62,6 +62,7 @@ class Reception:
         self._dispatcher = dispatcher
         self._clock = clock
         self._deadlines = Deadlines()
+        requests.on_end = self._deadlines.cancel
         # Requests that were sent away and told when to come again.
         self._promised = Retention[str, bool](
             max_age_seconds=2 * MAX_RETRY_SECONDS, max_entries=MAX_PROMISES, max_weight=MAX_PROMISES

@@ -12,7 +12,7 @@ from blockyard.retention import Retention
 from scheduler_service.core.output import FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from scheduler_service.attachment import Attachment
     from scheduler_service.core.output import OwnerUpdate
@@ -68,6 +68,8 @@ class Requests:
 
     def __init__(self, window_seconds: float) -> None:
         self.live: dict[str, Request] = {}
+        # Called with the id of each request that is live no more.
+        self.on_end: Callable[[str], None] = lambda _: None
         self._window_seconds = window_seconds
         self._retained = Retention[str, Request](
             max_age_seconds=window_seconds, max_entries=MAX_RETAINED, max_weight=MAX_RETAINED_TOKENS
@@ -168,7 +170,8 @@ class Requests:
 
     def drop(self, request: Request) -> None:
         """Forgets a live request."""
-        self.live.pop(request.request_id, None)
+        if self.live.pop(request.request_id, None) is not None:
+            self.on_end(request.request_id)
         self._orphans.pop(request, None)
         for attachment in list(request.handles):
             self.unread(request, attachment)

@@ -192,6 +192,9 @@ async def test_a_request_that_waits_too_long_fails(harness: Harness, settings: S
     error = await refusal(client, late)
     assert (error.reason, error.retry_after_seconds) == (Reason.QUEUE_DEADLINE, 1.0)
     await client.abort("long")
+    in_time = await client.add("in-time", [4] * 20, max_queue_time={"seconds": 50}, remaining_time={"seconds": 50})
+    assert await client.result(in_time) == oracle([4] * 20, 8)
+    assert len(server.scheduling.reception._deadlines) == 0
     prompt = await client.add("prompt", [3] * 20, max_queue_time={"seconds": 5})
     assert await client.result(prompt) == oracle([3] * 20, 8)
     await until_idle(server)
