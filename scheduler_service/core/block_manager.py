@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections import Counter
 from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -261,6 +262,20 @@ class BlockManager:
         """Device blocks that nobody else holds."""
         references = self.device.references
         return sum(references[block] == 1 for block in sequence.block_ids)
+
+    def may_free(self, sequences: Many[Sequence], num_blocks: int) -> bool:
+        """Whether so many device blocks would be free if these gave theirs back. What others share stays held."""
+        num_free = self.device.num_free
+        if num_free + sum(len(sequence.block_ids) for sequence in sequences) < num_blocks:
+            return False
+        num_holders = Counter[int]()
+        for sequence in sequences:
+            for block in filter(None, sequence.block_ids):
+                num_holders[block] += 1
+                num_free += num_holders[block] == self.device.references[block]
+            if num_free >= num_blocks:
+                break
+        return num_free >= num_blocks
 
     def swap_out(self, sequence: Sequence, step: StepBuilder) -> bool:
         """Move what only it holds to the host; shared blocks stay held. False, and nothing done: no room, no use.

@@ -236,12 +236,15 @@ class Queues:
             tenant, num_rows = other.group.spec.tenant, other.group.num_rows
             if other.last_step_id == step_id:
                 continue
-            if plenty.get(tenant, 0) >= num_rows and self._class(sequence) <= self._class(other):
-                plenty[tenant] -= num_rows
-                found.append(other)
-            elif self.outranks(sequence, other):
+            has_plenty = plenty.get(tenant, 0) >= num_rows and self._class(sequence) <= self._class(other)
+            if has_plenty or self.outranks(sequence, other):
+                plenty[tenant] = plenty.get(tenant, 0) - num_rows
                 found.append(other)
         return found[::-1]
+
+    def find_swapped_below(self, sequence: Sequence) -> list[Sequence]:
+        """Who is swapped out, and would give up for it what it still holds: who gave way in this step, or is below."""
+        return [other for other in self.swapped if other in self._swapped_now or self.outranks(sequence, other)]
 
     def find_lowest_below(self, sequence: Sequence, step_id: int) -> list[Sequence]:
         """Of those the lowest class."""

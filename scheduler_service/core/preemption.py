@@ -105,16 +105,13 @@ class Preemption:
             candidates = queues.find_behind(sequence, step.step_id)
             if candidates:
                 self.preempt_one(candidates, step)
-            elif len(queues.running) > 1 or not self._reclaim(step):
+            elif len(queues.running) > 1 or not self._reclaim(queues.swapped, step):
                 self.preempt(sequence, step)
                 return False
         return True
 
     def may_make_way(self, sequence: Sequence, step: StepBuilder) -> bool:
-        """Whether a waiting sequence could be admitted if all that it outranks gave way: if not, none should.
-
-        Blocks that they share with others count as if they were freed.
-        """
+        """Whether a waiting sequence could be admitted if all that it outranks gave way: if not, none should."""
         queues, blocks, group = self._queues, self._blocks, sequence.group
         candidates = queues.find_below(sequence, step.step_id)
         num_rows = queues.num_rows - sum(other.group.num_rows for other in candidates)
@@ -122,25 +119,26 @@ class Preemption:
             return False
         num_left = len(queues.running) - len(candidates)
         num_needed = blocks.count_missing(sequence) + blocks.count_spare(sequence, num_left)
-        num_free = blocks.device.num_free + sum(len(other.block_ids) for other in candidates)
-        return num_needed + (group.num_rows if num_left else 0) <= num_free
+        num_needed += group.num_rows if num_left else 0
+        return blocks.may_free([*reversed(candidates), *queues.find_swapped_below(sequence)], num_needed)
 
     def make_way(self, sequence: Sequence, step: StepBuilder) -> bool:
         """Let one more of those that it outranks give way, or of those that only hold blocks. False: there is none."""
-        candidates = self._queues.find_lowest_below(sequence, step.step_id)
+        queues = self._queues
+        candidates = queues.find_lowest_below(sequence, step.step_id)
         if not candidates:
-            return not self._queues.running and self._reclaim(step)
+            return self._reclaim(queues.find_swapped_below(sequence) if queues.running else queues.swapped, step)
         self.preempt_one(candidates, step)
         return True
 
     def reclaim_behind(self, sequence: Sequence, step: StepBuilder) -> bool:
         """With nobody running, make room for the first swapped one at the expense of the others."""
-        others = [s for s in self._queues.swapped if s is not sequence and self._blocks.holds_device_blocks(s)]
-        return bool(others) and self._reclaim(step)
+        others = [other for other in self._queues.swapped if other is not sequence]
+        return self._reclaim(others, step)
 
-    def _reclaim(self, step: StepBuilder) -> bool:
-        """Let a swapped sequence that still holds device blocks start over, the last first. False: there is none."""
-        for victim in reversed(self._queues.swapped):
+    def _reclaim(self, swapped: list[Sequence], step: StepBuilder) -> bool:
+        """Let the last of these that still holds device blocks start over. False: there is none."""
+        for victim in reversed(swapped):
             if self._blocks.holds_device_blocks(victim):
                 self._queues.swapped.remove(victim)
                 self.start_over(victim)

@@ -43,13 +43,23 @@ def make_spec(
     stop: frozenset[int] | set[int] = frozenset(),
     owner: str = "gateway",
     priority: int = 0,
+    tenant: str = "",
     beams: BeamSpec | None = None,
 ) -> GroupSpec:
     """A request. A prompt given as a length differs from those of all other request ids."""
     if isinstance(prompt, int):
         prompt = tuple((sum(request_id.encode()) + place * place) % VOCAB_SIZE for place in range(prompt))
     return GroupSpec(
-        request_id, owner, prompt, n, max_tokens, min_tokens, frozenset(stop), priority=priority, beams=beams
+        request_id,
+        owner,
+        prompt,
+        n,
+        max_tokens,
+        min_tokens,
+        frozenset(stop),
+        tenant=tenant,
+        priority=priority,
+        beams=beams,
     )
 
 

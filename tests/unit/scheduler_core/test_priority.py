@@ -275,6 +275,22 @@ def test_swapped_ones_that_hold_shared_blocks_give_them_up_for_it() -> None:
     bench.check_tokens()
 
 
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+def test_blocks_shared_with_somebody_who_stays_are_not_counted_on(mode: str) -> None:
+    bench = make_bench(num_device_blocks=12, preemption_mode=mode, aging_seconds=10.0, enable_prefix_caching=True)
+    bench.add(make_spec("old", tuple(range(16)), 20, priority=1), now=-100.0)
+    bench.step()
+    bench.add(make_spec("low", (*range(16), 5), 9, priority=1), now=10.0)
+    bench.step()
+    bench.add(make_spec("urgent", 26, 3), now=1.0)  # it needs more than what "low" does not share
+    for _ in range(3):
+        bench.step()
+    assert running(bench) == ["old", "low"]
+    assert bench.scheduler.stats().num_preemptions_total == 0
+    bench.run()
+    bench.check_tokens()
+
+
 # What a replica takes from elsewhere
 
 

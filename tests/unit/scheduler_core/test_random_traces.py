@@ -68,6 +68,7 @@ class Traces(RuleBasedStateMachine):
         stop=st.frozensets(st.integers(0, VOCAB_SIZE - 1), max_size=6),
         owner=st.sampled_from(["one", "two"]),
         priority=st.integers(-1, 2),
+        tenant=st.sampled_from(["", "", "another"]),
         beams=beams,
     )
     def add(self, prompt, **others) -> None:
