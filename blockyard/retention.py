@@ -1,4 +1,4 @@
-"""What is kept for a while after its end, within bounds. Knows neither what it keeps nor the time: the clock comes in."""
+"""What is kept for a while after its end, within bounds. Knows neither what it keeps nor the time, which is told."""
 
 from __future__ import annotations
 
@@ -41,6 +41,10 @@ class Retention(Generic[K, V]):
         """The value, if it is still kept."""
         entry = self._entries.get(key)
         return entry.value if entry else None
+
+    def values(self) -> list[V]:
+        """All that is kept, the oldest first."""
+        return [entry.value for entry in self._entries.values()]
 
     def pop(self, key: K) -> V | None:
         """Takes a value out."""

@@ -1,48 +1,79 @@
-"""The answer of one sequence: its tokens become text, deltas and an end. Knows neither the scheduler nor the client.
+"""The answer of one sequence: its tokens, the text of them, and an end. Knows neither the scheduler nor the client.
 
-Tokens are only collected when they come. The text is made when somebody takes it, so that what came meanwhile merges
+Tokens are only collected when they come. The text is made when somebody asks for it, so that what came meanwhile merges
 into one delta. With stop strings, text is made without anybody asking once more than `MAX_UNREAD_TOKENS` wait: a client
 that does not read must not keep a sequence alive whose end has been written.
 
-Which text is returned is a function of the tokens and the stop rules alone, however the tokens were grouped.
+Which text is returned is a function of the tokens and the stop rules alone, however the tokens were grouped. All of it
+is kept: any number of readers ask, each for what comes after its position.
 """
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.request import Delta, FinishReason
 from gateway.stop_strings import Match, StopStringMatcher
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gateway.attachment import Candidates, SequenceRecord
     from gateway.detokenizer import Detokenizer
     from gateway.request import StopOptions
+    from gateway.token_texts import TokenTexts
 
 # Tokens of a sequence with stop strings that may wait for the client to read.
 MAX_UNREAD_TOKENS = 16
 
 
 class AnswerRules(NamedTuple):
-    """What the sequences of a request have in common."""
+    """What the sequences of a request have in common.
+
+    `stop_token_ids`: those that end a sequence, the model's own `end_token_ids` among them where they count. `logprobs`
+    tells log probabilities, where they were asked for.
+    """
 
     stop: StopOptions
     end_token_ids: frozenset[int]
+    stop_token_ids: frozenset[int]
     return_token_ids: bool
+    logprobs: TokenTexts | None = None
 
 
 class Ended(NamedTuple):
-    """How an answer ended. `matched`: the stop string, the request's stop token, or None."""
+    """How an answer ended. `matched`: the stop string, the request's stop token, or None. `score`: that of a beam."""
 
     reason: FinishReason
     matched: str | int | None
+    score: float | None = None
+
+
+class Place(NamedTuple):
+    """A place in an answer."""
+
+    num_tokens: int
+    num_text_bytes: int
 
 
 class SequenceAnswer:
-    """Collects the tokens of one sequence and gives them out as deltas."""
+    """Collects the tokens of one sequence and gives out what comes after a position.
+
+    Attributes:
+        token_ids: all that came; those from `num_tokens` on are no text yet.
+        num_tokens: those that count.
+        text: UTF-8, whole characters.
+        logprobs: where asked for, an entry for each of `token_ids`.
+        ended: None while it runs.
+    """
 
     def __init__(self, index: int, rules: AnswerRules, detokenizer: Detokenizer) -> None:
         self.index = index
+        self.token_ids = array("I")
         self.num_tokens = 0
+        self.text = bytearray()
+        self.logprobs: list[Candidates] = []
         self.ended: Ended | None = None
         self._rules = rules
         self._detokenizer = detokenizer
@@ -52,66 +83,79 @@ class SequenceAnswer:
                 rules.stop.stop_strings, include_in_output=rules.stop.include_stop_in_output
             )
         self._min_tokens = rules.stop.min_tokens or 0
-        # Came in, but is not text yet.
-        self._pending: list[int] = []
-        # Is text or an id to return, but was not taken yet.
-        self._texts: list[str] = []
-        self._untaken_token_ids: list[int] = []
-        self._num_text_bytes = 0
+        # Tokens, and their log probabilities, that will come though they are here already.
+        self._num_repeats = 0
+        self._num_repeated_logprobs = 0
 
     def push(self, token_id: int) -> bool:
         """Takes a token; tells whether a stop string has been found, which ends the answer."""
-        pending = self._pending
-        pending.append(token_id)
-        if self._matcher is None or len(pending) <= MAX_UNREAD_TOKENS:
+        if self._num_repeats:
+            self._num_repeats -= 1
+            return False
+        token_ids = self.token_ids
+        token_ids.append(token_id)
+        if self._matcher is None or len(token_ids) - self.num_tokens <= MAX_UNREAD_TOKENS:
             return False
         # The last one may be a stop token, whose text is not looked at; its own message will say.
-        self._advance(pending[:-1])
-        if self.ended is None:
-            self._pending = pending[-1:]
+        self._advance_to(len(token_ids) - 1)
         return self.ended is not None
 
-    def finish(self, reason: FinishReason) -> None:
+    def push_logprobs(self, candidates: Candidates) -> None:
+        """Takes what is told of the next token that has none yet."""
+        if self._num_repeated_logprobs:
+            self._num_repeated_logprobs -= 1
+        elif self.ended is None:
+            self.logprobs.append(candidates)
+
+    def finish(self, reason: FinishReason, score: float | None = None) -> None:
         """Takes the scheduler's word that the sequence ended with the token pushed last."""
         if self.ended is None:
-            self._finish(reason)
+            self._finish(reason, score)
 
     def advance(self) -> bool:
         """Makes text of what came in; tells whether a stop string has been found, which ends the answer."""
-        if self.ended is None and self._pending:
-            pending, self._pending = self._pending, []
-            self._advance(pending)
+        if self.ended is None and len(self.token_ids) > self.num_tokens:
+            self._advance_to(len(self.token_ids))
             return self.ended is not None
         return False
 
-    def take(self) -> Delta | None:
-        """Returns what is new since the last call, after `advance`; None if nothing is."""
-        if not (self._texts or self._untaken_token_ids):
-            return None
-        text = "".join(self._texts)
-        token_ids = tuple(self._untaken_token_ids)
-        self._texts.clear()
-        self._untaken_token_ids.clear()
-        self._num_text_bytes += len(text) if text.isascii() else len(text.encode())
-        return Delta(self.index, text, token_ids, self.num_tokens, self._num_text_bytes)
+    def take_up(self, record: SequenceRecord) -> None:
+        """Goes on by what the scheduler has of it, which is all from its beginning, or less than is here."""
+        num_known, num_told = len(self.token_ids), len(record.token_ids)
+        if self.ended is None:
+            self.token_ids.extend(record.token_ids[num_known:])
+            self.logprobs.extend(record.logprobs[len(self.logprobs) :])
+        self._num_repeats = max(0, num_known - num_told)
+        self._num_repeated_logprobs = max(0, len(self.logprobs) - len(record.logprobs))
+        if record.reason is not None:
+            self.finish(record.reason, record.score)
 
-    def _advance(self, token_ids: list[int]) -> None:
+    def delta_after(self, num_tokens: int, num_text_bytes: int, *, until: Place | None = None) -> Delta | None:
+        """Returns what comes after a place, up to another or as far as it is text; None if that is nothing."""
+        end_tokens, end_bytes = until or (self.num_tokens, len(self.text))
+        rules = self._rules
+        has_tokens = end_tokens > num_tokens and (rules.return_token_ids or rules.logprobs is not None)
+        if end_bytes <= num_text_bytes and not has_tokens:
+            return None
+        token_ids = tuple(self.token_ids[num_tokens:end_tokens]) if rules.return_token_ids else ()
+        logprobs = ()
+        if rules.logprobs is not None:
+            logprobs = tuple(map(rules.logprobs.tell, self.logprobs[num_tokens:end_tokens]))
+        text = self.text[num_text_bytes:end_bytes].decode()
+        return Delta(self.index, text, token_ids, end_tokens, end_bytes, logprobs)
+
+    def _advance_to(self, end: int) -> None:
+        token_ids = self.token_ids[self.num_tokens : end]
         if self._matcher is None:
-            self._count(token_ids)
+            self.num_tokens = end
             self._release(self._detokenizer.push(token_ids))
             return
         # One by one, since the tokens after the one that completes a stop string do not count.
         for token_id in token_ids:
-            self._count([token_id])
+            self.num_tokens += 1
             self._search(self._matcher, self._detokenizer.push([token_id]))
             if self.ended is not None:
-                self._pending = []
                 return
-
-    def _count(self, token_ids: list[int]) -> None:
-        self.num_tokens += len(token_ids)
-        if self._rules.return_token_ids:
-            self._untaken_token_ids.extend(token_ids)
 
     def _search(self, matcher: StopStringMatcher, text: str) -> None:
         if not text:
@@ -119,27 +163,34 @@ class SequenceAnswer:
         found = matcher.push(text, may_match=self.num_tokens > self._min_tokens)
         if isinstance(found, Match):
             self._release(found.text)
-            self.ended = Ended(FinishReason.STOP, found.stop_string)
+            self._end(Ended(FinishReason.STOP, found.stop_string))
         else:
             self._release(found)
 
     def _release(self, text: str) -> None:
-        if text:
-            self._texts.append(text)
+        self.text += text.encode()
 
-    def _finish(self, reason: FinishReason) -> None:
-        pending, self._pending = self._pending, []
-        stop_token_id = pending[-1] if reason is FinishReason.STOP and pending else None
-        has_hidden_end = stop_token_id is not None and not self._rules.stop.include_stop_in_output
-        self._advance(pending[:-1] if has_hidden_end else pending)
+    def _end(self, ended: Ended) -> None:
+        self.ended = ended
+        del self.token_ids[self.num_tokens :]
+        del self.logprobs[self.num_tokens :]
+
+    def _finish(self, reason: FinishReason, score: float | None) -> None:
+        stop_token_id = self._stop_token_id() if reason is FinishReason.STOP else None
+        is_hidden = stop_token_id is not None and not self._rules.stop.include_stop_in_output
+        self._advance_to(len(self.token_ids) - is_hidden)
         if self.ended is None:
             self._flush()
         if self.ended is not None:
             return
-        if has_hidden_end:
-            self._count(pending[-1:])
+        self.num_tokens = len(self.token_ids)
         is_end_token = stop_token_id in self._rules.end_token_ids
-        self.ended = Ended(reason, None if is_end_token else stop_token_id)
+        self._end(Ended(reason, None if is_end_token else stop_token_id, score))
+
+    def _stop_token_id(self) -> int | None:
+        """The stop token that stands last; a stop string may have been seen by another gateway, and then none does."""
+        last: Sequence[int] = self.token_ids[-1:]
+        return last[0] if last and last[0] in self._rules.stop_token_ids else None
 
     def _flush(self) -> None:
         rest = self._detokenizer.flush()

@@ -35,10 +35,14 @@ class Readiness:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A validated request as the scheduler needs it. Every number of `sampling` is set; its bad words are token ids."""
+    """A validated request as the scheduler needs it. Every number of `sampling` is set; its bad words are token ids.
+
+    `request_id` is the one on the wire, with the tenant in it. `gateway_state` is what another gateway needs to go on
+    with it; of two submissions with one `body_digest` the same was asked.
+    """
 
     request_id: str
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: Sequence[int]
     n: int
     sampling: SamplingOptions
     max_tokens: int
@@ -49,6 +53,43 @@ class Submission:
     max_queue_seconds: float | None = None
     remaining_seconds: float | None = None
     beam_search: BeamOptions | None = None
+    gateway_state: bytes = b""
+    body_digest: bytes = b""
+
+
+class SequenceRecord(NamedTuple):
+    """All that is known of one sequence; `reason` is None while it runs, `logprobs` an entry a token if asked for."""
+
+    token_ids: Sequence[int]
+    reason: FinishReason | None = None
+    logprobs: Sequence[Candidates] = ()
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resubmission:
+    """Where a request was that a scheduler had accepted before: it goes on there. If all has ended it is only kept."""
+
+    age_seconds: float
+    sequences: Sequence[SequenceRecord]
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Sends a request under a number of this gateway's own, which the scheduler repeats in what it says of it."""
+
+    handle: int
+    submission: Submission
+    resubmission: Resubmission | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Asks for a request that is live or retained at the scheduler."""
+
+    handle: int
+    request_id: str
 
 
 class AbortReason(Enum):
@@ -60,25 +101,29 @@ class AbortReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Ends a request, or one of its sequences of which the first `num_tokens` count."""
+    """Ends a request that was sent under this handle, or one of its sequences of which the first `num_tokens` count."""
 
+    handle: int
     request_id: str
     reason: AbortReason = AbortReason.CLIENT
     sequence_index: int | None = None
     num_tokens: int = 0
 
 
+Outgoing = Add | Resume | Abort
+
+
 class Acceptance(NamedTuple):
     """A queued request; its sequences have the ids from `first_sequence_id` on."""
 
-    request_id: str
+    handle: int
     first_sequence_id: int
 
 
 class Failure(NamedTuple):
-    """A request that the scheduler ended with an error."""
+    """A request that the scheduler refused, or ended with an error."""
 
-    request_id: str
+    handle: int
     error: BlockyardError
 
 
@@ -126,11 +171,23 @@ class Prefill(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Resumed:
+    """A request with all that it has given so far; `submission` is as it was sent, by this gateway or another."""
+
+    handle: int
+    submission: Submission
+    first_sequence_id: int
+    sequences: Sequence[SequenceRecord]
+    num_cached_tokens: int = 0
+    prompt_logprobs: Sequence[PromptPiece] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """One message of the scheduler: what happened in a step, or in several. The token columns are of one length.
 
-    What was `recovered` was so before the tokens came. `logprobs`: of those tokens that have them, in their order, the
-    sequence of each and what is told of it.
+    What was `recovered` or `resumed` was so before the tokens came. `logprobs`: of those tokens that have them, in
+    their order, the sequence of each and what is told of it.
     """
 
     accepted: list[Acceptance]
@@ -144,3 +201,4 @@ class Progress:
     recovered: tuple[Recovery, ...] = ()
     logprobs: Sequence[tuple[int, Candidates]] = ()
     prompt_logprobs: Sequence[PromptPiece] = ()
+    resumed: Sequence[Resumed] = ()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from blockyard.common.v1 import sampling_pb2
+from blockyard.errors import Violation, invalid
 from blockyard.inference.v1 import inference_pb2
 from gateway.request import (
     Accepted,
@@ -12,8 +14,10 @@ from gateway.request import (
     Finished,
     GenerationRequest,
     OnDisconnect,
+    Position,
     PromptLogprobs,
     Recovered,
+    ResumeRequest,
     StopOptions,
 )
 from gateway.sampling_codec import REASON_NUMBERS, decode_beams, decode_sampling, encode_beams, encode_sampling
@@ -60,6 +64,30 @@ def _decode_stop(message: sampling_pb2.StopCriteria) -> StopOptions:
         ignore_eos=message.ignore_eos,
         include_stop_in_output=message.include_stop_in_output,
     )
+
+
+def decode_resume(message: inference_pb2.ResumeGenerateRequest) -> ResumeRequest:
+    """Reads what is asked for; raises BlockyardError FIELD_INVALID for a message that contradicts itself."""
+    indexes = [position.index for position in message.positions]
+    violations = [
+        Violation(f"positions[{index}].index", "is there twice") for index in set(indexes) if indexes.count(index) > 1
+    ]
+    request = None
+    if message.HasField("spec"):
+        request = decode_spec(message.spec)
+        if request.request_id not in ("", message.request_id):
+            violations.append(Violation("spec.request_id", f"must be {message.request_id!r}, as request_id is"))
+        request = replace(request, request_id=message.request_id)
+        if message.HasField("seed") and request.sampling.seed is None:
+            request = replace(request, sampling=replace(request.sampling, seed=message.seed))
+    if violations:
+        raise invalid(violations)
+    positions = {position.index: _decode_position(position) for position in message.positions}
+    return ResumeRequest(message.request_id, positions=positions, request=request)
+
+
+def _decode_position(message: inference_pb2.Position) -> Position:
+    return Position(message.num_tokens, message.num_text_bytes, message.finished, tuple(message.token_ids[:]))
 
 
 def encode_spec(request: GenerationRequest) -> inference_pb2.GenerationSpec:

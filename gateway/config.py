@@ -22,6 +22,12 @@ class ServiceSettings:
     drain_seconds: Annotated[float, Field(ge=0)] = option(
         30.0, "how long streams may go on after SIGTERM before they are closed"
     )
+    resume_window_seconds: Annotated[float, Field(ge=0)] = option(
+        60.0, "how long a request runs on without a reader, and an answer is kept after its end"
+    )
+    max_scheduler_wait_seconds: Annotated[float, Field(ge=0)] = option(
+        300.0, "how long requests wait for a scheduler before they fail"
+    )
 
 
 @dataclass(frozen=True, slots=True)

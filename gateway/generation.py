@@ -1,35 +1,34 @@
-"""One request's life, for both fronts: validated, tokenized, sent to the scheduler, turned into text, ended.
+"""What both fronts ask of the gateway: to start, resume and cancel requests, and how it is.
 
-Knows neither messages nor HTTP: both fronts hand it a GenerationRequest and read events.
+Knows neither messages nor HTTP: both fronts hand it values and read events.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.telemetry import EventLogger
-from gateway.answer import AnswerRules, SequenceAnswer
-from gateway.live_requests import RETRY_SECONDS, LiveRequests, Outlet
-from gateway.request import Accepted, Finished, Recovered
-from gateway.validation import ModelLimits, complete, find_violations
+from gateway.continuation import check_ends, check_positions, records_of
+from gateway.encoding import Encoding
+from gateway.naming import check_request_id, is_request_id, wire_id
+from gateway.preparation import Preparation
+from gateway.submissions import RETRY_SECONDS, Outlet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from gateway.attachment import ModelFacts
-    from gateway.request import Event, GenerationRequest
+    from gateway.attachment import ModelFacts, Resumed, Submission
+    from gateway.live_requests import LiveRequests
+    from gateway.reader import Reader
+    from gateway.request import GenerationRequest, Position, ResumeRequest
     from gateway.tokenizer import Tokenizer
+    from gateway.transcript import Transcript
 
 log = EventLogger(__name__)
-
-# A longer prompt is tokenized in a thread, so that the streams of others go on.
-_MAX_INLINE_CHARACTERS = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,141 +43,8 @@ class ModelCard:
     batch_invariant: bool
 
 
-class Generation:
-    """One request's events, read by `async for`: Accepted first, then Delta and one Finished for each sequence;
-    Recovered where a failure was outlived.
-
-    Reading raises BlockyardError when the request fails or is cancelled (CLIENT_CANCELLED), after what came before.
-    A front that answers with a status line awaits Accepted first (`await anext(generation)`), since the scheduler may
-    refuse the request. Whoever started it calls `aclose`, always. There is one reader.
-    """
-
-    def __init__(
-        self,
-        accepted: Accepted,
-        answers: list[SequenceAnswer],
-        *,
-        wire_id: str,
-        determinism_id: str,
-        owner: LiveRequests,
-    ) -> None:
-        self.request_id = accepted.request_id
-        self.wire_id = wire_id
-        self.answers = answers
-        self.num_cached_tokens = 0
-        self._accepted = accepted
-        self._determinism_id = determinism_id
-        self._owner = owner
-        self._first_sequence_id: int | None = None
-        self._events: deque[Event] = deque()
-        self._untold = list(answers)
-        self._error: BlockyardError | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._has_news = False
-
-    @property
-    def is_accepted(self) -> bool:
-        """Whether the scheduler has queued it."""
-        return self._first_sequence_id is not None
-
-    def route_of(self, answer: SequenceAnswer) -> int:
-        """The sequence id of one of its answers, once accepted."""
-        assert self._first_sequence_id is not None
-        return self._first_sequence_id + answer.index
-
-    def __aiter__(self) -> Generation:
-        """Is its own iterator."""
-        return self
-
-    async def __anext__(self) -> Event:
-        """Waits for the next event."""
-        while True:
-            if self._events:
-                return self._events.popleft()
-            if self._has_news:
-                self._has_news = False
-                self._collect()
-            elif self._error is not None:
-                raise self._error
-            elif not self._untold:
-                raise StopAsyncIteration
-            else:
-                await self._wait()
-
-    async def _wait(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
-    def _collect(self) -> None:
-        for answer in tuple(self._untold):
-            if answer.advance():
-                self._owner.stopped(self, answer)
-            delta = answer.take()
-            if delta is not None:
-                self._events.append(delta)
-            if answer.ended is not None:
-                self._untold.remove(answer)
-                self._events.append(self._finished(answer))
-
-    def _finished(self, answer: SequenceAnswer) -> Finished:
-        assert answer.ended is not None
-        return Finished(
-            index=answer.index,
-            reason=answer.ended.reason,
-            matched=answer.ended.matched,
-            num_prompt_tokens=self._accepted.num_prompt_tokens,
-            num_cached_tokens=self.num_cached_tokens,
-            num_completion_tokens=answer.num_tokens,
-            determinism_id=self._determinism_id,
-        )
-
-    def accept(self, first_sequence_id: int) -> None:
-        """Takes the scheduler's word that the request is queued."""
-        self._first_sequence_id = first_sequence_id
-        self._events.append(self._accepted)
-        self.wake()
-
-    def recover(self, event: Recovered) -> None:
-        """Takes the scheduler's word that it goes on after a failure, behind the tokens that came before."""
-        self._collect()
-        if self._untold:
-            self._events.append(event)
-        if not event.exact:
-            # What is one answer of two workers repeats neither's.
-            self._determinism_id = ""
-        self.wake()
-
-    def fail(self, error: BlockyardError) -> None:
-        """Ends it with an error, which is raised after what has come."""
-        self._error = self._error or error
-        self.wake()
-
-    def wake(self) -> None:
-        """Tells the reader that there is something new."""
-        self._has_news = True
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
-    def close(self) -> None:
-        """Ends it: aborts what still runs. Idempotent; for callbacks."""
-        self._owner.close(self)
-
-    async def aclose(self) -> None:
-        """Ends it: aborts what still runs (the client is gone). Idempotent."""
-        self.close()
-
-
 class Link(Outlet, Protocol):
     """The connection to the scheduler, as the core needs it."""
-
-    @property
-    def facts(self) -> ModelFacts | None:
-        """What is known of the model."""
-        ...
 
     @property
     def is_ready(self) -> bool:
@@ -186,103 +52,109 @@ class Link(Outlet, Protocol):
         ...
 
     @property
-    def takes_requests(self) -> bool:
-        """Whether requests can be sent; they wait while nobody is ready."""
+    def has_other_model(self) -> bool:
+        """Whether the scheduler serves a model that is not this gateway's."""
         ...
 
-    @property
-    def message(self) -> str:
-        """If not ready: what is missing, for a person."""
+    async def cancel(self, request_ids: Sequence[str]) -> list[str]:
+        """Ends requests, whoever reads them; returns those that ran. Raises BlockyardError NO_READY_WORKER."""
         ...
 
 
 class GenerationService:
-    """Starts requests, for both fronts. One for each process."""
+    """Starts, resumes and cancels requests, for both fronts. One for each process."""
 
     def __init__(self, tokenizer: Tokenizer, link: Link, live: LiveRequests, *, model_name: str, seed: int = 0) -> None:
         self.tokenizer = tokenizer
         self.model_name = model_name
         self._link = link
         self._live = live
-        self._seed = seed
-        self._executor = ThreadPoolExecutor(2, "tokenize")
+        self._encoding = Encoding(tokenizer)
+        self._preparation = Preparation(tokenizer, self._encoding, model_name=model_name, seed=seed)
         self._is_draining = False
 
-    async def start(self, request: GenerationRequest) -> Generation:
-        """Validates, tokenizes and submits a request.
+    async def start(self, request: GenerationRequest) -> Reader:
+        """Validates, tokenizes and submits a request; the same one, sent again, is read from its beginning.
 
-        Raises BlockyardError: every violation at once; REQUEST_ID_CONFLICT; NO_READY_WORKER, at once, while there is
-        no scheduler or the model is not known. Without a worker it waits, as long as the scheduler lets it.
+        Raises BlockyardError: every violation at once; REQUEST_ID_CONFLICT; NO_READY_WORKER, at once, while the model
+        is not known. Without a scheduler or a worker it waits, as long as these are waited for.
         """
         self._facts()
         request = request if request.request_id else replace(request, request_id=f"gen-{secrets.token_hex(12)}")
-        self._live.reserve(request.request_id)
+        submission = await self._preparation.submission_of(request, self._facts)
+        transcript = self._find(submission)
+        if transcript is None:
+            transcript = self._preparation.transcript_of(submission, self._facts().determinism_id)
+            self._live.open(transcript)
+            log.debug("submitted", request_id=transcript.wire_id, num_prompt_tokens=len(submission.prompt_token_ids))
+        return self._live.read(transcript, {})
+
+    def _find(self, submission: Submission) -> Transcript | None:
+        """The same request, if it is here; raises BlockyardError REQUEST_ID_CONFLICT for another one of its name."""
+        known = self._live.find(submission.request_id)
+        if known is not None and known.submission.body_digest != submission.body_digest:
+            told = f"request_id {known.origin.accepted.request_id!r} is that of another request"
+            raise BlockyardError(Reason.REQUEST_ID_CONFLICT, told)
+        return known
+
+    async def resume(self, resume: ResumeRequest, *, replay: bool = False) -> Reader:
+        """Reads a request from positions on, wherever it runs or ran; `replay`: tells what is before them too.
+
+        Raises BlockyardError: FIELD_INVALID for wrong positions; REQUEST_EXPIRED when nobody remembers the request and
+        it is not told in full; and as `start` does.
+        """
+        check_request_id(resume.request_id)
+        name = wire_id(resume.tenant, resume.request_id)
+        transcript = self._live.find(name)
+        if transcript is None:
+            try:
+                transcript = await self._live.ask(name, self._adopt)
+            except BlockyardError as error:
+                if error.reason is not Reason.REQUEST_EXPIRED or resume.request is None:
+                    raise
+                transcript = await self._restart(resume.request, resume.positions)
+        check_positions(resume.positions, transcript.submission)
+        log.debug("resumed", request_id=name)
+        return self._live.read(transcript, resume.positions, replay=replay)
+
+    def _adopt(self, resumed: Resumed) -> Transcript:
+        # How much is left of the time that it had is the scheduler's to know.
+        submission = replace(resumed.submission, remaining_seconds=None)
+        return self._preparation.transcript_of(submission, self._facts().determinism_id)
+
+    async def _restart(self, request: GenerationRequest, positions: Mapping[int, Position]) -> Transcript:
+        """Generates again what nobody but the client remembers, behind the tokens that it has."""
+        submission = await self._preparation.submission_of(request, self._facts)
+        if known := self._find(submission):
+            return known
+        check_positions(positions, submission)
+        records = records_of(positions, submission)
+        # Whose tokens the client has is not known: the answer may be one of two workers that differ.
+        determinism_id = "" if records else self._facts().determinism_id
+        transcript = self._preparation.transcript_of(submission, determinism_id, is_known=bool(records))
+        if records:
+            transcript.take_records(records)
+            check_ends(positions, transcript)
+        self._live.open(transcript)
+        return transcript
+
+    async def cancel(self, request_ids: Iterable[str], *, tenant: str = "") -> list[str]:
+        """Ends requests by id with CLIENT_CANCELLED, at whichever gateway they are read; returns those that ran.
+
+        Raises BlockyardError NO_READY_WORKER when some are not here, and the scheduler does not answer.
+        """
+        names = {wire_id(tenant, request_id): request_id for request_id in request_ids if is_request_id(request_id)}
+        cancelled = set(self._live.cancel(names))
         try:
-            return await self._start(request)
-        finally:
-            self._live.unreserve(request.request_id)
-
-    async def _start(self, request: GenerationRequest) -> Generation:
-        token_ids = await self._encode(request)
-        bad_word_ids = await self._encode_bad_words(request)
-        # Read again: the scheduler may have gone meanwhile.
-        facts = self._facts()
-        limits = ModelLimits(self.model_name, facts.vocab_size, facts.max_model_len, self.tokenizer.end_token_ids)
-        violations = find_violations(request, token_ids, limits, bad_word_ids=bad_word_ids)
-        if violations:
-            raise invalid(violations)
-        submission = complete(
-            request,
-            token_ids,
-            limits,
-            generation_defaults=self.tokenizer.generation_defaults,
-            gateway_seed=self._seed,
-            bad_word_ids=bad_word_ids,
-        )
-        wire_id = self._live.wire_id(request.request_id)
-        generation = Generation(
-            Accepted(request.request_id, len(token_ids), submission.sampling.seed or 0, self.model_name),
-            self._make_answers(request, token_ids),
-            wire_id=wire_id,
-            determinism_id=facts.determinism_id,
-            owner=self._live,
-        )
-        self._live.open(generation, replace(submission, request_id=wire_id))
-        log.debug("submitted", request_id=request.request_id, num_prompt_tokens=len(token_ids), n=request.n)
-        return generation
-
-    def _make_answers(self, request: GenerationRequest, prompt_token_ids: tuple[int, ...]) -> list[SequenceAnswer]:
-        end_token_ids = frozenset[int]() if request.stop.ignore_eos else self.tokenizer.end_token_ids
-        rules = AnswerRules(request.stop, end_token_ids, request.return_token_ids)
-        skip = request.skip_special_tokens
-        return [
-            SequenceAnswer(index, rules, self.tokenizer.make_detokenizer(prompt_token_ids, skip_special_tokens=skip))
-            for index in range(request.n)
-        ]
-
-    async def _encode(self, request: GenerationRequest) -> tuple[int, ...]:
-        prompt = request.prompt
-        if not isinstance(prompt, str):
-            return prompt
-        return tuple(await self.encode(prompt, add_special_tokens=request.add_special_tokens))
-
-    async def _encode_bad_words(self, request: GenerationRequest) -> list[tuple[int, ...]]:
-        words = request.sampling.bad_words
-        if sum(map(len, words)) <= _MAX_INLINE_CHARACTERS:
-            return self.tokenizer.encode_bad_words(words)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, self.tokenizer.encode_bad_words, words)
+            cancelled.update(await self._link.cancel(list(names)))
+        except BlockyardError:
+            if cancelled != names.keys():
+                raise
+        return [request_id for name, request_id in names.items() if name in cancelled]
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Turns text into ids, a long one in a thread."""
-        if len(text) <= _MAX_INLINE_CHARACTERS:
-            return self.tokenizer.encode(text, add_special_tokens)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, self.tokenizer.encode, text, add_special_tokens)
-
-    def cancel(self, request_ids: Iterable[str]) -> list[str]:
-        """Ends requests by id with CLIENT_CANCELLED, and returns those that were running."""
-        return self._live.cancel(request_ids)
+        return await self._encoding.encode(text, add_special_tokens=add_special_tokens)
 
     def is_ready(self) -> bool:
         """Whether requests should be sent here; `readiness_message` says why not. May be called from any thread."""
@@ -323,9 +195,9 @@ class GenerationService:
             raise invalid([Violation("model", told, Reason.MODEL_NOT_FOUND)])
 
     def _facts(self) -> ModelFacts:
-        """The model's facts; raises BlockyardError NO_READY_WORKER while requests cannot be sent."""
+        """The model's facts; raises BlockyardError NO_READY_WORKER while they are not known."""
         facts = self._link.facts
-        if facts is None or not self._link.takes_requests:
+        if facts is None or self._link.has_other_model:
             raise BlockyardError(Reason.NO_READY_WORKER, self._link.message, retry_after_seconds=RETRY_SECONDS)
         return facts
 
@@ -337,11 +209,11 @@ class GenerationService:
         """Waits until nobody reads an answer."""
         idle = asyncio.Event()
         self._live.on_idle = idle.set
-        while self._live.num_open:
+        while self._live.num_readers:
             idle.clear()
             await idle.wait()
 
     def stop(self, error: BlockyardError) -> None:
-        """Ends what still runs with an error."""
+        """Ends what still runs here with an error; the scheduler goes on with it, for whoever asks."""
         self._live.end_all(error)
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._encoding.close()

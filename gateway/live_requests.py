@@ -1,192 +1,189 @@
-"""The requests that run: which there are, whose each token is, and what the scheduler is told of their ends.
-
-Hands the scheduler's messages to the generations that they concern; does no text work itself, but for what `answer`
-does with unread tokens.
-"""
+"""The requests that this gateway knows, their readers and their ends. Knows neither text nor how requests are made."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason
-from gateway.attachment import Abort, AbortReason
+from blockyard.telemetry import EventLogger
+from gateway.reader import Reader
+from gateway.registry import Registry
 from gateway.request import Recovered
+from gateway.routes import Routes
+from gateway.submissions import Submissions
+from gateway.timers import Timers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from gateway.answer import SequenceAnswer
-    from gateway.attachment import Acceptance, Progress, Submission
-    from gateway.generation import Generation
+    from gateway.attachment import Progress, Resumed
+    from gateway.request import Position
+    from gateway.submissions import Outlet
+    from gateway.transcript import Transcript
 
-RETRY_SECONDS = 1.0
-
-
-class Outlet(Protocol):
-    """Where requests and aborts go: the link to the scheduler."""
-
-    def add(self, submission: Submission) -> None:
-        """Sends a request."""
-        ...
-
-    def abort(self, abort: Abort) -> None:
-        """Sends an abort."""
-        ...
+log = EventLogger(__name__)
 
 
 class LiveRequests:
-    """Routes what the scheduler says, by request and sequence id, and keeps ids unique."""
+    """Requests by their names on the wire. Runs on the loop.
 
-    def __init__(self, outlet: Outlet) -> None:
+    Args:
+        outlet: to the scheduler.
+        resume_window_seconds: how long a request outlives its last reader, and an answer its end.
+        max_scheduler_wait_seconds: how long requests wait for a scheduler.
+    """
+
+    def __init__(
+        self, outlet: Outlet, *, resume_window_seconds: float = 60.0, max_scheduler_wait_seconds: float = 300.0
+    ) -> None:
         self._outlet = outlet
-        self._reserved: set[str] = set()
-        self._by_request_id: dict[str, Generation] = {}
-        self._by_wire_id: dict[str, Generation] = {}
-        self._routes: dict[int, tuple[Generation, SequenceAnswer]] = {}
-        # Ended here before the scheduler answered: the answer must not be taken for that of a later namesake.
-        self._unanswered: set[str] = set()
-        # Until their readers have left.
-        self._open: set[Generation] = set()
+        self._window_seconds = resume_window_seconds
+        self._registry = Registry(resume_window_seconds)
+        self._routes = Routes(self.stopped, self._sequence_ended)
+        self._submissions = Submissions(
+            outlet, self._registry, self._routes, self, patience_seconds=max_scheduler_wait_seconds
+        )
+        self._readers: set[Reader] = set()
+        # Requests that nobody reads.
+        self._unread = Timers["Transcript"]()
         self.on_idle: Callable[[], None] | None = None
 
     @property
-    def num_open(self) -> int:
-        """Requests that somebody still reads."""
-        return len(self._open)
+    def num_readers(self) -> int:
+        """Answers that somebody reads."""
+        return len(self._readers)
 
     @property
     def num_running(self) -> int:
-        """Requests that the scheduler works on."""
-        return len(self._by_request_id)
+        """Requests that have not ended."""
+        return self._registry.num_live
 
-    def reserve(self, request_id: str) -> None:
-        """Keeps an id for a request on its way; raises BlockyardError REQUEST_ID_CONFLICT when it is taken."""
-        if request_id in self._reserved or request_id in self._by_request_id:
-            raise BlockyardError(Reason.REQUEST_ID_CONFLICT, f"request_id {request_id!r} is in use by a live request")
-        self._reserved.add(request_id)
+    def find(self, wire_id: str) -> Transcript | None:
+        """The request of this name, if it runs or has ended not long ago."""
+        return self._registry.find(wire_id)
 
-    def unreserve(self, request_id: str) -> None:
-        """Gives a reserved id back."""
-        self._reserved.discard(request_id)
+    def _find_live(self, wire_id: str) -> Transcript | None:
+        found = self._registry.find(wire_id)
+        return found if found is not None and self._registry.is_live(found) else None
 
-    def wire_id(self, request_id: str) -> str:
-        """The id that the scheduler knows a new request by: the same, but for a namesake that it has yet to answer."""
-        wire_id, attempt = request_id, 1
-        while wire_id in self._unanswered:
-            attempt += 1
-            wire_id = f"{request_id}~{attempt}"
-        return wire_id
+    # Begins.
 
-    def open(self, generation: Generation, submission: Submission) -> None:
-        """Sends a request and lets its generation run."""
-        self._open.add(generation)
-        self._by_request_id[generation.request_id] = generation
-        self._by_wire_id[submission.request_id] = generation
-        self._outlet.add(submission)
+    def open(self, transcript: Transcript) -> None:
+        """Begins a request, or goes on with one that nobody else remembers."""
+        self.adopt(transcript)
+        self._submissions.send(transcript)
+        if transcript.has_ended:
+            # There is nothing to wait for; the scheduler keeps it for others.
+            transcript.is_accepted = True
+            self.retire(transcript)
 
-    def close(self, generation: Generation) -> None:
-        """Ends a generation whose reader has left; what still runs is aborted."""
-        if self._by_request_id.get(generation.request_id) is generation:
-            self._end(generation, BlockyardError(Reason.CLIENT_CANCELLED, "the request was closed"))
-        self._open.discard(generation)
-        if not self._open and self.on_idle is not None:
+    def adopt(self, transcript: Transcript) -> None:
+        """Takes a request in. It waits for its first reader."""
+        self._registry.add(transcript)
+        self._await_reader(transcript)
+
+    async def ask(self, wire_id: str, make: Callable[[Resumed], Transcript]) -> Transcript:
+        """Goes on with a request that another gateway had; see Submissions.ask."""
+        return await self._submissions.ask(wire_id, make)
+
+    # Readers.
+
+    def read(self, transcript: Transcript, positions: Mapping[int, Position], *, replay: bool = False) -> Reader:
+        """Adds a reader; raises BlockyardError FIELD_INVALID for positions that its answer has not."""
+        reader = Reader(transcript, self, positions, replay=replay)
+        reader.check()
+        transcript.readers.append(reader)
+        self._readers.add(reader)
+        self._unread.clear(transcript)
+        return reader
+
+    def close(self, reader: Reader) -> None:
+        """Lets a reader go. With the last one the request ends, or runs on for the window if it outlives them."""
+        if reader not in self._readers:
+            return
+        self._readers.remove(reader)
+        transcript = reader.transcript
+        transcript.readers.remove(reader)
+        if self._registry.is_live(transcript) and not transcript.readers:
+            if transcript.origin.outlives_readers:
+                self._await_reader(transcript)
+            else:
+                self._end(transcript, "the request was closed")
+        if not self._readers and self.on_idle is not None:
             self.on_idle()
 
-    def cancel(self, request_ids: Iterable[str]) -> list[str]:
-        """Ends requests with CLIENT_CANCELLED and returns the ids of those that ran."""
-        return [i for i in dict.fromkeys(request_ids) if self._cancel(i)]
+    def _await_reader(self, transcript: Transcript) -> None:
+        self._unread.set(transcript, self._window_seconds, self._abandon)
 
-    def _cancel(self, request_id: str) -> bool:
-        generation = self._by_request_id.get(request_id)
-        if generation is not None:
-            self._end(generation, BlockyardError(Reason.CLIENT_CANCELLED, "the request was cancelled"))
-        return generation is not None
+    def _abandon(self, transcript: Transcript) -> None:
+        log.info("request abandoned", request_id=transcript.wire_id)
+        self._end(transcript, "nobody came back for the request")
+
+    # Ends.
+
+    def cancel(self, wire_ids: Iterable[str]) -> list[str]:
+        """Ends requests with CLIENT_CANCELLED and returns the names of those that ran."""
+        cancelled = [found for name in dict.fromkeys(wire_ids) if (found := self._find_live(name))]
+        for transcript in cancelled:
+            self._end(transcript, "the request was cancelled")
+        return [transcript.wire_id for transcript in cancelled]
+
+    def _end(self, transcript: Transcript, message: str) -> None:
+        self._submissions.abort(transcript)
+        self.fail(transcript, BlockyardError(Reason.CLIENT_CANCELLED, message))
 
     def end_all(self, error: BlockyardError) -> None:
-        """Ends every request with an error and aborts it."""
-        for generation in list(self._by_request_id.values()):
-            self._end(generation, error)
+        """Ends every request here. The scheduler is not told: it goes on, for whoever asks."""
+        for transcript in self._registry.live:
+            self.fail(transcript, error)
+        self._submissions.close(error)
+        self._registry.close()
 
-    def lost(self, message: str) -> None:
-        """The scheduler is gone, and every request with it."""
-        generations = list(self._by_request_id.values())
-        self._by_request_id.clear()
-        self._by_wire_id.clear()
-        self._routes.clear()
-        self._unanswered.clear()
-        for generation in generations:
-            generation.fail(BlockyardError(Reason.NO_READY_WORKER, message, retry_after_seconds=RETRY_SECONDS))
+    def fail(self, transcript: Transcript, error: BlockyardError) -> None:
+        """Forgets a request that runs; its readers are told why after what has come."""
+        self._forget(transcript)
+        self._registry.remove(transcript)
+        transcript.fail(error)
+
+    def retire(self, transcript: Transcript) -> None:
+        """Keeps a request whose answer is whole, for those who ask again."""
+        self._forget(transcript)
+        self._registry.retain(transcript)
+
+    def _forget(self, transcript: Transcript) -> None:
+        self._submissions.forget(transcript)
+        self._unread.clear(transcript)
+
+    def stopped(self, transcript: Transcript, answer: SequenceAnswer) -> None:
+        """A stop string has ended a sequence that the scheduler may still run."""
+        if self._registry.is_live(transcript):
+            self._submissions.abort_sequence(transcript, answer)
+            self._sequence_ended(transcript, answer)
+
+    def _sequence_ended(self, transcript: Transcript, answer: SequenceAnswer) -> None:
+        self._routes.remove(transcript, answer)
+        if transcript.has_ended:
+            self.retire(transcript)
+
+    # The scheduler.
+
+    def lost(self) -> None:
+        """The scheduler is gone, or the connection to it. What it had is sent again when it is back."""
+        self._submissions.lost()
 
     def received(self, progress: Progress) -> None:
         """Hands out one message of the scheduler."""
+        if progress.facts is not None and self._outlet.takes_requests:
+            self._submissions.send_all()
         for acceptance in progress.accepted:
-            self._accepted(acceptance)
-        for request_id, error in progress.failed:
-            self._failed(request_id, error)
+            self._submissions.accepted(acceptance)
+        for resumed in progress.resumed:
+            self._submissions.resumed(resumed)
         for recovery in progress.recovered:
-            if generation := self._by_wire_id.get(recovery.request_id):
-                generation.recover(Recovered(recovery.cause, recovery.num_replayed_tokens, recovery.exact))
-        routes = self._routes
-        for sequence_id, num_cached_tokens in progress.prefilled:
-            if sequence_id in routes:
-                routes[sequence_id][0].num_cached_tokens = num_cached_tokens
-        for sequence_id, token_id in zip(progress.sequence_ids, progress.token_ids, strict=True):
-            route = routes.get(sequence_id)
-            # One that ended here may get tokens until the scheduler knows.
-            if route is None:
-                continue
-            generation, answer = route
-            if answer.push(token_id):
-                self.stopped(generation, answer)
-            generation.wake()
-        for sequence_id, reason, _ in progress.ended:
-            route = routes.get(sequence_id)
-            if route is None:
-                continue
-            generation, answer = route
-            answer.finish(reason)
-            self._forget_sequence(generation, answer)
-            generation.wake()
-
-    def stopped(self, generation: Generation, answer: SequenceAnswer) -> None:
-        """A stop string ended a sequence that the scheduler still runs."""
-        if generation.route_of(answer) not in self._routes:
-            return
-        self._outlet.abort(Abort(generation.wire_id, AbortReason.STOP_STRING, answer.index, answer.num_tokens))
-        self._forget_sequence(generation, answer)
-
-    def _accepted(self, acceptance: Acceptance) -> None:
-        generation = self._by_wire_id.get(acceptance.request_id)
-        if generation is None:
-            self._unanswered.discard(acceptance.request_id)
-            return
-        generation.accept(acceptance.first_sequence_id)
-        for answer in generation.answers:
-            self._routes[generation.route_of(answer)] = (generation, answer)
-
-    def _failed(self, wire_id: str, error: BlockyardError) -> None:
-        generation = self._by_wire_id.get(wire_id)
-        if generation is None:
-            self._unanswered.discard(wire_id)
-            return
-        self._forget(generation)
-        generation.fail(error)
-
-    def _end(self, generation: Generation, error: BlockyardError) -> None:
-        if not generation.is_accepted:
-            self._unanswered.add(generation.wire_id)
-        self._outlet.abort(Abort(generation.wire_id))
-        self._forget(generation)
-        generation.fail(error)
-
-    def _forget(self, generation: Generation) -> None:
-        del self._by_request_id[generation.request_id]
-        del self._by_wire_id[generation.wire_id]
-        if generation.is_accepted:
-            for answer in generation.answers:
-                self._routes.pop(generation.route_of(answer), None)
-
-    def _forget_sequence(self, generation: Generation, answer: SequenceAnswer) -> None:
-        del self._routes[generation.route_of(answer)]
-        if all(other.ended is not None for other in generation.answers):
-            self._forget(generation)
+            if transcript := self._find_live(recovery.request_id):
+                transcript.recover(Recovered(recovery.cause, recovery.num_replayed_tokens, recovery.exact))
+        self._routes.apply(progress)
+        # Behind the tokens that came before the end.
+        for failure in progress.failed:
+            self._submissions.failed(failure)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class FinishReason(Enum):
@@ -95,6 +98,31 @@ class GenerationRequest:
     # Until the client's own deadline.
     remaining_seconds: float | None = None
     beam_search: BeamOptions | None = None
+    # What the front that took it needs to tell its answer again, at another gateway too; the core does not read it.
+    front_state: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """What a client has of one sequence. `token_ids`: all of these `num_tokens`, or none where they are not known."""
+
+    num_tokens: int = 0
+    num_text_bytes: int = 0
+    finished: bool = False
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequest:
+    """Asks for the rest of an answer; `positions` are by index, and a sequence without one is told from its beginning.
+
+    With `request`, which has its seed then, an answer that nobody remembers is generated again.
+    """
+
+    request_id: str
+    tenant: str = ""
+    positions: Mapping[int, Position] = field(default_factory=dict[int, Position])
+    request: GenerationRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+import math
+from array import array
+from typing import TYPE_CHECKING, Literal
 
 from google.protobuf import duration_pb2
 
@@ -23,13 +25,23 @@ from gateway.attachment import (
     PromptPiece,
     Readiness,
     Recovery,
+    Resumed,
+    SequenceRecord,
+    Submission,
 )
-from gateway.sampling_codec import decode_reason, encode_beams, encode_sampling
+from gateway.sampling_codec import (
+    REASON_NUMBERS,
+    decode_beams,
+    decode_reason,
+    decode_sampling,
+    encode_beams,
+    encode_sampling,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from gateway.attachment import Submission
+    from gateway.attachment import Add, Resubmission, Resume
 
 _ABORT_REASONS = {
     AbortReason.CLIENT: scheduler_pb2.ABORT_REASON_CLIENT,
@@ -52,6 +64,79 @@ def encode_submission(submission: Submission) -> scheduler_pb2.AddRequest:
         max_queue_time=_encode_duration(submission.max_queue_seconds),
         remaining_time=_encode_duration(submission.remaining_seconds),
         beam_search=encode_beams(submission.beam_search) if submission.beam_search else None,
+        gateway_state=submission.gateway_state,
+        body_digest=submission.body_digest,
+    )
+
+
+def decode_submission(message: scheduler_pb2.AddRequest) -> Submission:
+    """Reads a request that some gateway sent to the scheduler."""
+    return Submission(
+        request_id=message.request_id,
+        prompt_token_ids=array("I", message.prompt_token_ids[:]),
+        n=message.n,
+        sampling=decode_sampling(message.sampling),
+        max_tokens=message.max_tokens,
+        min_tokens=message.min_tokens,
+        stop_token_ids=tuple(message.stop_token_ids[:]),
+        tenant=message.tenant,
+        priority=message.priority,
+        max_queue_seconds=_decode_duration(message, "max_queue_time"),
+        remaining_seconds=_decode_duration(message, "remaining_time"),
+        beam_search=decode_beams(message.beam_search) if message.HasField("beam_search") else None,
+        gateway_state=message.gateway_state,
+        body_digest=message.body_digest,
+    )
+
+
+def encode_add(add: Add) -> scheduler_pb2.AddRequest:
+    """Writes a request for the scheduler, with what is known of it from before."""
+    message = encode_submission(add.submission)
+    message.handle = add.handle
+    if add.resubmission is not None:
+        message.resubmission.CopyFrom(_encode_resubmission(add.resubmission))
+    return message
+
+
+def _encode_resubmission(resubmission: Resubmission) -> scheduler_pb2.Resubmission:
+    return scheduler_pb2.Resubmission(
+        age=_encode_duration(resubmission.age_seconds),
+        sequences=map(_encode_record, resubmission.sequences),
+        num_cached_tokens=resubmission.num_cached_tokens,
+    )
+
+
+def _encode_record(record: SequenceRecord) -> scheduler_pb2.SequenceTranscript:
+    return scheduler_pb2.SequenceTranscript(
+        token_ids=record.token_ids,
+        finish_reason=REASON_NUMBERS[record.reason] if record.reason else sampling_pb2.FINISH_REASON_UNSPECIFIED,
+        logprobs=encode_logprobs(record.logprobs) if record.logprobs else None,
+        score=record.score,
+    )
+
+
+def _decode_record(message: scheduler_pb2.SequenceTranscript) -> SequenceRecord:
+    return SequenceRecord(
+        token_ids=message.token_ids[:],
+        reason=decode_reason(message.finish_reason) if message.finish_reason else None,
+        logprobs=decode_logprobs(message.logprobs),
+        score=message.score if message.HasField("score") else None,
+    )
+
+
+def encode_resume(resume: Resume) -> scheduler_pb2.ResumeRequest:
+    """Writes a question for a request."""
+    return scheduler_pb2.ResumeRequest(request_id=resume.request_id, handle=resume.handle)
+
+
+def _decode_resumed(message: scheduler_pb2.RequestResumed) -> Resumed:
+    return Resumed(
+        handle=message.handle,
+        submission=decode_submission(message.request),
+        first_sequence_id=message.first_sequence_id,
+        sequences=list(map(_decode_record, message.sequences)),
+        num_cached_tokens=message.num_cached_tokens,
+        prompt_logprobs=decode_prompt_logprobs(message.prompt_logprobs),
     )
 
 
@@ -61,6 +146,12 @@ def _encode_duration(seconds: float | None) -> duration_pb2.Duration | None:
     duration = duration_pb2.Duration()
     duration.FromNanoseconds(round(seconds * 1e9))
     return duration
+
+
+def _decode_duration(
+    message: scheduler_pb2.AddRequest, field: Literal["max_queue_time", "remaining_time"]
+) -> float | None:
+    return getattr(message, field).ToNanoseconds() / 1e9 if message.HasField(field) else None
 
 
 def encode_logprobs(entries: Iterable[Candidates]) -> sampling_pb2.Logprobs:
@@ -101,14 +192,15 @@ def encode_abort(abort: Abort) -> scheduler_pb2.AbortRequest:
         sequence_index=abort.sequence_index,
         reason=_ABORT_REASONS[abort.reason],
         num_tokens=abort.num_tokens,
+        handle=abort.handle,
     )
 
 
 def decode_progress(message: scheduler_pb2.AttachResponse) -> Progress:
     """Reads one message of the scheduler. Slices copy packed columns at once."""
     return Progress(
-        accepted=[Acceptance(item.request_id, item.first_sequence_id) for item in message.accepted],
-        failed=[Failure(item.request_id, from_status(item.status)) for item in message.failed],
+        accepted=[Acceptance(item.handle, item.first_sequence_id) for item in message.accepted],
+        failed=[Failure(item.handle, from_status(item.status)) for item in message.failed],
         prefilled=list(map(Prefill, message.prefilled_sequence_ids, message.num_cached_tokens)),
         sequence_ids=message.sequence_ids[:],
         token_ids=message.token_ids[:],
@@ -122,13 +214,14 @@ def decode_progress(message: scheduler_pb2.AttachResponse) -> Progress:
         ),
         logprobs=list(zip(message.logprob_sequence_ids, decode_logprobs(message.logprobs), strict=True)),
         prompt_logprobs=decode_prompt_logprobs(message.prompt_logprobs),
+        resumed=list(map(_decode_resumed, message.resumed)),
     )
 
 
 def _decode_endings(message: scheduler_pb2.AttachResponse) -> list[Ending]:
     scores: Sequence[float | None] = message.finish_scores or [None] * len(message.finish_reasons)
     return [
-        Ending(sequence_id, decode_reason(reason), score)
+        Ending(sequence_id, decode_reason(reason), None if score is None or math.isnan(score) else score)
         for sequence_id, reason, score in zip(
             message.finished_sequence_ids, message.finish_reasons, scores, strict=True
         )

@@ -1,7 +1,7 @@
 """The one connection outward: an Attach stream to the scheduler, opened again for ever when it breaks.
 
 Owns what the scheduler told about the model and its readiness. What is to be sent in one turn of the loop goes into one
-message. When the stream breaks, the scheduler has forgotten every request of it, and so must the receiver.
+message. When the stream breaks the receiver is told; it sends again what matters once the facts of the model have come.
 """
 
 from __future__ import annotations
@@ -14,27 +14,28 @@ from typing import TYPE_CHECKING, Any, Protocol
 import grpc
 import grpc.aio
 
-from blockyard.errors import from_rpc_error
+from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.rpc import internal_channel
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from blockyard.telemetry import EventLogger
 from gateway import scheduler_codec as codec
-from gateway.attachment import Abort, ModelFacts, Progress, Readiness, Submission
+from gateway.attachment import Abort, Add, ModelFacts, Outgoing, Progress, Readiness, Resume
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from blockyard.common.v1 import status_pb2
 
 log = EventLogger(__name__)
 
 FIRST_DELAY_SECONDS = 0.1
-MAX_DELAY_SECONDS = 2.0
+MAX_DELAY_SECONDS = 0.5
 # Services that start together need not warn of each other.
 START_SECONDS = 10.0
 _STOPPING = "the gateway is stopping"
-# Prompts of one message together, unless one is longer; a message stays well below the limit of 64 MiB.
-_MAX_PROMPT_TOKENS = 4 * 1024 * 1024
+# Requests of one message together, unless one is longer; a message stays well below the limit of 64 MiB.
+_MAX_MESSAGE_TOKENS = 4 * 1024 * 1024
+_CANCEL_TIMEOUT_SECONDS = 5.0
 
 
 class Receiver(Protocol):
@@ -44,8 +45,8 @@ class Receiver(Protocol):
         """Takes one message of the scheduler."""
         ...
 
-    def lost(self, message: str) -> None:
-        """Takes note that the scheduler has forgotten all requests."""
+    def lost(self) -> None:
+        """Takes note that nothing comes of what was sent, for now."""
         ...
 
 
@@ -59,7 +60,9 @@ class SchedulerLink:
         self._receiver: Receiver | None = None
         self._facts: ModelFacts | None = None
         self._readiness = Readiness(False, self._unreachable())
-        self._outgoing: list[Submission | Abort] = []
+        # What of them was told on this stream.
+        self._is_told = False
+        self._outgoing: list[Outgoing] = []
         self._has_outgoing = asyncio.Event()
         self._is_attached = False
         self._begin = time.monotonic()
@@ -74,7 +77,7 @@ class SchedulerLink:
 
     @property
     def facts(self) -> ModelFacts | None:
-        """What the scheduler told of the model, as long as it is attached."""
+        """What the scheduler told of the model last."""
         return self._facts
 
     @property
@@ -85,12 +88,17 @@ class SchedulerLink:
     @property
     def takes_requests(self) -> bool:
         """Whether requests can be sent: without a worker they wait in the scheduler."""
-        return self._is_attached and self._facts is not None and not self._has_other_model()
+        return self._is_told and not self.has_other_model
+
+    @property
+    def has_other_model(self) -> bool:
+        """Whether the scheduler serves a model that is not this gateway's."""
+        return self._is_told and self._facts is not None and self._facts.model_digest != self._model_digest
 
     @property
     def message(self) -> str:
         """If not ready: what is missing, for a person; else empty."""
-        if self._is_attached and self._facts is not None and self._has_other_model():
+        if self.has_other_model and self._facts is not None:
             return (
                 "the gateway and the scheduler have different models, give both one --model: the SHA-256 of "
                 f"config.json is {self._model_digest[:12]} here and {self._facts.model_digest[:12]} there"
@@ -98,9 +106,6 @@ class SchedulerLink:
         if self.is_ready:
             return ""
         return self._readiness.message or "the scheduler has not told its model yet"
-
-    def _has_other_model(self) -> bool:
-        return self._facts is not None and self._facts.model_digest != self._model_digest
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Waits until what the scheduler tells (or that it is gone) makes a condition true."""
@@ -115,25 +120,32 @@ class SchedulerLink:
         self._task = asyncio.create_task(self._run(), name="scheduler link")
 
     async def stop(self) -> None:
-        """Detaches; the scheduler aborts what is left."""
+        """Detaches; for what is left the scheduler waits for another gateway."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
         if self._channel is not None:
             await self._channel.close(None)
 
-    def add(self, submission: Submission) -> None:
-        """Sends a request."""
-        self._send(submission)
-
-    def abort(self, abort: Abort) -> None:
-        """Sends an abort. While nothing is attached there is nothing to abort."""
+    def send(self, item: Outgoing) -> None:
+        """Sends it. While nothing is attached there is nobody to be told."""
         if self._is_attached:
-            self._send(abort)
+            self._outgoing.append(item)
+            self._has_outgoing.set()
 
-    def _send(self, item: Submission | Abort) -> None:
-        self._outgoing.append(item)
-        self._has_outgoing.set()
+    async def cancel(self, request_ids: Sequence[str]) -> list[str]:
+        """Ends requests, whoever reads them; returns those that ran. Raises BlockyardError NO_READY_WORKER."""
+        assert self._channel is not None
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
+        request = scheduler_pb2.CancelRequestsRequest(request_ids=request_ids)
+        try:
+            answer: Any = await stub.CancelRequests(  # type: ignore[misc]
+                request, timeout=_CANCEL_TIMEOUT_SECONDS, wait_for_ready=True
+            )
+        except grpc.RpcError as error:
+            message = f"the scheduler was not told to cancel: {from_rpc_error(error).message}"
+            raise BlockyardError(Reason.NO_READY_WORKER, message, retry_after_seconds=1.0) from None
+        return list(answer.cancelled_request_ids)
 
     async def get_status(self, timeout_seconds: float) -> status_pb2.SchedulerStatus:
         """Asks the scheduler how things are; raises grpc.RpcError when it does not answer."""
@@ -157,8 +169,9 @@ class SchedulerLink:
 
     async def _attach(self) -> bool:
         """Runs one stream to its end, and tells whether the scheduler said anything on it."""
-        assert self._channel is not None
-        call: Any = scheduler_pb2_grpc.SchedulerServiceStub(self._channel).Attach()  # type: ignore[call-arg]
+        # A connection of its own: one that failed waits before it tries again, and a scheduler may be back by then.
+        channel = internal_channel(self._address)
+        call: Any = scheduler_pb2_grpc.SchedulerServiceStub(channel).Attach()  # type: ignore[call-arg]
         writer: asyncio.Task[None] | None = None
         reason = self._unreachable()
         try:
@@ -176,6 +189,7 @@ class SchedulerLink:
                 writer.cancel()
                 await asyncio.wait([writer])
             call.cancel()
+            await channel.close(None)
             was_attached = self._is_attached
             self._detached(reason)
         return was_attached
@@ -193,7 +207,8 @@ class SchedulerLink:
             if not self._is_attached:
                 self._is_attached = self._has_warned = True
                 log.info("attached to the scheduler", address=self._address)
-            self._facts = progress.facts or self._facts
+            if progress.facts is not None:
+                self._facts, self._is_told = progress.facts, True
             if progress.readiness is not None:
                 self._readiness = progress.readiness
             if progress.facts is not None or progress.readiness is not None:
@@ -203,15 +218,14 @@ class SchedulerLink:
             self._receiver.received(progress)
 
     def _detached(self, reason: str) -> None:
-        was_attached, self._is_attached = self._is_attached, False
-        self._facts = None
+        was_attached, self._is_attached, self._is_told = self._is_attached, False, False
         self._readiness = Readiness(False, reason)
         self._outgoing.clear()
         if was_attached:
             if reason != _STOPPING:
                 log.warning("lost the scheduler", address=self._address, reason=reason)
             assert self._receiver is not None
-            self._receiver.lost(reason)
+            self._receiver.lost()
         elif reason != _STOPPING and not self._has_warned and time.monotonic() - self._begin >= START_SECONDS:
             self._has_warned = True
             log.warning("no scheduler", reason=reason)
@@ -230,20 +244,31 @@ class SchedulerLink:
                     return
 
 
-def _batches(outgoing: list[Submission | Abort]) -> list[scheduler_pb2.AttachRequest]:
-    """Packs what is ready together. The adds of a message are read before its aborts, so an add after an abort, which
-    may be of the same request_id, begins a new message."""
-    messages = [scheduler_pb2.AttachRequest()]
-    num_tokens = 0
+def _batches(outgoing: Sequence[Outgoing]) -> Iterator[scheduler_pb2.AttachRequest]:
+    """Packs what is ready together. Of a message the adds are read first, then the aborts, then the questions, so that
+    what has to come later, as an add after an abort of the same request does, begins a new message."""
+    message, rank, num_tokens = scheduler_pb2.AttachRequest(), 0, 0
     for item in outgoing:
-        message = messages[-1]
-        if isinstance(item, Abort):
+        size = _num_tokens(item)
+        if _RANKS[type(item)] < rank or (message.add and num_tokens + size > _MAX_MESSAGE_TOKENS):
+            yield message
+            message, num_tokens = scheduler_pb2.AttachRequest(), 0
+        rank = _RANKS[type(item)]
+        num_tokens += size
+        if isinstance(item, Add):
+            message.add.append(codec.encode_add(item))
+        elif isinstance(item, Abort):
             message.abort.append(codec.encode_abort(item))
-            continue
-        num_tokens += len(item.prompt_token_ids)
-        if message.abort or (message.add and num_tokens > _MAX_PROMPT_TOKENS):
-            message = scheduler_pb2.AttachRequest()
-            messages.append(message)
-            num_tokens = len(item.prompt_token_ids)
-        message.add.append(codec.encode_submission(item))
-    return messages
+        else:
+            message.resume.append(codec.encode_resume(item))
+    yield message
+
+
+_RANKS: dict[type[Outgoing], int] = {Add: 0, Abort: 1, Resume: 2}
+
+
+def _num_tokens(item: Outgoing) -> int:
+    if not isinstance(item, Add):
+        return 0
+    told = item.resubmission.sequences if item.resubmission else ()
+    return len(item.submission.prompt_token_ids) + sum(len(record.token_ids) for record in told)

@@ -36,6 +36,7 @@ log = EventLogger(__name__)
 # Time for streams that were told to end to say so.
 _GRACE_SECONDS = 2.0
 _DEMO_NAME = "demo"
+_STOPPED = "the gateway stopped before the answer ended, which goes on: resume it at another gateway"
 
 
 class Gateway:
@@ -56,7 +57,11 @@ class Gateway:
         self._link = SchedulerLink(
             configuration.service.scheduler_address, gateway_id=gateway_id, model_digest=tokenizer.model_digest
         )
-        self._live = LiveRequests(self._link)
+        self._live = LiveRequests(
+            self._link,
+            resume_window_seconds=configuration.service.resume_window_seconds,
+            max_scheduler_wait_seconds=configuration.service.max_scheduler_wait_seconds,
+        )
         self.generation = GenerationService(
             tokenizer, self._link, self._live, model_name=model_name(configuration), seed=configuration.text.seed
         )
@@ -113,11 +118,9 @@ class Gateway:
             log.warning("closing streams", num_requests=self.generation.num_requests)
 
     async def stop(self) -> None:
-        """Ends what still runs with DRAINING, and closes everything."""
+        """Ends what still runs with DRAINING, and closes everything. The scheduler goes on for the resume window."""
         self.generation.start_draining()
-        self.generation.stop(
-            BlockyardError(Reason.DRAINING, "the gateway stopped before the answer ended", retry_after_seconds=1.0)
-        )
+        self.generation.stop(BlockyardError(Reason.DRAINING, _STOPPED, retry_after_seconds=1.0))
         await asyncio.gather(self._http.stop(), *(server.stop(_GRACE_SECONDS) for server in self._servers))
         await self._link.stop()
         if self._health is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -11,14 +12,16 @@ from google.protobuf.message import DecodeError
 from blockyard.errors import Violation, invalid
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from gateway import codec
-from gateway.request import Accepted, Delta, Finished, PromptLogprobs
+from gateway.naming import TENANT_KEY, check_tenant
+from gateway.request import Accepted, Delta, Finished, OnDisconnect
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from google.protobuf.message import Message
 
-    from gateway.generation import Generation, GenerationService
+    from gateway.generation import GenerationService
+    from gateway.reader import Reader
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 
@@ -29,53 +32,55 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     def __init__(self, generation: GenerationService) -> None:
         self._generation = generation
 
-    async def _start(self, spec: inference_pb2.GenerationSpec, context: Any) -> Generation:
-        generation = await self._generation.start(codec.decode_spec(spec))
-        # At once when the client is gone, whatever the handler is doing.
-        context.add_done_callback(lambda _: generation.close())
-        return generation
+    async def _start(self, spec: inference_pb2.GenerationSpec, context: Any) -> Reader:
+        request = replace(codec.decode_spec(spec), tenant=_tenant_of(context))
+        if request.on_disconnect is OnDisconnect.ABORT:
+            request = replace(request, remaining_seconds=context.time_remaining())
+        return _watched(await self._generation.start(request), context)
 
     async def Generate(  # type: ignore[override]
         self, request: inference_pb2.GenerateRequest, context: Any
     ) -> inference_pb2.GenerateResponse:
         """Generates the whole answer at once."""
-        generation = await self._start(request.spec, context)
+        reader = await self._start(request.spec, context)
         response = inference_pb2.GenerateResponse()
         deltas: dict[int, list[Delta]] = {}
         choices: list[inference_pb2.Choice] = []
         try:
-            async for event in generation:
+            async for event in reader:
                 if isinstance(event, Accepted):
                     response.accepted.CopyFrom(codec.encode_accepted(event))
                 elif isinstance(event, Delta):
                     deltas.setdefault(event.index, []).append(event)
-                elif isinstance(event, PromptLogprobs):
-                    response.prompt_logprobs.CopyFrom(codec.encode_prompt_logprobs(event))
                 elif isinstance(event, Finished):
                     choices.append(codec.encode_choice(deltas.get(event.index, ()), event))
         finally:
-            generation.close()
+            reader.close()
         response.choices.extend(sorted(choices, key=lambda choice: choice.index))
         return response
 
     async def StreamGenerate(  # type: ignore[override]
         self, request: inference_pb2.StreamGenerateRequest, context: Any
     ) -> None:
-        """Generates as a stream of events. It writes them by itself, so that a call that ends ends it in its write."""
-        generation = await self._start(request.spec, context)
-        seq = 0
-        try:
-            async for event in generation:
-                await context.write(inference_pb2.StreamGenerateResponse(event=codec.encode_event(event, seq)))
-                seq += 1
-        finally:
-            generation.close()
+        """Generates as a stream of events."""
+        await _write(await self._start(request.spec, context), context, inference_pb2.StreamGenerateResponse)
+
+    async def ResumeGenerate(  # type: ignore[override]
+        self, request: inference_pb2.ResumeGenerateRequest, context: Any
+    ) -> None:
+        """Reads a request again, from positions on."""
+        resume = replace(codec.decode_resume(request), tenant=_tenant_of(context))
+        if resume.request is not None:
+            resume = replace(resume, request=replace(resume.request, tenant=resume.tenant))
+        reader = _watched(await self._generation.resume(resume), context)
+        await _write(reader, context, inference_pb2.ResumeGenerateResponse)
 
     async def CancelGenerate(  # type: ignore[override]
         self, request: inference_pb2.CancelGenerateRequest, context: Any
     ) -> inference_pb2.CancelGenerateResponse:
         """Cancels requests."""
-        return inference_pb2.CancelGenerateResponse(cancelled_request_ids=self._generation.cancel(request.request_ids))
+        cancelled = await self._generation.cancel(request.request_ids, tenant=_tenant_of(context))
+        return inference_pb2.CancelGenerateResponse(cancelled_request_ids=cancelled)
 
     async def Tokenize(  # type: ignore[override]
         self, request: inference_pb2.TokenizeRequest, context: Any
@@ -99,6 +104,32 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.ListModelsResponse:
         """Lists the models that are served."""
         return inference_pb2.ListModelsResponse(models=map(codec.encode_model, self._generation.models()))
+
+
+def _tenant_of(context: Any) -> str:
+    metadata: dict[str, Any] = dict(context.invocation_metadata() or ())
+    return check_tenant(metadata.get(TENANT_KEY))
+
+
+def _watched(reader: Reader, context: Any) -> Reader:
+    """Closes a reader at once when the client is gone, whatever the handler is doing."""
+    context.add_done_callback(lambda _: reader.close())
+    return reader
+
+
+async def _write(
+    reader: Reader,
+    context: Any,
+    response: type[inference_pb2.StreamGenerateResponse | inference_pb2.ResumeGenerateResponse],
+) -> None:
+    """Writes a reader's events, by itself: a call that ends ends it in its write."""
+    seq = 0
+    try:
+        async for event in reader:
+            await context.write(response(event=codec.encode_event(event, seq)))
+            seq += 1
+    finally:
+        reader.close()
 
 
 def add_inference_service(server: grpc.aio.Server, servicer: InferenceServicer) -> None:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-import re
 import struct
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from blockyard.errors import Reason, Violation
 from gateway.attachment import Submission
+from gateway.naming import REQUEST_ID_RULE, is_request_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,7 +40,6 @@ _MAX_INT32 = 2**31 - 1
 _MAX_UINT32 = 2**32 - 1
 _MAX_UINT64 = 2**64 - 1
 _MAX_TOLD_IDS = 8
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 _NEUTRAL = {
     "temperature": 1.0,
@@ -179,8 +178,8 @@ def find_violations(
 def _identity(request: GenerationRequest, limits: ModelLimits) -> Iterator[Violation]:
     if request.model not in ("", limits.name):
         yield Violation("model", f"{request.model!r} is not served; {limits.name!r} is", Reason.MODEL_NOT_FOUND)
-    if request.request_id and _REQUEST_ID.fullmatch(request.request_id) is None:
-        yield Violation("request_id", "must be 1 to 128 characters of A-Z a-z 0-9 . _ : -")
+    if request.request_id and not is_request_id(request.request_id):
+        yield Violation("request_id", REQUEST_ID_RULE)
 
 
 def _prompt(request: GenerationRequest, token_ids: tuple[int, ...], limits: ModelLimits) -> Iterator[Violation]:

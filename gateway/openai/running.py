@@ -14,7 +14,8 @@ from gateway.request import Accepted
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from gateway.generation import Generation, GenerationService
+    from gateway.generation import GenerationService
+    from gateway.reader import Reader
     from gateway.request import Event, GenerationRequest
 
 Numbered = tuple[int, "Event"]
@@ -25,7 +26,7 @@ class Running:
 
     def __init__(self, service: GenerationService, call: Call) -> None:
         self._service = service
-        self._generations: list[Generation] = []
+        self._generations: list[Reader] = []
         self.call = call
         self.accepted: list[Accepted] = []
 
@@ -40,7 +41,7 @@ class Running:
         except BlockyardError as error:
             raise errors.rename(error, self.call.names) from None
 
-    async def _start_one(self, request: GenerationRequest) -> Generation:
+    async def _start_one(self, request: GenerationRequest) -> Reader:
         try:
             return await self._service.start(request)
         except BlockyardError as error:
@@ -78,13 +79,13 @@ class Running:
             await generation.aclose()
 
 
-async def _accepted(generation: Generation) -> Accepted:
+async def _accepted(generation: Reader) -> Accepted:
     event = await anext(generation)
     assert isinstance(event, Accepted), f"{generation.request_id} began with {event}"
     return event
 
 
-async def _read(number: int, generation: Generation, queue: asyncio.Queue[Numbered | BlockyardError | None]) -> None:
+async def _read(number: int, generation: Reader, queue: asyncio.Queue[Numbered | BlockyardError | None]) -> None:
     try:
         async for event in generation:
             await queue.put((number, event))

@@ -1,27 +1,26 @@
 """A scheduler that computes nothing: SchedulerService over a real socket, with tokens from a script.
 
 Gives every live sequence one token a step, ends it by its stop tokens and its length as the real one does, and keeps
-what it was sent. Steps run by themselves, or one by one when `paused`.
+what it was sent. Requests outlive their gateways, and their answers their ends, until the test says otherwise. Steps
+run by themselves, or one by one when `paused`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from blockyard.common.v1 import sampling_pb2, status_pb2
-from blockyard.errors import BlockyardError, to_status
+from blockyard.errors import BlockyardError, Reason
 from blockyard.rpc import INTERNAL_MESSAGE_BYTES, bind, make_server
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from tests.kit.fake_requests import FakeRequest, FakeSequence, Gateway, Script, StepColumns, failed
 
 if TYPE_CHECKING:
-    import grpc.aio
+    from collections.abc import AsyncIterator, Callable
 
-# The token at a position of a sequence: (request, sequence index, position) -> id.
-Script = Callable[[scheduler_pb2.AddRequest, int, int], int]
+    import grpc.aio
 
 
 def hashed_tokens(request: scheduler_pb2.AddRequest, index: int, position: int) -> int:
@@ -34,24 +33,15 @@ def scripted(*token_ids: int, then: int = 10) -> Script:
     return lambda request, index, position: token_ids[position] if position < len(token_ids) else then
 
 
-@dataclass
-class _Sequence:
-    sequence_id: int
-    request: scheduler_pb2.AddRequest
-    index: int
-    num_tokens: int = 0
-
-
-@dataclass(eq=False)
-class _Attached:
-    gateway_id: str
-    outbox: asyncio.Queue[scheduler_pb2.AttachResponse | None] = field(default_factory=lambda: asyncio.Queue(maxsize=4))
-    sequences: dict[int, _Sequence] = field(default_factory=dict)
-    requests: dict[str, list[int]] = field(default_factory=dict)
-
-
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Use as `async with FakeScheduler(…) as scheduler`; `address` is where it listens."""
+    """Use as `async with FakeScheduler(…) as scheduler`; `address` is where it listens.
+
+    Attributes:
+        live, retained: its requests by name; a test may take from them.
+        added, aborted, asked, cancelled: what came, in order.
+        refusals: errors that the requests of these names get.
+        accepts: off, what comes is left without an answer.
+    """
 
     def __init__(
         self,
@@ -79,11 +69,15 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.num_steps = 0
         self.added: list[scheduler_pb2.AddRequest] = []
         self.aborted: list[scheduler_pb2.AbortRequest] = []
+        self.asked: list[str] = []
+        self.cancelled: list[str] = []
+        self.live: dict[str, FakeRequest] = {}
+        self.retained: dict[str, FakeRequest] = {}
         self.num_attaches = 0
         self.refusals: dict[str, BlockyardError] = {}
         self._step_seconds = step_seconds
         self._readiness = scheduler_pb2.Readiness(ready=ready, message="" if ready else "the worker loads")
-        self._attached: set[_Attached] = set()
+        self._gateways: set[Gateway] = set()
         self._next_sequence_id = 1
         self._running = asyncio.Event()
         if not paused:
@@ -115,8 +109,19 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._stepping.cancel()
         await asyncio.wait([self._stepping])
         await self._server.stop(0)
+        self.forget()
 
     # What tests do to it, and wait for.
+
+    async def restart(self) -> None:
+        """Dies, and is there again at the same address."""
+        await self.stop()
+        await self.start()
+
+    def forget(self) -> None:
+        """Forgets every request."""
+        self.live.clear()
+        self.retained.clear()
 
     async def tell_readiness(self, ready: bool, message: str = "") -> None:
         """Changes whether it is ready, and tells every gateway."""
@@ -125,21 +130,19 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def send(self, message: scheduler_pb2.AttachResponse) -> None:
         """Sends a message to every gateway."""
-        for attached in self._attached:
-            await attached.outbox.put(message)
+        for gateway in self._gateways:
+            gateway.put(message)
 
-    async def fail(self, request_id: str, error: BlockyardError) -> None:
+    async def fail(self, name: str, error: BlockyardError) -> None:
         """Ends a request with an error."""
-        for attached in self._attached:
-            if request_id in attached.requests:
-                self._forget(attached, request_id)
-                failed = scheduler_pb2.RequestFailed(request_id=request_id, status=to_status(error))
-                await attached.outbox.put(scheduler_pb2.AttachResponse(failed=[failed]))
+        request = self.live.pop(name, None)
+        for gateway, handle in request.readers.items() if request else ():
+            gateway.put(failed(name, handle, error))
 
-    async def break_streams(self) -> None:
-        """Ends every Attach stream; the gateways may come back at once."""
-        for attached in list(self._attached):
-            await attached.outbox.put(None)
+    async def break_streams(self, error: BlockyardError | None = None) -> None:
+        """Ends every Attach stream and forgets nothing; the gateways may come back at once."""
+        for gateway in list(self._gateways):
+            gateway.put(error)
 
     def pause(self) -> None:
         """Takes no more steps by itself."""
@@ -150,59 +153,60 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._running.set()
 
     async def wait_until(self, condition: Callable[[], bool], timeout_seconds: float = 10.0) -> None:
-        """Waits for what comes in: a condition over `added`, `aborted`, `num_attaches`."""
+        """Waits for what comes in: a condition over `added`, `aborted`, `asked`, `num_attaches`, `num_gateways`."""
         async with asyncio.timeout(timeout_seconds), self._changed:
             await self._changed.wait_for(condition)
 
     @property
     def num_sequences(self) -> int:
         """Sequences that run."""
-        return sum(len(attached.sequences) for attached in self._attached)
+        return sum(len(request.running) for request in self.live.values())
 
-    async def step(self) -> None:
-        """Gives every sequence of every gateway one token, in one message."""
-        self.num_steps += 1
-        for attached in list(self._attached):
-            message = self._step(attached)
-            if message.sequence_ids:
-                await attached.outbox.put(message)
+    @property
+    def num_gateways(self) -> int:
+        """Gateways that are attached."""
+        return len(self._gateways)
+
+    async def step(self, count: int = 1) -> None:
+        """Gives every sequence one token, in one message to each gateway."""
+        for _ in range(count):
+            for gateway in list(self._gateways):
+                await gateway.wait_for_room()
+            # From here on nothing waits, so that what each gateway is told is in order.
+            self.num_steps += 1
+            told = {gateway: StepColumns() for gateway in self._gateways}
+            for request in list(self.live.values()):
+                self._step(request, [told[gateway] for gateway in request.readers])
+            for gateway, columns in told.items():
+                if columns.sequence_ids:
+                    gateway.put(columns.message())
 
     # How it works.
 
-    def _step(self, attached: _Attached) -> scheduler_pb2.AttachResponse:
-        sequences = list(attached.sequences.values())
-        token_ids = [self.script(s.request, s.index, s.num_tokens) for s in sequences]
-        message = scheduler_pb2.AttachResponse(
-            sequence_ids=[s.sequence_id for s in sequences],
-            token_ids=token_ids,
-            prefilled_sequence_ids=[s.sequence_id for s in sequences if s.num_tokens == 0 and s.index == 0],
-        )
-        message.num_cached_tokens.extend([0] * len(message.prefilled_sequence_ids))
-        for sequence, token_id in zip(sequences, token_ids, strict=True):
-            reason = self._end_of(sequence, token_id)
+    def _step(self, request: FakeRequest, told: list[StepColumns]) -> None:
+        for sequence in tuple(request.running):
+            if not sequence.token_ids and sequence.index == 0:
+                for columns in told:
+                    columns.prefilled.append(request)
+            token_id = self.script(request.message, sequence.index, len(sequence.token_ids))
+            sequence.token_ids.append(token_id)
+            reason = sequence.ends_by(request.message)
+            for columns in told:
+                columns.sequence_ids.append(sequence.sequence_id)
+                columns.token_ids.append(token_id)
+                if request.tells_logprobs:
+                    columns.with_logprobs.append((sequence.sequence_id, token_id))
+                if reason is not None:
+                    columns.ended.append((sequence.sequence_id, reason))
             if reason is not None:
-                message.finished_sequence_ids.append(sequence.sequence_id)
-                message.finish_reasons.append(reason)
-                self._end(attached, sequence)
-        return message
+                self._end(request, sequence, reason)
 
-    def _end_of(self, sequence: _Sequence, token_id: int) -> sampling_pb2.FinishReason | None:
-        request = sequence.request
-        sequence.num_tokens += 1
-        if token_id in request.stop_token_ids and sequence.num_tokens > request.min_tokens:
-            return sampling_pb2.FINISH_REASON_STOP
-        return sampling_pb2.FINISH_REASON_LENGTH if sequence.num_tokens >= request.max_tokens else None
-
-    def _end(self, attached: _Attached, sequence: _Sequence) -> None:
-        del attached.sequences[sequence.sequence_id]
-        left = attached.requests[sequence.request.request_id]
-        left.remove(sequence.sequence_id)
-        if not left:
-            del attached.requests[sequence.request.request_id]
-
-    def _forget(self, attached: _Attached, request_id: str) -> None:
-        for sequence_id in attached.requests.pop(request_id, ()):
-            del attached.sequences[sequence_id]
+    def _end(self, request: FakeRequest, sequence: FakeSequence, reason: sampling_pb2.FinishReason) -> None:
+        sequence.reason = reason
+        request.running.remove(sequence)
+        if not request.running:
+            del self.live[request.name]
+            self.retained[request.name] = request
 
     async def _step_for_ever(self) -> None:
         while True:
@@ -213,62 +217,101 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def Attach(self, request_iterator: Any, context: Any) -> AsyncIterator[scheduler_pb2.AttachResponse]:
         """One gateway."""
         first = await anext(request_iterator)
-        attached = _Attached(first.hello.gateway_id)
+        gateway = Gateway(first.hello.gateway_id)
         self.num_attaches += 1
-        self._attached.add(attached)
+        self._gateways.add(gateway)
         yield scheduler_pb2.AttachResponse(facts=self.facts, readiness=self._readiness)
-        reading = asyncio.create_task(self._read(attached, request_iterator))
+        reading = asyncio.create_task(self._read(gateway, request_iterator))
         try:
             await self._notify()
-            while (message := await attached.outbox.get()) is not None:
+            while isinstance(message := await gateway.get(), scheduler_pb2.AttachResponse):
                 yield message
+            if message is not None:
+                raise message
         finally:
-            self._attached.discard(attached)
             reading.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await reading
-
-    async def _read(self, attached: _Attached, requests: Any) -> None:
-        async for message in requests:
-            for request in message.add:
-                await self._add(attached, request)
-            for abort in message.abort:
-                self._abort(attached, abort)
+            self._gateways.discard(gateway)
+            gateway.outbox = asyncio.Queue()
+            gateway.has_room.set()
+            for request in self.live.values():
+                request.readers.pop(gateway, None)
             await self._notify()
 
-    async def _add(self, attached: _Attached, request: scheduler_pb2.AddRequest) -> None:
-        request_id = request.request_id
-        self.added.append(request)
-        if request_id in self.refusals:
-            failed = scheduler_pb2.RequestFailed(request_id=request_id, status=to_status(self.refusals[request_id]))
-            await attached.outbox.put(scheduler_pb2.AttachResponse(failed=[failed]))
-            return
-        assert request_id not in attached.requests, f"{request_id} is live"
+    async def _read(self, gateway: Gateway, requests: Any) -> None:
+        async for message in requests:
+            for add in message.add:
+                self._add(gateway, add)
+            for abort in message.abort:
+                self._abort(gateway, abort)
+            for resume in message.resume:
+                self.asked.append(resume.request_id)
+                self._resume(gateway, resume.request_id, resume.handle)
+            await self._notify()
+
+    def _add(self, gateway: Gateway, add: scheduler_pb2.AddRequest) -> None:
+        name, handle = add.request_id, add.handle
+        self.added.append(add)
         if not self.accepts:
             return
-        first = self._next_sequence_id
-        self._next_sequence_id += request.n
-        attached.requests[request_id] = list(range(first, first + request.n))
-        accepted = scheduler_pb2.RequestAccepted(request_id=request_id, first_sequence_id=first)
-        await attached.outbox.put(scheduler_pb2.AttachResponse(accepted=[accepted]))
-        # Only now, so that no token goes before its acceptance.
-        for index in range(request.n):
-            attached.sequences[first + index] = _Sequence(first + index, request, index)
-
-    def _abort(self, attached: _Attached, abort: scheduler_pb2.AbortRequest) -> None:
-        self.aborted.append(abort)
-        if not abort.HasField("sequence_index"):
-            self._forget(attached, abort.request_id)
+        if name in self.refusals:
+            gateway.put(failed(name, handle, self.refusals[name]))
             return
-        for sequence_id in list(attached.requests.get(abort.request_id, ())):
-            if attached.sequences[sequence_id].index == abort.sequence_index:
-                self._end(attached, attached.sequences[sequence_id])
+        if known := self.live.get(name) or self.retained.get(name):
+            if known.message.body_digest == add.body_digest:
+                self._resume(gateway, name, handle)
+            else:
+                conflict = BlockyardError(Reason.REQUEST_ID_CONFLICT, f"{name} is another request")
+                gateway.put(failed(name, handle, conflict))
+            return
+        request = FakeRequest(add, self._next_sequence_id)
+        self._next_sequence_id += add.n
+        accepted = scheduler_pb2.RequestAccepted(
+            request_id=name, first_sequence_id=request.first_sequence_id, handle=handle
+        )
+        gateway.put(scheduler_pb2.AttachResponse(accepted=[accepted]))
+        request.readers[gateway] = handle
+        (self.live if request.running else self.retained)[name] = request
+
+    def _resume(self, gateway: Gateway, name: str, handle: int) -> None:
+        request = self.live.get(name) or self.retained.get(name)
+        if request is None:
+            error = BlockyardError(Reason.REQUEST_EXPIRED, f"{name} is not known")
+            gateway.put(failed(name, handle, error))
+            return
+        request.readers[gateway] = handle
+        gateway.put(scheduler_pb2.AttachResponse(resumed=[request.resumed(handle)]))
+
+    def _abort(self, gateway: Gateway, abort: scheduler_pb2.AbortRequest) -> None:
+        self.aborted.append(abort)
+        request = self.live.get(abort.request_id)
+        if request is None or request.readers.get(gateway) != abort.handle:
+            return
+        if not abort.HasField("sequence_index"):
+            del request.readers[gateway]
+            if not request.readers:
+                del self.live[abort.request_id]
+            return
+        for sequence in tuple(request.running):
+            if sequence.index == abort.sequence_index:
+                del sequence.token_ids[abort.num_tokens :]
+                self._end(request, sequence, sampling_pb2.FINISH_REASON_STOP)
 
     async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 
+    async def CancelRequests(self, request: Any, context: Any) -> scheduler_pb2.CancelRequestsResponse:
+        """Ends requests, whoever reads them."""
+        running = [name for name in request.request_ids if name in self.live]
+        self.cancelled.extend(request.request_ids)
+        for name in running:
+            await self.fail(name, BlockyardError(Reason.CLIENT_CANCELLED, "the request was cancelled"))
+        await self._notify()
+        return scheduler_pb2.CancelRequestsResponse(cancelled_request_ids=running)
+
     async def GetSchedulerStatus(self, request: Any, context: Any) -> scheduler_pb2.GetSchedulerStatusResponse:
         """Tells a little."""
-        status = status_pb2.SchedulerStatus(num_gateways=len(self._attached))
+        status = status_pb2.SchedulerStatus(num_gateways=len(self._gateways))
         return scheduler_pb2.GetSchedulerStatusResponse(status=status)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import secrets
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from tests.kit.fake_scheduler import FakeScheduler
 
+Positions = dict[int, tuple[int, int]]
 DEMO_MODEL = Path(__file__).parents[3] / "models" / "demo"
 END_TOKEN, END_OF_TURN = 0, 3
 
@@ -44,6 +46,14 @@ def spec(prompt: str = "Once upon a time", *, max_tokens: int = 8, **fields: Any
     """A request; fields of `stop` and `sampling` are given as dictionaries."""
     stop = {"max_tokens": max_tokens, **fields.pop("stop", {})}
     return inference_pb2.GenerationSpec(text=prompt, stop=stop, **fields)
+
+
+async def rest_of(call: Any) -> list[inference_pb2.GenerationEvent]:
+    """Reads a stream to its end, from where it is."""
+    events: list[inference_pb2.GenerationEvent] = []
+    while (message := await call.read()) is not grpc.aio.EOF:
+        events.append(message.event)
+    return events
 
 
 @dataclass
@@ -66,19 +76,28 @@ class Front:
         """Reads a whole stream."""
         return [message.event async for message in self.stream(request)]
 
+    def resume(self, request_id: str, positions: Positions | None = None, **fields: Any) -> Any:
+        """Reads a request again; positions are (tokens, bytes) by index. Iterate over the messages."""
+        told = [
+            inference_pb2.Position(index=index, num_tokens=num_tokens, num_text_bytes=num_text_bytes)
+            for index, (num_tokens, num_text_bytes) in (positions or {}).items()
+        ]
+        fields.setdefault("positions", told)
+        return self.stub.ResumeGenerate(inference_pb2.ResumeGenerateRequest(request_id=request_id, **fields))
+
     async def generate(self, request: inference_pb2.GenerationSpec) -> inference_pb2.GenerateResponse:
         """Asks for the whole answer."""
         return await self.stub.Generate(inference_pb2.GenerateRequest(spec=request))
 
 
 @asynccontextmanager
-async def serving(scheduler: FakeScheduler, *, attached: bool = True) -> AsyncIterator[Front]:
-    """Runs a gateway on a scheduler; with `attached`, once it knows the model."""
+async def serving(scheduler: FakeScheduler, *, attached: bool = True, **windows: float) -> AsyncIterator[Front]:
+    """Runs a gateway on a scheduler; with `attached`, once it knows the model. `windows`: see LiveRequests."""
     tokenizer = demo_tokenizer()
     if not scheduler.facts.model_digest:
         scheduler.facts.model_digest = tokenizer.model_digest
-    link = SchedulerLink(scheduler.address, gateway_id="test", model_digest=tokenizer.model_digest)
-    live = LiveRequests(link)
+    link = SchedulerLink(scheduler.address, gateway_id=secrets.token_hex(4), model_digest=tokenizer.model_digest)
+    live = LiveRequests(link, **windows)
     service = GenerationService(tokenizer, link, live, model_name="demo")
     server = make_server(PUBLIC_MESSAGE_BYTES, [SERVICE.full_name])
     add_inference_service(server, InferenceServicer(service))

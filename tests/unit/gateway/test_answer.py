@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.answer import MAX_UNREAD_TOKENS, AnswerRules, Ended, SequenceAnswer
+from gateway.answer import MAX_UNREAD_TOKENS, AnswerRules, Ended, Place, SequenceAnswer
 from gateway.request import Delta, FinishReason, StopOptions
 from tests.unit.gateway.harness import END_TOKEN, demo_tokenizer, ids_of
 
@@ -17,8 +17,24 @@ END_TOKEN_IDS = demo_tokenizer().end_token_ids
 def make(
     *, return_token_ids: bool = True, end_token_ids: frozenset[int] = END_TOKEN_IDS, **stop: Any
 ) -> SequenceAnswer:
-    rules = AnswerRules(StopOptions(**stop), end_token_ids, return_token_ids)
+    options = StopOptions(**stop)
+    rules = AnswerRules(options, end_token_ids, end_token_ids.union(options.stop_token_ids), return_token_ids)
     return SequenceAnswer(0, rules, demo_tokenizer().make_detokenizer(()))
+
+
+class Taker:
+    """A reader of an answer."""
+
+    def __init__(self, answer: SequenceAnswer) -> None:
+        self.answer = answer
+        self.place = Place(0, 0)
+
+    def take(self) -> Delta | None:
+        """Returns what is new since the last call."""
+        delta = self.answer.delta_after(*self.place)
+        if delta is not None:
+            self.place = Place(delta.num_tokens, delta.num_text_bytes)
+        return delta
 
 
 def run(
@@ -26,16 +42,17 @@ def run(
 ) -> list[Delta]:
     """Pushes tokens and takes deltas after some of them (all, unless told) and at the end."""
     deltas: list[Delta | None] = []
+    reader = Taker(answer)
     for position, token_id in enumerate(token_ids):
         if answer.push(token_id) or answer.ended:
             break
         is_last = position == len(token_ids) - 1
         if not is_last and (taken_after is None or position in taken_after):
             answer.advance()
-            deltas.append(answer.take())
+            deltas.append(reader.take())
     answer.finish(reason)
-    deltas.append(answer.take())
-    assert answer.take() is None
+    deltas.append(reader.take())
+    assert reader.take() is None
     return [delta for delta in deltas if delta is not None]
 
 
@@ -51,9 +68,9 @@ def test_tokens_merge_until_somebody_takes_them() -> None:
     answer = make()
     for token_id in ids_of("there was a cat"):
         assert answer.push(token_id) is False
-    assert answer.take() is None
+    assert answer.delta_after(0, 0) is None
     answer.advance()
-    delta = answer.take()
+    delta = answer.delta_after(0, 0)
     num_tokens = len(ids_of("there was a cat"))
     assert delta == Delta(0, "there was a cat", tuple(ids_of("there was a cat")), num_tokens, 15)
 
@@ -62,7 +79,7 @@ def test_nothing_new_is_no_delta() -> None:
     answer = make(return_token_ids=False)
     answer.push(ids_of("😀")[0])
     assert answer.advance() is False
-    assert answer.take() is None
+    assert answer.delta_after(0, 0) is None
 
 
 def test_the_length_ends_with_all_text() -> None:
@@ -122,10 +139,10 @@ def test_what_is_held_back_comes_when_the_sequence_ends() -> None:
     for token_id in ids_of("a cat"):
         answer.push(token_id)
     answer.advance()
-    held = answer.take()
+    held = answer.delta_after(0, 0)
     assert held is not None and held.text == "a "
     answer.finish(LENGTH)
-    rest = answer.take()
+    rest = answer.delta_after(held.num_tokens, held.num_text_bytes)
     assert rest is not None and rest.text == "cat"
     assert answer.ended == Ended(LENGTH, None)
 
@@ -137,7 +154,7 @@ def test_a_stop_string_in_the_last_token_goes_before_the_length() -> None:
 
 
 def test_the_text_of_an_end_token_is_not_searched() -> None:
-    rules = AnswerRules(StopOptions(stop_strings=("<|end",)), END_TOKEN_IDS, False)
+    rules = AnswerRules(StopOptions(stop_strings=("<|end",)), END_TOKEN_IDS, END_TOKEN_IDS, False)
     answer = SequenceAnswer(0, rules, demo_tokenizer().make_detokenizer((), skip_special_tokens=False))
     for token_id in [*ids_of("a cat"), 3]:
         answer.push(token_id)
@@ -151,7 +168,7 @@ def test_without_a_reader_a_stop_string_is_found_soon() -> None:
     found = next(position for position, token_id in enumerate(tokens) if answer.push(token_id))
     assert found <= len(ids_of("a cat")) + MAX_UNREAD_TOKENS
     assert answer.ended == Ended(STOP, "cat")
-    delta = answer.take()
+    delta = answer.delta_after(0, 0)
     assert delta is not None and delta.text == "a " and delta.num_tokens == len(ids_of("a cat"))
 
 
@@ -161,7 +178,7 @@ def test_without_a_reader_the_text_of_a_stop_token_stays_hidden() -> None:
     for token_id in [*([20] * MAX_UNREAD_TOKENS), dot]:
         answer.push(token_id)
     answer.finish(STOP)
-    delta = answer.take()
+    delta = answer.delta_after(0, 0)
     assert delta is not None and delta.text == demo_tokenizer().decode([20] * MAX_UNREAD_TOKENS)
 
 

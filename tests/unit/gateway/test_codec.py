@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -275,9 +276,10 @@ def test_a_submission_says_whose_it_is_and_how_long_it_may_take() -> None:
 
 
 def test_an_abort_names_a_sequence_only_if_it_is_one() -> None:
-    whole = scheduler_codec.encode_abort(Abort("r"))
-    assert not whole.HasField("sequence_index") and whole.reason == scheduler_pb2.ABORT_REASON_CLIENT
-    first = scheduler_codec.encode_abort(Abort("r", AbortReason.STOP_STRING, 0, 12))
+    whole = scheduler_codec.encode_abort(Abort(7, "r"))
+    assert whole.handle == 7 and not whole.HasField("sequence_index")
+    assert whole.reason == scheduler_pb2.ABORT_REASON_CLIENT
+    first = scheduler_codec.encode_abort(Abort(7, "r", AbortReason.STOP_STRING, 0, 12))
     assert first.HasField("sequence_index") and first.sequence_index == 0
     assert (first.reason, first.num_tokens) == (scheduler_pb2.ABORT_REASON_STOP_STRING, 12)
 
@@ -286,8 +288,8 @@ def test_progress_is_read_column_by_column() -> None:
     message = scheduler_pb2.AttachResponse(
         facts=scheduler_pb2.ModelFacts(model_digest="d", vocab_size=9, max_model_len=8, block_size=4),
         readiness=scheduler_pb2.Readiness(ready=True),
-        accepted=[scheduler_pb2.RequestAccepted(request_id="a", first_sequence_id=2**40)],
-        failed=[scheduler_pb2.RequestFailed(request_id="f", status=to_status(BlockyardError(Reason.NEVER_FITS, "no")))],
+        accepted=[scheduler_pb2.RequestAccepted(request_id="a", first_sequence_id=2**40, handle=3)],
+        failed=[scheduler_pb2.RequestFailed(handle=4, status=to_status(BlockyardError(Reason.NEVER_FITS, "no")))],
         sequence_ids=[5, 5, 6],
         token_ids=[1, 2, 3],
         prefilled_sequence_ids=[5],
@@ -296,10 +298,8 @@ def test_progress_is_read_column_by_column() -> None:
     progress = scheduler_codec.decode_progress(message)
     assert progress.facts == ModelFacts("d", 9, 8, 4, "", False)
     assert progress.readiness == Readiness(True, "")
-    assert progress.accepted == [("a", 2**40)]
-    assert [(f.request_id, f.error.reason, f.error.message) for f in progress.failed] == [
-        ("f", Reason.NEVER_FITS, "no")
-    ]
+    assert progress.accepted == [(3, 2**40)]
+    assert [(f.handle, f.error.reason, f.error.message) for f in progress.failed] == [(4, Reason.NEVER_FITS, "no")]
     assert (progress.sequence_ids, progress.token_ids) == ([5, 5, 6], [1, 2, 3])
     assert progress.prefilled == [(5, 16)]
 
@@ -353,7 +353,7 @@ def test_scores_belong_to_endings() -> None:
     message = scheduler_pb2.AttachResponse(
         finished_sequence_ids=[4, 5],
         finish_reasons=[sampling_pb2.FINISH_REASON_STOP, sampling_pb2.FINISH_REASON_LENGTH],
-        finish_scores=[-0.5, -1.0],
+        finish_scores=[-0.5, math.nan],
     )
     ended = scheduler_codec.decode_progress(message).ended
-    assert ended == [(4, FinishReason.STOP, -0.5), (5, FinishReason.LENGTH, -1.0)]
+    assert ended == [(4, FinishReason.STOP, -0.5), (5, FinishReason.LENGTH, None)]

@@ -1,78 +1,21 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from blockyard.errors import BlockyardError, Reason
-from gateway.attachment import (
-    Abort,
-    AbortReason,
-    Acceptance,
-    Ending,
-    Failure,
-    ModelFacts,
-    Prefill,
-    Progress,
-    Recovery,
-    Submission,
-)
-from gateway.generation import Generation, GenerationService
-from gateway.live_requests import LiveRequests
-from gateway.request import Accepted, Delta, Finished, FinishReason, GenerationRequest, Recovered, StopOptions
+from gateway.attachment import Abort, AbortReason, Acceptance, Ending, Failure, Prefill, Recovery
+from gateway.request import Accepted, Delta, Finished, FinishReason, Recovered, StopOptions
 from gateway.validation import derive_seed
+from tests.unit.gateway.core import Core
 from tests.unit.gateway.harness import END_TOKEN, demo_tokenizer, ids_of
 
+if TYPE_CHECKING:
+    from gateway.reader import Reader
+
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
-
-
-class HandLink:
-    """A link whose other end is the test."""
-
-    def __init__(self) -> None:
-        self.facts: ModelFacts | None = ModelFacts("digest", 4096, 128, 16, "id", True)
-        self.is_ready = self.takes_requests = True
-        self.message = ""
-        self.sent: list[Submission | Abort] = []
-
-    def add(self, submission: Submission) -> None:
-        self.sent.append(submission)
-
-    def abort(self, abort: Abort) -> None:
-        self.sent.append(abort)
-
-    @property
-    def aborts(self) -> list[Abort]:
-        return [item for item in self.sent if isinstance(item, Abort)]
-
-
-class Core:
-    """The core of a gateway, driven by hand."""
-
-    def __init__(self) -> None:
-        self.link = HandLink()
-        self.live = LiveRequests(self.link)
-        self.service = GenerationService(demo_tokenizer(), self.link, self.live, model_name="demo", seed=7)
-
-    async def start(self, request_id: str = "r", **fields: Any) -> Generation:
-        return await self.service.start(GenerationRequest(**{"prompt": (5, 6), "request_id": request_id, **fields}))
-
-    def told(self, **fields: Any) -> None:
-        """Receives a message of the scheduler."""
-        empty = Progress(accepted=[], failed=[], prefilled=[], sequence_ids=[], token_ids=[], ended=[])
-        self.live.received(replace(empty, **fields))
-
-    def tokens(self, sequence_id: int, *token_ids: int, end: FinishReason | None = None) -> None:
-        ended = [] if end is None else [Ending(sequence_id, end)]
-        self.told(sequence_ids=[sequence_id] * len(token_ids), token_ids=list(token_ids), ended=ended)
-
-    async def accepted(self, request_id: str = "r", first: int = 10, **fields: Any) -> Generation:
-        generation = await self.start(request_id, **fields)
-        self.told(accepted=[Acceptance(request_id, first)])
-        assert isinstance(await anext(generation), Accepted)
-        return generation
 
 
 @pytest.fixture
@@ -80,7 +23,7 @@ def core() -> Core:
     return Core()
 
 
-async def waiting(generation: Generation) -> asyncio.Task[Any]:
+async def waiting(generation: Reader) -> asyncio.Task[Any]:
     """Begins to wait for the next event, and makes sure that there is none yet."""
     task = asyncio.ensure_future(anext(generation))
     await asyncio.sleep(0)
@@ -89,7 +32,7 @@ async def waiting(generation: Generation) -> asyncio.Task[Any]:
     return task
 
 
-async def failure(generation: Generation) -> BlockyardError:
+async def failure(generation: Reader) -> BlockyardError:
     with pytest.raises(BlockyardError) as raised:
         async for _ in generation:
             pass
@@ -99,7 +42,7 @@ async def failure(generation: Generation) -> BlockyardError:
 async def test_events_come_in_order_and_then_the_end(core: Core) -> None:
     generation = await core.start(return_token_ids=True)
     task = await waiting(generation)
-    core.told(accepted=[Acceptance("r", 10)])
+    core.told(accepted=[Acceptance(1, 10)])
     assert await task == Accepted("r", 2, derive_seed(7, "r"), "demo")
     core.told(prefilled=[Prefill(10, 1)], sequence_ids=[10], token_ids=ids_of("cat")[:1])
     delta = await anext(generation)
@@ -165,7 +108,7 @@ async def test_sequences_of_one_request_end_by_themselves(core: Core) -> None:
     while not isinstance(events[-1], Finished):
         events.append(await anext(generation))
     assert events[-1].index == 1 and events[-1].matched == "cat"
-    assert core.link.aborts == [Abort("r", AbortReason.STOP_STRING, 1, events[-1].num_completion_tokens)]
+    assert core.link.aborts == [Abort(1, "r", AbortReason.STOP_STRING, 1, events[-1].num_completion_tokens)]
     assert core.live.num_running == 1
     # What was under way when the abort was sent is nobody's.
     core.told(sequence_ids=[10, 11], token_ids=[22, 23])
@@ -179,7 +122,7 @@ async def test_a_stop_string_is_found_though_nobody_reads(core: Core) -> None:
     generation = await core.accepted(stop=StopOptions(stop_strings=("cat",)))
     for token_id in [*ids_of(" a cat"), *([20] * 30)]:
         core.tokens(10, token_id)
-    assert core.link.aborts == [Abort("r", AbortReason.STOP_STRING, 0, len(ids_of(" a cat")))]
+    assert core.link.aborts == [Abort(1, "r", AbortReason.STOP_STRING, 0, len(ids_of(" a cat")))]
     assert core.live.num_running == 0
     delta, finished = [event async for event in generation]
     assert isinstance(delta, Delta) and delta.text == " a "
@@ -209,8 +152,8 @@ async def test_closing_aborts_what_runs_and_only_once(core: Core) -> None:
     await generation.aclose()
     await generation.aclose()
     generation.close()
-    assert core.link.aborts == [Abort("r")]
-    assert (core.live.num_running, core.live.num_open) == (0, 0)
+    assert core.link.aborts == [Abort(1, "r")]
+    assert (core.live.num_running, core.live.num_readers) == (0, 0)
     assert (await failure(generation)).reason is Reason.CLIENT_CANCELLED
 
 
@@ -224,49 +167,39 @@ async def test_closing_what_has_ended_aborts_nothing(core: Core) -> None:
 async def test_cancel_wakes_the_reader_after_what_has_come(core: Core) -> None:
     generation = await core.accepted()
     core.tokens(10, *ids_of("cat"))
-    assert core.service.cancel(["x", "r", "r"]) == ["r"]
+    assert await core.service.cancel(["x", "r", "r"]) == ["r"]
     events = []
     with pytest.raises(BlockyardError) as raised:
         async for event in generation:
             events.append(event)
     assert raised.value.reason is Reason.CLIENT_CANCELLED
     assert [event.text for event in events if isinstance(event, Delta)] == ["cat"]
-    assert core.link.aborts == [Abort("r")]
-    assert core.service.cancel(["r"]) == []
+    assert core.link.aborts == [Abort(1, "r")]
+    assert await core.service.cancel(["r"]) == []
 
 
 async def test_a_failure_of_the_scheduler_is_raised_as_it_is(core: Core) -> None:
     generation = await core.start()
     task = await waiting(generation)
     error = BlockyardError(Reason.NEVER_FITS, "too long")
-    core.told(failed=[Failure("r", error), Failure("unknown", error)])
+    core.told(failed=[Failure(1, error), Failure(99, error)])
     with pytest.raises(BlockyardError) as raised:
         await task
     assert raised.value is error
     assert core.live.num_running == 0
 
 
-async def test_a_lost_scheduler_ends_every_request_with_a_hint(core: Core) -> None:
-    first, second = await core.accepted("a", 10), await core.start("b")
-    core.live.lost("gone")
-    for generation in (first, second):
-        error = await failure(generation)
-        assert (error.reason, error.message) == (Reason.NO_READY_WORKER, "gone")
-        assert error.retry_after_seconds == 1.0
-    assert core.live.num_running == 0
-    assert core.link.aborts == []
-
-
-async def test_nothing_is_accepted_while_nobody_could_serve_it(core: Core) -> None:
+@pytest.mark.parametrize("is_other", [False, True])
+async def test_nothing_is_accepted_while_the_model_is_not_known_or_another(core: Core, is_other: bool) -> None:
     core.link.takes_requests, core.link.message = False, "the worker loads"
+    core.link.has_other_model = is_other
+    if not is_other:
+        core.link.facts = None
     with pytest.raises(BlockyardError) as raised:
         await core.start(prompt="")
     error = raised.value
     assert (error.reason, error.message, error.retry_after_seconds) == (Reason.NO_READY_WORKER, "the worker loads", 1.0)
-    core.link.takes_requests, core.link.facts = True, None
-    with pytest.raises(BlockyardError):
-        await core.start()
-    assert core.service.models() == []
+    assert core.link.sent == []
 
 
 async def test_without_a_worker_a_request_waits(core: Core) -> None:
@@ -278,27 +211,24 @@ async def test_without_a_worker_a_request_waits(core: Core) -> None:
 
 
 async def test_the_scheduler_may_go_while_a_prompt_is_tokenized(core: Core) -> None:
-    starting = asyncio.ensure_future(core.start(prompt="the cat " * 2000))
+    starting = asyncio.ensure_future(core.start(prompt="the cat " * 300))
     await asyncio.sleep(0)
     core.link.takes_requests = False
-    with pytest.raises(BlockyardError) as raised:
-        await starting
-    assert raised.value.reason is Reason.NO_READY_WORKER
+    generation = await starting
+    assert core.link.sent == []
+    core.attached()
+    assert len(core.link.adds) == 1
+    await generation.aclose()
 
 
-async def test_an_id_is_taken_from_its_start_to_its_end(core: Core) -> None:
-    starting = asyncio.ensure_future(core.start(prompt="the cat " * 10))
-    long = asyncio.ensure_future(core.start("long", prompt="the cat " * 2000))
-    await asyncio.sleep(0)
-    for request_id in ("r", "long"):
-        with pytest.raises(BlockyardError) as raised:
-            await core.start(request_id)
-        assert raised.value.reason is Reason.REQUEST_ID_CONFLICT
-    await starting
-    with pytest.raises(BlockyardError):
-        # Too long: the id is free again.
-        await long
-    assert await core.start("long")
+async def test_the_same_request_twice_at_once_is_one(core: Core) -> None:
+    prompt = "the cat " * 300
+    first, second = await asyncio.gather(core.start(prompt=prompt), core.start(prompt=prompt))
+    assert len(core.link.adds) == 1
+    core.told(accepted=[Acceptance(1, 10)])
+    core.tokens(10, 20, end=LENGTH)
+    events = [event async for event in first]
+    assert [event async for event in second] == events and isinstance(events[-1], Finished)
 
 
 async def test_a_refused_request_leaves_its_id_free(core: Core) -> None:
@@ -318,16 +248,13 @@ async def test_a_namesake_is_not_taken_for_the_one_before(core: Core) -> None:
     first = await core.start()
     await first.aclose()
     second = await core.start()
-    adds = [item for item in core.link.sent if isinstance(item, Submission)]
-    assert [add.request_id for add in adds] == ["r", "r~2"]
-    core.told(accepted=[Acceptance("r", 10), Acceptance("r~2", 11)], sequence_ids=[10, 11], token_ids=[20, 21])
+    assert [(add.handle, add.submission.request_id) for add in core.link.adds] == [(1, "r"), (2, "r")]
+    core.told(accepted=[Acceptance(1, 10), Acceptance(2, 11)], sequence_ids=[10, 11], token_ids=[20, 21])
     assert isinstance(await anext(second), Accepted)
     core.tokens(11, 22, end=LENGTH)
     delta, finished = [event async for event in second]
     assert isinstance(delta, Delta) and delta.text == demo_tokenizer().decode([21, 22])
     assert isinstance(finished, Finished) and finished.num_completion_tokens == 2
-    # All answered: the id goes to the scheduler as it is again.
-    assert (await core.start()).wire_id == "r"
 
 
 async def test_draining_waits_for_the_last_reader(core: Core) -> None:
@@ -344,11 +271,20 @@ async def test_draining_waits_for_the_last_reader(core: Core) -> None:
         await drained
 
 
-async def test_stopping_ends_what_runs(core: Core) -> None:
+async def test_stopping_ends_what_runs_here_only(core: Core) -> None:
     generation = await core.accepted()
     core.service.stop(BlockyardError(Reason.DRAINING, "bye"))
     assert (await failure(generation)).reason is Reason.DRAINING
-    assert core.link.aborts == [Abort("r")]
+    await generation.aclose()
+    assert core.link.aborts == []
+
+
+async def test_what_came_before_a_failure_is_told_though_it_came_with_it(core: Core) -> None:
+    generation = await core.accepted()
+    error = BlockyardError(Reason.POISON_REQUEST, "it kills")
+    core.told(sequence_ids=[10], token_ids=[20], failed=[Failure(1, error)])
+    assert isinstance(await anext(generation), Delta)
+    assert await failure(generation) is error
 
 
 async def test_a_reader_that_is_cancelled_can_read_on(core: Core) -> None:

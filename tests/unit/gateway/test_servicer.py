@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -11,7 +11,7 @@ from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from tests.kit.fake_scheduler import FakeScheduler, scripted
-from tests.unit.gateway.harness import END_TOKEN, Front, demo_tokenizer, ids_of, serving, spec
+from tests.unit.gateway.harness import END_TOKEN, Front, demo_tokenizer, ids_of, rest_of, serving, spec
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -37,14 +37,6 @@ def texts(events: list[inference_pb2.GenerationEvent], index: int = 0) -> str:
 
 def finishes(events: list[inference_pb2.GenerationEvent]) -> dict[int, inference_pb2.Finished]:
     return {e.finished.index: e.finished for e in events if e.HasField("finished")}
-
-
-async def rest_of(call: Any) -> list[inference_pb2.GenerationEvent]:
-    """Reads a stream whose begin was read by hand."""
-    events: list[inference_pb2.GenerationEvent] = []
-    while (message := await call.read()) is not grpc.aio.EOF:
-        events.append(message.event)
-    return events
 
 
 async def refused(call: object) -> BlockyardError:
@@ -177,14 +169,15 @@ async def test_a_request_may_fail_in_the_middle(front: Front) -> None:
     assert from_rpc_error(raised.value).reason is Reason.BUG
 
 
-async def test_an_id_is_taken_while_it_runs_and_free_after(front: Front) -> None:
+async def test_an_id_is_that_of_one_request_while_it_runs_and_a_minute_after(front: Front) -> None:
     front.scheduler.pause()
     call = front.stream(spec(request_id="mine", max_tokens=3))
     await call.read()
-    assert (await refused(front.generate(spec(request_id="mine")))).reason is Reason.REQUEST_ID_CONFLICT
+    other = spec(request_id="mine", max_tokens=4)
+    assert (await refused(front.generate(other))).reason is Reason.REQUEST_ID_CONFLICT
     front.scheduler.go_on()
     assert (await rest_of(call))[-1].HasField("finished")
-    assert (await front.generate(spec(request_id="mine"))).choices
+    assert (await refused(front.generate(other))).reason is Reason.REQUEST_ID_CONFLICT
 
 
 async def test_cancel_ends_streams_with_cancelled(front: Front) -> None:

@@ -20,6 +20,7 @@ from tests.unit.gateway_openai.serving import serve
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
 HELLO: Any = [{"role": "user", "content": "Hi"}]
 
@@ -268,22 +269,27 @@ async def test_a_client_that_leaves_frees_the_scheduler(both: Both, stream: bool
     assert both.scheduler.num_sequences == 0
 
 
-async def test_a_scheduler_that_dies_ends_a_stream_with_an_error(both: Both) -> None:
+async def test_a_scheduler_that_dies_is_a_pause(both: Both) -> None:
+    asked: dict[str, Any] = {"model": "demo", "prompt": "a", "seed": 5}
+    expected = (await both.openai.completions.create(**asked)).choices[0].text
     both.scheduler.pause()
-    stream = await both.openai.completions.create(model="demo", prompt="a", stream=True)
+    stream = await both.openai.completions.create(**asked, stream=True)
     await both.scheduler.step()
     first = await anext(stream)
-    assert first.choices[0].finish_reason is None
-    await both.scheduler.break_streams()
-    with pytest.raises(openai.APIError) as caught:
-        await texts_of(stream, 1)
-    assert caught.value.code == "NO_READY_WORKER"
+    await both.scheduler.restart()
+    both.scheduler.go_on()
+    assert [first.choices[0].text + text for text in await texts_of(stream, 1)] == [expected]
 
 
-async def test_a_system_that_is_not_ready_says_when_to_come_again(both: Both) -> None:
-    await both.scheduler.stop()
-    await both.front.link.wait_until(lambda: not both.front.link.is_ready)
-    response = await both.http.post("/v1/completions", json={"prompt": "a"})
+async def test_a_system_that_was_never_ready_says_when_to_come_again(tmp_path: Path) -> None:
+    scheduler = FakeScheduler()
+    scheduler.address = f"unix:{tmp_path}/nobody"
+    async with (
+        serving(scheduler, attached=False) as front,
+        serve(make_app(front.service)) as url,
+        httpx.AsyncClient(base_url=url, timeout=20, verify=False) as http,
+    ):
+        response = await http.post("/v1/completions", json={"prompt": "a"})
     assert (response.status_code, response.json()["error"]["code"]) == (503, "NO_READY_WORKER")
     assert response.headers["x-should-retry"] == "true"
     assert int(response.headers["retry-after"]) >= 1

@@ -1,0 +1,105 @@
+"""Makes a request ready: tokenized, validated, completed, with a transcript for its answer. Sends nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from blockyard.errors import invalid
+from gateway import state_codec
+from gateway.answer import AnswerRules, SequenceAnswer
+from gateway.naming import wire_id
+from gateway.prompt_answer import PromptAnswer
+from gateway.request import Accepted, OnDisconnect
+from gateway.transcript import Origin, Transcript
+from gateway.validation import ModelLimits, complete, find_violations
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gateway.attachment import ModelFacts, Submission
+    from gateway.encoding import Encoding
+    from gateway.request import GenerationRequest
+    from gateway.tokenizer import Tokenizer
+
+
+class Preparation:
+    """Knows the model. One for each process.
+
+    Args:
+        tokenizer: the model's.
+        encoding: the same, with threads.
+        model_name: in requests.
+        seed: mixed into the seeds of requests that bring none.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, encoding: Encoding, *, model_name: str, seed: int) -> None:
+        self._tokenizer = tokenizer
+        self._encoding = encoding
+        self._model_name = model_name
+        self._seed = seed
+
+    async def submission_of(self, request: GenerationRequest, facts: Callable[[], ModelFacts]) -> Submission:
+        """Makes what the scheduler is sent of a request, which has its id.
+
+        Raises BlockyardError: every violation at once, or what `facts` raises, which is asked when they are needed.
+        """
+        token_ids = await self._encoding.prompt_of(request)
+        bad_word_ids = await self._encoding.bad_words_of(request)
+        known = facts()
+        limits = ModelLimits(self._model_name, known.vocab_size, known.max_model_len, self._tokenizer.end_token_ids)
+        if violations := find_violations(request, token_ids, limits, bad_word_ids=bad_word_ids):
+            raise invalid(violations)
+        submission = complete(
+            request,
+            token_ids,
+            limits,
+            generation_defaults=self._tokenizer.generation_defaults,
+            gateway_seed=self._seed,
+            bad_word_ids=bad_word_ids,
+        )
+        # An array, since it is kept as long as the request.
+        name, prompt = wire_id(request.tenant, request.request_id), array("I", token_ids)
+        return state_codec.with_state(replace(submission, request_id=name, prompt_token_ids=prompt), request)
+
+    def transcript_of(self, submission: Submission, determinism_id: str, *, is_known: bool = False) -> Transcript:
+        """Makes the transcript of a request that this or another gateway has prepared, with nothing in it.
+
+        `is_known`: a scheduler that is gone had accepted it.
+        """
+        request = state_codec.request_of(submission)
+        now = asyncio.get_running_loop().time()
+        remaining = submission.remaining_seconds
+        prompt_token_ids, sampling = submission.prompt_token_ids, submission.sampling
+        texts = self._tokenizer.token_texts(skip_special_tokens=request.skip_special_tokens)
+        return Transcript(
+            submission,
+            Origin(
+                Accepted(request.request_id, len(prompt_token_ids), sampling.seed or 0, self._model_name),
+                arrived_at=now,
+                outlives_readers=request.on_disconnect is OnDisconnect.KEEP,
+                deadline_at=None if remaining is None else now + remaining,
+                is_known=is_known,
+            ),
+            self._answers_of(request, submission),
+            determinism_id=determinism_id,
+            prompt=None if sampling.prompt_logprobs is None else PromptAnswer(len(prompt_token_ids), texts),
+        )
+
+    def _answers_of(self, request: GenerationRequest, submission: Submission) -> list[SequenceAnswer]:
+        tokenizer, skip = self._tokenizer, request.skip_special_tokens
+        has_logprobs = submission.sampling.logprobs is not None
+        rules = AnswerRules(
+            request.stop,
+            end_token_ids=frozenset() if request.stop.ignore_eos else tokenizer.end_token_ids,
+            stop_token_ids=frozenset(submission.stop_token_ids),
+            return_token_ids=request.return_token_ids,
+            logprobs=tokenizer.token_texts(skip_special_tokens=skip) if has_logprobs else None,
+        )
+        context = submission.prompt_token_ids[-1:]
+        return [
+            SequenceAnswer(index, rules, tokenizer.make_detokenizer(context, skip_special_tokens=skip))
+            for index in range(submission.n)
+        ]

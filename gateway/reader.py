@@ -1,0 +1,222 @@
+"""One reader of a transcript: events from a position on, each once. Knows neither messages nor the scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from gateway import state_codec
+from gateway.answer import Place
+from gateway.request import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gateway.answer import SequenceAnswer
+    from gateway.request import Delta, Event, GenerationRequest, Recovered
+    from gateway.transcript import Transcript
+
+_START = Position()
+
+
+class Owner(Protocol):
+    """Who is told what a reader finds and that it leaves."""
+
+    def stopped(self, transcript: Transcript, answer: SequenceAnswer) -> None:
+        """Takes note that a stop string has ended an answer."""
+        ...
+
+    def close(self, reader: Reader) -> None:
+        """Takes note that a reader has left."""
+        ...
+
+
+class _Cursor:
+    """How far an answer has been told. `pause` is a place at which a delta has to end."""
+
+    __slots__ = ("answer", "num_text_bytes", "num_tokens", "pause", "unchecked")
+
+    def __init__(self, answer: SequenceAnswer, position: Position, *, replay: bool) -> None:
+        place = Place(position.num_tokens, position.num_text_bytes)
+        self.answer = answer
+        self.num_tokens, self.num_text_bytes = (0, 0) if replay else place
+        self.unchecked = place if place > (0, 0) else None
+        self.pause = self.unchecked if replay else None
+
+    def take(self) -> Delta | None:
+        delta = self.answer.delta_after(self.num_tokens, self.num_text_bytes, until=self.pause)
+        self.pause = None
+        if delta is not None:
+            self.num_tokens, self.num_text_bytes = delta.num_tokens, delta.num_text_bytes
+        return delta
+
+    def check(self) -> bool:
+        """Whether the answer has come to the position where reading begins; raises FIELD_INVALID if it is none."""
+        place, answer = self.unchecked, self.answer
+        if place is None:
+            return True
+        is_behind = answer.num_tokens < place.num_tokens or len(answer.text) < place.num_text_bytes
+        # The end brings text without a token, but nothing else does.
+        if is_behind and answer.ended is None and answer.num_tokens <= place.num_tokens:
+            return False
+        if answer.num_tokens < place.num_tokens:
+            raise _wrong(answer, "num_tokens", f"is {place.num_tokens}, and there are {answer.num_tokens}")
+        if is_behind:
+            raise _wrong(answer, "num_text_bytes", f"is {place.num_text_bytes}, which is more than these tokens have")
+        if answer.text[place.num_text_bytes : place.num_text_bytes + 1].startswith(_CONTINUATIONS):
+            raise _wrong(answer, "num_text_bytes", f"is {place.num_text_bytes}, which is within a character")
+        self.unchecked = None
+        return True
+
+
+# Bytes of UTF-8 that are not the first of their character.
+_CONTINUATIONS = tuple(bytes([byte]) for byte in range(0x80, 0xC0))
+
+
+def _wrong(answer: SequenceAnswer, field: str, told: str) -> BlockyardError:
+    return invalid([Violation(f"positions[{answer.index}].{field}", told)])
+
+
+class Reader:
+    """One request's events, read by `async for`: Accepted first, then Delta and one Finished for each sequence, from
+    the positions on; PromptLogprobs before the first Delta; Recovered where a failure was outlived.
+
+    Reading raises BlockyardError when the request fails or is cancelled (CLIENT_CANCELLED), after what came before.
+    A front that answers with a status line awaits Accepted first (`await anext(reader)`), since the scheduler may
+    refuse the request. Whoever started it calls `aclose`, always. One task reads.
+
+    Args:
+        transcript: of the request.
+        owner: who is told of its end.
+        positions: what is known already, by index.
+        replay: tell that again, in deltas that end where the positions are.
+    """
+
+    def __init__(
+        self, transcript: Transcript, owner: Owner, positions: Mapping[int, Position], *, replay: bool = False
+    ) -> None:
+        self.transcript = transcript
+        self._owner = owner
+        self._untold = [
+            _Cursor(answer, positions.get(answer.index, _START), replay=replay)
+            for answer in transcript.answers
+            if replay or not positions.get(answer.index, _START).finished
+        ]
+        self._has_begun = False
+        has_text = any(position.num_tokens or position.num_text_bytes for position in positions.values())
+        self._prompt = None if has_text and not replay else transcript.prompt
+        self._events: deque[Event] = deque()
+        self._error: BlockyardError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._has_news = True
+
+    @property
+    def request_id(self) -> str:
+        """The client's name of the request."""
+        return self.transcript.origin.accepted.request_id
+
+    @property
+    def request(self) -> GenerationRequest:
+        """The request as it was sent, its prompt as ids and its defaults filled in."""
+        return state_codec.request_of(self.transcript.submission)
+
+    def check(self) -> None:
+        """Raises BlockyardError FIELD_INVALID for positions that are known to be none."""
+        for cursor in self._untold:
+            self._advance(cursor.answer)
+            cursor.check()
+
+    def __aiter__(self) -> Reader:
+        """Is its own iterator."""
+        return self
+
+    async def __anext__(self) -> Event:
+        """Waits for the next event."""
+        while True:
+            if self._events:
+                return self._events.popleft()
+            if self._has_news:
+                self._has_news = False
+                self._collect()
+            elif error := self._error or self.transcript.error:
+                raise error
+            elif not self._untold:
+                raise StopAsyncIteration
+            else:
+                await self._wait()
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _collect(self) -> None:
+        if not self._begin():
+            return
+        for cursor in tuple(self._untold):
+            answer = cursor.answer
+            self._advance(answer)
+            if cursor.unchecked is not None and not self._reaches(cursor):
+                continue
+            if cursor.pause is not None:
+                self._tell(cursor)
+            self._tell(cursor)
+            if answer.ended is not None:
+                self._untold.remove(cursor)
+                self._events.append(self.transcript.finished(answer))
+
+    def _tell(self, cursor: _Cursor) -> None:
+        if (delta := cursor.take()) is not None:
+            self._events.append(delta)
+
+    def _begin(self) -> bool:
+        """Tells what goes before all deltas, at each call one thing; returns whether these may come."""
+        if not self._has_begun:
+            self._has_begun = self._has_news = self.transcript.is_accepted
+            if self._has_begun:
+                self._events.append(self.transcript.origin.accepted)
+            return False
+        if self._prompt is not None and (event := self._prompt.event()) is not None:
+            self._prompt = None
+            self._events.append(event)
+        return self._prompt is None
+
+    def _advance(self, answer: SequenceAnswer) -> None:
+        if answer.advance():
+            self._owner.stopped(self.transcript, answer)
+
+    def _reaches(self, cursor: _Cursor) -> bool:
+        try:
+            return cursor.check()
+        except BlockyardError as error:
+            self._error = self._error or error
+            return False
+
+    def recover(self, event: Recovered) -> None:
+        """Takes note of a failure that was outlived, behind what came before it."""
+        if not self._has_begun:
+            return
+        self._collect()
+        if self._untold:
+            self._events.append(event)
+        self.wake()
+
+    def wake(self) -> None:
+        """Tells it that there is something new."""
+        self._has_news = True
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def close(self) -> None:
+        """Ends it; a request that nobody reads ends too, unless it is kept. Idempotent; for callbacks."""
+        self._error = self._error or BlockyardError(Reason.CLIENT_CANCELLED, "the request was closed")
+        self._owner.close(self)
+
+    async def aclose(self) -> None:
+        """Ends it, as `close` does."""
+        self.close()

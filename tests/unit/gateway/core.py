@@ -1,0 +1,92 @@
+"""The gateway's core with the test in place of the scheduler: it looks at what is sent, and writes what is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from gateway.attachment import Abort, Acceptance, Add, Ending, ModelFacts, Outgoing, Progress, Resume
+from gateway.generation import GenerationService
+from gateway.live_requests import LiveRequests
+from gateway.request import Accepted, FinishReason, GenerationRequest
+from tests.unit.gateway.harness import demo_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from blockyard.errors import BlockyardError
+    from gateway.reader import Reader
+
+FACTS = ModelFacts("digest", 4096, 1024, 16, "id", True)
+
+
+class HandLink:
+    """A link whose other end is the test."""
+
+    def __init__(self) -> None:
+        self.facts: ModelFacts | None = FACTS
+        self.is_ready = self.takes_requests = True
+        self.has_other_model = False
+        self.message = ""
+        self.sent: list[Outgoing] = []
+        self.cancelled: list[str] = []
+        self.runs_elsewhere: set[str] = set()
+        self.unreachable: BlockyardError | None = None
+
+    def send(self, item: Outgoing) -> None:
+        self.sent.append(item)
+
+    async def cancel(self, request_ids: Sequence[str]) -> list[str]:
+        if self.unreachable is not None:
+            raise self.unreachable
+        self.cancelled.extend(request_ids)
+        return [name for name in request_ids if name in self.runs_elsewhere]
+
+    @property
+    def adds(self) -> list[Add]:
+        return [item for item in self.sent if isinstance(item, Add)]
+
+    @property
+    def resumes(self) -> list[Resume]:
+        return [item for item in self.sent if isinstance(item, Resume)]
+
+    @property
+    def aborts(self) -> list[Abort]:
+        return [item for item in self.sent if isinstance(item, Abort)]
+
+
+class Core:
+    """The core of a gateway, driven by hand."""
+
+    def __init__(self, **windows: float) -> None:
+        self.link = HandLink()
+        self.live = LiveRequests(self.link, **windows)
+        self.service = GenerationService(demo_tokenizer(), self.link, self.live, model_name="demo", seed=7)
+
+    async def start(self, request_id: str = "r", **fields: Any) -> Reader:
+        return await self.service.start(GenerationRequest(**{"prompt": (5, 6), "request_id": request_id, **fields}))
+
+    def told(self, **fields: Any) -> None:
+        """Receives a message of the scheduler."""
+        empty = Progress(accepted=[], failed=[], prefilled=[], sequence_ids=[], token_ids=[], ended=[])
+        self.live.received(replace(empty, **fields))
+
+    def tokens(self, sequence_id: int, *token_ids: int, end: FinishReason | None = None) -> None:
+        ended = [] if end is None else [Ending(sequence_id, end)]
+        self.told(sequence_ids=[sequence_id] * len(token_ids), token_ids=list(token_ids), ended=ended)
+
+    def attached(self, **facts: Any) -> None:
+        """A scheduler has come."""
+        self.link.facts, self.link.takes_requests = replace(FACTS, **facts), True
+        self.told(facts=self.link.facts)
+
+    def lost(self) -> None:
+        """The scheduler is gone."""
+        self.link.takes_requests = False
+        self.live.lost()
+
+    async def accepted(self, request_id: str = "r", first: int = 10, **fields: Any) -> Reader:
+        generation = await self.start(request_id, **fields)
+        self.told(accepted=[Acceptance(self.link.adds[-1].handle, first)])
+        assert isinstance(await anext(generation), Accepted)
+        return generation
