@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from blockyard.common.v1 import status_pb2
+from blockyard.common.v1 import sampling_pb2, status_pb2
 from blockyard.errors import to_status
 from blockyard.worker.v1 import worker_pb2
 from worker_service.step import BlockPairs, Fork, NewSequence, Sampling, Step, StepResult, StepTimes
 from worker_service.worker import CacheRequest, ProfileRequest
 
 if TYPE_CHECKING:
-    from blockyard.common.v1 import sampling_pb2
     from worker_service.memory import CachePlan
     from worker_service.model_loader import LoadedModel
+    from worker_service.step import Logprobs
     from worker_service.worker import CacheFacts, Worker
 
 DTYPES = {
@@ -51,6 +51,8 @@ def decode_step(message: worker_pb2.ExecuteModelRequest) -> Step:
         blocks_to_swap_in=_decode_pairs(message.blocks_to_swap_in),
         blocks_to_copy=_decode_pairs(message.blocks_to_copy),
         finished_sequence_ids=tuple(message.finished_sequence_ids),
+        input_sequence_ids=tuple(message.input_sequence_ids),
+        input_token_ids=np.array(message.input_token_ids, np.int64),
     )
 
 
@@ -69,6 +71,7 @@ def _decode_new_sequence(message: worker_pb2.NewSequence) -> NewSequence:
         sampling=_decode_sampling(message.sampling),
         min_tokens=message.min_tokens,
         stop_token_ids=tuple(message.stop_token_ids),
+        num_beam_candidates=message.num_beam_candidates,
     )
 
 
@@ -84,6 +87,10 @@ def _decode_sampling(message: sampling_pb2.SamplingParams) -> Sampling:
         repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
         seed=message.seed,
         logit_bias=dict(message.logit_bias),
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        bad_token_sequences=tuple(tuple(sequence.token_ids) for sequence in message.bad_token_sequences),
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
     )
 
 
@@ -101,8 +108,29 @@ def encode_result(result: StepResult) -> worker_pb2.ExecuteModelResponse:
         message.failures.add(sequence_id=sequence_id, status=to_status(error))
     if result.refusal is not None:
         message.refusal.CopyFrom(to_status(result.refusal))
+    if result.logprob_sequence_ids:
+        message.logprob_sequence_ids.extend(result.logprob_sequence_ids)
+        message.logprobs.CopyFrom(_encode_logprobs(result.logprobs))
+    for told in result.prompt_logprobs:
+        message.prompt_logprobs.add(
+            sequence_id=told.sequence_id,
+            first_position=told.first_position,
+            logprobs=_encode_logprobs(told.logprobs),
+        )
+    if result.beam_sequence_ids:
+        message.beam_sequence_ids.extend(result.beam_sequence_ids)
+        message.beam_candidates.CopyFrom(_encode_logprobs(result.beam_candidates))
     _encode_times(result.times, message.times)
     return message
+
+
+def _encode_logprobs(logprobs: Logprobs) -> sampling_pb2.Logprobs:
+    return sampling_pb2.Logprobs(
+        num_candidates=logprobs.num_candidates.tolist(),
+        token_ids=logprobs.token_ids.tolist(),
+        logprobs=logprobs.logprobs.tolist(),
+        ranks=logprobs.ranks.tolist(),
+    )
 
 
 def _encode_times(times: StepTimes, message: worker_pb2.StepTimes) -> None:

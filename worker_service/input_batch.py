@@ -7,6 +7,7 @@ steady step touches no row in Python: all that it needs stands in columns, index
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,9 +15,10 @@ import numpy.typing as npt
 
 from worker_service.sampler import SampleRows
 from worker_service.sampling_state import SAMPLING_FIELDS, SequenceLists, write_sampling
+from worker_service.work import PromptPiece, StepRows, Work
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from worker_service.step import Array, Fork, NewSequence, Step
 
@@ -48,28 +50,6 @@ class BatchLimits:
     def max_num_blocks(self) -> int:
         """Blocks of one table, at most: a full sequence's, and one that is handed out ahead."""
         return -(-self.max_model_len // self.block_size) + 1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Work:
-    """What a step computes, resolved to rows: C sequences compute tokens, R are sampled.
-
-    `rows`, `num_new_tokens`, `seq_lens` [C], `block_tables` int32 [C, widest] and `token_ids` [T] feed the forward
-    pass. `sampled_rows` and `logit_indexes` [R] (which of the T hidden rows) feed the sampler. `computed_rows` and
-    `computed_lengths` are those of `rows` and of children without tokens of their own.
-    """
-
-    rows: Array
-    num_new_tokens: Array
-    seq_lens: Array
-    block_tables: npt.NDArray[np.int32]
-    token_ids: Array
-    sampled_ids: tuple[int, ...]
-    sampled_rows: Array
-    logit_indexes: Array
-    computed_rows: Array
-    computed_lengths: Array
-    skipped_ids: tuple[int, ...]
 
 
 class InputBatch:
@@ -114,10 +94,11 @@ class InputBatch:
         return self._block_tables[row, : self._rows["num_blocks"][row]].astype(np.int64)
 
     def apply(self, step: Step) -> None:
-        """Makes a checked step's changes to rows: fork, forget, add, update tables.
+        """Makes a checked step's changes to rows: fork, forget, add, take the scheduler's ids, update tables.
 
-        A parent that starts in this very step is forked after it was added: there is nothing of it before. A whole
-        table is the last word on what a sequence's table is.
+        A parent that starts in this very step is forked after it was added: there is nothing of it before. A child has
+        its parent's ids without the one that this step brings, and may be brought another. A whole table is the last
+        word on what a sequence's table is.
         """
         new = {sequence.sequence_id for sequence in step.new_sequences}
         for fork in step.forks:
@@ -129,6 +110,8 @@ class InputBatch:
         for fork in step.forks:
             if fork.parent_id in new:
                 self._fork(fork)
+        if step.input_sequence_ids:
+            self._append_inputs(step.input_sequence_ids, step.input_token_ids)
         if step.appended_sequence_ids:
             self._append_blocks(step.appended_sequence_ids, step.appended_block_ids)
         for sequence_id, block_ids in step.replaced_tables:
@@ -196,6 +179,21 @@ class InputBatch:
         self._block_tables[row, : len(block_ids)] = block_ids
         self._rows["num_blocks"][row] = len(block_ids)
 
+    def _append_inputs(self, sequence_ids: tuple[int, ...], token_ids: Array) -> None:
+        rows = np.array([self._row_of[sequence_id] for sequence_id in sequence_ids], np.int64)
+        live = ~self._rows["ended"][rows]
+        self._append_tokens(rows[live], token_ids[live])
+
+    def _append_tokens(self, rows: Array, token_ids: Array) -> None:
+        """Adds an id to each of these rows."""
+        picked = self._rows[rows]
+        self._token_ids[rows, picked["num_tokens"]] = token_ids
+        self._rows["num_tokens"][rows] = picked["num_tokens"] + 1
+        for place in np.flatnonzero(picked["edits_logits"]).tolist():
+            counts = self._lists[int(rows[place])].counts
+            if counts is not None:
+                counts.add(int(token_ids[place]))
+
     def _append_blocks(self, sequence_ids: tuple[int, ...], block_ids: Array) -> None:
         num_blocks = self._rows["num_blocks"]
         for sequence_id, block_id in zip(sequence_ids, block_ids.tolist(), strict=True):
@@ -206,35 +204,50 @@ class InputBatch:
     def plan(self, step: Step) -> Work:
         """Resolves what a step computes; its changes were applied."""
         row_of = self._row_of
-        ids = np.array(step.sequence_ids, np.uint64)
         rows = np.array([row_of[sequence_id] for sequence_id in step.sequence_ids], np.int64)
         picked = self._rows[rows]
         live = ~picked["ended"]
         computes = live & (step.num_new_tokens > 0)
         num_new_tokens = step.num_new_tokens[computes]
         seq_lens = picked["num_computed_tokens"] + step.num_new_tokens
-        samples = computes & (seq_lens == picked["num_tokens"])
-        logit_indexes = np.zeros(len(rows), np.int64)
-        logit_indexes[computes] = np.cumsum(num_new_tokens) - 1
+        is_due = computes & (seq_lens == picked["num_tokens"])
+        last_hidden = np.zeros(len(rows), np.int64)
+        last_hidden[computes] = np.cumsum(num_new_tokens) - 1
         children = live & (step.num_new_tokens == 0)
         if children.any():
             parents = _places_of_parents(step, children)
-            logit_indexes[children] = logit_indexes[parents]
+            last_hidden[children] = last_hidden[parents]
             seq_lens[children] = seq_lens[parents]
-            samples = samples | children
+            is_due = is_due | children
+        all_rows = StepRows(step.sequence_ids, rows, last_hidden)
+        is_beam = picked["num_beam_candidates"] > 0
+        asks = computes & (picked["prompt_logprobs"] >= 0)
         return Work(
             rows=rows[computes],
             num_new_tokens=num_new_tokens,
             seq_lens=seq_lens[computes],
             block_tables=self._tables(rows[computes], seq_lens[computes]),
             token_ids=self._inputs(rows[computes], num_new_tokens, seq_lens[computes]),
-            sampled_ids=tuple(ids[samples].tolist()),
-            sampled_rows=rows[samples],
-            logit_indexes=logit_indexes[samples],
+            sampled=all_rows.select(is_due & ~is_beam),
+            beams=all_rows.select(is_due & is_beam),
+            prompts=tuple(self._prompts(all_rows.select(asks), step.num_new_tokens[asks])),
             computed_rows=rows[live],
             computed_lengths=seq_lens[live],
-            skipped_ids=tuple(ids[~live].tolist()),
+            skipped_ids=tuple(compress(step.sequence_ids, (~live).tolist())),
         )
+
+    def _prompts(self, asking: StepRows, num_new_tokens: Array) -> Iterator[PromptPiece]:
+        """Finds what the step can tell of prompts; nothing of one that is past."""
+        counts = num_new_tokens.tolist()
+        for sequence_id, row, last, count in zip(
+            asking.sequence_ids, asking.rows, asking.last_hidden, counts, strict=True
+        ):
+            record = self._rows[row]
+            first = int(record["num_computed_tokens"]) + 1
+            token_ids = self._token_ids[row, first : min(first + count, int(record["prompt_length"]))]
+            if len(token_ids):
+                num_best = int(record["prompt_logprobs"])
+                yield PromptPiece(sequence_id, first, token_ids.astype(np.int64), int(last) + 1 - count, num_best)
 
     def _tables(self, rows: Array, seq_lens: Array) -> npt.NDArray[np.int32]:
         widest = int(-(-seq_lens.max(initial=0) // self.limits.block_size))
@@ -246,26 +259,34 @@ class InputBatch:
         places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(seq_lens - ends, num_new_tokens)
         return self._token_ids[np.repeat(rows, num_new_tokens), places].astype(np.int64)
 
-    def sample_rows(self, work: Work) -> SampleRows:
-        """Gives the sampler what a step's sampled rows ask for."""
-        columns = self._rows[work.sampled_rows]
+    def sample_rows(self, rows: StepRows) -> SampleRows:
+        """Gives the sampler what some rows ask for."""
+        columns = self._rows[rows.rows]
         positions = columns["num_tokens"] - columns["prompt_length"]
-        return SampleRows(columns, positions, [self._lists[row] for row in work.sampled_rows.tolist()])
+        lists = [self._lists[row] for row in rows.rows.tolist()]
+        outputs = {
+            place: self._output(rows.rows[place])
+            for place in np.flatnonzero(columns["edits_logits"]).tolist()
+            if lists[place].bad_words
+        }
+        return SampleRows(columns, positions, lists, outputs)
+
+    def _output(self, row: int) -> npt.NDArray[np.int32]:
+        return self._token_ids[row, self._rows["prompt_length"][row] : self._rows["num_tokens"][row]]
 
     def commit(self, work: Work, token_ids: Array, failed: npt.NDArray[np.bool_]) -> None:
         """Takes what a step computed and sampled: [R] each. Rows that failed or sampled a stop token have ended."""
         self._rows["num_computed_tokens"][work.computed_rows] = work.computed_lengths
-        rows = work.sampled_rows
+        rows = work.sampled.rows
         picked = self._rows[rows]
         positions = picked["num_tokens"] - picked["prompt_length"]
         is_stop = (self._stop_token_ids[rows] == token_ids[:, None]).any(-1)
         self._rows["ended"][rows] = failed | (is_stop & (positions >= picked["min_tokens"]))
-        self._token_ids[rows, picked["num_tokens"]] = token_ids
-        self._rows["num_tokens"][rows] = picked["num_tokens"] + 1
-        for place in np.flatnonzero(picked["edits_logits"]).tolist():
-            counts = self._lists[int(rows[place])].counts
-            if counts is not None:
-                counts.add(int(token_ids[place]))
+        self._append_tokens(rows, token_ids)
+
+    def end(self, rows: StepRows, failed: npt.NDArray[np.bool_]) -> None:
+        """Ends rows that failed."""
+        self._rows["ended"][rows.rows[failed]] = True
 
 
 def _with_rows(array: npt.NDArray[Any], num_rows: int) -> npt.NDArray[Any]:

@@ -6,29 +6,30 @@ Owns the hand-over from rows (numpy) to the device (torch). Knows no messages, n
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from worker_service import logprobs
 from worker_service.cache_engine import BlockFormat, allocate_pool
 from worker_service.input_batch import ROW
 from worker_service.memory import read_peak_memory, reset_peak_memory
-from worker_service.sampler import Sampler, SampleRows
+from worker_service.sampler import Candidates, Sampled, Sampler, SampleRows
 from worker_service.sampling_state import SequenceLists, write_sampling
-from worker_service.step import NewSequence, Sampling, no_ids
+from worker_service.step import MAX_LOGPROBS, Logprobs, NewSequence, PromptLogprobs, Sampling, no_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    import numpy.typing as npt
     from torch import Tensor
 
     from kernels.ops import Backend
-    from worker_service.input_batch import InputBatch, Work
+    from worker_service.input_batch import InputBatch
     from worker_service.model_loader import LoadedModel
     from worker_service.step import Array
+    from worker_service.work import PromptPiece, Work
 
 # A profile on a CPU computes what fits into this and scales it: memory of a step grows with its tokens and rows.
 CPU_PROFILE_SECONDS = 0.5
@@ -38,16 +39,20 @@ WARM_UP_TOKENS = 8
 TRIAL_SEQUENCES = 8
 NUM_TRIALS = 7
 MIN_GAIN = 0.1
+# Rows of prompts whose logits are made at a time, and their elements (64 MiB).
+MAX_PROMPT_ROWS = 512
+MAX_PROMPT_LOGITS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sampled:
-    """What the sampler chose for a step's sampled rows, [R] each, and how long it took."""
+class Outcome:
+    """What was chosen for a step's sampled rows, what is told of its beams and prompts, and how long it took."""
 
-    token_ids: Array
-    failed: npt.NDArray[np.bool_]
-    forward_seconds: float
-    sample_seconds: float
+    sampled: Sampled = field(default_factory=Sampled)
+    candidates: Candidates = field(default_factory=Candidates)
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    forward_seconds: float = 0.0
+    sample_seconds: float = 0.0
 
 
 def fewest_good_threads(seconds: Mapping[int, float]) -> int:
@@ -69,20 +74,55 @@ class ModelRunner:
         self._sampler = Sampler(backend.device)
 
     @torch.inference_mode()
-    def run(self, work: Work, batch: InputBatch, kv_pool: Tensor) -> Sampled:
-        """Computes a step's tokens, writes their KV, and samples the rows that are due."""
+    def run(self, work: Work, batch: InputBatch, kv_pool: Tensor) -> Outcome:
+        """Computes a step's tokens, writes their KV, and chooses or tells what is due."""
         started = time.perf_counter()
         if not len(work.rows):
-            return Sampled(no_ids(), np.zeros(0, np.bool_), 0.0, 0.0)
+            return Outcome()
         hidden = self._forward(work, batch.limits.block_size, kv_pool)
-        if not len(work.sampled_rows):
-            self._synchronize()
-            return Sampled(no_ids(), np.zeros(0, np.bool_), time.perf_counter() - started, 0.0)
-        logits = self._model.compute_logits(hidden[self._to_device(work.logit_indexes)])
+        due = np.concatenate([work.sampled.last_hidden, work.beams.last_hidden])
+        logits = self._model.compute_logits(hidden[self._to_device(due)])
         self._synchronize()
         computed = time.perf_counter()
-        token_ids, failed = self._sampler.sample(logits, batch.sample_rows(work))
-        return Sampled(token_ids, failed, computed - started, time.perf_counter() - computed)
+        sampled, candidates = self._choose(logits, work, batch)
+        # The rows of prompts need as much memory, so these go first.
+        del logits
+        told = self._tell_prompts(work.prompts, hidden) if work.prompts else ()
+        return Outcome(sampled, candidates, told, computed - started, time.perf_counter() - computed)
+
+    def _choose(self, logits: Tensor, work: Work, batch: InputBatch) -> tuple[Sampled, Candidates]:
+        """Samples the first rows and finds the candidates of the others, which are beams'."""
+        sampled, candidates, num_sampled = Sampled(), Candidates(), len(work.sampled)
+        if num_sampled:
+            sampled = self._sampler.sample(logits[:num_sampled], batch.sample_rows(work.sampled))
+        if len(work.beams):
+            candidates = self._sampler.candidates(logits[num_sampled:], batch.sample_rows(work.beams))
+        return sampled, candidates
+
+    def _tell_prompts(self, pieces: Sequence[PromptPiece], hidden: Tensor) -> tuple[PromptLogprobs, ...]:
+        lengths = [len(piece.token_ids) for piece in pieces]
+        places = [np.arange(piece.first_hidden, piece.first_hidden + len(piece.token_ids)) for piece in pieces]
+        found = self._logprobs(
+            hidden,
+            np.concatenate(places),
+            np.concatenate([piece.token_ids for piece in pieces]),
+            np.repeat([piece.num_best for piece in pieces], lengths),
+        )
+        parts = zip(pieces, logprobs.split(found, lengths), strict=True)
+        return tuple(PromptLogprobs(piece.sequence_id, piece.first_position, part) for piece, part in parts)
+
+    def _logprobs(self, hidden: Tensor, places: Array, token_ids: Array, num_best: Array) -> Logprobs:
+        """Tells of tokens [n], each with the hidden row at its place, some at a time: their logits are large."""
+        most = self._max_prompt_rows()
+        parts: list[Logprobs] = []
+        for start in range(0, len(places), most):
+            some = slice(start, start + most)
+            logits = self._model.compute_logits(hidden[self._to_device(places[some])])
+            parts.append(logprobs.of_tokens(logits, self._to_device(token_ids[some]), num_best[some]))
+        return logprobs.concatenate(parts)
+
+    def _max_prompt_rows(self) -> int:
+        return max(1, min(MAX_PROMPT_ROWS, MAX_PROMPT_LOGITS // self.config.vocab_size))
 
     def _forward(self, work: Work, block_size: int, kv_pool: Tensor) -> Tensor:
         plan = self._backend.plan_attention(
@@ -132,19 +172,28 @@ class ModelRunner:
         return chosen
 
     @torch.inference_mode()
-    def _dry_step(self, kv_pool: Tensor, block_size: int, *, num_sequences: int, num_tokens: int) -> None:
-        """Computes `num_tokens` over so many sequences that all write to block 0, and samples each of them."""
-        logits = self._dry_forward(kv_pool, block_size, num_sequences, num_tokens)
+    def _dry_step(
+        self, kv_pool: Tensor, block_size: int, *, num_sequences: int, num_tokens: int, num_prompt_rows: int = 0
+    ) -> None:
+        """Computes `num_tokens` over so many sequences that all write to block 0, samples each, tells of prompts."""
+        hidden, logits = self._dry_forward(kv_pool, block_size, num_sequences, num_tokens)
         self._sampler.sample(logits, worst_rows(num_sequences, self.config.vocab_size))
+        del logits
+        if num_prompt_rows:
+            places = np.zeros(num_prompt_rows, np.int64)
+            self._logprobs(hidden, places, places, places + min(MAX_LOGPROBS, self.config.vocab_size))
 
-    def _dry_forward(self, kv_pool: Tensor, block_size: int, num_sequences: int, num_tokens: int) -> Tensor:
+    def _dry_forward(
+        self, kv_pool: Tensor, block_size: int, num_sequences: int, num_tokens: int
+    ) -> tuple[Tensor, Tensor]:
+        """Gives the hidden rows, and the logits of each sequence's last."""
         lengths = np.full(num_sequences, num_tokens // num_sequences, np.int64)
         lengths[: num_tokens % num_sequences] += 1
         tables = np.zeros((num_sequences, -(-int(lengths.max()) // block_size)), np.int64)
         plan = self._backend.plan_attention(lengths, lengths, tables, block_size, self.config.sliding_window)
         token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=self._backend.device)
         hidden = self._model.forward(token_ids, plan, kv_pool)
-        return self._model.compute_logits(hidden[self._to_device(np.cumsum(lengths) - 1)])
+        return hidden, self._model.compute_logits(hidden[self._to_device(np.cumsum(lengths) - 1)])
 
     def profile(self, block_size: int, max_num_batched_tokens: int, max_num_seqs: int) -> int:
         """Measures the most memory that a step takes, in bytes: all tokens and sequences allowed, each sampled."""
@@ -161,7 +210,8 @@ class ModelRunner:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        self._dry_step(pool, block_size, num_sequences=num_sequences, num_tokens=num_tokens)
+        rows = min(self._max_prompt_rows(), num_tokens)
+        self._dry_step(pool, block_size, num_sequences=num_sequences, num_tokens=num_tokens, num_prompt_rows=rows)
         peak = torch.cuda.max_memory_allocated(device) - before
         torch.cuda.empty_cache()
         return peak
@@ -176,7 +226,14 @@ class ModelRunner:
         tokens = max(trial, int(num_tokens * share))
         can_reset = reset_peak_memory()
         before = read_peak_memory()
-        self._dry_step(pool, block_size, num_sequences=-(-num_sequences * tokens // num_tokens), num_tokens=tokens)
+        rows = min(self._max_prompt_rows(), num_tokens)
+        self._dry_step(
+            pool,
+            block_size,
+            num_sequences=-(-num_sequences * tokens // num_tokens),
+            num_tokens=tokens,
+            num_prompt_rows=-(-rows * tokens // num_tokens),
+        )
         measured = read_peak_memory() - before if can_reset else 0
         return max(int(measured * num_tokens / tokens), self._least_activation(num_tokens, num_sequences))
 
@@ -184,14 +241,15 @@ class ModelRunner:
         """What a step holds at once by its sizes alone: a layer's inner rows, and logits with their working copies."""
         config = self.config
         row = 4 * config.hidden_size + 3 * config.intermediate_size
-        return num_tokens * row * config.dtype.itemsize + 3 * num_sequences * config.vocab_size * 4
+        num_rows = max(num_sequences, min(self._max_prompt_rows(), num_tokens))
+        return num_tokens * row * config.dtype.itemsize + 3 * num_rows * config.vocab_size * 4
 
 
 def worst_rows(num_rows: int, vocab_size: int) -> SampleRows:
-    """Rows that cost the sampler most: both filters, and a top_k that only the whole vocabulary settles."""
-    sampling = Sampling(top_k=vocab_size - 1, top_p=0.99)
+    """Rows that cost the sampler most: both filters, a top_k that only the whole vocabulary settles, and logprobs."""
+    sampling = Sampling(top_k=vocab_size - 1, top_p=0.99, logprobs=MAX_LOGPROBS)
     sequence = NewSequence(0, 0, no_ids(), 0, 0, no_ids(), sampling)
     lists = SequenceLists(sequence, vocab_size)
     columns = np.zeros(num_rows, ROW)
     write_sampling(columns, sequence, lists, vocab_size)
-    return SampleRows(columns, np.zeros(num_rows, np.int64), [lists] * num_rows)
+    return SampleRows(columns, np.zeros(num_rows, np.int64), [lists] * num_rows, {})

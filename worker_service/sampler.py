@@ -1,4 +1,4 @@
-"""Chooses the next token of each row: V1's order of edits, penalties and filters, grouped by method.
+"""Chooses the next token of each row, or tells of its candidates: V1's order of edits, penalties and filters.
 
 Knows no sequences' ids and no blocks. A row's token follows from its own logits and parameters: rows are grouped only
 by what their own requests ask for, and kernels.reference.sampling keeps rows apart within a group.
@@ -6,7 +6,7 @@ by what their own requests ask for, and kernels.reference.sampling keeps rows ap
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,13 +15,17 @@ import torch
 from torch import Tensor
 
 from kernels.reference import sampling
+from worker_service import logprobs
 from worker_service.sampling_state import NUM_CANDIDATES, Method
+from worker_service.step import NO_LOGPROBS, Logprobs, no_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from worker_service.sampling_state import SequenceLists
     from worker_service.step import Array
+
+Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,15 +33,38 @@ class SampleRows:
     """What is sampled in a step.
 
     `columns` are records [R] with SAMPLING_FIELDS, `positions` [R] the place of the token among the row's output from
-    0, `lists` [R] the rows' lists.
+    0, `lists` [R] the rows' lists, `outputs` the output so far of those that have bad words, by their place.
     """
 
     columns: npt.NDArray[np.void]
     positions: Array
     lists: Sequence[SequenceLists]
+    outputs: Mapping[int, npt.NDArray[np.int32]]
 
     def __len__(self) -> int:
         return len(self.columns)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampled:
+    """What was chosen for rows [R].
+
+    A row failed when its logits are not finite numbers or when edits left it no token; its token id means nothing.
+    `logprobs` tell of the rows that are `told`: those that asked and did not fail.
+    """
+
+    token_ids: Array = field(default_factory=no_ids)
+    failed: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
+    told: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
+    logprobs: Logprobs = NO_LOGPROBS
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """The candidates of the rows that did not fail, of [R]."""
+
+    failed: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
+    logprobs: Logprobs = NO_LOGPROBS
 
 
 class _FlatColumns:
@@ -70,23 +97,45 @@ class Sampler:
         self._device = device
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, rows: SampleRows) -> tuple[Array, npt.NDArray[np.bool_]]:
+    def sample(self, logits: Tensor, rows: SampleRows) -> Sampled:
         """Chooses a token for each row.
 
         Args:
             logits: float32 [R, vocabulary], on the device; overwritten.
             rows: what the rows ask for.
-
-        Returns:
-            token ids, int64 [R], and which rows failed, bool [R]: a row fails when its logits are not finite numbers or
-            when edits left it no token; its token id means nothing.
         """
+        asks = rows.columns["logprobs"] >= 0
+        raw = logits[self._tensor(np.flatnonzero(asks))] if asks.any() else None
+        sound = self._prepare(logits, rows)
+        token_ids = self._choose(logits, rows, sound)
+        failed = ~sound.cpu().numpy()
+        told = asks & ~failed
+        if raw is None or not told.any():
+            return Sampled(token_ids.cpu().numpy(), failed, told)
+        raw = raw if told[asks].all() else raw[self._tensor(told[asks])]
+        found = logprobs.of_tokens(raw, token_ids[self._tensor(told)], rows.columns["logprobs"][told])
+        return Sampled(token_ids.cpu().numpy(), failed, told, found)
+
+    @torch.inference_mode()
+    def candidates(self, logits: Tensor, rows: SampleRows) -> Candidates:
+        """Finds the likeliest tokens of each row of a beam search, after the edits that come before the temperature.
+
+        Args:
+            logits: float32 [R, vocabulary], on the device; overwritten.
+            rows: what the rows ask for.
+        """
+        sound = self._prepare(logits, rows)
+        failed = ~sound.cpu().numpy()
+        logits = logits[sound] if failed.any() else logits
+        return Candidates(failed, logprobs.of_best(logits, rows.columns["num_beam_candidates"][~failed]))
+
+    def _prepare(self, logits: Tensor, rows: SampleRows) -> Tensor:
+        """Edits logits, in place, and tells which rows can be sampled: bool [R]."""
         sound = sampling.finite_rows(logits)
         if rows.columns["edits_logits"].any():
             self._edit(logits, rows)
             sound &= logits.max(-1).values > float("-inf")
-        token_ids = self._choose(logits, rows, sound)
-        return token_ids.cpu().numpy(), ~sound.cpu().numpy()
+        return sound
 
     def _choose(self, logits: Tensor, rows: SampleRows, sound: Tensor) -> Tensor:
         methods = rows.columns["method"]
@@ -122,10 +171,17 @@ class Sampler:
         return torch.from_numpy(column.copy()).to(self._device)
 
     def _edit(self, logits: Tensor, rows: SampleRows) -> None:
-        """Masks stop tokens before min_tokens, adds biases, applies penalties: in this order, each for all rows."""
-        masked, biased, penalized = _FlatColumns(), _FlatColumns(), _FlatColumns()
+        """Allows, masks, adds biases, applies penalties: in this order, each for all rows.
+
+        What is masked completes a bad word, or is a stop token before min_tokens.
+        """
+        allowed, masked, biased, penalized = _FlatColumns(), _FlatColumns(), _FlatColumns(), _FlatColumns()
         for row in np.flatnonzero(rows.columns["edits_logits"]).tolist():
             columns, lists = rows.columns[row], rows.lists[row]
+            if len(lists.allowed_token_ids):
+                allowed.add(row, lists.allowed_token_ids)
+            if lists.bad_words:
+                masked.add(row, lists.bad_words.completing(rows.outputs[row]))
             if rows.positions[row] < columns["min_tokens"]:
                 masked.add(row, lists.stop_token_ids)
             if len(lists.bias_token_ids):
@@ -134,6 +190,8 @@ class Sampler:
                 names = ("repetition_penalty", "frequency_penalty", "presence_penalty")
                 values = (columns[name] for name in names)
                 penalized.add(row, lists.counts.token_ids, lists.counts.output_counts, *values)
+        if allowed:
+            sampling.allow_only(logits, *allowed.tensors(self._device))
         if masked:
             sampling.mask_tokens(logits, *masked.tensors(self._device))
         if biased:

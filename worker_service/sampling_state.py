@@ -5,6 +5,7 @@ Owns the choice of a sampling method from a request's parameters. Knows no tenso
 
 from __future__ import annotations
 
+from copy import copy
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.reference.sampling import CANDIDATE_COUNTS
+from worker_service.bad_words import BadWords
 
 if TYPE_CHECKING:
     from worker_service.step import Array, NewSequence, Sampling
@@ -32,6 +34,11 @@ SAMPLING_FIELDS: list[tuple[str, type[np.generic]]] = [
     ("seed", np.int64),
     ("sequence_index", np.int64),
     ("min_tokens", np.int64),
+    # How many of the best tokens to tell of beside the chosen one, and beside each of the prompt; -1: nothing.
+    ("logprobs", np.int64),
+    ("prompt_logprobs", np.int64),
+    # If not 0: nothing is sampled, so many candidates are told.
+    ("num_beam_candidates", np.int64),
 ]
 
 
@@ -113,6 +120,8 @@ class SequenceLists:
         self.stop_token_ids = np.array([t for t in sequence.stop_token_ids if t < vocab_size], np.int64)
         self.bias_token_ids = np.array(list(bias), np.int64)
         self.bias_values = np.array(list(bias.values()), np.float32)
+        self.allowed_token_ids = np.array(sequence.sampling.allowed_token_ids, np.int64)
+        self.bad_words = BadWords(sequence.sampling.bad_token_sequences, vocab_size)
         self.counts: TokenCounts | None = None
         if sequence.sampling.has_penalties:
             ids = sequence.token_ids
@@ -121,14 +130,12 @@ class SequenceLists:
     @property
     def edit_logits(self) -> bool:
         """Whether logits are changed for longer than min_tokens."""
-        return len(self.bias_token_ids) > 0 or self.counts is not None
+        some_lists = len(self.bias_token_ids) > 0 or len(self.allowed_token_ids) > 0 or bool(self.bad_words)
+        return some_lists or self.counts is not None
 
     def copy(self) -> SequenceLists:
         """Makes a fork's."""
-        twin = object.__new__(SequenceLists)
-        twin.stop_token_ids = self.stop_token_ids
-        twin.bias_token_ids = self.bias_token_ids
-        twin.bias_values = self.bias_values
+        twin = copy(self)
         twin.counts = self.counts.copy() if self.counts else None
         return twin
 
@@ -145,3 +152,7 @@ def write_sampling(row: Any, sequence: NewSequence, lists: SequenceLists, vocab_
     row["seed"] = np.uint64(sampling.seed).astype(np.int64)
     row["sequence_index"] = sequence.sequence_index
     row["min_tokens"] = sequence.min_tokens
+    for name in ("logprobs", "prompt_logprobs"):
+        asked = getattr(sampling, name)
+        row[name] = -1 if asked is None else min(asked, vocab_size)
+    row["num_beam_candidates"] = min(sequence.num_beam_candidates, vocab_size)

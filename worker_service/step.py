@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.int64]
 
+# The most best tokens that may be asked for beside a token.
+MAX_LOGPROBS = 20
+
 
 def no_ids() -> Array:
     """An empty column."""
@@ -37,6 +40,10 @@ class Sampling:
     repetition_penalty: float = 1.0
     seed: int = 0
     logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_token_sequences: tuple[tuple[int, ...], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     @property
     def has_penalties(self) -> bool:
@@ -57,6 +64,7 @@ class NewSequence:
     sampling: Sampling = Sampling()
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    num_beam_candidates: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,6 +109,36 @@ class Step:
     blocks_to_swap_in: BlockPairs = field(default_factory=BlockPairs)
     blocks_to_copy: BlockPairs = field(default_factory=BlockPairs)
     finished_sequence_ids: tuple[int, ...] = ()
+    input_sequence_ids: tuple[int, ...] = ()
+    input_token_ids: Array = field(default_factory=no_ids)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Logprobs:
+    """Candidates of tokens in columns: `num_candidates` [n] says how many of the others belong to each token in turn.
+
+    `token_ids` int64, `logprobs` float32 and `ranks` int64 have one length; candidates of beams have no ranks.
+    """
+
+    num_candidates: Array = field(default_factory=no_ids)
+    token_ids: Array = field(default_factory=no_ids)
+    logprobs: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    ranks: Array = field(default_factory=no_ids)
+
+    def __len__(self) -> int:
+        return len(self.num_candidates)
+
+
+NO_LOGPROBS = Logprobs()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptLogprobs:
+    """Log probabilities of the tokens of a sequence's prompt from `first_position` on."""
+
+    sequence_id: int
+    first_position: int
+    logprobs: Logprobs
 
 
 @dataclass(slots=True)
@@ -127,5 +165,10 @@ class StepResult:
     skipped_sequence_ids: tuple[int, ...] = ()
     failures: tuple[tuple[int, BlockyardError], ...] = ()
     refusal: BlockyardError | None = None
+    logprob_sequence_ids: tuple[int, ...] = ()
+    logprobs: Logprobs = NO_LOGPROBS
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    beam_sequence_ids: tuple[int, ...] = ()
+    beam_candidates: Logprobs = NO_LOGPROBS
     draining: bool = False
     times: StepTimes = field(default_factory=StepTimes)

@@ -19,7 +19,8 @@ from worker_service.validation import check_step
 if TYPE_CHECKING:
     from worker_service.cache_engine import CacheEngine
     from worker_service.input_batch import InputBatch
-    from worker_service.model_runner import ModelRunner, Sampled
+    from worker_service.model_runner import ModelRunner, Outcome
+    from worker_service.work import Work
 
 log = EventLogger(__name__)
 
@@ -88,29 +89,34 @@ class StepExecutor:
         moved = time.perf_counter()
         work = self.batch.plan(step)
         planned = time.perf_counter()
-        sampled = self._runner.run(work, self.batch, self.cache.device_pool)
-        self.batch.commit(work, sampled.token_ids, sampled.failed)
+        outcome = self._runner.run(work, self.batch, self.cache.device_pool)
+        self.batch.commit(work, outcome.sampled.token_ids, outcome.sampled.failed)
+        self.batch.end(work.beams, outcome.candidates.failed)
         times.cache_operations_seconds = moved - started
-        times.forward_seconds = planned - moved + sampled.forward_seconds
-        times.sample_seconds = sampled.sample_seconds
-        return _result(step, work.sampled_ids, work.skipped_ids, sampled, times)
+        times.forward_seconds = planned - moved + outcome.forward_seconds
+        times.sample_seconds = outcome.sample_seconds
+        return _result(step, work, outcome, times)
 
 
-def _result(
-    step: Step, sampled_ids: tuple[int, ...], skipped_ids: tuple[int, ...], sampled: Sampled, times: StepTimes
-) -> StepResult:
-    token_ids = sampled.token_ids.tolist()
-    if not sampled.failed.any():
-        return StepResult(step.epoch, step.step_id, sampled_ids, tuple(token_ids), skipped_ids, times=times)
-    rows = list(zip(sampled_ids, token_ids, sampled.failed.tolist(), strict=True))
-    good = [(sequence_id, token_id) for sequence_id, token_id, failed in rows if not failed]
+def _result(step: Step, work: Work, outcome: Outcome, times: StepTimes) -> StepResult:
+    sampled, candidates = outcome.sampled, outcome.candidates
+    good, good_beams = work.sampled, work.beams
+    failed_ids: tuple[int, ...] = ()
+    if sampled.failed.any() or candidates.failed.any():
+        failed_ids = good.select(sampled.failed).sequence_ids + good_beams.select(candidates.failed).sequence_ids
+        good, good_beams = good.select(~sampled.failed), good_beams.select(~candidates.failed)
     return StepResult(
         step.epoch,
         step.step_id,
-        tuple(sequence_id for sequence_id, _ in good),
-        tuple(token_id for _, token_id in good),
-        skipped_ids,
-        tuple((sequence_id, _no_numbers()) for sequence_id, _, failed in rows if failed),
+        good.sequence_ids,
+        tuple(sampled.token_ids[~sampled.failed].tolist()),
+        work.skipped_ids,
+        tuple((sequence_id, _no_numbers()) for sequence_id in failed_ids),
+        logprob_sequence_ids=work.sampled.select(sampled.told).sequence_ids,
+        logprobs=sampled.logprobs,
+        prompt_logprobs=outcome.prompt_logprobs,
+        beam_sequence_ids=good_beams.sequence_ids,
+        beam_candidates=candidates.logprobs,
         times=times,
     )
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from blockyard.errors import BlockyardError, Violation, invalid
 from worker_service.input_batch import ROW
+from worker_service.step import MAX_LOGPROBS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -52,6 +53,7 @@ class _StepCheck:
         """Finds every violation."""
         self._new_sequences()
         self._forks()
+        self._inputs()
         self._tables()
         if self._columns_fit():
             self._scheduled()
@@ -126,6 +128,31 @@ class _StepCheck:
         fact = (self._changed[parent] if parent in self._new else self._batch.facts([parent])[0]).copy()
         fact["num_blocks"] = len(fork.block_ids)
         return fact
+
+    def _inputs(self) -> None:
+        """Checks the ids that the scheduler chose: each is its sequence's next and is computed by this step."""
+        step = self._step
+        if len(step.input_sequence_ids) != len(step.input_token_ids):
+            self._tell("input_token_ids", "must have the length of input_sequence_ids")
+            return
+        if len(set(step.input_sequence_ids)) != len(step.input_sequence_ids):
+            self._tell("input_sequence_ids", "a sequence stands twice")
+        if (step.input_token_ids >= self._batch.limits.vocab_size).any():
+            self._tell("input_token_ids", f"token ids must be below {self._batch.limits.vocab_size}")
+        num_new_tokens = dict(zip(step.sequence_ids, step.num_new_tokens.tolist(), strict=False))
+        for sequence_id in step.input_sequence_ids:
+            self._input(sequence_id, num_new_tokens.get(sequence_id, 0))
+
+    def _input(self, sequence_id: int, num_new_tokens: int) -> None:
+        if not self._is_live(sequence_id):
+            self._tell("input_sequence_ids", f"sequence {sequence_id} is not known")
+            return
+        fact = self._fact(sequence_id)
+        if num_new_tokens != 1:
+            self._tell("input_sequence_ids", f"sequence {sequence_id}: the step does not compute one token of it")
+        elif not fact["ended"] and fact["num_computed_tokens"] != fact["num_tokens"]:
+            self._tell("input_sequence_ids", f"sequence {sequence_id}: its next token is known already")
+        fact["num_tokens"] += 1
 
     def _tables(self) -> None:
         step = self._step
@@ -217,6 +244,14 @@ def wrong_sampling(sampling: Sampling, vocab_size: int) -> Iterable[tuple[str, s
     for token_id, bias in sampling.logit_bias.items():
         if token_id >= vocab_size or not math.isfinite(bias):
             yield "logit_bias", f"{bias} for token id {token_id} of {vocab_size}"
+    if any(token_id >= vocab_size for token_id in sampling.allowed_token_ids):
+        yield "allowed_token_ids", f"token ids must be below {vocab_size}"
+    if not all(sampling.bad_token_sequences):
+        yield "bad_token_sequences", "none may be empty"
+    for name in ("logprobs", "prompt_logprobs"):
+        asked = getattr(sampling, name)
+        if asked is not None and asked > MAX_LOGPROBS:
+            yield name, f"{asked} is more than {MAX_LOGPROBS}"
 
 
 def check_transfers(step: Step, num_device_blocks: int, num_host_blocks: int) -> list[Violation]:

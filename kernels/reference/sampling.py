@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kernels.reference.logprobs import log_softmax
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -112,6 +114,13 @@ def full_exponential_noise(keys: DrawKeys, vocab_size: int) -> Tensor:
     """Makes the noise of every token: float32 [rows, vocab_size]. Each counter gives four neighbours."""
     counters = torch.arange((vocab_size + 3) // 4, device=keys.seeds.device)[None]
     return _to_exponential(torch.stack(_words(keys, counters), 2).flatten(1)[:, :vocab_size])
+
+
+def allow_only(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
+    """Makes all other tokens of these rows impossible, in place: int64 columns of the same length."""
+    allowed = logits[rows, token_ids]
+    logits[rows.unique()] = float("-inf")
+    logits[rows, token_ids] = allowed
 
 
 def mask_tokens(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
@@ -230,14 +239,14 @@ def _draw_sorted(logits: Tensor, temperatures: Tensor, filters: Filters, keys: D
 
 
 def _log_mass(logits: Tensor, temperatures: Tensor, filters: Filters) -> Tensor:
-    """The logarithm of a row's whole mass where only top_p filters, else NaN: [rows] float32.
+    """The logarithm of a row's whole mass over its best token's where only top_p filters, else NaN: [rows] float32.
 
     Computed row by row where it is needed: its length is the vocabulary's, so candidates round as the whole does.
     """
     mass = torch.full_like(temperatures, float("nan"))
     rows = ((filters.top_k == 0) & (filters.min_p <= 0) & (filters.top_p < 1)).nonzero()[:, 0]
     if rows.numel():
-        mass[rows] = torch.logsumexp(logits[rows] / temperatures[rows, None], -1)
+        mass[rows] = -log_softmax(logits[rows] / temperatures[rows, None]).max(-1).values
     return mass
 
 
@@ -258,11 +267,11 @@ def _best(values: Tensor, filters: Filters) -> Tensor:
 def _nucleus(values: Tensor, best: Tensor, filters: Filters, log_mass: Tensor) -> Tensor:
     """Tells which of the `best` of the ordered candidates pass top_p, the first always: bool [rows, n].
 
-    The share is one of the mass of the best, or of `log_mass` [rows] where that is not NaN.
+    The share is one of the mass of the best, or of `log_mass` [rows], see `_log_mass`, where that is not NaN.
     """
     weights = torch.where(best, (values - values[:, :1]).exp(), 0).double()
     before = weights.cumsum(-1) - weights
-    total = torch.where(log_mass.isnan(), before[:, -1] + weights[:, -1], (log_mass - values[:, 0]).exp().double())
+    total = torch.where(log_mass.isnan(), before[:, -1] + weights[:, -1], log_mass.double().exp())
     share = (filters.top_p.double() * total)[:, None]
     return best & ((before < share) | (filters.top_p >= 1)[:, None])
 

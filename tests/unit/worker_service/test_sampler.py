@@ -8,29 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from worker_service.input_batch import ROW
-from worker_service.sampler import Sampler, SampleRows
-from worker_service.sampling_state import Method, SequenceLists, TokenCounts, choose_method, write_sampling
-from worker_service.step import NewSequence, Sampling, no_ids
-
-VOCAB = 2000
-
-
-def sequence(
-    token_ids: list[int] | None = None, prompt_length: int = 1, *, index: int = 0, min_tokens: int = 0,
-    stop_token_ids: tuple[int, ...] = (), **fields: Any
-) -> NewSequence:  # fmt: skip
-    ids = np.array(token_ids or [3], np.int64)
-    return NewSequence(1, index, ids, prompt_length, 0, no_ids(), Sampling(**fields), min_tokens, stop_token_ids)
-
-
-def rows_of(*sequences: NewSequence) -> SampleRows:
-    columns = np.zeros(len(sequences), ROW)
-    lists = [SequenceLists(one, VOCAB) for one in sequences]
-    for row, one in enumerate(sequences):
-        write_sampling(columns[row], one, lists[row], VOCAB)
-    positions = np.array([len(one.token_ids) - one.prompt_length for one in sequences], np.int64)
-    return SampleRows(columns, positions, lists)
+from tests.unit.worker_service.rows import VOCAB, rows_of, sequence
+from worker_service.sampler import Sampler
+from worker_service.sampling_state import Method, TokenCounts, choose_method
+from worker_service.step import NewSequence, Sampling
 
 
 def logits_of(num_rows: int, seed: int = 0) -> torch.Tensor:
@@ -38,9 +19,9 @@ def logits_of(num_rows: int, seed: int = 0) -> torch.Tensor:
 
 
 def sample(logits: torch.Tensor, *sequences: NewSequence) -> list[int]:
-    token_ids, failed = Sampler(torch.device("cpu")).sample(logits.clone(), rows_of(*sequences))
-    assert not failed.any()
-    return token_ids.tolist()
+    sampled = Sampler(torch.device("cpu")).sample(logits.clone(), rows_of(*sequences))
+    assert not sampled.failed.any()
+    return sampled.token_ids.tolist()
 
 
 @pytest.mark.parametrize(
@@ -137,15 +118,15 @@ def test_a_row_that_is_not_finite_fails_alone(bad: float) -> None:
     for broken in range(len(MIXED)):
         spoiled = logits.clone()
         spoiled[broken, 17] = bad
-        token_ids, failed = Sampler(torch.device("cpu")).sample(spoiled, rows_of(*MIXED))
-        assert np.flatnonzero(failed).tolist() == [broken]
-        assert np.delete(token_ids, broken).tolist() == expected[:broken] + expected[broken + 1 :]
+        sampled = Sampler(torch.device("cpu")).sample(spoiled, rows_of(*MIXED))
+        assert np.flatnonzero(sampled.failed).tolist() == [broken]
+        assert np.delete(sampled.token_ids, broken).tolist() == expected[:broken] + expected[broken + 1 :]
 
 
 def test_a_row_whose_every_token_is_masked_fails() -> None:
     one = sequence(temperature=0.0, min_tokens=1, stop_token_ids=tuple(range(VOCAB)))
-    _, failed = Sampler(torch.device("cpu")).sample(logits_of(2), rows_of(one, sequence(seed=1)))
-    assert failed.tolist() == [True, False]
+    sampled = Sampler(torch.device("cpu")).sample(logits_of(2), rows_of(one, sequence(seed=1)))
+    assert sampled.failed.tolist() == [True, False]
 
 
 @pytest.mark.parametrize("fields", [{}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 1500, "top_p": 0.5}])

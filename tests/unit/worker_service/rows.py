@@ -1,0 +1,32 @@
+"""Rows for the sampler, without a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from worker_service.input_batch import ROW
+from worker_service.sampler import SampleRows
+from worker_service.sampling_state import SequenceLists, write_sampling
+from worker_service.step import NewSequence, Sampling, no_ids
+
+VOCAB = 2000
+
+
+def sequence(
+    token_ids: list[int] | None = None, prompt_length: int = 1, *, index: int = 0, min_tokens: int = 0,
+    stop_token_ids: tuple[int, ...] = (), **fields: Any
+) -> NewSequence:  # fmt: skip
+    ids = np.array(token_ids or [3], np.int64)
+    return NewSequence(1, index, ids, prompt_length, 0, no_ids(), Sampling(**fields), min_tokens, stop_token_ids)
+
+
+def rows_of(*sequences: NewSequence) -> SampleRows:
+    columns = np.zeros(len(sequences), ROW)
+    lists = [SequenceLists(one, VOCAB) for one in sequences]
+    for row, one in enumerate(sequences):
+        write_sampling(columns[row], one, lists[row], VOCAB)
+    positions = np.array([len(one.token_ids) - one.prompt_length for one in sequences], np.int64)
+    outputs = {row: one.token_ids[one.prompt_length :] for row, one in enumerate(sequences) if lists[row].bad_words}
+    return SampleRows(columns, positions, lists, outputs)
