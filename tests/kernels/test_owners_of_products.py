@@ -15,7 +15,7 @@ PRODUCTS = {
     "matmul", "mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "inner", "tensordot", "einsum",
     "linear", "bilinear", "scaled_dot_product_attention", "multi_head_attention_forward", "chain_matmul", "cdist",
 }  # fmt: skip
-UNSAFE = {"silu", "sigmoid", "gelu", "softplus", "hardswish", "mish", "logsigmoid", "compile", "autocast"}
+UNSAFE = {"silu", "sigmoid", "gelu", "softplus", "hardswish", "mish", "logsigmoid", "logsumexp", "compile", "autocast"}
 FILES = sorted(
     str(path.relative_to(ROOT))
     for folder in ("kernels/reference", "worker_service/models")
@@ -43,7 +43,15 @@ def test_no_other_file_multiplies_matrices(name: str):
 
 
 @pytest.mark.parametrize(
-    "line", ["torch.einsum('ij,jk', a, b)", "a @ b", "a.matmul(b)", "functional.silu(a)", "functional.linear(a, b)"]
+    "line",
+    [
+        "torch.einsum('ij,jk', a, b)",
+        "a @ b",
+        "a.matmul(b)",
+        "functional.silu(a)",
+        "functional.linear(a, b)",
+        "a.logsumexp(-1)",
+    ],
 )
 def test_the_search_finds_what_it_should(line: str):
     assert forbidden_uses(line, set())

@@ -1,4 +1,4 @@
-"""The worker's own master oracle: any schedule of a set of sequences gives each the tokens of running alone.
+"""The worker's own master oracle: any schedule of a set of sequences gives each what running alone gives it.
 
 Random pieces, random company, restarts, swaps to and from the host, blocks that change hands at once, forks: driven on
 the step executor itself, with a model, without a socket.
@@ -14,28 +14,32 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.ops import get_backend
 from tests.kit.tiny_models import tiny_model
-from worker_service.cache_engine import BlockFormat, CacheEngine
-from worker_service.input_batch import BatchLimits, InputBatch
+from tests.unit.worker_service.executor import BLOCK_SIZE, candidates_of, make_executor
 from worker_service.model_loader import load_model
-from worker_service.model_runner import ModelRunner
 from worker_service.step import BlockPairs, Fork, NewSequence, Sampling, Step
-from worker_service.step_executor import StepExecutor
 
 if TYPE_CHECKING:
     from worker_service.model_loader import LoadedModel
-    from worker_service.step import StepResult
+    from worker_service.step import PromptLogprobs, StepResult
+    from worker_service.step_executor import StepExecutor
 
-BLOCK_SIZE, NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS = 8, 20, 12
+NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS = 20, 12
 NUM_OUTPUT = 8
+BAD_WORDS = tuple((token_id, token_id % 7) for token_id in range(200))
 SAMPLINGS = (
     Sampling(temperature=0.0),
-    Sampling(seed=1),
+    Sampling(seed=1, logprobs=0, prompt_logprobs=4),
     Sampling(seed=2, top_k=12, temperature=0.7),
     Sampling(seed=3, top_p=0.85, repetition_penalty=1.2, frequency_penalty=0.4),
-    Sampling(seed=4, min_p=0.02, logit_bias={5: 2.0}),
-    Sampling(temperature=0.0, presence_penalty=1.5),
+    Sampling(seed=4, min_p=0.02, logit_bias={5: 2.0}, allowed_token_ids=tuple(range(0, 120, 3)), logprobs=3),
+    Sampling(
+        temperature=0.0,
+        logprobs=2,
+        prompt_logprobs=0,
+        presence_penalty=1.5,
+        bad_token_sequences=tuple((i, i % 7) for i in range(200)),
+    ),
 )
 
 
@@ -51,21 +55,30 @@ class Live:
     computed: int = 0
     table: list[int] = field(default_factory=list)
     host: list[int] = field(default_factory=list)
+    told: dict[tuple[str, int], Any] = field(default_factory=dict)
+    """Log probabilities, by what they are of and the token's position. What is told again must be the same."""
 
     @property
     def output(self) -> list[int]:
         return self.known[len(self.prompt) :]
 
+    def asked(self) -> list[tuple[str, int]]:
+        """What must be told of it in the end."""
+        length = len(self.prompt)
+        prompt = [] if self.sampling.prompt_logprobs is None else [("prompt", place) for place in range(1, length)]
+        output = [] if self.sampling.logprobs is None else [("output", length + place) for place in range(NUM_OUTPUT)]
+        return prompt + output
 
-def make_executor(loaded: LoadedModel) -> StepExecutor:
-    backend = get_backend(torch.device("cpu"))
-    runner = ModelRunner(loaded, backend)
-    assert runner.prove_batch_invariance()
-    cache = CacheEngine(BlockFormat.of(loaded.config, BLOCK_SIZE), NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS, backend)
-    # Whatever an earlier owner left behind must not matter.
-    cache.device_pool.fill_(float("nan"))
-    limits = BatchLimits(96, 4, BLOCK_SIZE, loaded.config.vocab_size)
-    return StepExecutor(InputBatch(limits), cache, runner)
+    def tell(self, what: str, position: int, candidates: Any) -> None:
+        assert self.told.setdefault((what, position), candidates) == candidates
+
+    def tell_prompt(self, piece: PromptLogprobs) -> None:
+        for offset, candidates in enumerate(candidates_of(piece.logprobs)):
+            self.tell("prompt", piece.first_position + offset, candidates)
+
+
+def small_executor(loaded: LoadedModel) -> StepExecutor:
+    return make_executor(loaded, num_device_blocks=NUM_DEVICE_BLOCKS, num_host_blocks=NUM_HOST_BLOCKS)
 
 
 @pytest.fixture(
@@ -147,11 +160,7 @@ class Chaos:
         self.host += taken
         for one, piece in scheduled:
             one.computed += piece
-        tokens = dict(zip(result.sequence_ids, result.token_ids, strict=True))
-        for one, _ in scheduled:
-            if one.computed == len(one.known):
-                one.known.append(tokens.pop(one.sequence_id))
-        assert not tokens
+        take(result, [one for one, _ in scheduled])
 
     def swap_out(self, one: Live, fields: dict[str, Any]) -> None:
         one.host = self.blocks(self.host, len(one.table))
@@ -192,6 +201,19 @@ class Chaos:
         return piece
 
 
+def take(result: StepResult, scheduled: list[Live]) -> None:
+    """Gives what a step told and sampled to its sequences."""
+    by_id = {one.sequence_id: one for one in scheduled}
+    for piece in result.prompt_logprobs:
+        by_id[piece.sequence_id].tell_prompt(piece)
+    for sequence_id, candidates in zip(result.logprob_sequence_ids, candidates_of(result.logprobs), strict=True):
+        by_id[sequence_id].tell("output", len(by_id[sequence_id].known), candidates)
+    tokens = dict(zip(result.sequence_ids, result.token_ids, strict=True))
+    assert tokens.keys() == {one.sequence_id for one in scheduled if one.computed == len(one.known)}
+    for sequence_id, token_id in tokens.items():
+        by_id[sequence_id].known.append(token_id)
+
+
 def columns(pairs: list[tuple[int, int]]) -> BlockPairs:
     return BlockPairs(np.array([s for s, _ in pairs], np.int64), np.array([d for _, d in pairs], np.int64))
 
@@ -213,6 +235,10 @@ def alone(executor: StepExecutor, one: Live) -> list[int]:
     for step_id in range(1, NUM_OUTPUT + 1):
         result = executor.execute(Step(10**6 + one.sequence_id, step_id, sequence_ids=(7,), **fields), 0.0)
         assert result.refusal is None, result.refusal
+        for candidates in candidates_of(result.logprobs):
+            one.tell("output", len(one.prompt) + len(output), candidates)
+        for piece in result.prompt_logprobs:
+            one.tell_prompt(piece)
         output += result.token_ids
         fields = {"num_new_tokens": np.array([1])}
     return output
@@ -228,20 +254,25 @@ def sequences(seed: int, vocab_size: int) -> list[Live]:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_any_schedule_gives_the_tokens_of_running_alone(loaded: LoadedModel, seed: int) -> None:
-    executor = make_executor(loaded)
+    executor = small_executor(loaded)
     chosen = sequences(seed, loaded.config.vocab_size)
     expected = [alone(executor, one) for one in chosen]
+    told = [one.told for one in chosen]
+    for one in chosen:
+        one.told = {}
     executor.cache.device_pool.fill_(float("nan"))
     chaos = Chaos(executor, seed)
     chaos.run(chosen)
     assert [one.output for one in chosen] == expected
+    assert [one.told for one in chosen] == told
+    assert [sorted(one.told) for one in chosen] == [sorted(one.asked()) for one in chosen]
     assert sorted(chaos.device) == list(range(1, NUM_DEVICE_BLOCKS))
     assert sorted(chaos.host) == list(range(NUM_HOST_BLOCKS))
     assert len(executor.batch) == 0
 
 
 def test_a_child_is_what_it_would_be_alone(loaded: LoadedModel) -> None:
-    executor = make_executor(loaded)
+    executor = small_executor(loaded)
     prompt, params = list(range(3, 27)), Sampling(seed=9, temperature=0.9, presence_penalty=0.3)
     expected = [alone(executor, Live(i, prompt, params, i)) for i in range(3)]
     executor.begin_epoch(10**7)

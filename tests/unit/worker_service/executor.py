@@ -1,0 +1,93 @@
+"""Drives a step executor with a tiny model, without a socket."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from kernels.ops import get_backend
+from worker_service.cache_engine import BlockFormat, CacheEngine
+from worker_service.input_batch import BatchLimits, InputBatch
+from worker_service.model_runner import ModelRunner
+from worker_service.step import NewSequence, Sampling, Step
+from worker_service.step_executor import StepExecutor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from worker_service.model_loader import LoadedModel
+    from worker_service.step import Logprobs, StepResult
+
+BLOCK_SIZE = 8
+
+
+def make_executor(
+    loaded: LoadedModel, *, num_device_blocks: int = 64, num_host_blocks: int = 4, max_model_len: int = 96
+) -> StepExecutor:
+    """An executor on the reference backend."""
+    backend = get_backend(torch.device("cpu"))
+    runner = ModelRunner(loaded, backend)
+    assert runner.prove_batch_invariance()
+    cache = CacheEngine(BlockFormat.of(loaded.config, BLOCK_SIZE), num_device_blocks, num_host_blocks, backend)
+    # Whatever an earlier owner left behind must not matter.
+    cache.device_pool.fill_(float("nan"))
+    limits = BatchLimits(max_model_len, 4, BLOCK_SIZE, loaded.config.vocab_size)
+    return StepExecutor(InputBatch(limits), cache, runner)
+
+
+def new_sequence(
+    sequence_id: int, token_ids: Sequence[int], block_ids: Sequence[int], sampling: Sampling, **fields: Any
+) -> NewSequence:
+    """A sequence that starts; all that is known of it is its prompt unless told otherwise."""
+    fields = {"sequence_index": 0, "prompt_length": len(token_ids), "num_computed_tokens": 0} | fields
+    return NewSequence(
+        sequence_id,
+        token_ids=np.array(token_ids, np.int64),
+        block_ids=np.array(block_ids, np.int64),
+        sampling=sampling,
+        **fields,
+    )
+
+
+def candidates_of(logprobs: Logprobs) -> list[list[tuple[int, float, int]]]:
+    """Gives each token's candidates: (id, log probability, rank), and rank 0 where there are none."""
+    ranks = logprobs.ranks.tolist() or [0] * len(logprobs.token_ids)
+    flat = iter(zip(logprobs.token_ids.tolist(), logprobs.logprobs.tolist(), ranks, strict=True))
+    rows = [list(islice(flat, count)) for count in logprobs.num_candidates.tolist()]
+    assert next(flat, None) is None
+    return rows
+
+
+class Epoch:
+    """Numbers the steps of an epoch."""
+
+    def __init__(self, executor: StepExecutor, epoch: int) -> None:
+        self._executor = executor
+        self._epoch = epoch
+        self._step_id = 0
+        executor.begin_epoch(epoch)
+
+    def answer(self, **fields: Any) -> StepResult:
+        """Executes a step, refused or not. Columns may be lists; `work` are pairs of sequence ids and counts."""
+        work = fields.pop("work", ())
+        inputs = fields.pop("inputs", ())
+        self._step_id += 1
+        step = Step(
+            self._epoch,
+            self._step_id,
+            sequence_ids=tuple(sequence_id for sequence_id, _ in work),
+            num_new_tokens=np.array([count for _, count in work], np.int64),
+            input_sequence_ids=tuple(sequence_id for sequence_id, _ in inputs),
+            input_token_ids=np.array([token_id for _, token_id in inputs], np.int64),
+            **fields,
+        )
+        return self._executor.execute(step, 0.0)
+
+    def execute(self, **fields: Any) -> StepResult:
+        """Executes a step that must be taken."""
+        result = self.answer(**fields)
+        assert result.refusal is None, result.refusal
+        return result
