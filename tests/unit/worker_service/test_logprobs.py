@@ -86,6 +86,18 @@ def test_a_row_is_told_of_alike_in_any_company_and_with_any_threads(num_threads:
         torch.set_num_threads(before)
 
 
+def test_a_rows_mass_does_not_round_by_its_company() -> None:
+    """A sum that is cut among threads gives itself away in one row of fifteen."""
+    logits, before = random_logits(60, 152_064), torch.get_num_threads()
+    whole = arithmetic.log_softmax(logits)[:, :4]
+    try:
+        torch.set_num_threads(2)
+        alone = [arithmetic.log_softmax(logits[row : row + 1])[0, :4] for row in range(60)]
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(torch.stack(alone), whole)
+
+
 def test_more_than_the_vocabulary_are_the_whole_vocabulary() -> None:
     told = candidates_of(logprobs.of_tokens(random_logits(2, 5), torch.tensor([4, 0]), np.array([5, 2])))
     assert sorted(token_id for token_id, _, _ in told[0][1:]) == [0, 1, 2, 3, 4]
