@@ -130,7 +130,7 @@ class SequenceAnswer:
         if record.reason is not None:
             self.finish(record.reason, record.score)
 
-    def delta_after(self, num_tokens: int, num_text_bytes: int, *, until: Place | None = None) -> Delta | None:
+    def delta_after(self, num_tokens: int, num_text_bytes: int, until: Place | None = None) -> Delta | None:
         """Returns what comes after a place, up to another or as far as it is text; None if that is nothing."""
         end_tokens, end_bytes = until or (self.num_tokens, len(self.text))
         rules = self._rules

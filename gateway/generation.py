@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.telemetry import EventLogger
+from gateway import state_codec
 from gateway.continuation import check_ends, check_positions, records_of
 from gateway.encoding import Encoding
 from gateway.naming import check_request_id, is_request_id, wire_id
@@ -103,19 +104,24 @@ class GenerationService:
         Raises BlockyardError: FIELD_INVALID for wrong positions; REQUEST_EXPIRED when nobody remembers the request and
         it is not told in full; and as `start` does.
         """
-        check_request_id(resume.request_id)
-        name = wire_id(resume.tenant, resume.request_id)
-        transcript = self._live.find(name)
-        if transcript is None:
-            try:
-                transcript = await self._live.ask(name, self._adopt)
-            except BlockyardError as error:
-                if error.reason is not Reason.REQUEST_EXPIRED or resume.request is None:
-                    raise
-                transcript = await self._restart(resume.request, resume.positions)
+        try:
+            transcript = await self._known(resume.request_id, resume.tenant)
+        except BlockyardError as error:
+            if error.reason is not Reason.REQUEST_EXPIRED or resume.request is None:
+                raise
+            transcript = await self._restart(resume.request, resume.positions)
         check_positions(resume.positions, transcript.submission)
-        log.debug("resumed", request_id=name)
+        log.debug("resumed", request_id=transcript.wire_id)
         return self._live.read(transcript, resume.positions, replay=replay)
+
+    async def find(self, request_id: str, tenant: str = "") -> GenerationRequest:
+        """Tells what a request is, its prompt as ids and its defaults filled in; raises as `resume` does."""
+        return state_codec.request_of((await self._known(request_id, tenant)).submission)
+
+    async def _known(self, request_id: str, tenant: str) -> Transcript:
+        check_request_id(request_id)
+        name = wire_id(tenant, request_id)
+        return self._live.find(name) or await self._live.ask(name, self._adopt)
 
     def _adopt(self, resumed: Resumed) -> Transcript:
         # How much is left of the time that it had is the scheduler's to know.

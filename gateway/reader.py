@@ -45,12 +45,20 @@ class _Cursor:
         self.unchecked = place if place > (0, 0) else None
         self.pause = self.unchecked if replay else None
 
-    def take(self) -> Delta | None:
-        delta = self.answer.delta_after(self.num_tokens, self.num_text_bytes, until=self.pause)
-        self.pause = None
+    def take(self) -> list[Delta]:
+        """What is new: one delta, or none; two around the pause."""
+        deltas: list[Delta] = []
+        if self.pause is not None:
+            self._take(deltas, self.pause)
+            self.pause = None
+        self._take(deltas)
+        return deltas
+
+    def _take(self, deltas: list[Delta], until: Place | None = None) -> None:
+        delta = self.answer.delta_after(self.num_tokens, self.num_text_bytes, until)
         if delta is not None:
             self.num_tokens, self.num_text_bytes = delta.num_tokens, delta.num_text_bytes
-        return delta
+            deltas.append(delta)
 
     def check(self) -> bool:
         """Whether the answer has come to the position where reading begins; raises FIELD_INVALID if it is none."""
@@ -125,7 +133,8 @@ class Reader:
     def check(self) -> None:
         """Raises BlockyardError FIELD_INVALID for positions that are known to be none."""
         for cursor in self._untold:
-            self._advance(cursor.answer)
+            if cursor.answer.advance():
+                self._owner.stopped(self.transcript, cursor.answer)
             cursor.check()
 
     def __aiter__(self) -> Reader:
@@ -155,23 +164,18 @@ class Reader:
             self._waiter = None
 
     def _collect(self) -> None:
-        if not self._begin():
+        if (not self._has_begun or self._prompt is not None) and not self._begin():
             return
         for cursor in tuple(self._untold):
             answer = cursor.answer
-            self._advance(answer)
+            if answer.advance():
+                self._owner.stopped(self.transcript, answer)
             if cursor.unchecked is not None and not self._reaches(cursor):
                 continue
-            if cursor.pause is not None:
-                self._tell(cursor)
-            self._tell(cursor)
+            self._events.extend(cursor.take())
             if answer.ended is not None:
                 self._untold.remove(cursor)
                 self._events.append(self.transcript.finished(answer))
-
-    def _tell(self, cursor: _Cursor) -> None:
-        if (delta := cursor.take()) is not None:
-            self._events.append(delta)
 
     def _begin(self) -> bool:
         """Tells what goes before all deltas, at each call one thing; returns whether these may come."""
@@ -184,10 +188,6 @@ class Reader:
             self._prompt = None
             self._events.append(event)
         return self._prompt is None
-
-    def _advance(self, answer: SequenceAnswer) -> None:
-        if answer.advance():
-            self._owner.stopped(self.transcript, answer)
 
     def _reaches(self, cursor: _Cursor) -> bool:
         try:

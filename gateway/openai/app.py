@@ -17,17 +17,19 @@ from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
 from blockyard import __version__
-from blockyard.errors import BlockyardError, Reason
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.telemetry import EventLogger
-from gateway.openai import errors
+from gateway.openai import errors, state
 from gateway.openai.answer import ChunkedAnswer, WholeAnswer
 from gateway.openai.call import understand_chat, understand_completion
+from gateway.openai.headers import read_key, read_tenant
+from gateway.openai.places import Places, Told, parse
 from gateway.openai.running import Running
-from gateway.openai.schema import ChatBody, CompletionBody, GenerationBody
-from gateway.openai.streaming import Connection, EventStream, read_body
+from gateway.openai.schema import MAX_PROMPTS, ChatBody, CompletionBody, GenerationBody
+from gateway.openai.streaming import Connection, EventStream, ServerSentEvent, read_body
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Coroutine
 
     from gateway.generation import GenerationService, ModelCard
     from gateway.openai.call import Call
@@ -44,6 +46,8 @@ def make_app(generation: GenerationService) -> FastAPI:
     front = _Front(generation)
     _add_call(app, "/v1/completions", front.complete, CompletionBody)
     _add_call(app, "/v1/chat/completions", front.chat, ChatBody)
+    app.add_api_route("/v1/requests/{request_id}/stream", front.resume, methods=["GET"])
+    app.add_api_route("/v1/requests/{request_id}", front.cancel, methods=["DELETE"])
     app.add_api_route("/v1/models", front.list_models, methods=["GET"])
     app.add_api_route("/v1/models/{name:path}", front.get_model, methods=["GET"])
     app.add_api_route("/health", front.health, methods=["GET"])
@@ -68,50 +72,83 @@ class _Front:
 
     async def _answer(self, request: Request, kind: type[B], understand: Callable[[B, Tokenizer], Call]) -> Response:
         try:
-            body = _parse(kind, await read_body(request))
+            tenant, key = read_tenant(request), read_key(request)
+            body = _named(_parse(kind, await read_body(request)), key)
             self._generation.resolve_model(body.model or "")
             call = understand(body, self._generation.tokenizer)
-            return await self._run(request, call)
-        except Exception as error:  # noqa: BLE001 - the one boundary of this front
+            keeps = key is not None and body.on_disconnect is None
+            call = state.completed(call, tenant=tenant, keeps=keeps, created=int(time.time()))
+            return await self._run(request, lambda running: running.start(call), Told())
+        except Exception as error:  # noqa: BLE001 - the boundary of this front
             return errors.error_response(_known(error))
 
-    async def _run(self, request: Request, call: Call) -> Response:
-        headers = {"x-request-id": call.call_id}
+    async def resume(self, request: Request, request_id: str) -> Response:
+        """Streams the answer of a call again, behind the event that Last-Event-ID names."""
+        try:
+            tenant = read_tenant(request)
+            told = parse(request.headers.get("last-event-id", ""))
+            return await self._run(request, lambda running: running.resume(request_id, tenant, told), told)
+        except Exception as error:  # noqa: BLE001 - the boundary of this front
+            return errors.error_response(_known(error))
+
+    async def cancel(self, request: Request, request_id: str) -> Response:
+        """Cancels a call, all of its requests, wherever they run."""
+        try:
+            tenant = read_tenant(request)
+            cancelled = await self._generation.cancel([request_id], tenant=tenant)
+            if not cancelled:
+                several = (f"{request_id}-{number}" for number in range(MAX_PROMPTS))
+                cancelled = await self._generation.cancel(several, tenant=tenant)
+            return _json({"id": request_id, "cancelled": bool(cancelled)})
+        except Exception as error:  # noqa: BLE001 - the boundary of this front
+            return errors.error_response(_known(error))
+
+    async def _run(
+        self, request: Request, begin: Callable[[Running], Coroutine[Any, Any, None]], told: Told
+    ) -> Response:
         async with AsyncExitStack() as resources:
             connection = Connection(request.receive)
             resources.push_async_callback(connection.aclose)
-            running = Running(self._generation, call)
+            running = Running(self._generation)
             resources.push_async_callback(running.aclose)
-            await connection.run(running.start())
-            if call.stream:
-                return EventStream(self._chunks(running), connection, resources.pop_all(), headers)
+            await connection.run(begin(running))
+            headers = {"x-request-id": running.call.call_id}
+            if running.call.stream:
+                events = self._chunks(running, Places(running.call, told), told)
+                return EventStream(events, connection, resources.pop_all(), headers)
             return Response(await connection.run(self._whole(running)), headers=headers, media_type=JSON)
 
     async def _whole(self, running: Running) -> bytes:
-        answer = WholeAnswer(running.call, running.accepted, int(time.time()))
+        answer = WholeAnswer(running.call, running.accepted, running.created)
         async with aclosing(running.events()) as events:
             async for prompt, event in events:
                 answer.add(prompt, event)
         return answer.encode()
 
-    async def _chunks(self, running: Running) -> AsyncGenerator[str, None]:
-        """Makes the events of a stream. One that fails ends with its error, and without [DONE]."""
+    async def _chunks(self, running: Running, places: Places, told: Told) -> AsyncGenerator[ServerSentEvent, None]:
+        """Makes the events of a stream. One that fails ends with its error, and without [DONE].
+
+        What the client has already goes through the answer too, which counts by it, and is not told again.
+        """
         cards = self._generation.models()
         fingerprint = cards[0].determinism_id if cards else ""
-        answer = ChunkedAnswer(running.call, running.accepted, int(time.time()), fingerprint)
+        answer = ChunkedAnswer(running.call, running.accepted, running.created, fingerprint)
         try:
-            for chunk in answer.openings():
-                yield chunk
+            if not told.has_begun:
+                for chunk in answer.openings():
+                    # Before the first token there is nothing behind which to go on.
+                    yield ServerSentEvent(chunk)
             async with aclosing(running.events()) as events:
                 async for prompt, event in events:
-                    if (chunk := answer.add(prompt, event)) is not None:
-                        yield chunk
+                    is_new, chunk = places.take(prompt, event), answer.add(prompt, event)
+                    if is_new and chunk is not None:
+                        yield ServerSentEvent(chunk, places.id())
         except Exception as error:  # noqa: BLE001 - the boundary of what fails after the status line
-            yield json.dumps({"error": errors.error_object(_known(error))})
+            yield ServerSentEvent(json.dumps({"error": errors.error_object(_known(error))}))
             return
-        if (chunk := answer.usage()) is not None:
-            yield chunk
-        yield "[DONE]"
+        if not told.usage and (chunk := answer.usage()) is not None:
+            yield ServerSentEvent(chunk, places.id(usage=True))
+        yield ServerSentEvent("[DONE]")
 
     async def list_models(self) -> dict[str, Any]:
         """Lists the model that is served."""
@@ -154,6 +191,15 @@ def _parse(kind: type[B], raw: bytes) -> B:
         return kind.model_validate_json(raw)
     except pydantic.ValidationError as error:
         raise errors.from_validation(error) from None
+
+
+def _named(body: B, key: str | None) -> B:
+    """Calls a request by its Idempotency-Key."""
+    if key is None:
+        return body
+    if body.request_id not in (None, key):
+        raise invalid([Violation("request_id", f"is not {key!r}, which the header Idempotency-Key says")])
+    return body.model_copy(update={"request_id": key})
 
 
 def _known(error: Exception) -> BlockyardError:

@@ -1,4 +1,4 @@
-"""The requests of one call while they run: started together, read as one, ended together."""
+"""The requests of one call while they run: started or resumed together, read as one, left together."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from blockyard.errors import BlockyardError
-from gateway.openai import errors
+from blockyard.errors import BlockyardError, Reason
+from gateway.openai import errors, state
 from gateway.openai.call import Call, tokenized
-from gateway.request import Accepted
+from gateway.request import Accepted, ResumeRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from gateway.generation import GenerationService
+    from gateway.openai.places import Told
     from gateway.reader import Reader
     from gateway.request import Event, GenerationRequest
 
@@ -22,24 +23,30 @@ Numbered = tuple[int, "Event"]
 
 
 class Running:
-    """A call's generations. Whoever makes it calls `aclose`, started or not."""
+    """A call's readers. Whoever makes it calls `start` or `resume`, once, and `aclose` in any case.
 
-    def __init__(self, service: GenerationService, call: Call) -> None:
+    Attributes:
+        call: as it was understood, or made again.
+        accepted: what each of its requests began with.
+        created: when the call came first, in seconds since 1970.
+    """
+
+    def __init__(self, service: GenerationService) -> None:
         self._service = service
-        self._generations: list[Reader] = []
-        self.call = call
+        self._readers: list[Reader] = []
+        self.call: Call
         self.accepted: list[Accepted] = []
+        self.created = 0
 
-    async def start(self) -> None:
-        """Starts every request of the call and waits until all are queued; raises the first BlockyardError of any."""
-        self.call = await tokenized(self.call, self._service)
+    async def start(self, call: Call) -> None:
+        """Starts every request of a call and waits until all are queued; raises the first BlockyardError of any."""
+        self.call = await tokenized(call, self._service)
         try:
             for request in self.call.requests:
-                self._generations.append(await self._start_one(request))
-            for generation in self._generations:
-                self.accepted.append(await _accepted(generation))
+                self._readers.append(await self._start_one(request))
+            await self._begin()
         except BlockyardError as error:
-            raise errors.rename(error, self.call.names) from None
+            raise errors.rename(error, call.names) from None
 
     async def _start_one(self, request: GenerationRequest) -> Reader:
         try:
@@ -51,43 +58,67 @@ class Running:
         # The default does not fit: what is left of the model's length is shorter.
         return await self._service.start(replace(request, stop=replace(request.stop, max_tokens=None)))
 
+    async def resume(self, call_id: str, tenant: str, told: Told) -> None:
+        """Reads a call again, at whichever gateway it ran, and tells again what its client has.
+
+        Raises BlockyardError REQUEST_EXPIRED when not all of its requests are remembered.
+        """
+        first = await self._find_first(call_id, tenant)
+        num_requests = state.read_state(first).num_requests
+        names = [first.request_id] if num_requests == 1 else [f"{call_id}-{number}" for number in range(num_requests)]
+        for number, name in enumerate(names):
+            resume = ResumeRequest(name, tenant, told.of_request(number, first.n))
+            self._readers.append(await self._service.resume(resume, replay=True))
+        self.call = state.call_of([reader.request for reader in self._readers], self._service.tokenizer)
+        await self._begin()
+
+    async def _find_first(self, call_id: str, tenant: str) -> GenerationRequest:
+        try:
+            found = await self._service.find(call_id, tenant)
+        except BlockyardError as error:
+            if error.reason is not Reason.REQUEST_EXPIRED:
+                raise
+            found = await self._service.find(f"{call_id}-0", tenant)
+        if state.read_state(found).call_id != call_id:
+            raise BlockyardError(Reason.REQUEST_EXPIRED, f"{call_id!r} is a request of another call")
+        return found
+
+    async def _begin(self) -> None:
+        for reader in self._readers:
+            event = await anext(reader)
+            assert isinstance(event, Accepted), f"{reader.request_id} began with {event}"
+            self.accepted.append(event)
+        self.created = state.read_state(self._readers[0].request).created
+
     async def events(self) -> AsyncGenerator[Numbered, None]:
         """Reads the events of all requests as they come, each with its request's number."""
-        if len(self._generations) == 1:
-            async for event in self._generations[0]:
+        if len(self._readers) == 1:
+            async for event in self._readers[0]:
                 yield 0, event
             return
         # One place for each: a slow client is felt by the core, which then merges deltas.
-        queue: asyncio.Queue[Numbered | BlockyardError | None] = asyncio.Queue(len(self._generations))
-        readers = [
-            asyncio.create_task(_read(number, generation, queue)) for number, generation in enumerate(self._generations)
-        ]
+        queue: asyncio.Queue[Numbered | BlockyardError | None] = asyncio.Queue(len(self._readers))
+        tasks = [asyncio.create_task(_read(number, reader, queue)) for number, reader in enumerate(self._readers)]
         try:
-            for _ in readers:
+            for _ in tasks:
                 while (item := await queue.get()) is not None:
                     if isinstance(item, BlockyardError):
                         raise item
                     yield item
         finally:
-            for reader in readers:
-                reader.cancel()
-            await asyncio.gather(*readers, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def aclose(self) -> None:
-        """Ends what still runs."""
-        for generation in self._generations:
-            await generation.aclose()
+        """Leaves; what nobody reads ends, unless it is kept."""
+        for reader in self._readers:
+            await reader.aclose()
 
 
-async def _accepted(generation: Reader) -> Accepted:
-    event = await anext(generation)
-    assert isinstance(event, Accepted), f"{generation.request_id} began with {event}"
-    return event
-
-
-async def _read(number: int, generation: Reader, queue: asyncio.Queue[Numbered | BlockyardError | None]) -> None:
+async def _read(number: int, reader: Reader, queue: asyncio.Queue[Numbered | BlockyardError | None]) -> None:
     try:
-        async for event in generation:
+        async for event in reader:
             await queue.put((number, event))
         await queue.put(None)
     except BlockyardError as error:

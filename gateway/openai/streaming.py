@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from fastapi import Response
 from starlette.requests import ClientDisconnect
@@ -78,6 +78,18 @@ async def _wait_until_left(receive: Receive) -> None:
         pass
 
 
+class ServerSentEvent(NamedTuple):
+    """One event. `id`, if it has one, names the place behind it."""
+
+    data: str
+    id: str = ""
+
+    def encode(self) -> bytes:
+        """Gives it as it is sent."""
+        head = f"id: {self.id}\n" if self.id else ""
+        return f"{head}data: {self.data}\n\n".encode()
+
+
 class EventStream(Response):
     """A stream of server-sent events that ends its source when the client leaves."""
 
@@ -85,7 +97,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        events: AsyncGenerator[str, None],
+        events: AsyncGenerator[ServerSentEvent, None],
         connection: Connection,
         resources: AsyncExitStack,
         headers: dict[str, str],
@@ -110,9 +122,8 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        # Closed here and now, not by the garbage collector: that is what aborts the request.
+        # Closed here and now, not by the garbage collector: that is what ends the request.
         async with aclosing(self._events) as events:
             async for event in events:
-                body = f"data: {event}\n\n".encode()
-                await send({"type": "http.response.body", "body": body, "more_body": True})
+                await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -85,6 +85,11 @@ class Front:
         fields.setdefault("positions", told)
         return self.stub.ResumeGenerate(inference_pb2.ResumeGenerateRequest(request_id=request_id, **fields))
 
+    async def wait_until_unread(self) -> None:
+        """Waits until nobody reads an answer."""
+        async with asyncio.timeout(10):
+            await self.service.drained()
+
     async def generate(self, request: inference_pb2.GenerationSpec) -> inference_pb2.GenerateResponse:
         """Asks for the whole answer."""
         return await self.stub.Generate(inference_pb2.GenerateRequest(spec=request))

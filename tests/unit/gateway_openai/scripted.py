@@ -45,8 +45,9 @@ class CharacterTokenizer:
 class ScriptedGeneration:
     """Plays steps: yields events, raises exceptions, waits for asyncio events."""
 
-    def __init__(self, request_id: str, steps: Sequence[Step]) -> None:
-        self.request_id = request_id
+    def __init__(self, request: GenerationRequest, steps: Sequence[Step]) -> None:
+        self.request = request
+        self.request_id = request.request_id
         self._steps = list(steps)
         self.closed = asyncio.Event()
 
@@ -86,7 +87,7 @@ class ScriptedService:
         steps = list(self.script(request))
         if steps and isinstance(steps[0], BlockyardError):
             raise steps[0]
-        self.generations.append(ScriptedGeneration(request.request_id, steps))
+        self.generations.append(ScriptedGeneration(request, steps))
         self.started.set()
         return self.generations[-1]
 

@@ -94,7 +94,11 @@ async def test_what_is_left_out_is_left_to_the_core(client: openai.AsyncOpenAI, 
     assert request.sampling == SamplingOptions()
     assert request.stop == StopOptions(max_tokens=16)
     assert request == replace(
-        GenerationRequest("Hi"), request_id=request.request_id, model="scripted", stop=request.stop
+        GenerationRequest("Hi"),
+        request_id=request.request_id,
+        model="scripted",
+        stop=request.stop,
+        front_state=request.front_state,
     )
     assert request.n == 1
     assert request.skip_special_tokens

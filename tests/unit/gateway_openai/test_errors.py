@@ -131,7 +131,7 @@ async def test_a_failure_in_mid_stream_is_one_event_and_no_done(
     service.script = lambda request: [accepted(request), *deltas("Hi"), lost, failure]
     response = await post(http, {"prompt": prompt, "stream": True, "stream_options": {"include_usage": True}})
     assert response.status_code == 200
-    events = [event.removeprefix("data: ") for event in response.text.strip().split("\n\n")]
+    events = [event.rpartition("data: ")[2] for event in response.text.strip().split("\n\n")]
     assert "[DONE]" not in events
     told = [json.loads(event) for event in events]
     assert [("error" in event) for event in told] == [False] * (len(told) - 1) + [True]

@@ -1,0 +1,26 @@
+"""The headers that a call brings beside its body."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from blockyard.errors import Violation, invalid
+from gateway.naming import REQUEST_ID_RULE, TENANT_KEY, check_tenant, is_request_id
+
+if TYPE_CHECKING:
+    from fastapi import Request
+
+_KEY = "Idempotency-Key"
+
+
+def read_tenant(request: Request) -> str:
+    """Reads whose call it is; raises BlockyardError FIELD_INVALID."""
+    return check_tenant(request.headers.get(TENANT_KEY))
+
+
+def read_key(request: Request) -> str | None:
+    """Reads the name under which a call can be sent again, as a request's; raises BlockyardError FIELD_INVALID."""
+    key = request.headers.get(_KEY)
+    if key is not None and not is_request_id(key):
+        raise invalid([Violation(_KEY, REQUEST_ID_RULE)])
+    return key
