@@ -16,10 +16,12 @@ VOCAB = 2000
 
 def sequence(
     token_ids: list[int] | None = None, prompt_length: int = 1, *, index: int = 0, min_tokens: int = 0,
-    stop_token_ids: tuple[int, ...] = (), **fields: Any
+    stop_token_ids: tuple[int, ...] = (), num_beam_candidates: int = 0, **fields: Any
 ) -> NewSequence:  # fmt: skip
     ids = np.array(token_ids or [3], np.int64)
-    return NewSequence(1, index, ids, prompt_length, 0, no_ids(), Sampling(**fields), min_tokens, stop_token_ids)
+    return NewSequence(
+        1, index, ids, prompt_length, 0, no_ids(), Sampling(**fields), min_tokens, stop_token_ids, num_beam_candidates
+    )
 
 
 def rows_of(*sequences: NewSequence) -> SampleRows:
