@@ -5,6 +5,7 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 from blockyard import telemetry
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
 # A shell's background job, as some runners start this, is told to ignore SIGINT, and so are all its children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# How long an example takes says how busy the machine is.
+settings.register_profile("blockyard", deadline=None)
+settings.load_profile("blockyard")
 
 
 @pytest.fixture(autouse=True)
