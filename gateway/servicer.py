@@ -13,7 +13,7 @@ from blockyard.errors import Violation, invalid
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from gateway import codec
 from gateway.naming import TENANT_KEY, check_tenant
-from gateway.request import Accepted, Delta, Finished, OnDisconnect
+from gateway.request import Accepted, Delta, Finished, OnDisconnect, PromptLogprobs
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -52,6 +52,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                     response.accepted.CopyFrom(codec.encode_accepted(event))
                 elif isinstance(event, Delta):
                     deltas.setdefault(event.index, []).append(event)
+                elif isinstance(event, PromptLogprobs):
+                    response.prompt_logprobs.CopyFrom(codec.encode_prompt_logprobs(event))
                 elif isinstance(event, Finished):
                     choices.append(codec.encode_choice(deltas.get(event.index, ()), event))
         finally:
