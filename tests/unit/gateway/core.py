@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gateway.attachment import Abort, Acceptance, Add, Ending, ModelFacts, Outgoing, Progress, Resume
+from blockyard.errors import BlockyardError, Reason
+from gateway.attachment import (
+    Abort,
+    Acceptance,
+    Add,
+    Ending,
+    Failure,
+    ModelFacts,
+    Outgoing,
+    Progress,
+    Resume,
+    Resumed,
+    SequenceRecord,
+    Submission,
+)
 from gateway.generation import GenerationService
 from gateway.live_requests import LiveRequests
-from gateway.request import Accepted, FinishReason, GenerationRequest
+from gateway.request import Accepted, FinishReason, GenerationRequest, ResumeRequest
 from tests.unit.gateway.harness import demo_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from blockyard.errors import BlockyardError
     from gateway.reader import Reader
 
 FACTS = ModelFacts("digest", 4096, 1024, 16, "id", True)
+
+
+async def passed(seconds: float) -> None:
+    """Lets time pass, where time is what is tested."""
+    later = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_later(seconds, later.set_result, None)
+    await later
 
 
 class HandLink:
@@ -58,9 +79,13 @@ class HandLink:
 class Core:
     """The core of a gateway, driven by hand."""
 
+    LENGTH = FinishReason.LENGTH
+
     def __init__(self, **windows: float) -> None:
         self.link = HandLink()
         self.live = LiveRequests(self.link, **windows)
+        # The first sequence id of the request that was accepted last.
+        self.first = 0
         self.service = GenerationService(demo_tokenizer(), self.link, self.live, model_name="demo", seed=7)
 
     async def start(self, request_id: str = "r", **fields: Any) -> Reader:
@@ -86,7 +111,27 @@ class Core:
         self.live.lost()
 
     async def accepted(self, request_id: str = "r", first: int = 10, **fields: Any) -> Reader:
-        generation = await self.start(request_id, **fields)
+        reader = await self.start(request_id, **fields)
+        self.first = first
         self.told(accepted=[Acceptance(self.link.adds[-1].handle, first)])
-        assert isinstance(await anext(generation), Accepted)
-        return generation
+        assert isinstance(await anext(reader), Accepted)
+        return reader
+
+    async def resume(self, request_id: str, **fields: Any) -> Reader:
+        return await self.service.resume(ResumeRequest(request_id, **fields))
+
+    async def submission_of(self, request_id: str) -> Submission:
+        """What another gateway has sent of a request."""
+        other = Core()
+        await other.start(request_id)
+        return other.link.adds[0].submission
+
+    def resumed(self, handle: int, submission: Submission, token_ids: tuple[int, ...]) -> Resumed:
+        """The scheduler's answer to a question; the sequence has the id 50."""
+        return Resumed(handle, submission, 50, [SequenceRecord(token_ids)])
+
+    def failure(self, handle: int, reason: Reason) -> Failure:
+        return Failure(handle, BlockyardError(reason, "no"))
+
+    def ending(self, sequence_id: int, *, score: float) -> Ending:
+        return Ending(sequence_id, FinishReason.LENGTH, score)

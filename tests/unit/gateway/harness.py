@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from tests.kit.fake_scheduler import FakeScheduler
 
-Positions = dict[int, tuple[int, int]]
 DEMO_MODEL = Path(__file__).parents[3] / "models" / "demo"
 END_TOKEN, END_OF_TURN = 0, 3
 
@@ -76,13 +75,8 @@ class Front:
         """Reads a whole stream."""
         return [message.event async for message in self.stream(request)]
 
-    def resume(self, request_id: str, positions: Positions | None = None, **fields: Any) -> Any:
-        """Reads a request again; positions are (tokens, bytes) by index. Iterate over the messages."""
-        told = [
-            inference_pb2.Position(index=index, num_tokens=num_tokens, num_text_bytes=num_text_bytes)
-            for index, (num_tokens, num_text_bytes) in (positions or {}).items()
-        ]
-        fields.setdefault("positions", told)
+    def resume(self, request_id: str, **fields: Any) -> Any:
+        """Reads a request again. Iterate over the messages."""
         return self.stub.ResumeGenerate(inference_pb2.ResumeGenerateRequest(request_id=request_id, **fields))
 
     async def wait_until_unread(self) -> None:
