@@ -149,7 +149,7 @@ class Sampler:
             picked = np.flatnonzero(methods == method)
             index = torch.from_numpy(picked).to(self._device)
             chosen = logits if len(picked) == len(rows) else logits[index]
-            token_ids[index] = self._apply(Method(method), chosen, rows.columns[picked], rows.positions[picked])
+            token_ids[index] = self._apply(Method(method), chosen, rows.columns.take(picked), rows.positions[picked])
         return token_ids
 
     def _apply(self, method: Method, logits: Tensor, columns: npt.NDArray[np.void], positions: Array) -> Tensor:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import TYPE_CHECKING
 
+from worker_service.step import no_ids
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -25,9 +27,16 @@ class StepRows:
         return len(self.rows)
 
     def select(self, chosen: npt.NDArray[np.bool_]) -> StepRows:
-        """Picks some."""
+        """Picks some; where it is all or none of them, as most often, at no cost."""
+        if chosen.all():
+            return self
+        if not chosen.any():
+            return NO_ROWS
         sequence_ids = tuple(compress(self.sequence_ids, chosen.tolist()))
         return StepRows(sequence_ids, self.rows[chosen], self.last_hidden[chosen])
+
+
+NO_ROWS = StepRows((), no_ids(), no_ids())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -271,7 +271,7 @@ def _nucleus(values: Tensor, best: Tensor, filters: Filters, log_mass: Tensor) -
     """
     weights = torch.where(best, (values - values[:, :1]).exp(), 0).double()
     before = weights.cumsum(-1) - weights
-    total = torch.where(log_mass.isnan(), before[:, -1] + weights[:, -1], log_mass.double().exp())
+    total = torch.where(log_mass.isnan(), before[:, -1] + weights[:, -1], log_mass.exp().double())
     share = (filters.top_p.double() * total)[:, None]
     return best & ((before < share) | (filters.top_p >= 1)[:, None])
 
