@@ -914,7 +914,7 @@ class ExecuteModelResponse(_message.Message):
     @_builtins.property
     def beam_candidates(self) -> _sampling_pb2.Logprobs:
         """For each of them one entry: its likeliest tokens with their log probabilities (log-softmax of the processed
-        logits), likeliest first, ties by the lower id. Without ranks.
+        logits), likeliest first, ties by the lower id; impossible ones are left out. Without ranks.
         """
 
     def __init__(
