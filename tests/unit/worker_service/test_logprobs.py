@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockyard.common.v1 import sampling_pb2
+from kernels.ops import get_backend
 from kernels.reference import logprobs as arithmetic
 from tests.kit.tiny_models import tiny_model
 from tests.unit.worker_service import driver
@@ -274,6 +275,12 @@ def test_a_prompt_in_pieces_is_told_as_the_whole(
     # As many rows at a time as a large vocabulary leaves.
     monkeypatch.setattr(model_runner, "MAX_PROMPT_LOGITS", 3 * model.config.vocab_size)
     assert tell_prompt(model, [20, 9], asked, company=company) == whole
+
+
+def test_a_profile_counts_the_rows_of_a_prompt(loaded: LoadedModel) -> None:
+    runner = model_runner.ModelRunner(loaded, get_backend(torch.device("cpu")))
+    num_rows = min(model_runner.MAX_PROMPT_ROWS, loaded.config.max_model_len)
+    assert runner.profile(8, num_rows, 1) >= 3 * num_rows * loaded.config.vocab_size * 4
 
 
 def test_of_a_sequence_that_starts_anew_only_the_prompt_is_told(loaded: LoadedModel) -> None:
