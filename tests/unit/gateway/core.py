@@ -117,8 +117,8 @@ class Core:
         assert isinstance(await anext(reader), Accepted)
         return reader
 
-    async def resume(self, request_id: str, **fields: Any) -> Reader:
-        return await self.service.resume(ResumeRequest(request_id, **fields))
+    async def resume(self, request_id: str, *, replay: bool = False, **fields: Any) -> Reader:
+        return await self.service.resume(ResumeRequest(request_id, **fields), replay=replay)
 
     async def submission_of(self, request_id: str) -> Submission:
         """What another gateway has sent of a request."""

@@ -75,8 +75,11 @@ class Front:
         """Reads a whole stream."""
         return [message.event async for message in self.stream(request)]
 
-    def resume(self, request_id: str, **fields: Any) -> Any:
-        """Reads a request again. Iterate over the messages."""
+    def resume(self, request_id: str, places: dict[int, tuple[int, int]] | None = None, **fields: Any) -> Any:
+        """Reads a request again, behind (tokens, bytes) by index, or `positions`. Iterate over the messages."""
+        for index, (num_tokens, num_text_bytes) in (places or {}).items():
+            position = inference_pb2.Position(index=index, num_tokens=num_tokens, num_text_bytes=num_text_bytes)
+            fields.setdefault("positions", []).append(position)
         return self.stub.ResumeGenerate(inference_pb2.ResumeGenerateRequest(request_id=request_id, **fields))
 
     async def wait_until_unread(self) -> None:

@@ -9,18 +9,13 @@ from blockyard.errors import BlockyardError, Reason
 from gateway.attachment import Abort, AbortReason, Acceptance, Ending, Failure, Prefill, Recovery
 from gateway.request import Accepted, Delta, Finished, FinishReason, Recovered, StopOptions
 from gateway.validation import derive_seed
-from tests.unit.gateway.core import Core
 from tests.unit.gateway.harness import END_TOKEN, demo_tokenizer, ids_of
 
 if TYPE_CHECKING:
     from gateway.reader import Reader
+    from tests.unit.gateway.core import Core
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
-
-
-@pytest.fixture
-def core() -> Core:
-    return Core()
 
 
 async def waiting(generation: Reader) -> asyncio.Task[Any]:

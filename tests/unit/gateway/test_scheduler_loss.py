@@ -36,11 +36,6 @@ from tests.unit.gateway.harness import END_TOKEN, demo_tokenizer, ids_of
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 
-@pytest.fixture
-def core() -> Core:
-    return Core()
-
-
 def resumed(add: Add, *sequences: SequenceRecord, first: int = 50, **fields: Any) -> Resumed:
     """What a scheduler tells that has the request."""
     return Resumed(add.handle, replace(add.submission, remaining_seconds=None), first, sequences, **fields)

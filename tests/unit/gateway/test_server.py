@@ -157,7 +157,8 @@ async def test_at_its_limit_a_drain_closes_what_is_left(scheduler: FakeScheduler
         await wait_for_health(gateway.grpc_port, SERVING)
         async with channel_to(gateway.grpc_port) as channel:
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
-            call = stub.StreamGenerate(inference_pb2.StreamGenerateRequest(spec=spec(max_tokens=20)))
+            request = spec(max_tokens=20, request_id="mine")
+            call = stub.StreamGenerate(inference_pb2.StreamGenerateRequest(spec=request))
             await call.read()
             await gateway.drain()
             await gateway.stop()
@@ -165,6 +166,31 @@ async def test_at_its_limit_a_drain_closes_what_is_left(scheduler: FakeScheduler
                 await call.read()
     error = from_rpc_error(raised.value)
     assert error.reason is Reason.DRAINING and error.retry_after_seconds == 1.0
+    assert "resume it at another gateway" in error.message
+    # Which is possible: the scheduler was not told to end it.
+    await scheduler.wait_until(lambda: scheduler.num_gateways == 0)
+    assert scheduler.aborted == []
+    scheduler.go_on()
+    async with running(configuration(scheduler)) as other, channel_to(other.grpc_port) as channel:
+        await wait_for_health(other.grpc_port, SERVING)
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        events = [m.event async for m in stub.ResumeGenerate(inference_pb2.ResumeGenerateRequest(request_id="mine"))]
+        assert events[-1].finished.usage.num_completion_tokens == 20
+
+
+async def test_a_drain_does_not_wait_for_what_nobody_reads(scheduler: FakeScheduler) -> None:
+    scheduler.pause()
+    async with running(configuration(scheduler)) as gateway, channel_to(gateway.grpc_port) as channel:
+        await wait_for_health(gateway.grpc_port, SERVING)
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        request = spec(on_disconnect=inference_pb2.ON_DISCONNECT_KEEP)
+        call = stub.StreamGenerate(inference_pb2.StreamGenerateRequest(spec=request))
+        await call.read()
+        call.cancel()
+        async with asyncio.timeout(10):
+            await gateway.drain()
+        assert gateway.generation.num_requests == 1
+    assert scheduler.aborted == []
 
 
 @pytest.mark.parametrize(
