@@ -59,6 +59,7 @@ async def run_alone(client: AsyncClient, requests: Iterable[ChaosRequest]) -> li
 async def _run_alone(client: AsyncClient, request: ChaosRequest) -> Known:
     answer = Transcript()
     await read_answer(client, request, f"alone-{request.number}", answer)
+    _check_alone(request, answer)
     if not request.stops:
         return Known(request, answer)
     text = answer.sequences[0].text
@@ -66,7 +67,16 @@ async def _run_alone(client: AsyncClient, request: ChaosRequest) -> Known:
     stopping = replace(request, options={**request.options, "stop": stop}, stops=False)
     answer = Transcript()
     await read_answer(client, stopping, f"alone-{request.number}-stop", answer)
+    _check_alone(stopping, answer)
     return Known(stopping, answer)
+
+
+def _check_alone(request: ChaosRequest, answer: Transcript) -> None:
+    """The undisturbed answer is the truth, but not if something that was asked for is missing everywhere."""
+    assert len(answer.sequences) == request.options.get("n", 1)
+    for sequence in answer.sequences.values():
+        assert len(sequence.token_ids) > 0
+        assert len(sequence.logprobs) == (len(sequence.token_ids) if "logprobs" in request.options else 0)
 
 
 @contextmanager

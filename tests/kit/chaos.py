@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
-from blockyard import AsyncClient
+from blockyard import AsyncClient, RetryPolicy
 from tests.kit.answers import Known, noted_losses, run_alone
 from tests.kit.chaos_requests import make_requests
 from tests.kit.cluster import POLL_SECONDS, Cluster, ClusterError
@@ -41,6 +41,8 @@ POOLS = ("--dtype", "float32", "--num-device-blocks", "320", "--num-host-blocks"
 # Time for all streams to end once nothing strikes any more, and for everything to be idle after that.
 FINISH_SECONDS = 120.0
 IDLE_SECONDS = 60.0
+# For requests that nobody has accepted yet: both gateways may be away for a while, and the scheduler with them.
+RETRY = RetryPolicy(max_attempts=30)
 # Connections come and go; what leaks grows by one for each strike or stream.
 MAX_MORE_FILES = 24
 MAX_FAILURES = 10
@@ -83,6 +85,7 @@ class Report:
     longest_first_token_seconds: float = 0.0
     longest_gap_seconds: float = 0.0
     longest_gap_at: float = 0.0
+    longest_stall_seconds: float = 0.0
     failures: list[str] = field(default_factory=list[str])
 
     def add(self, transcript: Transcript) -> None:
@@ -108,6 +111,7 @@ class Report:
             f"recovered events: {self.num_recoveries}, replayed tokens: {self.num_replayed_tokens}",
             f"longest gap between tokens: {self.longest_gap_seconds:.2f} s, which ended at {self.longest_gap_at:.2f} s",
             f"longest wait for a first token: {self.longest_first_token_seconds:.2f} s",
+            f"longest stall of this process itself: {self.longest_stall_seconds:.2f} s",
             *(f"FAILED: {failure}" for failure in self.failures),
         ]
         return "\n".join(lines)
@@ -150,7 +154,7 @@ class ChaosRun:
         """Each begins with another gateway."""
         targets = self._cluster.targets
         turns = [number % len(targets) for number in range(self._plan.num_clients)]
-        return [AsyncClient(targets[turn:] + targets[:turn]) for turn in turns]
+        return [AsyncClient(targets[turn:] + targets[:turn], retry=RETRY) for turn in turns]
 
     # The run.
 
@@ -159,7 +163,9 @@ class ChaosRun:
             asyncio.create_task(self._run_streams(number, clients[number % len(clients)]))
             for number in range(self._plan.num_streams)
         ]
+        watching = asyncio.create_task(self._watch_own_loop())
         await self._strike_all()
+        watching.cancel()
         self._is_over = True
         self._tell("no strikes any more")
         _, pending = await asyncio.wait(streams, timeout=FINISH_SECONDS)
@@ -180,6 +186,14 @@ class ChaosRun:
             if wrong:
                 self._fail(wrong)
             count += 1
+
+    async def _watch_own_loop(self) -> None:
+        """Notes when this process, and with it the links, stood still: then gaps tell of the machine."""
+        while True:
+            begin = time.monotonic()
+            await asyncio.sleep(POLL_SECONDS)
+            stall_seconds = time.monotonic() - begin - POLL_SECONDS
+            self.report.longest_stall_seconds = max(self.report.longest_stall_seconds, stall_seconds)
 
     def _fail(self, told: str) -> None:
         self.report.failures.append(told)
