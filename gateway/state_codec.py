@@ -9,6 +9,9 @@ import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from google.protobuf.message import DecodeError
+
+from blockyard.errors import BlockyardError, Reason
 from blockyard.gateway.v1 import state_pb2
 from gateway import codec, scheduler_codec
 from gateway.request import GenerationRequest, SamplingOptions
@@ -36,8 +39,14 @@ def _digest(submission: Submission, state: state_pb2.RequestState) -> bytes:
 
 
 def request_of(submission: Submission) -> GenerationRequest:
-    """Makes the request again that a submission was made of: its prompt as ids, its defaults filled in."""
-    state = state_pb2.RequestState.FromString(submission.gateway_state)
+    """Makes the request again that a submission was made of: its prompt as ids, its defaults filled in.
+
+    Raises BlockyardError BUG for a state that no gateway writes.
+    """
+    try:
+        state = state_pb2.RequestState.FromString(submission.gateway_state)
+    except DecodeError:
+        raise BlockyardError(Reason.BUG, "what another gateway left of the request cannot be read") from None
     return replace(
         codec.decode_spec(state.spec),
         prompt=tuple(submission.prompt_token_ids),

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from blockyard.errors import BlockyardError, Reason
+from blockyard.telemetry import EventLogger
 from gateway.attachment import Abort, AbortReason, Add, Resume
 from gateway.timers import Timers
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from gateway.registry import Registry
     from gateway.routes import Routes
     from gateway.transcript import Transcript
+
+log = EventLogger(__name__)
 
 RETRY_SECONDS = 1.0
 SCHEDULER_LOST = "the scheduler was lost"
@@ -187,9 +190,11 @@ class Submissions:
         for question in self._questions.values():
             if not question.handle:
                 self._put(question)
-        for transcript in self._registry.retained:
-            if not transcript.handle:
-                self.send(transcript)
+        whole = [transcript for transcript in self._registry.retained if not transcript.handle]
+        for transcript in whole:
+            self.send(transcript)
+        if unsent or whole:
+            log.info("sent requests again", num_requests=len(unsent), num_answers=len(whole))
 
     # Down.
 
@@ -248,7 +253,11 @@ class Submissions:
         if known is not None:
             question.resolve(known)
             return None
-        transcript = question.make(resumed)
+        try:
+            transcript = question.make(resumed)
+        except BlockyardError as error:
+            question.resolve(error)
+            return None
         transcript.handle = resumed.handle
         self._by_handle[resumed.handle] = transcript
         self._owner.adopt(transcript)

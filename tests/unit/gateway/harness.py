@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
+import pytest
 
-from blockyard.errors import BlockyardError, Reason
+from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from blockyard.rpc import PUBLIC_MESSAGE_BYTES, bind, make_server
 from gateway.generation import GenerationService
@@ -53,6 +54,13 @@ async def rest_of(call: Any) -> list[inference_pb2.GenerationEvent]:
     while (message := await call.read()) is not grpc.aio.EOF:
         events.append(message.event)
     return events
+
+
+async def refused(call: Any) -> BlockyardError:
+    """The error that a call ends with."""
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await (call.read() if hasattr(call, "read") else call)
+    return from_rpc_error(raised.value)
 
 
 @dataclass

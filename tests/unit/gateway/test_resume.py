@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +10,12 @@ import grpc.aio
 import pytest
 
 from blockyard.common.v1 import sampling_pb2
-from blockyard.errors import BlockyardError, Reason, from_rpc_error
+from blockyard.errors import BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2
-from gateway.request import Delta, Finished
+from gateway.request import Finished
 from tests.kit.fake_scheduler import FakeScheduler, scripted
-from tests.unit.gateway.core import Core, passed
-from tests.unit.gateway.harness import END_TOKEN, Front, demo_tokenizer, ids_of, rest_of, serving, spec
+from tests.unit.gateway.core import Core
+from tests.unit.gateway.harness import END_TOKEN, Front, ids_of, refused, rest_of, serving, spec
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -25,18 +24,6 @@ Position = inference_pb2.Position
 GenerationEvent = inference_pb2.GenerationEvent
 KEEP = inference_pb2.ON_DISCONNECT_KEEP
 TENANT = (("x-blockyard-tenant", "acme"),)
-
-
-@pytest.fixture
-async def scheduler() -> AsyncIterator[FakeScheduler]:
-    async with FakeScheduler() as scheduler:
-        yield scheduler
-
-
-@pytest.fixture
-async def front(scheduler: FakeScheduler) -> AsyncIterator[Front]:
-    async with serving(scheduler) as front:
-        yield front
 
 
 @asynccontextmanager
@@ -85,10 +72,8 @@ def answer_of(events: list[GenerationEvent]) -> Any:
     return texts, token_ids, ends
 
 
-async def refused(call: Any) -> BlockyardError:
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await (call.read() if hasattr(call, "read") else call)
-    return from_rpc_error(raised.value)
+def answer_of_texts(events: list[GenerationEvent]) -> str:
+    return "".join(event.delta.text for event in events)
 
 
 def many(**fields: Any) -> inference_pb2.GenerationSpec:
@@ -310,76 +295,6 @@ async def test_who_was_first_to_start_it_again_is_joined(scheduler: FakeSchedule
     assert len(scheduler.live) == 0
 
 
-# Wrong positions.
-
-
-@pytest.mark.parametrize("is_other", [False, True], ids=["same gateway", "another gateway"])
-@pytest.mark.parametrize(
-    ("position", "field"),
-    [
-        ({"index": 1}, "positions[1].index"),
-        ({"num_tokens": 6}, "positions[0].num_tokens"),
-        ({"num_tokens": 5}, "positions[0].num_tokens"),
-        ({"num_tokens": 2, "num_text_bytes": 999}, "positions[0].num_text_bytes"),
-        ({"num_tokens": 2, "num_text_bytes": 2}, "positions[0].num_text_bytes"),
-        ({"num_tokens": 2, "token_ids": [1]}, "positions[0].token_ids"),
-    ],
-)
-async def test_positions_that_cannot_be_are_refused(
-    scheduler: FakeScheduler, front: Front, position: dict[str, Any], field: str, is_other: bool
-) -> None:
-    scheduler.script = scripted(*ids_of("wö"), END_TOKEN)
-    await front.generate(spec(request_id="mine", max_tokens=5))
-    async with reader_of(scheduler, front, is_other=is_other) as reader:
-        error = await refused(reader.resume("mine", positions=[Position(**position)]))
-    assert (error.reason, error.violations[0].field) == (Reason.FIELD_INVALID, field)
-
-
-async def test_a_position_ahead_of_a_running_answer_is_waited_for(scheduler: FakeScheduler, front: Front) -> None:
-    scheduler.pause()
-    scheduler.script = scripted(*ids_of("wörld there was"))
-    call = front.stream(spec(request_id="mine", max_tokens=5))
-    await call.read()
-    text = demo_tokenizer().decode(ids_of("wörld there was")[:3])
-    ahead = front.resume("mine", positions=[Position(num_tokens=3, num_text_bytes=len(text.encode()))])
-    beyond = front.resume("mine", positions=[Position(num_tokens=3, num_text_bytes=999)])
-    assert (await ahead.read()).event.HasField("accepted")
-    assert (await beyond.read()).event.HasField("accepted")
-    scheduler.go_on()
-    assert text + answer_of_texts(await rest_of(ahead)) == answer_of_texts(await rest_of(call))
-    error = await refused(beyond)
-    assert (error.reason, error.violations[0].field) == (Reason.FIELD_INVALID, "positions[0].num_text_bytes")
-
-
-def answer_of_texts(events: list[GenerationEvent]) -> str:
-    return "".join(event.delta.text for event in events)
-
-
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({"positions": [Position(), Position()]}, "positions[0].index"),
-        ({"spec": spec(request_id="other")}, "spec.request_id"),
-        ({"request_id": "a/b"}, "request_id"),
-        ({"request_id": ""}, "request_id"),
-        (
-            {
-                "spec": spec(max_tokens=5),
-                "positions": [Position(num_tokens=1, token_ids=[20], finished=True)],
-            },
-            "positions[0].finished",
-        ),
-        ({"spec": spec(max_tokens=5), "positions": [Position(index=1)]}, "positions[1].index"),
-        ({"spec": spec(sampling={"top_p": 2.0})}, "sampling.top_p"),
-    ],
-)
-async def test_messages_that_contradict_themselves_are_refused(
-    front: Front, fields: dict[str, Any], field: str
-) -> None:
-    error = await refused(front.resume(**{"request_id": "mine", **fields}))
-    assert (error.reason, error.violations[0].field) == (Reason.FIELD_INVALID, field)
-
-
 # Cancel, tenants, deadlines.
 
 
@@ -433,71 +348,3 @@ async def test_the_deadline_of_a_call_goes_with_it_unless_it_is_kept(scheduler: 
     assert 10 < scheduler.added[0].remaining_time.ToSeconds() <= 20
     await front.generate(spec())
     assert not scheduler.added[2].HasField("remaining_time")
-
-
-# Questions.
-
-
-async def test_a_name_is_asked_for_once_and_again_when_the_scheduler_is_lost() -> None:
-    core = Core()
-    first, second = (asyncio.ensure_future(core.resume("mine")) for _ in range(2))
-    await asyncio.sleep(0)
-    assert len(core.link.resumes) == 1
-    core.lost()
-    core.attached()
-    assert [resume.request_id for resume in core.link.resumes] == ["mine", "mine"]
-    add = await core.submission_of("mine")
-    core.told(resumed=[core.resumed(core.link.resumes[1].handle, add, (20,))], sequence_ids=[50], token_ids=[21])
-    readers = [await first, await second]
-    core.tokens(50, 22, end=core.LENGTH)
-    for reader in readers:
-        events = [event async for event in reader]
-        assert [event.num_tokens for event in events if isinstance(event, Delta)] == [3]
-        assert isinstance(events[-1], Finished)
-
-
-async def test_who_asks_may_leave() -> None:
-    core = Core(resume_window_seconds=0.05)
-    asking = asyncio.ensure_future(core.resume("mine"))
-    await asyncio.sleep(0)
-    asking.cancel()
-    await asyncio.wait([asking])
-    add = await core.submission_of("mine")
-    core.told(resumed=[core.resumed(core.link.resumes[0].handle, add, (20,))])
-    assert core.live.num_running == 1
-    await passed(0.1)
-    assert core.live.num_running == 0
-    assert [abort.request_id for abort in core.link.aborts] == ["mine"]
-
-
-async def test_a_question_without_a_scheduler_is_answered_in_time() -> None:
-    core = Core(max_scheduler_wait_seconds=0.05)
-    core.link.takes_requests, core.link.message = False, "nobody there"
-    with pytest.raises(BlockyardError, match="nobody there") as raised:
-        await core.resume("mine")
-    assert raised.value.reason is Reason.NO_READY_WORKER
-    core.attached()
-    assert core.link.sent == []
-
-
-async def test_what_comes_here_another_way_answers_a_question() -> None:
-    for answer in ("resumed", "failed"):
-        core = Core()
-        asking = asyncio.ensure_future(core.resume("mine"))
-        await asyncio.sleep(0)
-        reader = await core.start("mine")
-        handle = core.link.resumes[0].handle
-        if answer == "resumed":
-            core.told(resumed=[core.resumed(handle, core.link.adds[0].submission, (20,))])
-        else:
-            core.told(failed=[core.failure(handle, Reason.REQUEST_EXPIRED)])
-        assert (await asking).transcript is reader.transcript
-
-
-async def test_stopping_answers_questions() -> None:
-    core = Core()
-    asking = asyncio.ensure_future(core.resume("mine"))
-    await asyncio.sleep(0)
-    core.service.stop(BlockyardError(Reason.DRAINING, "bye"))
-    with pytest.raises(BlockyardError, match="bye"):
-        await asking

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -10,25 +9,10 @@ import pytest
 from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
-from tests.kit.fake_scheduler import FakeScheduler, scripted
-from tests.unit.gateway.harness import END_TOKEN, Front, demo_tokenizer, ids_of, rest_of, serving, spec
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+from tests.kit.fake_scheduler import scripted
+from tests.unit.gateway.harness import END_TOKEN, Front, demo_tokenizer, ids_of, refused, rest_of, spec
 
 STOP, LENGTH = sampling_pb2.FINISH_REASON_STOP, sampling_pb2.FINISH_REASON_LENGTH
-
-
-@pytest.fixture
-async def scheduler() -> AsyncIterator[FakeScheduler]:
-    async with FakeScheduler() as scheduler:
-        yield scheduler
-
-
-@pytest.fixture
-async def front(scheduler: FakeScheduler) -> AsyncIterator[Front]:
-    async with serving(scheduler) as front:
-        yield front
 
 
 def texts(events: list[inference_pb2.GenerationEvent], index: int = 0) -> str:
@@ -37,12 +21,6 @@ def texts(events: list[inference_pb2.GenerationEvent], index: int = 0) -> str:
 
 def finishes(events: list[inference_pb2.GenerationEvent]) -> dict[int, inference_pb2.Finished]:
     return {e.finished.index: e.finished for e in events if e.HasField("finished")}
-
-
-async def refused(call: object) -> BlockyardError:
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await call  # type: ignore[misc]
-    return from_rpc_error(raised.value)
 
 
 async def test_a_stream_is_accepted_deltas_and_finished(front: Front) -> None:
