@@ -30,12 +30,14 @@ FLAGS = [
     str(DEADLINE_SECONDS),
     "--debug-integrity",
 ]
-WORKER_FAULTS = (
-    "step.before_answer:kill@20",
-    "step.before_answer:hang@1",
-    "step.before_answer:error@9",
-    "step.after_answer:kill@33",
-    "step.after_answer:exit@2",
+FAULTS = (
+    ("worker-0", "step.before_answer:kill@20"),
+    ("worker-0", "step.before_answer:hang@1"),
+    ("worker-0", "step.before_answer:error@9"),
+    ("worker-0", "step.after_answer:exit@2"),
+    ("scheduler", "step.before_send:kill@30"),
+    ("scheduler", "step.after_send:kill@1"),
+    ("scheduler", "step.before_publish:kill@12"),
 )
 # In a request_id.
 UNNAMEABLE = str.maketrans("@", "-")
@@ -76,13 +78,13 @@ async def strike(cluster: Cluster, client: AsyncClient, known: list[Known], name
     assert told in cluster.log(name)
 
 
-async def test_a_worker_fails_before_or_after_it_answers(tmp_path: Path) -> None:
+async def test_a_fault_at_each_point_of_a_step_costs_a_pause(tmp_path: Path) -> None:
     async with Cluster(tiny_model("llama"), tmp_path, num_workers=1, num_gateways=1, scheduler_flags=FLAGS) as cluster:
         await cluster.wait_until_ready()
         async with AsyncClient(cluster.targets) as client:
             known = await run_alone(client, make_requests(1, 8))
-            for fault in WORKER_FAULTS:
-                await strike(cluster, client, known, "worker-0", fault)
+            for name, fault in FAULTS:
+                await strike(cluster, client, known, name, fault)
 
 
 async def test_a_partition_before_a_worker_heals_and_gives_no_token_twice(tmp_path: Path) -> None:
