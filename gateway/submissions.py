@@ -168,8 +168,8 @@ class Submissions:
         finally:
             question.num_callers -= 1
             # One that was put is answered, whoever still wants to know: the scheduler takes this gateway for a reader.
-            if not (question.num_callers or question.handle):
-                self._questions.pop(wire_id, None)
+            if not (question.num_callers or question.handle) and self._questions.get(wire_id) is question:
+                del self._questions[wire_id]
         if isinstance(answer, BlockyardError):
             raise answer
         return answer
