@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TextIO
@@ -80,9 +81,8 @@ class FaultProxy:
         return task
 
     async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
         while True:
-            client, _ = await loop.sock_accept(listener)
+            client = await _accept_one(listener)
             if self._refuses:
                 self.stats.num_refused += 1
                 client.close()
@@ -92,8 +92,13 @@ class FaultProxy:
             connection = Connection(number, client, self.rule_of(number), self._whole, self.stats)
             self.connections.add(connection)
             self._spawn(connection.run(self.target)).add_done_callback(
-                lambda _, connection=connection: self.connections.discard(connection)
+                lambda _, connection=connection: self._forget(connection)
             )
+
+    def _forget(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        # Its task may have been cancelled before it began, or while it ended.
+        connection.close()
 
     def freeze(self) -> None:
         """Freezes every open connection; new ones go through."""
@@ -119,6 +124,18 @@ class FaultProxy:
         """Lets everything through again, what was held back too: a network that is whole again sends it anew."""
         self._refuses = False
         self._whole.set()
+
+
+async def _accept_one(listener: socket.socket) -> socket.socket:
+    """The next connection; one that comes in the moment of a cancellation is closed, not lost."""
+    accepting = asyncio.ensure_future(asyncio.get_running_loop().sock_accept(listener))
+    try:
+        return (await asyncio.shield(accepting))[0]
+    except asyncio.CancelledError:
+        accepting.cancel()
+        with suppress(asyncio.CancelledError):
+            (await accepting)[0].close()
+        raise
 
 
 class Console:

@@ -125,6 +125,11 @@ class Connection:
                 elif end.family != socket.AF_UNIX:
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
+    def close(self) -> None:
+        """Closes both sockets, whether it has run or not."""
+        for end in self._sockets:
+            end.close()
+
     async def run(self, target: str) -> None:
         """Connects to the target and moves bytes until both ways are at their end, or it is ended."""
         moving = asyncio.create_task(self._move_all(target))
@@ -135,8 +140,7 @@ class Connection:
             moving.cancel()
             ended.cancel()
             await asyncio.wait({moving, ended})
-            for end in self._sockets:
-                end.close()
+            self.close()
         if not moving.cancelled():
             moving.result()
 
