@@ -83,6 +83,8 @@ class SequenceAnswer:
                 rules.stop.stop_strings, include_in_output=rules.stop.include_stop_in_output
             )
         self._min_tokens = rules.stop.min_tokens or 0
+        # What came last of the text, and where it begins: all that a reader who keeps up asks for.
+        self._piece, self._piece_start = "", 0
         # Tokens, and their log probabilities, that will come though they are here already.
         self._num_repeats = 0
         self._num_repeated_logprobs = 0
@@ -132,8 +134,9 @@ class SequenceAnswer:
 
     def delta_after(self, num_tokens: int, num_text_bytes: int, until: Place | None = None) -> Delta | None:
         """Returns what comes after a place, up to another or as far as it is text; None if that is nothing."""
-        end_tokens, end_bytes = until or (self.num_tokens, len(self.text))
-        rules = self._rules
+        rules, end_tokens, end_bytes = self._rules, self.num_tokens, len(self.text)
+        if until is not None:
+            end_tokens, end_bytes = until
         has_tokens = end_tokens > num_tokens and (rules.return_token_ids or rules.logprobs is not None)
         if end_bytes <= num_text_bytes and not has_tokens:
             return None
@@ -141,7 +144,10 @@ class SequenceAnswer:
         logprobs = ()
         if rules.logprobs is not None:
             logprobs = tuple(map(rules.logprobs.tell, self.logprobs[num_tokens:end_tokens]))
-        text = self.text[num_text_bytes:end_bytes].decode()
+        if num_text_bytes == self._piece_start and until is None:
+            text = self._piece
+        else:
+            text = self.text[num_text_bytes:end_bytes].decode()
         return Delta(self.index, text, token_ids, end_tokens, end_bytes, logprobs)
 
     def _advance_to(self, end: int) -> None:
@@ -168,7 +174,9 @@ class SequenceAnswer:
             self._release(found)
 
     def _release(self, text: str) -> None:
-        self.text += text.encode()
+        if text:
+            self._piece, self._piece_start = text, len(self.text)
+            self.text += text.encode()
 
     def _end(self, ended: Ended) -> None:
         self.ended = ended

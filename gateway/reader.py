@@ -36,35 +36,33 @@ class Owner(Protocol):
 class _Cursor:
     """How far an answer has been told. `pause` is a place at which a delta has to end."""
 
-    __slots__ = ("answer", "num_text_bytes", "num_tokens", "pause", "unchecked")
+    __slots__ = ("answer", "is_done", "num_text_bytes", "num_tokens", "pause", "unchecked")
 
     def __init__(self, answer: SequenceAnswer, position: Position, *, replay: bool) -> None:
         place = Place(position.num_tokens, position.num_text_bytes)
         self.answer = answer
+        self.is_done = False
         self.num_tokens, self.num_text_bytes = (0, 0) if replay else place
         self.unchecked = place if place > (0, 0) else None
         self.pause = self.unchecked if replay else None
 
-    def take(self) -> list[Delta]:
-        """What is new: one delta, or none; two around the pause."""
-        deltas: list[Delta] = []
-        if self.pause is not None:
-            self._take(deltas, self.pause)
-            self.pause = None
-        self._take(deltas)
-        return deltas
-
-    def _take(self, deltas: list[Delta], until: Place | None = None) -> None:
+    def take(self, until: Place) -> list[Delta]:
+        """What comes before a place: a delta or none."""
         delta = self.answer.delta_after(self.num_tokens, self.num_text_bytes, until)
-        if delta is not None:
-            self.num_tokens, self.num_text_bytes = delta.num_tokens, delta.num_text_bytes
-            deltas.append(delta)
+        self.num_tokens, self.num_text_bytes = until
+        return [] if delta is None else [delta]
 
     def check(self) -> bool:
-        """Whether the answer has come to the position where reading begins; raises FIELD_INVALID if it is none."""
+        """Whether the answer has come to where reading begins, until it has; raises FIELD_INVALID if it never will."""
+        is_there = self.look()
+        if is_there:
+            self.unchecked = None
+        return is_there
+
+    def look(self) -> bool:
+        """The same, any number of times."""
         place, answer = self.unchecked, self.answer
-        if place is None:
-            return True
+        assert place is not None
         is_behind = answer.num_tokens < place.num_tokens or len(answer.text) < place.num_text_bytes
         # The end brings text without a token, but nothing else does.
         if is_behind and answer.ended is None and answer.num_tokens <= place.num_tokens:
@@ -75,7 +73,6 @@ class _Cursor:
             raise _wrong(answer, "num_text_bytes", f"is {place.num_text_bytes}, which is more than these tokens have")
         if answer.text[place.num_text_bytes : place.num_text_bytes + 1].startswith(_CONTINUATIONS):
             raise _wrong(answer, "num_text_bytes", f"is {place.num_text_bytes}, which is within a character")
-        self.unchecked = None
         return True
 
 
@@ -133,9 +130,11 @@ class Reader:
     def check(self) -> None:
         """Raises BlockyardError FIELD_INVALID for positions that are known to be none."""
         for cursor in self._untold:
+            if cursor.unchecked is None:
+                continue
             if cursor.answer.advance():
                 self._owner.stopped(self.transcript, cursor.answer)
-            cursor.check()
+            cursor.look()
 
     def __aiter__(self) -> Reader:
         """Is its own iterator."""
@@ -166,16 +165,22 @@ class Reader:
     def _collect(self) -> None:
         if (not self._has_begun or self._prompt is not None) and not self._begin():
             return
-        for cursor in tuple(self._untold):
+        has_ended = False
+        for cursor in self._untold:
             answer = cursor.answer
             if answer.advance():
                 self._owner.stopped(self.transcript, answer)
             if cursor.unchecked is not None and not self._reaches(cursor):
                 continue
-            self._events.extend(cursor.take())
+            delta = answer.delta_after(cursor.num_tokens, cursor.num_text_bytes)
+            if delta is not None:
+                cursor.num_tokens, cursor.num_text_bytes = delta.num_tokens, delta.num_text_bytes
+                self._events.append(delta)
             if answer.ended is not None:
-                self._untold.remove(cursor)
+                cursor.is_done = has_ended = True
                 self._events.append(self.transcript.finished(answer))
+        if has_ended:
+            self._untold = [cursor for cursor in self._untold if not cursor.is_done]
 
     def _begin(self) -> bool:
         """Tells what goes before all deltas, at each call one thing; returns whether these may come."""
@@ -190,11 +195,15 @@ class Reader:
         return self._prompt is None
 
     def _reaches(self, cursor: _Cursor) -> bool:
+        """Whether the answer has come to where its reader is; what it has already is told first, in a replay."""
         try:
-            return cursor.check()
+            is_there = cursor.check()
         except BlockyardError as error:
             self._error = self._error or error
             return False
+        if is_there and cursor.pause is not None:
+            self._events.extend(cursor.take(cursor.pause))
+        return is_there
 
     def recover(self, event: Recovered) -> None:
         """Takes note of a failure that was outlived, behind what came before it."""

@@ -57,7 +57,8 @@ class Routes:
             transcript, answer = route
             if answer.push(token_id):
                 self._on_stop(transcript, answer)
-            transcript.wake()
+            for reader in transcript.readers:
+                reader.wake()
         for sequence_id, reason, score in progress.ended:
             route = routes.get(sequence_id)
             if route is None:
