@@ -255,7 +255,8 @@ likeliest tokens are told beside each, 0 to 20; with `echo`, those of the prompt
 Messages have the roles `system`, `developer` (which the chat template gets as `system`), `user` and `assistant`, and a
 text, whole or in parts. The model's chat template makes a prompt of them; `chat_template_kwargs` are its variables.
 Without `max_tokens` or `max_completion_tokens` an answer may be as long as the model allows. The `bytes` of the tokens
-in `logprobs` together are the text, but for what a stop cuts off; they are null for a special token, which is not in it.
+in `logprobs` together are the text, but for what a stop cuts off; they are null for a special token, which is not in
+it.
 
 ## Beyond OpenAI
 
