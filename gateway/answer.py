@@ -19,7 +19,8 @@ from gateway.stop_strings import Match, StopStringMatcher
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gateway.attachment import Candidates, SequenceRecord
+    from blockyard.logprob_columns import Candidates
+    from gateway.attachment import SequenceRecord
     from gateway.detokenizer import Detokenizer
     from gateway.request import StopOptions
     from gateway.token_texts import TokenTexts

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from blockyard.errors import BlockyardError
+    from blockyard.logprob_columns import Candidates
     from gateway.request import BeamOptions, FinishReason, SamplingOptions
 
 
@@ -142,17 +143,6 @@ class Ending(NamedTuple):
     sequence_id: int
     reason: FinishReason
     score: float | None = None
-
-
-class Candidates(NamedTuple):
-    """What is told of one token: itself first, then the likeliest ones in its place, best first. Columns of one length.
-
-    `ranks` may be empty; 1 is the likeliest.
-    """
-
-    token_ids: Sequence[int]
-    logprobs: Sequence[float]
-    ranks: Sequence[int]
 
 
 class PromptPiece(NamedTuple):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from gateway.request import PromptLogprobs, TokenLogprobs
 
 if TYPE_CHECKING:
-    from gateway.attachment import Candidates, PromptPiece
+    from blockyard.logprob_columns import Candidates
+    from gateway.attachment import PromptPiece
     from gateway.token_texts import TokenTexts
 
 

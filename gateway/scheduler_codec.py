@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from array import array
 from typing import TYPE_CHECKING, Literal
@@ -11,12 +10,12 @@ from google.protobuf import duration_pb2
 
 from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import from_status
+from blockyard.logprob_columns import join_logprobs, split_logprobs
 from blockyard.scheduler.v1 import scheduler_pb2
 from gateway.attachment import (
     Abort,
     AbortReason,
     Acceptance,
-    Candidates,
     Ending,
     Failure,
     ModelFacts,
@@ -110,7 +109,7 @@ def _encode_record(record: SequenceRecord) -> scheduler_pb2.SequenceTranscript:
     return scheduler_pb2.SequenceTranscript(
         token_ids=record.token_ids,
         finish_reason=REASON_NUMBERS[record.reason] if record.reason else sampling_pb2.FINISH_REASON_UNSPECIFIED,
-        logprobs=encode_logprobs(record.logprobs) if record.logprobs else None,
+        logprobs=join_logprobs(record.logprobs) if record.logprobs else None,
         score=record.score,
     )
 
@@ -119,7 +118,7 @@ def _decode_record(message: scheduler_pb2.SequenceTranscript) -> SequenceRecord:
     return SequenceRecord(
         token_ids=message.token_ids[:],
         reason=decode_reason(message.finish_reason) if message.finish_reason else None,
-        logprobs=decode_logprobs(message.logprobs),
+        logprobs=split_logprobs(message.logprobs),
         score=message.score if message.HasField("score") else None,
     )
 
@@ -154,33 +153,10 @@ def _decode_duration(
     return getattr(message, field).ToNanoseconds() / 1e9 if message.HasField(field) else None
 
 
-def encode_logprobs(entries: Iterable[Candidates]) -> sampling_pb2.Logprobs:
-    """Writes what is told of some tokens, as columns."""
-    told = list(entries)
-    return sampling_pb2.Logprobs(
-        num_candidates=[len(entry.token_ids) for entry in told],
-        token_ids=itertools.chain.from_iterable(entry.token_ids for entry in told),
-        logprobs=itertools.chain.from_iterable(entry.logprobs for entry in told),
-        ranks=itertools.chain.from_iterable(entry.ranks for entry in told),
-    )
-
-
-def decode_logprobs(message: sampling_pb2.Logprobs) -> list[Candidates]:
-    """Reads what is told of some tokens, an entry for each."""
-    token_ids, logprobs, ranks = message.token_ids[:], message.logprobs[:], message.ranks[:]
-    entries: list[Candidates] = []
-    start = 0
-    for count in message.num_candidates:
-        end = start + count
-        entries.append(Candidates(token_ids[start:end], logprobs[start:end], ranks[start:end]))
-        start = end
-    return entries
-
-
 def decode_prompt_logprobs(messages: Iterable[sampling_pb2.PromptLogprobs]) -> list[PromptPiece]:
     """Reads log probabilities of pieces of prompts."""
     return [
-        PromptPiece(message.sequence_id, message.first_position, decode_logprobs(message.logprobs))
+        PromptPiece(message.sequence_id, message.first_position, split_logprobs(message.logprobs))
         for message in messages
     ]
 
@@ -212,7 +188,7 @@ def decode_progress(message: scheduler_pb2.AttachResponse) -> Progress:
         readiness=(
             Readiness(message.readiness.ready, message.readiness.message) if message.HasField("readiness") else None
         ),
-        logprobs=list(zip(message.logprob_sequence_ids, decode_logprobs(message.logprobs), strict=True)),
+        logprobs=list(zip(message.logprob_sequence_ids, split_logprobs(message.logprobs), strict=True)),
         prompt_logprobs=decode_prompt_logprobs(message.prompt_logprobs),
         resumed=list(map(_decode_resumed, message.resumed)),
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gateway.request import TokenLogprob, TokenLogprobs
 
 if TYPE_CHECKING:
-    from gateway.attachment import Candidates
+    from blockyard.logprob_columns import Candidates
     from gateway.detokenizer import DetokenizerFactory
 
 

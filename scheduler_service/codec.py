@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.common.v1 import sampling_pb2, status_pb2
 from blockyard.errors import from_status
+from blockyard.logprob_columns import split_logprobs, split_prompt_logprobs
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.core.output import FinishReason, StepResult
 from scheduler_service.facts import (
@@ -21,7 +22,6 @@ from scheduler_service.facts import (
     WorkerInfo,
     WorkerState,
 )
-from scheduler_service.logprob_columns import split_logprobs, split_prompt_logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import BlockyardError, Violation, invalid, to_status
+from blockyard.logprob_columns import encode_prompt_logprobs, join_logprobs, split_logprobs
 from blockyard.scheduler.v1 import scheduler_pb2
 from scheduler_service.core.output import BeamSpec, EarlyStopping, FinishReason, GroupSpec, OwnerUpdate
-from scheduler_service.logprob_columns import encode_prompt_logprobs, join_logprobs, split_logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import BlockyardError, Reason, to_status
 from blockyard.inference.v1 import inference_pb2
+from blockyard.logprob_columns import Candidates, join_logprobs, split_logprobs
 from blockyard.scheduler.v1 import scheduler_pb2
 from gateway import codec, scheduler_codec
-from gateway.attachment import Abort, AbortReason, Candidates, ModelFacts, Readiness, Submission
+from gateway.attachment import Abort, AbortReason, ModelFacts, Readiness, Submission
 from gateway.request import (
     Accepted,
     BeamOptions,
@@ -326,14 +327,14 @@ COLUMNS = sampling_pb2.Logprobs(
 
 
 def test_log_probabilities_are_read_and_written_as_columns() -> None:
-    assert scheduler_codec.decode_logprobs(COLUMNS) == ENTRIES
-    assert scheduler_codec.encode_logprobs(ENTRIES) == COLUMNS
-    assert scheduler_codec.encode_logprobs([]) == sampling_pb2.Logprobs()
+    assert split_logprobs(COLUMNS) == ENTRIES
+    assert join_logprobs(ENTRIES) == COLUMNS
+    assert join_logprobs([]) == sampling_pb2.Logprobs()
 
 
 def test_log_probabilities_without_ranks_are_read() -> None:
     message = sampling_pb2.Logprobs(num_candidates=[1, 1], token_ids=[4, 6], logprobs=[-2.0, -1.5])
-    assert scheduler_codec.decode_logprobs(message) == [Candidates([4], [-2.0], []), Candidates([6], [-1.5], [])]
+    assert split_logprobs(message) == [Candidates([4], [-2.0], []), Candidates([6], [-1.5], [])]
 
 
 def test_progress_tells_the_log_probabilities_of_those_that_have_them() -> None:

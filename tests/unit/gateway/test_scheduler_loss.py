@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from blockyard.errors import BlockyardError, Reason
+from blockyard.logprob_columns import Candidates
 from gateway.attachment import (
     Abort,
     AbortReason,
     Acceptance,
     Add,
-    Candidates,
     Failure,
     Prefill,
     Resumed,

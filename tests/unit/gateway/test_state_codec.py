@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from blockyard.logprob_columns import Candidates
 from blockyard.scheduler.v1 import scheduler_pb2
 from gateway import scheduler_codec, state_codec
-from gateway.attachment import Add, Candidates, Resubmission, Resume, SequenceRecord, Submission
+from gateway.attachment import Add, Resubmission, Resume, SequenceRecord, Submission
 from gateway.request import (
     BeamOptions,
     FinishReason,

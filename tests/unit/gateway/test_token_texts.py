@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.attachment import Candidates
+from blockyard.logprob_columns import Candidates
 from gateway.request import TokenLogprob, TokenLogprobs
 from tests.unit.gateway.harness import END_OF_TURN, demo_tokenizer
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from blockyard.common.v1 import sampling_pb2, status_pb2
 from blockyard.errors import BlockyardError, Reason, from_status, to_status
+from blockyard.logprob_columns import Candidates, join_logprobs
 from blockyard.scheduler.v1 import scheduler_pb2
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service import codec, gateway_codec
@@ -27,7 +28,6 @@ from scheduler_service.core.output import (
 )
 from scheduler_service.core.sequence import Group
 from scheduler_service.facts import CachePlan, LoadedModel, LoadProgress, ModelFacts, Readiness, WorkerState
-from scheduler_service.logprob_columns import Candidates, join_logprobs
 from tests.kit.worker_codec import decode_step, encode_result
 
 ids = st.integers(0, 2**32 - 1)

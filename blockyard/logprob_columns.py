@@ -1,24 +1,28 @@
 """Columns of log probabilities, cut into one piece for each token and joined again. Nobody here reads the numbers.
 
-The core keeps each token's piece beside it; a worker's answer and a gateway's message hold many in one.
+Gateway and scheduler keep each token's piece beside it; the messages between them, and a worker's answer, hold many.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
 from blockyard.common.v1 import sampling_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 
 class Candidates(NamedTuple):
-    """What is told with one token: itself first, then the best ones."""
+    """What is told of one token: itself first, then the likeliest ones in its place, best first. Columns of one length.
 
-    token_ids: list[int]
-    logprobs: list[float]
-    ranks: list[int]
+    `ranks` may be empty; 1 is the likeliest.
+    """
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    ranks: Sequence[int]
 
 
 class PromptPiece(NamedTuple):
@@ -42,13 +46,13 @@ def split_logprobs(message: sampling_pb2.Logprobs) -> list[Candidates]:
 
 def join_logprobs(entries: Iterable[Candidates]) -> sampling_pb2.Logprobs:
     """The columns of such entries."""
-    message = sampling_pb2.Logprobs()
-    for token_ids, logprobs, ranks in entries:
-        message.num_candidates.append(len(token_ids))
-        message.token_ids.extend(token_ids)
-        message.logprobs.extend(logprobs)
-        message.ranks.extend(ranks)
-    return message
+    told = list(entries)
+    return sampling_pb2.Logprobs(
+        num_candidates=[len(entry.token_ids) for entry in told],
+        token_ids=itertools.chain.from_iterable(entry.token_ids for entry in told),
+        logprobs=itertools.chain.from_iterable(entry.logprobs for entry in told),
+        ranks=itertools.chain.from_iterable(entry.ranks for entry in told),
+    )
 
 
 def split_prompt_logprobs(message: sampling_pb2.PromptLogprobs) -> PromptPiece:
