@@ -8,8 +8,8 @@ OUT="${1:-.}"
 PATH="$(dirname "$PYTHON"):$PATH" "$PYTHON" -m grpc_tools.protoc -I protos \
     --python_out="$OUT" --mypy_out=quiet:"$OUT" --grpc_python_out="$OUT" --mypy_grpc_out=quiet:"$OUT" \
     $(find protos/blockyard -name '*.proto' | sort)
-for package in common inference scheduler worker admin gateway; do
-    for folder in "$OUT/blockyard/$package" "$OUT/blockyard/$package/v1"; do
-        [ -f "$folder/__init__.py" ] || : > "$folder/__init__.py"
+for folder in $(cd protos && find blockyard -name '*.proto' -exec dirname {} \; | sort -u); do
+    for package in "$OUT/$(dirname "$folder")" "$OUT/$folder"; do
+        [ -f "$package/__init__.py" ] || : > "$package/__init__.py"
     done
 done
