@@ -5,20 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import grpc
-import grpc.aio
-from google.protobuf.message import DecodeError
-
-from blockyard.errors import Violation, invalid
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from gateway import codec
-from gateway.naming import TENANT_KEY, check_tenant
+from gateway.handlers import add_service, tenant_of
 from gateway.request import Accepted, Delta, Finished, OnDisconnect, PromptLogprobs
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from google.protobuf.message import Message
+    import grpc.aio
 
     from gateway.generation import GenerationService
     from gateway.reader import Reader
@@ -33,7 +26,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._generation = generation
 
     async def _start(self, spec: inference_pb2.GenerationSpec, context: Any) -> Reader:
-        request = replace(codec.decode_spec(spec), tenant=_tenant_of(context))
+        request = replace(codec.decode_spec(spec), tenant=tenant_of(context))
         if request.on_disconnect is OnDisconnect.ABORT:
             request = replace(request, remaining_seconds=context.time_remaining())
         return _watched(await self._generation.start(request), context)
@@ -71,7 +64,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.ResumeGenerateRequest, context: Any
     ) -> None:
         """Reads a request again, from positions on."""
-        resume = replace(codec.decode_resume(request), tenant=_tenant_of(context))
+        resume = replace(codec.decode_resume(request), tenant=tenant_of(context))
         if resume.request is not None:
             resume = replace(resume, request=replace(resume.request, tenant=resume.tenant))
         reader = _watched(await self._generation.resume(resume), context)
@@ -81,7 +74,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.CancelGenerateRequest, context: Any
     ) -> inference_pb2.CancelGenerateResponse:
         """Cancels requests."""
-        cancelled = await self._generation.cancel(request.request_ids, tenant=_tenant_of(context))
+        cancelled = await self._generation.cancel(request.request_ids, tenant=tenant_of(context))
         return inference_pb2.CancelGenerateResponse(cancelled_request_ids=cancelled)
 
     async def Tokenize(  # type: ignore[override]
@@ -108,11 +101,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return inference_pb2.ListModelsResponse(models=map(codec.encode_model, self._generation.models()))
 
 
-def _tenant_of(context: Any) -> str:
-    metadata: dict[str, Any] = dict(context.invocation_metadata() or ())
-    return check_tenant(metadata.get(TENANT_KEY))
-
-
 def _watched(reader: Reader, context: Any) -> Reader:
     """Closes a reader at once when the client is gone, whatever the handler is doing."""
     context.add_done_callback(lambda _: reader.close())
@@ -135,36 +123,5 @@ async def _write(
 
 
 def add_inference_service(server: grpc.aio.Server, servicer: InferenceServicer) -> None:
-    """Registers the service so that a request which is no message (a string that is not UTF-8) is FIELD_INVALID.
-
-    What grpc itself answers to that is INTERNAL, as if the fault were the server's.
-    """
-    handlers = {method.name: _handler(method, servicer) for method in SERVICE.methods}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE.full_name, handlers),))
-
-
-def _handler(method: Any, servicer: InferenceServicer) -> grpc.RpcMethodHandler[Any, Any]:
-    request_type: type[Message] = getattr(inference_pb2, method.input_type.name)
-    response_type: type[Message] = getattr(inference_pb2, method.output_type.name)
-    answer = getattr(servicer, method.name)
-    make = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
-    return make(_readable(answer), _reader(request_type), response_type.SerializeToString)
-
-
-def _reader(request_type: type[Message]) -> Callable[[bytes], Message | DecodeError]:
-    def read(content: bytes) -> Message | DecodeError:
-        try:
-            return request_type.FromString(content)
-        except DecodeError as error:
-            return error
-
-    return read
-
-
-def _readable(answer: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
-    async def answer_if_readable(request: Any, context: Any) -> Any:
-        if isinstance(request, DecodeError):
-            raise invalid([Violation("", "the request cannot be read: is every string UTF-8?")])
-        return await answer(request, context)
-
-    return answer_if_readable
+    """Registers the service."""
+    add_service(server, SERVICE, servicer)
