@@ -1,134 +1,112 @@
-"""The manifests: valid by Kubernetes' own schema, within the policy, and true to the services' settings."""
+"""The manifests keep to every rule: as files, and as kubectl renders base, overlays and components."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+import itertools
+from typing import TYPE_CHECKING
 
-import kubernetes_validate
 import pytest
-import yaml
 
-from blockyard.settings import make_parser, resolve
-from tests.unit.deploy.services import CONFIGURATIONS, option_of
+from blockyard.healthcheck import check
+from blockyard.rpc import HealthServer
+from blockyard.settings import settings_of
+from tests.unit.deploy import manifests
+from tests.unit.deploy.manifests import COMPONENTS, HAS_KUBECTL, K8S, OVERLAYS, Manifests
+from tests.unit.deploy.policies import AWAITED, IMAGES, RULES, lets_the_protocol_through
+from tests.unit.deploy.reachability import ADDED
+from tests.unit.deploy.services import CONFIGURATIONS
 
-BASE = Path(__file__).parents[3] / "k8s" / "base"
-FILES = sorted(file for file in BASE.glob("*.yaml") if file.name != "kustomization.yaml")
-RESOURCES: list[dict[str, Any]] = [item for file in FILES for item in yaml.safe_load_all(file.read_text())]
-WORKLOADS = {item["metadata"]["name"]: item for item in RESOURCES if item["kind"] in ("Deployment", "StatefulSet")}
-SERVICES = {item["metadata"]["name"]: item for item in RESOURCES if item["kind"] == "Service"}
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.deploy.policies import Rule
+
+BASE = manifests.base()
+# Of the whole, only this needs a program that is not installed with the rest.
+needs_kubectl = [] if HAS_KUBECTL else [pytest.mark.e2e]
+FOLDERS = [
+    K8S / "base",
+    *(K8S / "overlays" / name for name in OVERLAYS),
+    *(K8S / "components" / name for name in COMPONENTS),
+]
+SETS = [
+    pytest.param((overlay, components), marks=needs_kubectl, id="+".join((overlay, *components)))
+    for overlay in OVERLAYS
+    for components in (
+        (),
+        *((name,) for name in COMPONENTS),
+        ("model-volume", "monitoring", "queue-scaling"),
+        ("model-from-hub", "monitoring", "queue-scaling"),
+    )
+]
 
 
-def pod(name: str) -> dict[str, Any]:
-    return WORKLOADS[name]["spec"]["template"]["spec"]
+@pytest.fixture(scope="module", params=SETS)
+def rendered(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifests, set[str]]:
+    overlay, components = request.param
+    return manifests.render_with(overlay, components, tmp_path_factory.mktemp("k8s")), set(components)
 
 
-def container(name: str) -> dict[str, Any]:
-    (only,) = pod(name)["containers"]
-    return only
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_base_keeps_to(rule: Rule) -> None:
+    assert not list(rule(BASE))
 
 
-def port_of(name: str, port_name: str) -> int:
-    return next(port["containerPort"] for port in container(name)["ports"] if port["name"] == port_name)
+def test_the_base_lets_the_protocol_through_and_nothing_else() -> None:
+    assert not list(lets_the_protocol_through(BASE))
 
 
-@pytest.mark.parametrize("resource", RESOURCES, ids=lambda item: f"{item['kind']}-{item['metadata']['name']}")
-def test_is_valid_strictly(resource: dict[str, Any]) -> None:
-    kubernetes_validate.validate(resource, kubernetes_validate.latest_version(), strict=True)
-
-
-def test_the_kustomization_names_every_file() -> None:
-    kustomization = yaml.safe_load((BASE / "kustomization.yaml").read_text())
-    assert sorted(kustomization["resources"]) == [file.name for file in FILES]
-    images = {image["name"] for image in kustomization["images"]}
-    assert images == {container(name)["image"] for name in WORKLOADS}
+def test_what_is_rendered_keeps_to_every_rule(rendered: tuple[Manifests, set[str]]) -> None:
+    resources, components = rendered
+    assert {rule.__name__: told for rule in RULES if (told := list(rule(resources)))} == {}
+    added = set[tuple[str, str, str]]().union(*(ADDED.get(name, set()) for name in components))
+    assert not list(lets_the_protocol_through(resources, added))
 
 
 def test_there_are_three_services() -> None:
-    assert set(WORKLOADS) == set(SERVICES) == {"blockyard-gateway", "blockyard-scheduler", "blockyard-worker"}
+    assert set(BASE.workloads) == set(CONFIGURATIONS) == set(IMAGES)
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_runs_with_as_little_as_it_needs(name: str) -> None:
-    spec, security = pod(name), container(name)["securityContext"]
-    assert spec["securityContext"]["runAsNonRoot"]
-    assert spec["securityContext"]["runAsUser"] == 65532
-    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert not spec["automountServiceAccountToken"]
-    assert not spec["enableServiceLinks"]
-    assert not security["allowPrivilegeEscalation"]
-    assert security["readOnlyRootFilesystem"]
-    assert security["capabilities"] == {"drop": ["ALL"]}
-    assert "hostNetwork" not in spec
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_a_kustomization_names_every_file(folder: Path) -> None:
+    told = manifests.kustomization(folder)
+    named = [*told.get("resources", []), *(item["path"] for item in told.get("patches", []) if "path" in item)]
+    files = {file.name for file in folder.glob("*.yaml")} - {"kustomization.yaml"}
+    assert {name for name in named if not name.startswith("..")} == files
+    assert all((folder / name).exists() for name in named)
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_asks_for_resources(name: str) -> None:
-    resources = container(name)["resources"]
-    assert set(resources["requests"]) == {"cpu", "memory"}
-    # A limit of processor time would stop a step in its middle.
-    assert set(resources["limits"]) == {"memory"}
+@pytest.mark.parametrize("folder", FOLDERS[1:], ids=lambda folder: folder.name)
+def test_a_patch_changes_something_that_exists(folder: Path) -> None:
+    known = {(item["kind"], item["metadata"]["name"]) for item in BASE.resources}
+    for patch in manifests.kustomization(folder).get("patches", []):
+        targets = (
+            manifests.read_yaml(folder / patch["path"]) if "path" in patch else [{"metadata": {}, **patch["target"]}]
+        )
+        for target in targets:
+            assert (target["kind"], target["metadata"].get("name") or target["name"]) in known
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_is_probed_on_its_health_port(name: str) -> None:
-    health_port = port_of(name, "grpc-health")
-    for probe, service in (("startup", "liveness"), ("liveness", "liveness"), ("readiness", "readiness")):
-        assert container(name)[f"{probe}Probe"]["grpc"] == {"port": health_port, "service": service}
-    assert health_port == option_of(container(name)["args"], f"{name.removeprefix('blockyard-')}_health_port")
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_every_setting_that_is_named_exists(folder: Path) -> None:
+    """Here without kubectl, by whose ConfigMap it is; the rules look at the values, too."""
+    known = {
+        f"blockyard-{service}": {setting.variable for setting in settings_of(configuration)}
+        for service, (_, configuration) in CONFIGURATIONS.items()
+    }
+    known["blockyard-model"] = known["blockyard-gateway"] & known["blockyard-scheduler"]
+    for config_map, name, _ in manifests.literals(folder):
+        assert name in known[config_map] | AWAITED
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_a_service_selects_its_pods_and_names_their_ports(name: str) -> None:
-    labels = WORKLOADS[name]["spec"]["template"]["metadata"]["labels"]
-    assert SERVICES[name]["spec"]["selector"].items() <= labels.items()
-    assert WORKLOADS[name]["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    for port in SERVICES[name]["spec"]["ports"]:
-        assert port_of(name, port["targetPort"]) == port["port"]
-
-
-def test_what_is_connected_to_directly_is_headless() -> None:
-    # A cluster address balances connections, of which there is one for each pair here.
-    for name in ("blockyard-scheduler", "blockyard-worker"):
-        assert SERVICES[name]["spec"]["clusterIP"] == "None"
-        assert SERVICES[name]["spec"]["publishNotReadyAddresses"]
-
-
-def test_there_is_never_a_second_scheduler() -> None:
-    spec = WORKLOADS["blockyard-scheduler"]["spec"]
-    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
-
-
-@pytest.mark.parametrize("service", CONFIGURATIONS)
-def test_is_started_with_settings_that_exist(service: str) -> None:
-    args = container(f"blockyard-{service}")["args"]
-    module, configuration = CONFIGURATIONS[service]
-    assert args[:3] == ["python", "-m", module]
-    flags = vars(make_parser(configuration, module, "").parse_args(args[3:]))
-    assert resolve(configuration, flags, environment={})
-
-
-def test_the_services_find_one_another() -> None:
-    scheduler, gateway = container("blockyard-scheduler")["args"], container("blockyard-gateway")["args"]
-    assert option_of(scheduler, "worker_address") == f"blockyard-worker:{port_of('blockyard-worker', 'grpc-worker')}"
-    port = port_of("blockyard-scheduler", "grpc-scheduler")
-    assert option_of(gateway, "scheduler_address") == f"blockyard-scheduler:{port}"
-    assert option_of(gateway, "model") == option_of(scheduler, "model")
-
-
-def test_the_gateway_may_drain() -> None:
-    configuration = CONFIGURATIONS["gateway"][1]()
-    assert pod("blockyard-gateway")["terminationGracePeriodSeconds"] > configuration.service.drain_seconds
-
-
-def test_the_admin_api_is_not_offered_to_the_cluster() -> None:
-    assert {port["name"] for port in SERVICES["blockyard-gateway"]["spec"]["ports"]} == {"grpc", "http"}
-
-
-def test_ports_are_the_defaults_of_the_settings() -> None:
-    public = CONFIGURATIONS["gateway"][1]().public
-    ports = {name: port_of("blockyard-gateway", name) for name in ("grpc", "http", "grpc-admin")}
-    assert ports == {"grpc": public.grpc_port, "http": public.http_port, "grpc-admin": public.admin_port}
-    addresses = CONFIGURATIONS["scheduler"][1]().service
-    assert addresses.scheduler_address.endswith(f":{port_of('blockyard-scheduler', 'grpc-scheduler')}")
-    assert addresses.worker_address.endswith(f":{port_of('blockyard-worker', 'grpc-worker')}")
+def test_what_probes_ask_for_is_what_health_servers_answer() -> None:
+    asked = {
+        BASE.container(service)[f"{probe}Probe"]["grpc"]["service"]
+        for service, probe in itertools.product(BASE.workloads, ("startup", "liveness", "readiness"))
+    }
+    server = HealthServer(lambda: True, lambda: True)
+    try:
+        address = f"127.0.0.1:{server.start('127.0.0.1:0')}"
+        assert {name: check(address, name) for name in asked} == dict.fromkeys(asked, "")
+    finally:
+        server.stop()
