@@ -6,6 +6,8 @@ test_kubernetes.py holds the manifests to them, and test_policies.py shows that 
 from __future__ import annotations
 
 import ast
+import functools
+import json
 from typing import TYPE_CHECKING, Any
 
 import kubernetes_validate
@@ -42,10 +44,18 @@ def is_valid(manifests: Manifests) -> Iterator[str]:
         if item["apiVersion"].startswith(CUSTOM):
             continue
         for version in VERSIONS:
-            try:
-                kubernetes_validate.validate(item, version, strict=True)
-            except kubernetes_validate.ValidationError as error:
-                yield f"{item['kind']} {item['metadata']['name']} in {version}: {error.message}"
+            if told := _invalid(json.dumps(item), version):
+                yield f"{item['kind']} {item['metadata']['name']} in {version}: {told}"
+
+
+@functools.cache
+def _invalid(item: str, version: str) -> str:
+    """What is wrong with a resource. Many of them are in all that is rendered."""
+    try:
+        kubernetes_validate.validate(json.loads(item), version, strict=True)
+    except kubernetes_validate.ValidationError as error:
+        return error.message
+    return ""
 
 
 def has_few_rights(manifests: Manifests) -> Iterator[str]:
@@ -126,10 +136,11 @@ def is_probed(manifests: Manifests) -> Iterator[str]:
             given = container.get(f"{probe}Probe", {})
             if given.get("grpc") != {"port": port, "service": asked}:
                 yield f"{service}: {probe} asks {given.get('grpc')}"
-            patience = given.get("periodSeconds", 10) * given.get("failureThreshold", 3)
-            if patience < {"startup": 60, "liveness": 2 * Heartbeat()._max_age_seconds, "readiness": 10}[probe]:
+            # From the first refusal to the last.
+            patience = (given.get("failureThreshold", 3) - 1) * given.get("periodSeconds", 10)
+            if patience < {"startup": 50, "liveness": 2 * Heartbeat()._max_age_seconds, "readiness": 5}[probe]:
                 yield f"{service}: {probe} gives up after {patience} s"
-            if not given.get("timeoutSeconds", 1) > 1:
+            if given.get("timeoutSeconds", 1) < 2:
                 yield f"{service}: {probe} does not wait for a busy machine"
 
 
@@ -194,13 +205,10 @@ def listens_where_it_is_looked_for(manifests: Manifests) -> Iterator[str]:
                 yield f"Service {name}: {port} is not among {manifests.ports(service)}"
     for service, port, listens, default in _listeners(manifests):
         if not manifests.ports(service).get(port) == listens == default:
-            yield f"{service}: {port} is {manifests.ports(service).get(port)}, {listens} in the arguments, {default} else"
-    for service, name, behind in (
-        ("gateway", "scheduler_address", "scheduler"),
-        ("scheduler", "worker_address", "worker"),
-    ):
-        port = manifests.ports(behind)[f"grpc-{behind}"]
-        target = option_of(manifests.container(service)["args"], name)
+            yield f"{service}: {port} is not {listens} or not {default}: {manifests.ports(service)}"
+    for service, behind in (("gateway", "scheduler"), ("scheduler", "worker")):
+        port = manifests.ports(behind).get(f"grpc-{behind}")
+        target = option_of(manifests.container(service)["args"], f"{behind}_address")
         if target != f"blockyard-{behind}:{port}" or f"blockyard-{behind}" not in services:
             yield f"{service}: looks for its {behind} at {target}"
 
