@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from blockyard.errors import BlockyardError, Reason
@@ -100,22 +101,23 @@ class StepExecutor:
 
 def _result(step: Step, work: Work, outcome: Outcome, times: StepTimes) -> StepResult:
     sampled, candidates = outcome.sampled, outcome.candidates
-    good, good_beams = work.sampled, work.beams
+    sequence_ids, token_ids, beam_ids = work.sampled.sequence_ids, sampled.token_ids, work.beams.sequence_ids
     failed_ids: tuple[int, ...] = ()
-    if sampled.failed.any() or candidates.failed.any():
-        failed_ids = good.select(sampled.failed).sequence_ids + good_beams.select(candidates.failed).sequence_ids
-        good, good_beams = good.select(~sampled.failed), good_beams.select(~candidates.failed)
+    if np.count_nonzero(sampled.failed) or np.count_nonzero(candidates.failed):
+        failed_ids = work.sampled.ids(sampled.failed) + work.beams.ids(candidates.failed)
+        sequence_ids, token_ids = work.sampled.ids(~sampled.failed), token_ids[~sampled.failed]
+        beam_ids = work.beams.ids(~candidates.failed)
     return StepResult(
         step.epoch,
         step.step_id,
-        good.sequence_ids,
-        tuple(sampled.token_ids[~sampled.failed].tolist()),
+        sequence_ids,
+        tuple(token_ids.tolist()),
         work.skipped_ids,
         tuple((sequence_id, _no_numbers()) for sequence_id in failed_ids),
-        logprob_sequence_ids=work.sampled.select(sampled.told).sequence_ids,
+        logprob_sequence_ids=work.sampled.ids(sampled.told),
         logprobs=sampled.logprobs,
         prompt_logprobs=outcome.prompt_logprobs,
-        beam_sequence_ids=good_beams.sequence_ids,
+        beam_sequence_ids=beam_ids,
         beam_candidates=candidates.logprobs,
         times=times,
     )

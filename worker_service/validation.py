@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockyard.errors import BlockyardError, Violation, invalid
-from worker_service.input_batch import ROW
+from worker_service.input_batch import PROGRESS
 from worker_service.step import MAX_LOGPROBS
 
 if TYPE_CHECKING:
@@ -68,14 +68,17 @@ class _StepCheck:
 
     def _fact(self, sequence_id: int) -> Any:
         if sequence_id not in self._changed:
-            self._changed[sequence_id] = self._batch.facts([sequence_id])[0]
+            self._changed[sequence_id] = self._batch.fact(sequence_id)
         return self._changed[sequence_id]
 
     def _blocks(self, field: str, block_ids: Array) -> None:
         if len(block_ids) > self._batch.limits.max_num_blocks:
             self._tell(field, f"{len(block_ids)} blocks hold more than max_model_len")
-        if len(block_ids) and (block_ids.min() < 1 or block_ids.max() >= self._num_device_blocks):
+        if self._out_of_range(block_ids):
             self._tell(field, f"device blocks must be from 1 to {self._num_device_blocks - 1}")
+
+    def _out_of_range(self, block_ids: Array) -> bool:
+        return len(block_ids) > 0 and bool(block_ids.min() < 1 or block_ids.max() >= self._num_device_blocks)
 
     def _new_sequences(self) -> None:
         for index, sequence in enumerate(self._step.new_sequences):
@@ -86,7 +89,7 @@ class _StepCheck:
             elif sequence_id in self._batch and sequence_id not in self._finished:
                 self._tell(f"{name}.sequence_id", f"sequence {sequence_id} is known already")
             self._contents(name, sequence)
-            fact = self._changed[sequence_id] = np.zeros((), ROW)
+            fact = self._changed[sequence_id] = np.zeros((), PROGRESS)
             fact["num_tokens"] = len(sequence.token_ids)
             fact["num_computed_tokens"] = sequence.num_computed_tokens
             fact["num_blocks"] = len(sequence.block_ids)
@@ -125,7 +128,7 @@ class _StepCheck:
 
     def _child(self, fork: Fork) -> Any:
         parent = fork.parent_id
-        fact = (self._changed[parent] if parent in self._new else self._batch.facts([parent])[0]).copy()
+        fact = self._changed[parent].copy() if parent in self._new else self._batch.fact(parent)
         fact["num_blocks"] = len(fork.block_ids)
         return fact
 
@@ -134,6 +137,8 @@ class _StepCheck:
         step = self._step
         if len(step.input_sequence_ids) != len(step.input_token_ids):
             self._tell("input_token_ids", "must have the length of input_sequence_ids")
+            return
+        if not step.input_sequence_ids:
             return
         if len(set(step.input_sequence_ids)) != len(step.input_sequence_ids):
             self._tell("input_sequence_ids", "a sequence stands twice")
@@ -161,8 +166,7 @@ class _StepCheck:
             return
         for sequence_id in step.appended_sequence_ids:
             self._grow_table(sequence_id)
-        out_of_range = (step.appended_block_ids < 1) | (step.appended_block_ids >= self._num_device_blocks)
-        if out_of_range.any():
+        if self._out_of_range(step.appended_block_ids):
             self._tell("appended_block_ids", f"device blocks must be from 1 to {self._num_device_blocks - 1}")
         for index, (sequence_id, block_ids) in enumerate(step.replaced_tables):
             name = f"replaced_tables[{index}]"
@@ -186,12 +190,13 @@ class _StepCheck:
         if len(step.sequence_ids) != len(step.num_new_tokens):
             self._tell("num_new_tokens", "must have the length of sequence_ids")
             return False
-        if len(set(step.sequence_ids)) != len(step.sequence_ids):
+        named = set(step.sequence_ids)
+        if len(named) != len(step.sequence_ids):
             self._tell("sequence_ids", "a sequence stands twice")
             return False
-        unknown = [i for i in step.sequence_ids if not self._is_live(i)]
+        unknown = (self._batch.unknown(named) | (named & self._finished)).difference(self._changed)
         if unknown:
-            self._tell("sequence_ids", f"sequences {unknown[:8]} are not known")
+            self._tell("sequence_ids", f"sequences {sorted(unknown)[:8]} are not known")
         return not unknown
 
     def _scheduled(self) -> None:
@@ -208,13 +213,13 @@ class _StepCheck:
         self._rows("num_new_tokens", live & (lengths > limits.max_model_len), "computes past max_model_len")
         short = lengths > facts["num_blocks"] * limits.block_size
         self._rows("num_new_tokens", live & short, "has too short a block table")
-        children = live & (step.num_new_tokens == 0)
-        if children.any():
+        if np.count_nonzero(step.num_new_tokens) < len(live):
+            children = live & (step.num_new_tokens == 0)
             samples = (lengths == facts["num_tokens"]) & (step.num_new_tokens > 0) & live
             self._rows("num_new_tokens", children & ~self._has_sampling_parent(samples), "has no parent that samples")
 
     def _rows(self, field: str, wrong: npt.NDArray[np.bool_], description: str) -> None:
-        if wrong.any():
+        if np.count_nonzero(wrong):
             names = [self._step.sequence_ids[index] for index in np.flatnonzero(wrong)[:8].tolist()]
             self._tell(field, f"sequences {names}: {description}")
 
@@ -257,7 +262,7 @@ def wrong_sampling(sampling: Sampling, vocab_size: int) -> Iterable[tuple[str, s
 def check_transfers(step: Step, num_device_blocks: int, num_host_blocks: int) -> list[Violation]:
     """Tells what is wrong with a step's swaps and copies: ranges, and that no read sees a write that it should not."""
     out, into, copy = step.blocks_to_swap_out, step.blocks_to_swap_in, step.blocks_to_copy
-    if not (out.sources.size or into.sources.size or copy.sources.size or _any_lonely(out, into, copy)):
+    if not any(len(pairs.sources) or len(pairs.destinations) for pairs in (out, into, copy)):
         return []
     device, host = (1, num_device_blocks), (0, num_host_blocks)
     found = [
@@ -272,10 +277,6 @@ def check_transfers(step: Step, num_device_blocks: int, num_host_blocks: int) ->
     if np.intersect1d(into.destinations, copy.destinations).size:
         found.append(Violation("blocks_to_copy.destinations", "a block is written by blocks_to_swap_in in this step"))
     return found
-
-
-def _any_lonely(*lists: BlockPairs) -> bool:
-    return any(pairs.destinations.size for pairs in lists)
 
 
 def _pair_violations(

@@ -6,37 +6,29 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import TYPE_CHECKING
 
-from worker_service.step import no_ids
-
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from worker_service.requests import Requests
     from worker_service.step import Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepRows:
-    """Some rows of a step: their sequences, and which of the step's T hidden rows is the last of each."""
+    """Some rows of a step: whose they are, which of the step's T hidden rows is the last of each, what they ask for."""
 
     sequence_ids: tuple[int, ...]
     rows: Array
     last_hidden: Array
+    requests: Requests
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def select(self, chosen: npt.NDArray[np.bool_]) -> StepRows:
-        """Picks some; where it is all or none of them, as most often, at no cost."""
-        if chosen.all():
-            return self
-        if not chosen.any():
-            return NO_ROWS
-        sequence_ids = tuple(compress(self.sequence_ids, chosen.tolist()))
-        return StepRows(sequence_ids, self.rows[chosen], self.last_hidden[chosen])
-
-
-NO_ROWS = StepRows((), no_ids(), no_ids())
+    def ids(self, chosen: npt.NDArray[np.bool_]) -> tuple[int, ...]:
+        """Gives the sequences of some of them."""
+        return tuple(compress(self.sequence_ids, chosen.tolist()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,9 +50,10 @@ class PromptPiece:
 class Work:
     """What a step computes, resolved to rows: C sequences compute tokens.
 
-    `rows`, `num_new_tokens`, `seq_lens` [C], `block_tables` int32 [C, widest] and `token_ids` [T] feed the forward
-    pass. `sampled` rows get a token, of `beams` candidates are told, of `prompts` log probabilities. `computed_rows`
-    and `computed_lengths` are those of `rows` and of children without tokens of their own.
+    `rows`, `num_new_tokens`, `seq_lens` int64 [C], `block_tables` int32 [C, widest] and `token_ids` int64 [T] feed the
+    forward pass; each is contiguous. `sampled` rows get a token, of `beams` candidates are told, of `prompts` log
+    probabilities. `computed_rows` and `computed_lengths` are those of `rows` and of children without tokens of their
+    own. Columns that two steps have in common are the same arrays: nobody writes to them.
     """
 
     rows: Array

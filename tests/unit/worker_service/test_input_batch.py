@@ -90,12 +90,12 @@ def test_a_fork_copies_its_parent_and_goes_its_own_way(batch: InputBatch) -> Non
     work = run(batch, sequence_ids=(3, 1, 2), num_new_tokens=[1, 1, 1], replaced_tables=((2, ints(5)), (3, ints(6))))
     assert work.token_ids.tolist() == [12, 10, 11]
     assert work.block_tables[:, 0].tolist() == [6, 1, 5]
-    columns = batch.sample_rows(work).columns
+    columns = batch.sample_rows(work.sampled).columns
     assert columns["sequence_index"].tolist() == [2, 0, 1]
     assert columns["seed"].tolist() == [9, 9, 9]
     counts = [
         dict(zip(x.counts.token_ids, x.counts.output_counts, strict=True))
-        for x in batch.sample_rows(work).lists
+        for x in batch.sample_rows(work.sampled).lists
         if x.counts
     ]
     assert counts == [{1: 0, 2: 0, 3: 0, t: 1, 50: 1} for t in (12, 10, 11)]
@@ -120,7 +120,7 @@ def test_a_sequence_that_is_finished_and_new_starts_anew(batch: InputBatch) -> N
     asked = {"finished_sequence_ids": (1, 99), "new_sequences": (again,), "sequence_ids": (1,), "num_new_tokens": [3]}
     work = run(batch, [10], **asked)
     assert (work.skipped_ids, work.token_ids.tolist()) == ((), [1, 2, 9])
-    assert batch.sample_rows(work).positions.tolist() == [2]
+    assert batch.sample_rows(work.sampled).positions.tolist() == [2]
     assert len(batch) == 1
 
 
@@ -181,7 +181,7 @@ def test_a_reused_row_remembers_nothing(batch: InputBatch) -> None:
     run(batch, finished_sequence_ids=(1,))
     for index in range(2, 6):
         work = run(batch, [50], new_sequences=(new(index, [1], [1]),), sequence_ids=(index,), num_new_tokens=[1])
-        assert not batch.sample_rows(work).columns["edits_logits"].any()
+        assert not batch.sample_rows(work.sampled).columns["edits_logits"].any()
         assert run(batch, [50], sequence_ids=(index,), num_new_tokens=[1]).skipped_ids == ()
 
 
