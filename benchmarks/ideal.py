@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-KV_ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+    from benchmarks.ceilings import Ceilings
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +96,22 @@ class Machine:
     kv_bytes: float
 
 
+def machine_for(ceilings: Ceilings, dtype: str, quantization: str = "") -> Machine:
+    """The machine at its best, for weights of a dtype or quantized ones; attention is computed in the dtype."""
+    weights = quantization or dtype
+    return Machine(
+        bandwidth=ceilings.bandwidth.best,
+        matrix_rate=getattr(ceilings, weights).best,
+        attention_rate=getattr(ceilings, dtype).best,
+        weight_bytes=ITEM_BYTES[weights],
+        kv_bytes=ITEM_BYTES[dtype],
+    )
+
+
 def prompt_seconds(shape: Shape, machine: Machine, num_tokens: int) -> float:
     """The time of one prompt, computed at once or in pieces, up to its first output token."""
-    products = 2 * (num_tokens * shape.num_layer_weights + shape.num_head_weights)
-    num_pairs = num_tokens * (num_tokens + 1) // 2
-    return products / machine.matrix_rate + _attention_operations(shape, num_pairs) / machine.attention_rate
+    products, attention = prompt_operations(shape, num_tokens)
+    return products / machine.matrix_rate + attention / machine.attention_rate
 
 
 def decode_seconds(shape: Shape, machine: Machine, batch_size: int, context: int) -> float:
@@ -120,10 +133,10 @@ def run_seconds(
     return prompts + sum(decode_seconds(shape, machine, batch_size, context) for context in contexts)
 
 
-def prompt_operations(shape: Shape, num_tokens: int) -> int:
-    """Multiplications and additions of one prompt."""
+def prompt_operations(shape: Shape, num_tokens: int) -> tuple[int, int]:
+    """Multiplications and additions of one prompt: of products with weights, and of attention."""
     products = 2 * (num_tokens * shape.num_layer_weights + shape.num_head_weights)
-    return products + _attention_operations(shape, num_tokens * (num_tokens + 1) // 2)
+    return products, _attention_operations(shape, num_tokens * (num_tokens + 1) // 2)
 
 
 def _attention_operations(shape: Shape, num_pairs: int) -> int:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from worker_service.step import Step
 
 EPOCH = 1
+BLOCK_SIZE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Settings:
     dtype: str = "bfloat16"
     quantization: str = ""
     num_threads: int = 0
-    block_size: int = 32
+    block_size: int = BLOCK_SIZE
     num_device_blocks: int = 0
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048

@@ -1,0 +1,279 @@
+"""Whole-batch throughput of the worker alone and of the whole system, against what this machine could do at best.
+
+    python benchmarks/throughput.py [--model llama-135m] [--concurrency 1 8 32 64] [--rounds 5] [--write]
+
+In each round: the machine's ceilings; then, for each number of requests, the worker by itself (the same steps, no
+services) and the whole system with its client on the same processors, which reads whole answers (generate) or streams;
+then one long prompt. So every share and every ratio is of numbers that were measured within the same minute; told are
+medians over the rounds, with the least and the most. Everything is greedy, of random ids, without ends, and every
+prompt is new. Run it on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import ceilings, ideal, models, record
+from benchmarks.figures import Spread, round_figures, spread_of
+from benchmarks.throughput_report import report
+from benchmarks.whole_system import Api, Run, WholeSystem
+from benchmarks.worker_alone import BLOCK_SIZE, Settings, WorkerAlone
+from benchmarks.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from benchmarks.ceilings import Ceilings
+
+CEILING_SECONDS = 1.5
+# The worker's memory: so many times what it must hold, and something for its program.
+MEMORY_FACTOR, MEMORY_BYTES = 1.25, 300e6
+
+
+@dataclass(slots=True)
+class Samples:
+    """One number of requests: tokens a second in each round, and CPU seconds per 1,000 tokens of each process."""
+
+    ideal: list[float] = field(default_factory=list[float])
+    alone: list[float] = field(default_factory=list[float])
+    generate: list[float] = field(default_factory=list[float])
+    stream: list[float] = field(default_factory=list[float])
+    cpu: dict[str, dict[str, list[float]]] = field(default_factory=dict[str, dict[str, list[float]]])
+
+    def note_cpu(self, api: Api, runs: list[Run], num_tokens: int) -> None:
+        """Takes what the processes spent on so many tokens."""
+        for name in runs[0].cpu_seconds:
+            spent = sum(run.cpu_seconds[name] for run in runs)
+            self.cpu.setdefault(api, {}).setdefault(name, []).append(1e3 * spent / num_tokens)
+
+
+@dataclass(slots=True)
+class Prefill:
+    """One long prompt: seconds in each round."""
+
+    ideal: list[float] = field(default_factory=list[float])
+    alone: list[float] = field(default_factory=list[float])
+    system: list[float] = field(default_factory=list[float])
+
+
+class Bench:
+    """A running system and a worker alone, and what was measured of them so far."""
+
+    def __init__(self, options: argparse.Namespace, system: WholeSystem, alone: WorkerAlone) -> None:
+        self._options = options
+        self._system = system
+        self._alone = alone
+        self.shape = ideal.Shape.read(Path(options.folder))
+        self.ceilings: list[Ceilings] = []
+        self.samples = {num_requests: Samples() for num_requests in options.concurrency}
+        self.prefill = Prefill()
+        self._seeds = iter(range(sys.maxsize))
+
+    def _workloads(self, num_requests: int, num_prompt_tokens: int, num_output_tokens: int) -> Iterator[Workload]:
+        """Batches for ever, no two of which have a prompt in common."""
+        for seed in self._seeds:
+            yield Workload(num_requests, num_prompt_tokens, num_output_tokens, self.shape.vocab_size, seed)
+
+    async def warm_up(self) -> None:
+        """Runs a short batch of the largest size everywhere."""
+        batches = self._workloads(max(self.samples), self._options.prompt_tokens, 8)
+        self._alone.run(next(batches))
+        for api in Api:
+            await self._system.run(next(batches), api)
+
+    async def round(self, number: int) -> None:
+        """Measures everything once; every second round in the other order."""
+        options = self._options
+        self.ceilings.append(ceilings.measure(options.num_threads or None, CEILING_SECONDS))
+        machine = ideal.machine_for(self.ceilings[-1], options.dtype, options.quantization)
+        size = (options.prompt_tokens, options.output_tokens)
+        for num_requests, samples in self.samples.items():
+            seconds = ideal.run_seconds(self.shape, machine, num_requests, *size)
+            samples.ideal.append(num_requests * options.output_tokens / seconds)
+            measurements = [self._measure_alone, self._measure_generate, self._measure_stream]
+            for measure in measurements if number % 2 == 0 else reversed(measurements):
+                await measure(num_requests)
+            print(f"round {number + 1}, {num_requests} requests: {_last(samples)}", file=sys.stderr, flush=True)
+        self.prefill.ideal.append(ideal.prompt_seconds(self.shape, machine, options.prefill_tokens))
+        await self._measure_prefill()
+
+    async def _measure_alone(self, num_requests: int) -> None:
+        options, total, num_tokens = self._options, 0.0, 0
+        for workload in self._workloads(num_requests, options.prompt_tokens, options.output_tokens):
+            total, num_tokens = total + self._alone.run(workload), num_tokens + workload.num_tokens
+            if total >= options.seconds:
+                break
+        self.samples[num_requests].alone.append(num_tokens / total)
+
+    async def _measure_generate(self, num_requests: int) -> None:
+        self.samples[num_requests].generate.append(await self._measure_system(num_requests, Api.GENERATE))
+
+    async def _measure_stream(self, num_requests: int) -> None:
+        self.samples[num_requests].stream.append(await self._measure_system(num_requests, Api.STREAM))
+
+    async def _measure_system(self, num_requests: int, api: Api) -> float:
+        options, runs, num_tokens = self._options, list[Run](), 0
+        for workload in self._workloads(num_requests, options.prompt_tokens, options.output_tokens):
+            runs.append(await self._system.run(workload, api))
+            num_tokens += workload.num_tokens
+            if sum(run.seconds for run in runs) >= options.seconds:
+                break
+        self.samples[num_requests].note_cpu(api, runs, num_tokens)
+        return num_tokens / sum(run.seconds for run in runs)
+
+    async def _measure_prefill(self) -> None:
+        """The best of three, everywhere: a single prompt is short."""
+        batches = self._workloads(1, self._options.prefill_tokens, 1)
+        self.prefill.alone.append(min(self._alone.run(next(batches)) for _ in range(3)))
+        runs = [await self._system.run(next(batches)) for _ in range(3)]
+        self.prefill.system.append(min(run.seconds for run in runs))
+
+
+def _last(samples: Samples) -> str:
+    parts = ((name, getattr(samples, name)[-1]) for name in ("ideal", "alone", "generate", "stream"))
+    return ", ".join(f"{name} {value:.1f}" for name, value in parts) + " tok/s"
+
+
+# The results.
+
+
+def summarize(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
+    """All that was measured, in medians and extremes."""
+    return {
+        "ceilings": summarize_ceilings(bench.ceilings),
+        "requests": {str(number): summarize_samples(samples) for number, samples in bench.samples.items()},
+        "prefill": {
+            "num_tokens": options.prefill_tokens,
+            "seconds_alone": spread_of(bench.prefill.alone),
+            "share_alone": spread_of(bench.prefill.ideal, bench.prefill.alone),
+            "share_system": spread_of(bench.prefill.ideal, bench.prefill.system),
+        },
+    }
+
+
+def summarize_ceilings(measured: list[Ceilings]) -> dict[str, Any]:
+    """The spread over the rounds of each ceiling's best pass."""
+    kinds = ("bandwidth", *ceilings.KINDS)
+    told: dict[str, Any] = {kind: spread_of([getattr(each, kind).best for each in measured]) for kind in kinds}
+    return {"num_threads": measured[0].num_threads, **told}
+
+
+def summarize_samples(samples: Samples) -> dict[str, Any]:
+    """One number of requests: rates, shares of the ideal, and what the services keep of the worker's rate."""
+    rates: dict[str, Spread] = {name: spread_of(getattr(samples, name)) for name in ("ideal", "alone", *Api)}
+    told = {"tokens_per_second": rates}
+    told["share_of_ideal"] = {name: spread_of(getattr(samples, name), samples.ideal) for name in ("alone", *Api)}
+    told["system_over_alone"] = {api: spread_of(getattr(samples, api), samples.alone) for api in Api}
+    cpu = {api: {name: spread_of(values) for name, values in by.items()} for api, by in samples.cpu.items()}
+    return {**told, "cpu_seconds_per_1000_tokens": cpu}
+
+
+def summarize_memory(bench: Bench, settings: Settings, peak_bytes: int) -> dict[str, float]:
+    """The worker's peak, and the most that it may be."""
+    shape, item = bench.shape, ideal.ITEM_BYTES
+    weights = shape.num_weights * item[settings.dtype]
+    if settings.quantization:
+        # The embedding's table is read by rows, and is not quantized.
+        products = shape.num_layer_weights + shape.num_head_weights
+        table = shape.num_head_weights
+        weights = products * item[settings.quantization] + table * item[settings.dtype]
+    pool = settings.num_device_blocks * settings.block_size * shape.num_kv_elements * item[settings.dtype]
+    limit = MEMORY_FACTOR * (weights + pool) + MEMORY_BYTES
+    return {"peak_bytes": peak_bytes, "weights_bytes": weights, "kv_pool_bytes": pool, "limit_bytes": limit}
+
+
+def measure_onednn(options: argparse.Namespace) -> dict[str, float]:
+    """oneDNN on this model's matrices, in a process of its own, with which its threads end."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "onednn.py"), options.folder, "--dtype", options.dtype]
+    done = subprocess.run([*command, "--num-threads", str(options.num_threads)], stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)
+
+
+# The run.
+
+
+def settings_for(options: argparse.Namespace) -> Settings:
+    """Room for the largest batch, and for the long prompt."""
+    tokens = max(options.prompt_tokens + options.output_tokens, options.prefill_tokens + 1)
+    num_rows = max(options.concurrency)
+    blocks_of_a_request = -(-(options.prompt_tokens + options.output_tokens) // BLOCK_SIZE)
+    # Beside block 0, an admission leaves a hundredth free, and a block for each sequence that runs.
+    num_blocks = num_rows * (blocks_of_a_request + 2) + -(-tokens // BLOCK_SIZE) + 2
+    return Settings(
+        model=options.folder,
+        dtype=options.dtype,
+        quantization=options.quantization,
+        num_threads=options.num_threads,
+        num_device_blocks=num_blocks,
+        max_num_seqs=num_rows,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_model_len=min((num_blocks - 1) * BLOCK_SIZE, models.MAX_LEN),
+    )
+
+
+async def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Starts everything, and measures the rounds."""
+    settings, load = settings_for(options), os.getloadavg()[0]
+    onednn = measure_onednn(options)
+    async with AsyncExitStack() as stack:
+        system = await stack.enter_async_context(WholeSystem(settings))
+        bench = Bench(options, system, stack.enter_context(WorkerAlone(settings)))
+        await bench.warm_up()
+        for number in range(options.rounds):
+            await bench.round(number)
+        return {
+            "settings": {**asdict(settings), "model": Path(options.folder).name, "load": load},
+            "workload": {name: getattr(options, name) for name in ("prompt_tokens", "output_tokens", "rounds")},
+            "onednn": onednn,
+            **summarize(bench, options),
+            "memory": summarize_memory(bench, settings, system.peak_memory_bytes()),
+            "first_token_seconds": system.first_token_seconds,
+        }
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line; `folder` is the model's, made if it is one of benchmarks/models.py."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="llama-135m", help="a name of benchmarks/models.py, or a folder")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--quantization", choices=("int8",), default="")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32, 64], help="requests at once")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--prompt-tokens", type=int, default=128)
+    parser.add_argument("--output-tokens", type=int, default=128)
+    parser.add_argument("--prefill-tokens", type=int, default=1024, help="of the one long prompt")
+    parser.add_argument("--seconds", type=float, default=2.0, help="repeat each measurement of a round for so long")
+    parser.add_argument("--num-threads", type=int, default=0, help="0: as the worker chooses, ceilings on all")
+    parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
+    parser.add_argument(
+        "--write", action="store_true", help="keep this run in benchmarks/results/throughput-MODEL.json"
+    )
+    options = parser.parse_args(arguments)
+    named = options.model in models.RECIPES
+    options.folder = str(models.make_model(options.model) if named else Path(options.model).resolve())
+    return options
+
+
+def main() -> None:
+    """Measures, prints, and writes with --write."""
+    options = parse()
+    results = round_figures(asyncio.run(run(options)))
+    print(report(results))
+    if options.write:
+        record.append(f"throughput-{results['settings']['model']}", results)
+
+
+if __name__ == "__main__":
+    main()
