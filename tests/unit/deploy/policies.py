@@ -114,7 +114,7 @@ def has_limits(manifests: Manifests) -> Iterator[str]:
             requests, limits = (container.get("resources", {}).get(kind, {}) for kind in ("requests", "limits"))
             if not {"cpu", "memory"} <= requests.keys() or "memory" not in limits:
                 yield f"{name}: asks for {requests} within {limits}"
-            elif _num_bytes(requests["memory"]) > _num_bytes(limits["memory"]):
+            elif num_bytes(requests["memory"]) > num_bytes(limits["memory"]):
                 yield f"{name}: asks for more memory than it may use"
             if "cpu" in limits:
                 yield f"{name}: has a limit of processors"
@@ -124,7 +124,8 @@ def has_limits(manifests: Manifests) -> Iterator[str]:
         yield "worker: uses memory that it did not ask for"
 
 
-def _num_bytes(quantity: str) -> int:
+def num_bytes(quantity: str) -> int:
+    """Reads a quantity of memory: 512Mi."""
     return int(TypeAdapter(ByteSize).validate_python(quantity + "B"))
 
 
@@ -252,12 +253,17 @@ def names_its_images(manifests: Manifests) -> Iterator[str]:
     """The images that docker/ builds, each in one version."""
     tags: dict[str, str] = {}
     for service in manifests.workloads:
-        if manifests.container(service)["image"].partition(":")[0] != IMAGES[service]:
+        if _image(manifests.container(service))[0] != IMAGES[service]:
             yield f"{service}: is {manifests.container(service)['image']}"
         for container in manifests.containers(service):
-            name, _, tag = container["image"].partition(":")
-            if tags.setdefault(name, tag) != tag or name not in IMAGES.values():
-                yield f"{service}/{container['name']}: {container['image']}, elsewhere {tags[name]}"
+            name, whole = _image(container)
+            if tags.setdefault(name, whole) != whole or name not in IMAGES.values():
+                yield f"{service}/{container['name']}: {whole}, elsewhere {tags[name]}"
+
+
+def _image(container: dict[str, Any]) -> tuple[str, str]:
+    """An image's name, without registry and tag, and the whole of it."""
+    return container["image"].rpartition("/")[2].partition(":")[0], container["image"]
 
 
 def has_one_scheduler(manifests: Manifests) -> Iterator[str]:

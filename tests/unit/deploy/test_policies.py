@@ -118,6 +118,7 @@ MUTATIONS: dict[str, list[tuple[str, str, str, Any]]] = {
     "names_its_images": [
         ("StatefulSet", WORKER, f"{CONTAINER}.image", "blockyard-control"),
         ("Deployment", GATEWAY, f"{CONTAINER}.image", "blockyard-control:other"),
+        ("Deployment", GATEWAY, f"{CONTAINER}.image", "registry.example:5000/blockyard-control"),
         ("Deployment", GATEWAY, f"{POD}.initContainers", [{"name": "fetch", "image": "busybox"}]),
         ("Deployment", GATEWAY, f"{POD}.initContainers", [{"name": "fetch", "image": "blockyard-control:old"}]),
     ],
