@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import grpc.aio
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
@@ -14,7 +15,6 @@ from gateway.naming import TENANT_KEY, check_tenant
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    import grpc.aio
     from google.protobuf.message import Message
 
 _MAKERS = {
@@ -46,12 +46,11 @@ def add_service(server: grpc.aio.Server, service: Any, servicer: Any) -> None:
 
 
 def _handler(method: Any, servicer: Any) -> grpc.RpcMethodHandler[Any, Any]:
+    make = _MAKERS[method.client_streaming, method.server_streaming]
+    request_type, response_type = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
     answer = getattr(servicer, method.name)
     answer = _of_readable_ones(answer) if method.client_streaming else _if_readable(answer)
-    make = _MAKERS[method.client_streaming, method.server_streaming]
-    return make(
-        answer, _reader(GetMessageClass(method.input_type)), GetMessageClass(method.output_type).SerializeToString
-    )
+    return make(answer, _reader(request_type), response_type.SerializeToString)
 
 
 def _reader(request_type: type[Message]) -> Callable[[bytes], Message | DecodeError]:

@@ -693,7 +693,7 @@ class ModelInferResponse(_message.Message):
     """The request's name."""
     @_builtins.property
     def parameters(self) -> _containers.MessageMap[_builtins.str, Global___InferParameter]:
-        """In a stream: triton_final_response."""
+        """triton_final_response: whether it is the request's last."""
 
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelInferResponse.InferOutputTensor]:
@@ -730,10 +730,10 @@ class ModelStreamInferResponse(_message.Message):
     ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
     INFER_RESPONSE_FIELD_NUMBER: _builtins.int
     error_message: _builtins.str
-    """Why the request failed, or empty."""
+    """Why the request failed, or empty. It begins with the reason."""
     @_builtins.property
     def infer_response(self) -> Global___ModelInferResponse:
-        """The answer or a piece of it; of a request that failed only its id, and the error's reason among the parameters."""
+        """The answer or a piece of it; of a request that failed only its id."""
 
     def __init__(
         self,

@@ -1,0 +1,144 @@
+"""Tensors on the wire: elements of BYTES, BOOL, UINT32 and FP32, raw or typed. Knows no tensor by its name.
+
+Raw elements are as in tritonclient: numbers little-endian, truth values as one byte, and each element of BYTES behind
+its length in four bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from blockyard.errors import Reason, Violation, invalid
+from blockyard.open_inference.v2 import open_inference_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+Request = open_inference_pb2.ModelInferRequest
+Response = open_inference_pb2.ModelInferResponse
+# More dimensions are no use to anybody.
+MAX_DIMENSIONS = 8
+_LENGTH = struct.Struct("<I")
+_FORMATS = {"BOOL": "?", "UINT32": "I", "FP32": "f"}
+_TYPED_FIELDS = {
+    "BYTES": "bytes_contents",
+    "BOOL": "bool_contents",
+    "UINT32": "uint_contents",
+    "FP32": "fp32_contents",
+}
+
+
+class Output(NamedTuple):
+    """A tensor of one dimension to be told."""
+
+    name: str
+    datatype: str
+    elements: Sequence[Any]
+
+
+class _Malformed(Exception):
+    """Says what is wrong with a tensor."""
+
+
+def read_inputs(request: Request, datatypes: Mapping[str, str], max_elements: int) -> dict[str, list[Any]]:
+    """Reads the elements of each input, row-major; raises BlockyardError with everything that is wrong.
+
+    Args:
+        request: with at most one tensor of a name.
+        datatypes: of the tensors that it may have, by name.
+        max_elements: of one tensor.
+    """
+    inputs, raw = request.inputs, request.raw_input_contents
+    if len(inputs) > len(datatypes):
+        raise invalid([Violation("inputs", f"at most {len(datatypes)} tensors, not {len(inputs)}")])
+    if raw and len(raw) != len(inputs):
+        told = f"must have an entry for each of the {len(inputs)} inputs, or none at all; it has {len(raw)}"
+        raise invalid([Violation("raw_input_contents", told)])
+    violations: list[Violation] = []
+    read: dict[str, list[Any]] = {}
+    for number, tensor in enumerate(inputs):
+        if found := list(_misfits(tensor, datatypes, is_raw=bool(raw), is_second=tensor.name in read)):
+            violations.extend(found)
+            continue
+        try:
+            read[tensor.name] = _elements(tensor, raw[number] if raw else None, max_elements)
+        except _Malformed as error:
+            violations.append(Violation(tensor.name, str(error)))
+    if violations:
+        raise invalid(violations)
+    return read
+
+
+def _misfits(
+    tensor: Request.InferInputTensor, datatypes: Mapping[str, str], *, is_raw: bool, is_second: bool
+) -> Iterator[Violation]:
+    datatype = datatypes.get(tensor.name)
+    if datatype is None:
+        yield Violation(tensor.name or "inputs", "is not an input of this model")
+    elif tensor.datatype != datatype:
+        yield Violation(tensor.name, f"must be of type {datatype}, not {tensor.datatype!r}")
+    if is_second:
+        yield Violation(tensor.name, "is there twice")
+    if tensor.parameters:
+        told = "has parameters, which are not supported: send its elements in the request"
+        yield Violation(tensor.name, told, Reason.UNSUPPORTED_PARAMETER)
+    if is_raw and tensor.HasField("contents"):
+        yield Violation(tensor.name, "has contents beside those in raw_input_contents")
+
+
+def _elements(tensor: Request.InferInputTensor, raw: bytes | None, max_elements: int) -> list[Any]:
+    shape = tensor.shape[: MAX_DIMENSIONS + 1]
+    if len(shape) > MAX_DIMENSIONS or min(shape, default=0) < 0:
+        raise _Malformed(f"must have at most {MAX_DIMENSIONS} dimensions, and none below 0")
+    num_elements = math.prod(shape)
+    if num_elements > max_elements:
+        raise _Malformed(f"must have at most {max_elements} elements, not {num_elements}")
+    if raw is None:
+        elements = list(getattr(tensor.contents, _TYPED_FIELDS[tensor.datatype])[: num_elements + 1])
+    elif tensor.datatype == "BYTES":
+        elements = _split(raw, num_elements)
+    else:
+        elements = _unpack(raw, tensor.datatype, num_elements)
+    if len(elements) != num_elements:
+        raise _Malformed(f"has the shape {list(shape)}, and not as many elements")
+    return elements
+
+
+def _split(raw: bytes, num_elements: int) -> list[bytes]:
+    elements: list[bytes] = []
+    start = 0
+    while start < len(raw) and len(elements) <= num_elements:
+        begin = start + _LENGTH.size
+        if begin > len(raw):
+            raise _Malformed("ends within the length of an element")
+        (length,) = _LENGTH.unpack_from(raw, start)
+        start = begin + length
+        if start > len(raw):
+            raise _Malformed("ends within an element")
+        elements.append(raw[begin:start])
+    return elements
+
+
+def _unpack(raw: bytes, datatype: str, num_elements: int) -> list[Any]:
+    numbers = struct.Struct(f"<{num_elements}{_FORMATS[datatype]}")
+    if numbers.size != len(raw):
+        raise _Malformed(f"has {num_elements} elements by its shape, which are {numbers.size} bytes, not {len(raw)}")
+    return list(numbers.unpack(raw))
+
+
+def write_outputs(response: Response, outputs: Sequence[Output], *, raw: bool) -> None:
+    """Puts tensors into a response; `raw`: their elements as bytes."""
+    for output in outputs:
+        tensor = response.outputs.add(name=output.name, datatype=output.datatype, shape=[len(output.elements)])
+        if raw:
+            response.raw_output_contents.append(_pack(output))
+        else:
+            getattr(tensor.contents, _TYPED_FIELDS[output.datatype]).extend(output.elements)
+
+
+def _pack(output: Output) -> bytes:
+    if output.datatype == "BYTES":
+        return b"".join(part for element in output.elements for part in (_LENGTH.pack(len(element)), element))
+    return struct.pack(f"<{len(output.elements)}{_FORMATS[output.datatype]}", *output.elements)
