@@ -76,16 +76,21 @@ class WorkerAlone:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the worker ended with code {self._process.wait()}")
+            raise RuntimeError(f"the worker ended with code {self.close()}")
         return json.loads(line)
+
+    def close(self) -> int:
+        """Ends the process, which reads to the end of its input; returns its exit code."""
+        with self._process as process:
+            assert process.stdin is not None
+            process.stdin.close()
+            return process.wait()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        self.close()
 
 
 # In the process.

@@ -1,0 +1,49 @@
+"""The whole system as the benchmarks run it: a tiny model, both ways of reading answers, and what it cost."""
+
+import pytest
+
+from benchmarks import models
+from benchmarks.processes import cpu_seconds, peak_memory_bytes
+from benchmarks.whole_system import Api, WholeSystem, make_requests
+from benchmarks.worker_alone import Settings
+from benchmarks.workload import Workload
+
+WORKLOAD = Workload(num_requests=3, num_prompt_tokens=40, num_output_tokens=9, vocab_size=320)
+
+
+def test_requests_are_greedy_and_blind_to_ends():
+    specs = make_requests(WORKLOAD)
+    assert [list(spec.token_ids.ids) for spec in specs] == WORKLOAD.prompts()
+    for spec in specs:
+        assert spec.sampling.HasField("temperature")
+        assert (spec.sampling.temperature, spec.stop.max_tokens, spec.stop.ignore_eos) == (0.0, 9, True)
+        assert spec.return_token_ids
+
+
+@pytest.mark.timeout(60)
+async def test_runs_batches_and_accounts_for_them(tmp_path):
+    recipe = models.Recipe(32, 2, 4, 2, 48, 320, tied=True, qkv_bias=False)
+    settings = Settings(
+        str(models.write_model(recipe, tmp_path / "model")),
+        "float32",
+        num_device_blocks=40,
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        max_model_len=256,
+    )
+    fresh = WORKLOAD.fresh()
+    async with WholeSystem(settings) as system:
+        assert system.first_token_seconds > 0
+        assert system.peak_memory_bytes() > 10e6
+        for api in Api:
+            run = await system.run(next(fresh), api)
+            assert set(run.cpu_seconds) == {"worker", "scheduler", "gateway", "client"}
+            assert all(seconds > 0 for seconds in run.cpu_seconds.values())
+
+
+def test_accounts_of_this_process(tmp_path):
+    pid = int((tmp_path / "/proc/self/stat").read_text().split()[0])
+    before = cpu_seconds(pid)
+    sum(range(100_000))
+    assert 0 < cpu_seconds(pid) - before < 10
+    assert peak_memory_bytes(pid) > 1e6

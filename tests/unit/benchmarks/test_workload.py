@@ -1,0 +1,24 @@
+"""Batches of requests: repeatable, within the vocabulary, and without common prefixes."""
+
+import itertools
+
+from benchmarks.workload import FIRST_TOKEN_ID, Workload
+
+WORKLOAD = Workload(num_requests=5, num_prompt_tokens=64, num_output_tokens=7, vocab_size=1000)
+
+
+def test_prompts_have_their_number_and_length():
+    prompts = WORKLOAD.prompts()
+    assert [len(prompt) for prompt in prompts] == [64] * 5
+    assert all(FIRST_TOKEN_ID <= token_id < 1000 for prompt in prompts for token_id in prompt)
+    assert WORKLOAD.num_tokens == 35
+
+
+def test_the_same_seed_gives_the_same_prompts():
+    assert WORKLOAD.prompts() == Workload(5, 64, 7, 1000).prompts()
+
+
+def test_fresh_batches_share_no_block():
+    batches = itertools.islice(WORKLOAD.fresh(), 4)
+    firsts = [tuple(prompt[:16]) for batch in batches for prompt in batch.prompts()]
+    assert len(set(firsts)) == len(firsts)
