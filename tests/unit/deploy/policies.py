@@ -22,8 +22,10 @@ from tests.unit.deploy.services import CONFIGURATIONS, option_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from collections.abc import Set as AbstractSet
 
     from tests.unit.deploy.manifests import Manifests, Resource
+    from tests.unit.deploy.reachability import Arrow
 
     Rule = Callable[[Manifests], Iterator[str]]
 
@@ -356,7 +358,7 @@ def is_reached_directly(manifests: Manifests) -> Iterator[str]:
             yield f"Service {name}: offers more than the protocol"
 
 
-def lets_the_protocol_through(manifests: Manifests, added: set[tuple[str, str, str]] = frozenset()) -> Iterator[str]:  # type: ignore[assignment]
+def lets_the_protocol_through(manifests: Manifests, added: AbstractSet[Arrow] = frozenset()) -> Iterator[str]:
     """NetworkPolicies let the protocol's arrows through, those that components add, and no other."""
     found, wanted = arrows(manifests), PROTOCOL | added
     yield from (f"{arrow} gets through" for arrow in sorted(found - wanted))
