@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
+
+import grpc.aio
 
 from blockyard import __version__
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
@@ -18,8 +20,6 @@ from gateway.openai.running import Running
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
-
-    import grpc.aio
 
     from gateway.generation import GenerationService
 
@@ -150,8 +150,10 @@ class _Stream:
 
     async def write(self, response: messages.ModelStreamInferResponse) -> None:
         """Writes a response when it is its turn."""
+        # A call that has ended takes nothing more; its handler is about to be cancelled.
         async with self._turn:
-            await self.context.write(response)
+            with suppress(grpc.aio.InternalError):
+                await self.context.write(response)
 
     async def fail(self, name: str, error: Exception) -> None:
         """Tells why the request of this name failed, or ends the stream with that."""
