@@ -115,7 +115,7 @@ class Steps:
 
 def make_executor() -> StepExecutor:
     """One without a network."""
-    backend = get_backend(torch.device("cpu"))
+    backend = get_backend(torch.device("cpu"), torch.float32, "reference")
     cache = CacheEngine(BlockFormat(1, 1, BLOCK_SIZE, 1, torch.float32), 64, 4, backend)
     executor = StepExecutor(InputBatch(LIMITS), cache, cast("ModelRunner", FreeRunner()))
     executor.begin_epoch(1)

@@ -14,7 +14,7 @@ slot clears the rest of that block in the layer, and attention reads no block th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Protocol
@@ -73,6 +73,9 @@ class PackedLinear(Protocol):
 
     in_features: int
     out_features: int
+    """Of the product: of a gated weight half its rows."""
+    is_table: bool
+    """Whether `Backend.embedding` can take rows from it, so that a tied table need not be held twice."""
 
     @property
     def num_bytes(self) -> int:
@@ -80,11 +83,70 @@ class PackedLinear(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StepInputs:
+    """What a captured step computes: arrays as for `Backend.plan_attention`, and as `Backend.capture` was told."""
+
+    num_new_tokens: npt.NDArray[np.int64]
+    """[S], contiguous."""
+    seq_lens: npt.NDArray[np.int64]
+    """[S], contiguous."""
+    block_tables: npt.NDArray[np.int32]
+    """[S, widest], its rows contiguous."""
+    token_ids: npt.NDArray[np.int64]
+    """[T]."""
+    chosen: npt.NDArray[np.int64]
+    """[R]: rows of which logits are made, in any order and also more than once."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepOutputs:
+    """What a captured step found for its chosen rows."""
+
+    best: npt.NDArray[np.int64]
+    """[R]: the likeliest token, the lowest id on ties; of no meaning where the logits are not finite."""
+    finite: npt.NDArray[np.bool_]
+    """[R]: whether all logits are finite numbers."""
+    logits: Tensor | None
+    """[R, vocabulary] float32, if they were wanted."""
+
+
+class CapturedStep(Protocol):
+    """A network's step, recorded once and replayed without its Python."""
+
+    def takes(self, step: StepInputs) -> bool:
+        """Tells whether the step is within the sizes that this was made for."""
+        ...
+
+    def replay(self, step: StepInputs, *, with_logits: bool) -> StepOutputs:
+        """Computes a step: the bits that its ops give one by one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureSizes:
+    """The largest step that is captured."""
+
+    max_num_tokens: int
+    max_num_seqs: int
+    block_size: int
+    sliding_window: int | None = None
+
+
 class Backend(Protocol):
     """The ops on one device."""
 
     name: str
     device: torch.device
+
+    @property
+    def identity(self) -> str:
+        """What its results depend on beside its source and the device: what was compiled, and for which processor."""
+        ...
+
+    def set_num_threads(self, num_threads: int) -> None:
+        """Sets how many threads compute. Results do not depend on it where they are batch-invariant."""
+        ...
 
     def plan_attention(
         self,
@@ -109,20 +171,28 @@ class Backend(Protocol):
         """
         ...
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
-        """Packs a weight [out_features, in_features] and a bias [out_features].
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PackedLinear:
+        """Packs a weight [rows, in_features] and a bias [rows].
 
         The result may alias both, or copy them: the caller drops its own references and does not write to them.
         Projections that read the same input are packed as one, their rows concatenated.
+
+        Args:
+            weight: out_features rows, or twice as many if `gated`.
+            bias: as many, or None.
+            gated: the first half of the rows are gates, the others ups: products come out as `silu(gate) * up`.
         """
         ...
 
-    def linear(self, hidden: Tensor, packed: PackedLinear) -> Tensor:
-        """Multiplies rows [R, in_features] (row stride free) by a packed weight -> [R, out_features]."""
+    def linear(self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False) -> Tensor:
+        """Multiplies rows [R, in_features] (row stride free) by a packed weight -> [R, out_features].
+
+        If `wide` the result is float32, as exact as the backend has it; not for a gated weight.
+        """
         ...
 
-    def embedding(self, indices: Tensor, table: Tensor) -> Tensor:
-        """Takes rows [T] int64 of a table [N, width] -> [T, width]."""
+    def embedding(self, indices: Tensor, table: Tensor | PackedLinear) -> Tensor:
+        """Takes rows [T] int64 of a table [N, width], or of a packed weight that `is_table` -> [T, width]."""
         ...
 
     def rms_norm(
@@ -216,6 +286,19 @@ class Backend(Protocol):
         """
         ...
 
+    def capture(
+        self, forward: Callable[[Tensor, AttentionBatch], Tensor], head: PackedLinear, sizes: CaptureSizes
+    ) -> CapturedStep | None:
+        """Records a network's step, to be replayed with other inputs; None: this backend runs its ops one by one.
+
+        Args:
+            forward: computes hidden rows [T, hidden_size], normed, from token ids [T] and a batch, by this backend's
+                ops alone. Called once. What it refers to (weights, the pool) must live as long as what is returned.
+            head: makes logits of the hidden rows.
+            sizes: of the steps to come.
+        """
+        ...
+
     def probe(self, linears: Sequence[PackedLinear], shape: AttentionShape) -> bool:
         """Proves on this machine that no row's bits depend on the rows beside it, for every shape that a model uses.
 
@@ -246,15 +329,29 @@ def check_block_size(block_size: int) -> None:
         raise ValueError(f"block_size must be one of {', '.join(map(str, BLOCK_SIZES))}, not {block_size}")
 
 
+CPU_KERNELS = ("auto", "avx512_bf16", "avx512", "avx2", "reference")
+"""The choice of kernels on a CPU: the best that there are, those of one instruction set, or torch's."""
+
+
 @cache
-def get_backend(device: torch.device) -> Backend:
+def get_backend(device: torch.device, dtype: torch.dtype, cpu_kernels: str = "auto") -> Backend:
     """Gives the backend of a device, the same object each time.
 
+    Args:
+        device: where to compute.
+        dtype: in what; the CPU's own kernels know float32 and bfloat16.
+        cpu_kernels: one of CPU_KERNELS, for a device that is a CPU.
+
     Raises:
-        ValueError: there is no backend for this kind of device.
+        ValueError: there is no backend for this kind of device, or not the kernels that were asked for.
     """
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"no backend for device {device.type!r}; known are cpu and cuda")
+    if device.type == "cpu" and cpu_kernels != "reference":
+        from kernels.cpu.backend import choose_backend  # noqa: PLC0415  the choice of backend
+
+        if (chosen := choose_backend(dtype, cpu_kernels)) is not None:
+            return chosen
     from kernels.reference.backend import ReferenceBackend  # noqa: PLC0415  the choice of backend
 
     return ReferenceBackend(device)

@@ -21,6 +21,12 @@ class WorkerSettings:
         -1, "port of grpc.health.v1 in a thread of its own, on the same host; 0: a free one; -1: none"
     )
     num_threads: NotNegative = option(0, "threads to compute with; 0: what this model gains from, up to what there is")
+    cpu_kernels: str = option(
+        "auto",
+        "what computes on a CPU: the best kernels that it can run, those of one instruction set (machines that differ "
+        "then give the same bits), or torch's",
+        choices=("auto", "avx512_bf16", "avx512", "avx2", "reference"),
+    )
     enable_debug_rpcs: bool = option(False, "answer ChecksumBlocks, for tests")
 
 

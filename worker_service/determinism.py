@@ -17,29 +17,28 @@ from worker_service.device import instruction_set
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kernels.ops import Backend
     from worker_service.model_loader import LoadedModel
 
 _HERE = Path(__file__).parent
 _SAMPLING_SOURCES = ("sampler.py", "sampling_state.py")
 
 
-def determinism_id(loaded: LoadedModel, backend: Backend, fingerprint: str) -> str:
+def determinism_id(loaded: LoadedModel, fingerprint: str) -> str:
     """Hashes weights, configuration, kernels, sampler, instruction set, library, and what they made of fixed tokens.
 
     Args:
-        loaded: the model.
-        backend: what computes it.
+        loaded: the model, and what computes it.
         fingerprint: a hash of logits, which differ where anything that matters is not in the list.
     """
     parts = (
         loaded.weights_digest,
         # All of it: a window or a scaling of positions shows in long texts only, not in what was computed here.
         repr(loaded.config),
-        backend.name,
+        loaded.backend.name,
         source_digest(),
-        instruction_set(backend.device),
+        instruction_set(loaded.backend.device),
         torch.__version__,
+        loaded.backend.identity,
         fingerprint,
     )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

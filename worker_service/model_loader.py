@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from kernels.ops import Backend
+
 __all__ = ["LoadedModel", "ModelConfig", "load_model"]
 
 log = EventLogger(__name__)
@@ -29,6 +31,7 @@ class LoadedModel:
     """A model that can run."""
 
     model: DecoderModel
+    backend: Backend
     config: ModelConfig
     weights_digest: str
     """Hash over every tensor's name, shape, dtype and a sample of its bytes, in hex."""
@@ -39,7 +42,11 @@ class LoadedModel:
 
 
 def load_model(
-    folder: Path, dtype: torch.dtype | None, device: torch.device, progress: Callable[[int, int], None]
+    folder: Path,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    progress: Callable[[int, int], None],
+    cpu_kernels: str = "auto",
 ) -> LoadedModel:
     """Loads a model, one tensor at a time: memory stays near one copy of the weights.
 
@@ -48,18 +55,20 @@ def load_model(
         dtype: what to compute in; None: as config.json says.
         device: where to.
         progress: told (bytes read, bytes in all) after each tensor.
+        cpu_kernels: one of `kernels.ops.CPU_KERNELS`, for a device that is a CPU.
 
     Raises:
         BlockyardError: MODEL_NOT_LOADED, with a message that says what to do.
-        ValueError: no backend for this device.
+        ValueError: no backend for this device, or not the kernels that were asked for.
     """
     config = read_config(folder, dtype)
     files = WeightFiles(folder, progress)
     _check_room(files.num_elements * config.dtype.itemsize, config, device)
-    model = build_decoder(config, get_backend(device), files)
+    backend = get_backend(device, config.dtype, cpu_kernels)
+    model = build_decoder(config, backend, files)
     if files.unread:
         log.warning("weights that the model does not use", num_tensors=len(files.unread), first=files.unread[0])
-    return LoadedModel(model, config, files.finish(), model_digest(folder), model.parameter_bytes)
+    return LoadedModel(model, backend, config, files.finish(), model_digest(folder), model.parameter_bytes)
 
 
 def _check_room(weights_bytes: int, config: ModelConfig, device: torch.device) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from kernels.ops import StepInputs
 from worker_service import logprobs
 from worker_service.cache_engine import BlockFormat, allocate_pool
 from worker_service.input_batch import ROW
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kernels.ops import Backend
+    from kernels.ops import CapturedStep, CaptureSizes
     from worker_service.input_batch import InputBatch
     from worker_service.model_loader import LoadedModel
     from worker_service.step import Array
@@ -67,11 +68,16 @@ def fewest_good_threads(seconds: Mapping[int, float]) -> int:
 class ModelRunner:
     """One model on one device. Used by the device thread alone."""
 
-    def __init__(self, loaded: LoadedModel, backend: Backend) -> None:
+    def __init__(self, loaded: LoadedModel) -> None:
         self.config = loaded.config
         self._model = loaded.model
-        self._backend = backend
-        self._sampler = Sampler(backend.device)
+        self._backend = loaded.backend
+        self._sampler = Sampler(self._backend.device)
+        self._captured: CapturedStep | None = None
+
+    def capture(self, kv_pool: Tensor, sizes: CaptureSizes) -> None:
+        """Records the network over a pool, where the backend can: steps within these sizes need no Python then."""
+        self._captured = self._model.capture(kv_pool, sizes)
 
     @torch.inference_mode()
     def run(self, work: Work, batch: InputBatch, kv_pool: Tensor) -> Outcome:
@@ -79,8 +85,12 @@ class ModelRunner:
         started = time.perf_counter()
         if not len(work.rows):
             return Outcome()
-        hidden = self._forward(work, batch.limits.block_size, kv_pool)
         due = np.concatenate([work.sampled.last_hidden, work.beams.last_hidden])
+        if self._captured is not None and not work.prompts:
+            inputs = StepInputs(work.num_new_tokens, work.seq_lens, work.block_tables, work.token_ids, due)
+            if self._captured.takes(inputs):
+                return self._replay(self._captured, inputs, work, batch, started)
+        hidden = self._forward(work, batch.limits.block_size, kv_pool)
         logits = self._model.compute_logits(hidden[self._to_device(due)])
         self._synchronize()
         computed = time.perf_counter()
@@ -89,6 +99,19 @@ class ModelRunner:
         del logits
         told = self._tell_prompts(work.prompts, hidden) if work.prompts else ()
         return Outcome(sampled, candidates, told, computed - started, time.perf_counter() - computed)
+
+    def _replay(
+        self, captured: CapturedStep, inputs: StepInputs, work: Work, batch: InputBatch, started: float
+    ) -> Outcome:
+        """Computes a step that tells nothing of prompts; where all rows take their likeliest token, without logits."""
+        is_plain = not len(work.beams) and work.sampled.requests.is_plain_greedy
+        outputs = captured.replay(inputs, with_logits=not is_plain)
+        computed = time.perf_counter()
+        if outputs.logits is None:
+            sampled, candidates = Sampled(outputs.best, ~outputs.finite, np.zeros_like(outputs.finite)), Candidates()
+        else:
+            sampled, candidates = self._choose(outputs.logits, work, batch)
+        return Outcome(sampled, candidates, (), computed - started, time.perf_counter() - computed)
 
     def _choose(self, logits: Tensor, work: Work, batch: InputBatch) -> tuple[Sampled, Candidates]:
         """Samples the first rows and finds the candidates of the others, which are beams'."""
@@ -155,21 +178,29 @@ class ModelRunner:
     def settle_threads(self, kv_pool: Tensor, block_size: int, max_num_seqs: int) -> int:
         """Sets the calling thread's count of compute threads to 1, unless decodes gain from those it has; returns it.
 
-        A small model's step is hundreds of operations of some microseconds, where a second thread costs more than it
-        brings. Results do not depend on the count.
+        In a small model's step a second thread may cost more than it brings. Results do not depend on the count.
         """
         num_sequences = min(max_num_seqs, TRIAL_SEQUENCES)
         available, seconds = torch.get_num_threads(), dict[int, list[float]]()
         for _ in range(NUM_TRIALS):
             for num_threads in {1, available}:
-                torch.set_num_threads(num_threads)
+                self._backend.set_num_threads(num_threads)
                 begin = time.perf_counter()
-                self._dry_forward(kv_pool, block_size, num_sequences, num_sequences)
+                self._dry_decode(kv_pool, block_size, num_sequences)
                 seconds.setdefault(num_threads, []).append(time.perf_counter() - begin)
         # The best of each: what else ran on the machine made the others slower.
         chosen = fewest_good_threads({num_threads: min(times) for num_threads, times in seconds.items()})
-        torch.set_num_threads(chosen)
+        self._backend.set_num_threads(chosen)
         return chosen
+
+    def _dry_decode(self, kv_pool: Tensor, block_size: int, num_sequences: int) -> None:
+        """Decodes the first token of so many sequences that all write to block 0."""
+        if self._captured is None:
+            self._dry_forward(kv_pool, block_size, num_sequences, num_sequences)
+            return
+        ones, zeros = np.ones(num_sequences, np.int64), np.zeros(num_sequences, np.int64)
+        tables = np.zeros((num_sequences, 1), np.int32)
+        self._captured.replay(StepInputs(ones, ones, tables, zeros, np.arange(num_sequences)), with_logits=False)
 
     @torch.inference_mode()
     def _dry_step(

@@ -20,7 +20,7 @@ import torch
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.model_files import resolve_model
 from blockyard.telemetry import EventLogger
-from kernels.ops import BLOCK_SIZES, get_backend
+from kernels.ops import BLOCK_SIZES, CaptureSizes
 from worker_service import memory
 from worker_service.cache_engine import BlockFormat, CacheEngine
 from worker_service.determinism import determinism_id
@@ -101,13 +101,16 @@ class CacheFacts:
 class Worker:
     """One device, one model, one cache, one epoch at a time."""
 
-    def __init__(self, *, allowed_device: str = "auto", num_threads: int = 0, debug: bool = False) -> None:
+    def __init__(
+        self, *, allowed_device: str = "auto", num_threads: int = 0, cpu_kernels: str = "auto", debug: bool = False
+    ) -> None:
         self.incarnation = secrets.token_hex(8)
         self.configuration_digest = ""
         self.loaded: LoadedModel | None = None
         self.cache: CacheFacts | None = None
         self.is_draining = False
         self._allowed_device = allowed_device
+        self._cpu_kernels = cpu_kernels
         self._debug = debug
         self._may_choose_threads = num_threads == 0
         self._choice: DeviceChoice | None = None
@@ -195,7 +198,9 @@ class Worker:
             assert choice is not None
 
             def load() -> LoadedModel:
-                loaded = load_model(resolve_model(model, revision, "weights"), choice.dtype, choice.device, progress)
+                loaded = load_model(
+                    resolve_model(model, revision, "weights"), choice.dtype, choice.device, progress, self._cpu_kernels
+                )
                 check_dtype(loaded.config.dtype, choice.device)
                 return loaded
 
@@ -216,9 +221,7 @@ class Worker:
         loaded, choice = self._model()
         device = choice.device
         block_size = request.block_size or DEFAULT_BLOCK_SIZE[device.type]
-        activation = ModelRunner(loaded, get_backend(device)).profile(
-            block_size, request.max_num_batched_tokens, request.max_num_seqs
-        )
+        activation = ModelRunner(loaded).profile(block_size, request.max_num_batched_tokens, request.max_num_seqs)
         on_cpu = device.type == "cpu"
         if on_cpu:
             usage = memory.cpu_usage(memory.read_host_memory(), loaded.parameter_bytes, activation)
@@ -252,17 +255,22 @@ class Worker:
 
     def _make_cache(self, request: CacheRequest) -> tuple[StepExecutor, CacheFacts]:
         loaded, choice = self._model()
-        backend = get_backend(choice.device)
         block_format = BlockFormat.of(loaded.config, request.block_size)
         try:
-            cache = CacheEngine(block_format, request.num_device_blocks, request.num_host_blocks, backend)
+            cache = CacheEngine(block_format, request.num_device_blocks, request.num_host_blocks, loaded.backend)
         except (OSError, MemoryError, torch.OutOfMemoryError):
             needed = block_format.block_bytes * (request.num_device_blocks + request.num_host_blocks)
             raise BlockyardError(Reason.NEVER_FITS, f"the pools need {needed} bytes, more than there is") from None
         loaded.model.reserve_positions(request.max_model_len)
-        runner = ModelRunner(loaded, backend)
+        runner = ModelRunner(loaded)
         batch_invariant = runner.prove_batch_invariance()
-        identity = determinism_id(loaded, backend, runner.fingerprint())
+        identity = determinism_id(loaded, runner.fingerprint())
+        runner.capture(
+            cache.device_pool,
+            CaptureSizes(
+                request.max_num_batched_tokens, request.max_num_seqs, request.block_size, loaded.config.sliding_window
+            ),
+        )
         runner.warm_up(cache.device_pool, request.block_size, request.max_num_seqs)
         if self._may_choose_threads and choice.device.type == "cpu":
             num_threads = runner.settle_threads(cache.device_pool, request.block_size, request.max_num_seqs)

@@ -15,12 +15,20 @@ from kernels.reference import attention, blocks, elementwise, planning, probe
 from kernels.reference.linear import Method, ReferenceLinear, can_prepack
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     import numpy.typing as npt
 
-    from kernels.ops import AttentionBatch, AttentionShape, BlockPairs, BlockTables, PackedLinear
+    from kernels.ops import (
+        AttentionBatch,
+        AttentionShape,
+        BlockPairs,
+        BlockTables,
+        CapturedStep,
+        CaptureSizes,
+        PackedLinear,
+    )
 
 
 class ReferenceBackend:
@@ -30,6 +38,8 @@ class ReferenceBackend:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        # torch's version is what it depends on.
+        self.identity = torch.__version__
         self._row_multiple = probe.ROW_MULTIPLES[0]
         self._method = _first_method(device)
 
@@ -44,17 +54,25 @@ class ReferenceBackend:
         """Makes a step's attention metadata."""
         return planning.plan(num_new_tokens, seq_lens, block_tables, block_size, sliding_window, self.device)
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+    def set_num_threads(self, num_threads: int) -> None:
+        """Sets the calling thread's count of torch's threads."""
+        torch.set_num_threads(num_threads)
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PackedLinear:
         """Packs a weight and a bias."""
-        return ReferenceLinear(weight, bias, self._method)
+        return ReferenceLinear(weight, bias, self._method, gated=gated)
 
-    def linear(self, hidden: Tensor, packed: PackedLinear) -> Tensor:
+    def linear(self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False) -> Tensor:
         """Multiplies rows by a packed weight."""
-        return cast("ReferenceLinear", packed)(hidden)
+        weight = cast("ReferenceLinear", packed)
+        result = weight(hidden)
+        if weight.is_gated:
+            return self.silu_and_mul(result)
+        return result.float() if wide else result
 
-    def embedding(self, indices: Tensor, table: Tensor) -> Tensor:
+    def embedding(self, indices: Tensor, table: Tensor | PackedLinear) -> Tensor:
         """Takes rows of a table."""
-        return table.index_select(0, indices)
+        return cast("Tensor", table).index_select(0, indices)
 
     def rms_norm(
         self, hidden: Tensor, weight: Tensor, epsilon: float, residual: Tensor | None = None
@@ -98,6 +116,12 @@ class ReferenceBackend:
     def copy_blocks(self, pool: Tensor, pairs: BlockPairs) -> None:
         """Copies whole blocks within a pool."""
         blocks.copy_blocks(pool, pairs)
+
+    def capture(
+        self, forward: Callable[[Tensor, AttentionBatch], Tensor], head: PackedLinear, sizes: CaptureSizes
+    ) -> CapturedStep | None:
+        """Records nothing: torch runs its ops one by one."""
+        return None
 
     def probe(self, linears: Sequence[PackedLinear], shape: AttentionShape) -> bool:
         """Proves that no row's bits depend on the rows beside it."""

@@ -50,8 +50,12 @@ class ReferenceLinear:
     Half floats that oneDNN cannot pack on this processor are kept and multiplied in float32; results are rounded once.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, method: Method) -> None:
-        self.out_features, self.in_features = weight.shape
+    is_table = False
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, method: Method, *, gated: bool = False) -> None:
+        self._num_rows, self.in_features = weight.shape
+        self.out_features = self._num_rows // 2 if gated else self._num_rows
+        self.is_gated = gated
         self.dtype = weight.dtype
         self.device = weight.device
         self._bias = bias
@@ -61,7 +65,7 @@ class ReferenceLinear:
     def num_bytes(self) -> int:
         """Bytes held."""
         bias_bytes = 0 if self._bias is None else self._bias.nbytes
-        return self.out_features * self.in_features * self._compute_dtype.itemsize + bias_bytes
+        return self._num_rows * self.in_features * self._compute_dtype.itemsize + bias_bytes
 
     def pack(self, method: Method, weight: Tensor | None = None) -> None:
         """Packs for a method: a new weight, or the one held, which is laid out anew."""
@@ -78,10 +82,10 @@ class ReferenceLinear:
         return self._weight.to_dense() if self.method is Method.PREPACKED else self._weight
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Multiplies rows [R, in_features] -> [R, out_features]."""
+        """Multiplies rows [R, in_features] by all rows of the weight: gates and ups stand side by side."""
         num_rows = hidden.shape[0]
         if num_rows == 0:
-            return hidden.new_empty(0, self.out_features)
+            return hidden.new_empty(0, self._num_rows)
         result = self._products(hidden.to(self._compute_dtype))
         return result[:num_rows].to(self.dtype)
 

@@ -11,7 +11,7 @@ import torch
 from kernels.ops import AttentionBatch, AttentionShape, get_backend, kv_pool_shape
 from kernels.reference import attention, planning
 
-BACKEND = get_backend(torch.device("cpu"))
+BACKEND = get_backend(torch.device("cpu"), torch.float32, "reference")
 USUAL = AttentionShape(4, 2, 16, 0.25)
 
 

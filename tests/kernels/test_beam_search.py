@@ -44,7 +44,7 @@ class RunnerWorker:
 
     def __init__(self, name: str) -> None:
         folder = tiny_model(name)
-        backend = get_backend(CPU)
+        backend = get_backend(CPU, torch.float32, "reference")
         files = WeightFiles(folder, lambda done_bytes, total_bytes: None)
         model = build_decoder(read_config(folder, torch.float32), backend, files)
         self.runner = StepRunner(model, backend, block_size=BLOCK_SIZE, num_blocks=3000)

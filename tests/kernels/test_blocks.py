@@ -10,7 +10,7 @@ import torch
 from kernels.ops import BLOCK_SIZES, get_backend, kv_pool_shape
 from kernels.reference.blocks import _runs
 
-BACKEND = get_backend(torch.device("cpu"))
+BACKEND = get_backend(torch.device("cpu"), torch.float32, "reference")
 
 
 def make_pool(num_blocks: int, seed: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

@@ -13,7 +13,7 @@ from kernels.ops import AttentionShape, get_backend, kv_pool_shape
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-BACKEND = get_backend(torch.device("cpu"))
+BACKEND = get_backend(torch.device("cpu"), torch.float32, "reference")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPE = AttentionShape(num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25)
 

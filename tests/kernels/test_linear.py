@@ -104,7 +104,10 @@ def test_the_probe_steps_down_until_rows_are_independent(
     monkeypatch.setattr(Fickle, "likes", likes)
     linears = [Fickle(random(16, 8), None, Method.PREPACKED) for _ in range(3)]
     steady = make(Method.PREPACKED, torch.float32)
-    assert get_backend(CPU).probe([*linears, steady], AttentionShape(4, 2, 16, 0.25)) is settled
+    assert (
+        get_backend(CPU, torch.float32, "reference").probe([*linears, steady], AttentionShape(4, 2, 16, 0.25))
+        is settled
+    )
     assert steady.method is Method.PREPACKED, "only the shape that failed is packed anew"
     assert {linear.method for linear in linears} == {likes or Method.PREPACKED}
 
@@ -123,5 +126,5 @@ def test_without_onednn_everything_is_padded(monkeypatch: pytest.MonkeyPatch):
 
 def test_an_unknown_device_is_refused():
     with pytest.raises(ValueError, match="no backend for device 'meta'"):
-        get_backend(torch.device("meta"))
-    assert get_backend(CPU) is get_backend(CPU)
+        get_backend(torch.device("meta"), torch.float32)
+    assert get_backend(CPU, torch.float32, "reference") is get_backend(CPU, torch.float32, "reference")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kernels.ops import AttentionBatch, AttentionShape, get_backend
 from kernels.reference.planning import SPLIT, make_waves
 
-BACKEND = get_backend(torch.device("cpu"))
+BACKEND = get_backend(torch.device("cpu"), torch.float32, "reference")
 SEQUENCES = st.lists(
     st.tuples(st.integers(0, 90), st.integers(0, 600)).map(lambda pair: (pair[0], pair[0] + pair[1])), max_size=5
 )

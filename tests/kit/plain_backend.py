@@ -27,9 +27,9 @@ class PlainBackend(ReferenceBackend):
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PackedLinear:
         """Keeps the weight as it is."""
-        return ReferenceLinear(weight, bias, Method.PLAIN)
+        return ReferenceLinear(weight, bias, Method.PLAIN, gated=gated)
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """Uses torch's own activation."""

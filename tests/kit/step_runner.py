@@ -51,7 +51,7 @@ class StepRunner:
         cls, folder: Path, dtype: torch.dtype, backend: Backend | None = None, *, block_size: int = 32, seed: int = 0
     ) -> StepRunner:
         """Loads a model folder, on the reference backend unless told otherwise."""
-        backend = backend or get_backend(CPU)
+        backend = backend or get_backend(CPU, torch.float32, "reference")
         files = WeightFiles(folder, lambda done_bytes, total_bytes: None)
         model = build_decoder(read_config(folder, dtype), backend, files)
         return cls(model, backend, block_size=block_size, seed=seed)

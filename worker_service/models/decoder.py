@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kernels.ops import AttentionBatch, Backend, PackedLinear
+    from kernels.ops import AttentionBatch, Backend, CapturedStep, CaptureSizes, PackedLinear
     from worker_service.models.model_config import ModelConfig
     from worker_service.models.weight_files import WeightFiles
 
@@ -35,7 +35,7 @@ class DecoderModel:
         self,
         config: ModelConfig,
         backend: Backend,
-        embedding: Tensor,
+        embedding: Tensor | PackedLinear,
         layers: Sequence[DecoderLayer],
         final_norm: Tensor,
         head: PackedLinear,
@@ -51,8 +51,10 @@ class DecoderModel:
 
     @property
     def parameter_bytes(self) -> int:
-        """Bytes of the weights as they are held: a tied table may be held twice, once as it is and once packed."""
-        tensors = [self._embedding, self._final_norm, *(norm for layer in self._layers for norm in layer.norms)]
+        """Bytes of the weights as they are held: a tied table is held twice where its packed form is no table."""
+        tensors = [self._final_norm, *(norm for layer in self._layers for norm in layer.norms)]
+        if isinstance(self._embedding, torch.Tensor):
+            tensors.append(self._embedding)
         return sum(tensor.nbytes for tensor in tensors) + sum(linear.num_bytes for linear in self._linears())
 
     def reserve_positions(self, num_positions: int) -> None:
@@ -90,7 +92,15 @@ class DecoderModel:
     @torch.no_grad()
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Computes the logits [R, vocab_size] float32 of rows [R, hidden_size] that `forward` gave."""
-        return self._backend.linear(hidden, self._head).float()
+        return self._backend.linear(hidden, self._head, wide=True)
+
+    @torch.no_grad()
+    def capture(self, kv_pool: Tensor, sizes: CaptureSizes) -> CapturedStep | None:
+        """Records a step over a pool, to be replayed without Python; None where the backend has no such way.
+
+        The rotary table must reach as far as any step will.
+        """
+        return self._backend.capture(lambda ids, batch: self.forward(ids, batch, kv_pool), self._head, sizes)
 
     @torch.no_grad()
     def probe(self) -> bool:
@@ -149,7 +159,8 @@ class _Builder:
             head = self._backend.pack_linear(embedding)
         else:
             head = self._linear("", {"lm_head": config.vocab_size}, config.hidden_size, bias=False)
-        return DecoderModel(config, self._backend, embedding, layers, final_norm, head)
+        table = head if config.options.tied_embeddings and head.is_table else embedding
+        return DecoderModel(config, self._backend, table, layers, final_norm, head)
 
     def _layer(self, index: int) -> DecoderLayer:
         config, options = self._config, self._config.options
@@ -167,7 +178,9 @@ class _Builder:
             qk_norms=self._qk_norms(attention),
             output=self._linear(attention, {"o_proj": hidden}, heads, bias=options.output_bias),
             post_attention_norm=self._tensor(prefix + "post_attention_layernorm.weight", hidden),
-            gate_up=self._linear(mlp, {"gate_proj": inner, "up_proj": inner}, hidden, bias=options.mlp_bias),
+            gate_up=self._linear(
+                mlp, {"gate_proj": inner, "up_proj": inner}, hidden, bias=options.mlp_bias, gated=True
+            ),
             down=self._linear(mlp, {"down_proj": hidden}, inner, bias=options.mlp_bias),
         )
 
@@ -178,7 +191,9 @@ class _Builder:
         query, key = (self._tensor(f"{prefix}{name}.weight", head_dim) for name in ("q_norm", "k_norm"))
         return query, key, options.norm_epsilon
 
-    def _linear(self, prefix: str, parts: dict[str, int], in_features: int, *, bias: bool) -> PackedLinear:
+    def _linear(
+        self, prefix: str, parts: dict[str, int], in_features: int, *, bias: bool, gated: bool = False
+    ) -> PackedLinear:
         """Reads projections of the same input (name and rows of each) and packs them as one."""
         weight = self._empty(sum(parts.values()), in_features)
         biases = self._empty(sum(parts.values())) if bias else None
@@ -186,7 +201,7 @@ class _Builder:
             self._files.read_into(f"{prefix}{name}.weight", weight.split(list(parts.values()))[index])
             if biases is not None:
                 self._files.read_into(f"{prefix}{name}.bias", biases.split(list(parts.values()))[index])
-        return self._backend.pack_linear(weight, biases)
+        return self._backend.pack_linear(weight, biases, gated=gated)
 
     def _tensor(self, name: str, *shape: int) -> Tensor:
         tensor = self._empty(*shape)

@@ -40,6 +40,7 @@ class DecoderLayer:
     output: PackedLinear
     post_attention_norm: Tensor
     gate_up: PackedLinear
+    """Gated: it gives the activated rows."""
     down: PackedLinear
 
     @property
@@ -58,8 +59,7 @@ class DecoderLayer:
         normed, residual = backend.rms_norm(hidden, self.input_norm, epsilon, residual)
         attended = self._attend(normed, context)
         normed, residual = backend.rms_norm(attended, self.post_attention_norm, epsilon, residual)
-        activated = backend.silu_and_mul(backend.linear(normed, self.gate_up))
-        return backend.linear(activated, self.down), residual
+        return backend.linear(backend.linear(normed, self.gate_up), self.down), residual
 
     def _attend(self, normed: Tensor, context: StepContext) -> Tensor:
         backend, batch, pool, shape = context.backend, context.batch, context.kv_pool, context.shape

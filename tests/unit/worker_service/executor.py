@@ -6,9 +6,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from kernels.ops import get_backend
 from worker_service.cache_engine import BlockFormat, CacheEngine
 from worker_service.input_batch import BatchLimits, InputBatch
 from worker_service.model_runner import ModelRunner
@@ -27,11 +25,10 @@ BLOCK_SIZE = 8
 def make_executor(
     loaded: LoadedModel, *, num_device_blocks: int = 64, num_host_blocks: int = 4, max_model_len: int = 96
 ) -> StepExecutor:
-    """An executor on the reference backend."""
-    backend = get_backend(torch.device("cpu"))
-    runner = ModelRunner(loaded, backend)
+    """An executor of a loaded model."""
+    runner = ModelRunner(loaded)
     assert runner.prove_batch_invariance()
-    cache = CacheEngine(BlockFormat.of(loaded.config, BLOCK_SIZE), num_device_blocks, num_host_blocks, backend)
+    cache = CacheEngine(BlockFormat.of(loaded.config, BLOCK_SIZE), num_device_blocks, num_host_blocks, loaded.backend)
     # Whatever an earlier owner left behind must not matter.
     cache.device_pool.fill_(float("nan"))
     limits = BatchLimits(max_model_len, 4, BLOCK_SIZE, loaded.config.vocab_size)

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockyard.common.v1 import sampling_pb2
-from kernels.ops import get_backend
 from kernels.reference import logprobs as arithmetic
 from tests.kit.tiny_models import tiny_model
 from tests.unit.worker_service import driver
@@ -278,7 +277,7 @@ def test_a_prompt_in_pieces_is_told_as_the_whole(
 
 
 def test_a_profile_counts_the_rows_of_a_prompt(loaded: LoadedModel) -> None:
-    runner = model_runner.ModelRunner(loaded, get_backend(torch.device("cpu")))
+    runner = model_runner.ModelRunner(loaded)
     num_rows = min(model_runner.MAX_PROMPT_ROWS, loaded.config.max_model_len)
     assert runner.profile(8, num_rows, 1) >= 3 * num_rows * loaded.config.vocab_size * 4
 

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from kernels.ops import get_backend
 from tests.kit.tiny_models import tiny_model
 from worker_service.cache_engine import BlockFormat, allocate_pool
 from worker_service.model_loader import load_model
@@ -41,8 +40,7 @@ def test_more_threads_only_where_they_gain(seconds: dict[int, float], chosen: in
 
 def test_the_chosen_count_is_in_force(two_threads: None) -> None:
     loaded = load_model(tiny_model("llama"), torch.float32, CPU, lambda done, total: None)
-    backend = get_backend(CPU)
     pool = allocate_pool(BlockFormat.of(loaded.config, 16), 2, CPU)
-    chosen = ModelRunner(loaded, backend).settle_threads(pool, 16, 4)
+    chosen = ModelRunner(loaded).settle_threads(pool, 16, 4)
     assert chosen in (1, 2)
     assert torch.get_num_threads() == chosen

@@ -1,0 +1,284 @@
+"""The op set in C++ for x86-64: see csrc/. One object for each dtype and instruction set.
+
+Owns the team of threads and the recording that is under way. Each op is one descriptor: executed at once, or recorded.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.cpu.library import Inputs, Kind, Library, Op, Rows, available_instruction_sets, op_array
+from kernels.cpu.packed import ELEMENT_TYPES, CpuLinear, WeightMemory
+from kernels.cpu.plan import CapturedPlan, Recording
+from kernels.reference import blocks, planning
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy.typing as npt
+
+    from kernels.ops import (
+        AttentionBatch,
+        AttentionShape,
+        BlockPairs,
+        BlockTables,
+        CapturedStep,
+        CaptureSizes,
+        PackedLinear,
+    )
+
+log = logging.getLogger(__name__)
+_CPU = torch.device("cpu")
+_INPUTS = "inputs"
+
+
+@cache
+def choose_backend(dtype: torch.dtype, cpu_kernels: str) -> CpuBackend | None:
+    """Gives the backend for a dtype; None, having said why, where torch must serve instead.
+
+    Args:
+        dtype: what rows, weights and pools are.
+        cpu_kernels: the instruction set, or "auto".
+
+    Raises:
+        ValueError: an instruction set was asked for by name that is not to be had.
+    """
+    if cpu_kernels == "auto":
+        available = available_instruction_sets()
+        if dtype in ELEMENT_TYPES and available:
+            return CpuBackend(dtype, available[0])
+        why = "were not built for this processor (make setup builds them)" if not available else f"know no {dtype}"
+        log.warning("the CPU kernels %s: the reference kernels serve, which are slower", why)
+        return None
+    if cpu_kernels not in available_instruction_sets():
+        raise ValueError(f"no kernels for {cpu_kernels}: this processor lacks it, or they were not built")
+    if dtype not in ELEMENT_TYPES:
+        raise ValueError(f"the {cpu_kernels} kernels know no {dtype}")
+    return CpuBackend(dtype, cpu_kernels)
+
+
+class CpuBackend:
+    """See `kernels.ops.Backend`."""
+
+    device = _CPU
+
+    def __init__(self, dtype: torch.dtype, instruction_set: str) -> None:
+        self._library = Library(instruction_set)
+        self.name = f"cpu/{instruction_set}"
+        self.identity = self._library.digest
+        self._dtype = dtype
+        self._type = ELEMENT_TYPES[dtype]
+        self._executor = self._library.create_executor(torch.get_num_threads())
+        self._memory = WeightMemory()
+        self._recording: Recording | None = None
+        self._plans: list[CapturedPlan] = []
+
+    def set_num_threads(self, num_threads: int) -> None:
+        """Sets how many threads compute, torch's own among them."""
+        torch.set_num_threads(num_threads)
+        if num_threads != self._executor.num_threads:
+            self._executor = self._library.create_executor(num_threads)
+            for plan in self._plans:
+                plan.executor = self._executor
+
+    def plan_attention(
+        self,
+        num_new_tokens: Sequence[int] | npt.NDArray[np.integer[Any]],
+        seq_lens: Sequence[int] | npt.NDArray[np.integer[Any]],
+        block_tables: BlockTables,
+        block_size: int,
+        sliding_window: int | None = None,
+    ) -> AttentionBatch:
+        """Makes a step's attention metadata."""
+        return planning.plan(num_new_tokens, seq_lens, block_tables, block_size, sliding_window, _CPU)
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PackedLinear:
+        """Packs a weight and a bias."""
+        return CpuLinear(self._library, self._memory, weight, bias, gated=gated)
+
+    def linear(self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False) -> Tensor:
+        """Multiplies rows by a packed weight."""
+        weight = cast("CpuLinear", packed)
+        rows = hidden if hidden.stride(1) == 1 and hidden.stride(0) * hidden.itemsize % 4 == 0 else hidden.contiguous()
+        output = torch.empty(rows.shape[0], weight.out_features, dtype=torch.float32 if wide else self._dtype)
+        op = self._linear_op(Kind.LINEAR_SILU if weight.is_gated else Kind.LINEAR, rows, weight)
+        op.output, op.wide = output.data_ptr(), int(wide)
+        self._emit(op, output)
+        return output
+
+    def _linear_op(self, kind: Kind, rows: Tensor, weight: CpuLinear) -> Op:
+        return self._op(
+            kind,
+            input=rows.data_ptr(),
+            weight=weight.weight.data_ptr(),
+            bias=None if weight.bias is None else weight.bias.data_ptr(),
+            in_features=weight.in_features,
+            out_features=weight.num_rows,
+            input_stride=rows.stride(0),
+        )
+
+    def embedding(self, indices: Tensor, table: Tensor | PackedLinear) -> Tensor:
+        """Takes rows of a table."""
+        if isinstance(table, Tensor):
+            kind, width, address = Kind.EMBEDDING, table.shape[1], table.data_ptr()
+        else:
+            weight = cast("CpuLinear", table)
+            kind, width, address = Kind.EMBEDDING_PACKED, weight.in_features, weight.weight.data_ptr()
+        output = torch.empty(len(indices), width, dtype=self._dtype)
+        op = self._op(kind, weight=address, indices=indices.data_ptr(), output=output.data_ptr(), out_features=width)
+        self._emit(op, output)
+        return output
+
+    def rms_norm(
+        self, hidden: Tensor, weight: Tensor, epsilon: float, residual: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Adds the residual, then normalises."""
+        hidden = hidden.contiguous()
+        output = torch.empty_like(hidden)
+        op = self._op(
+            Kind.RMS_NORM,
+            input=hidden.data_ptr(),
+            weight=weight.data_ptr(),
+            output=output.data_ptr(),
+            in_features=hidden.shape[1],
+            epsilon=epsilon,
+        )
+        if residual is None:
+            self._emit(op, output)
+            return output, hidden
+        total, added = torch.empty_like(hidden), residual.contiguous()
+        op.residual, op.total = added.data_ptr(), total.data_ptr()
+        self._emit(op, output, total)
+        return output, total
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """Computes `silu(gate) * up`."""
+        gate_up = gate_up.contiguous()
+        output = torch.empty(gate_up.shape[0], gate_up.shape[1] // 2, dtype=self._dtype)
+        op = self._op(
+            Kind.SILU_AND_MUL,
+            input=gate_up.data_ptr(),
+            output=output.data_ptr(),
+            out_features=output.shape[1],
+            input_stride=gate_up.shape[1],
+        )
+        self._emit(op, output)
+        return output
+
+    def rotary_and_cache(
+        self,
+        qkv: Tensor,
+        rotary: Tensor,
+        batch: AttentionBatch,
+        kv_pool: Tensor,
+        layer: int,
+        shape: AttentionShape,
+        norms: tuple[Tensor, Tensor, float] | None = None,
+    ) -> Tensor:
+        """Rotates queries and keys in place, and writes keys and values to their slots."""
+        qkv, rotary = qkv.contiguous(), rotary.contiguous()
+        op = self._pool_op(Kind.ROTARY_AND_CACHE, kv_pool, layer, shape)
+        op.input, op.residual, op.input_stride = qkv.data_ptr(), rotary.data_ptr(), qkv.shape[1]
+        if norms is not None:
+            op.query_norm, op.key_norm, op.epsilon = norms[0].data_ptr(), norms[1].data_ptr(), norms[2]
+        self._emit(op, batch=batch)
+        return qkv.as_strided((len(qkv), shape.num_heads, shape.head_dim), (qkv.shape[1], shape.head_dim, 1))
+
+    def paged_attention(
+        self,
+        query: Tensor,
+        batch: AttentionBatch,
+        kv_pool: Tensor,
+        layer: int,
+        shape: AttentionShape,
+        sliding_window: int | None = None,
+    ) -> Tensor:
+        """Attends each row to its sequence's keys."""
+        if query.stride()[1:] != (shape.head_dim, 1):
+            query = query.contiguous()
+        output = torch.empty(query.shape[0], shape.num_heads * shape.head_dim, dtype=self._dtype)
+        op = self._pool_op(Kind.ATTENTION, kv_pool, layer, shape)
+        op.input, op.input_stride, op.output = query.data_ptr(), query.stride(0), output.data_ptr()
+        op.window = sliding_window or 0
+        self._emit(op, output, batch=batch)
+        return output
+
+    def _pool_op(self, kind: Kind, kv_pool: Tensor, layer: int, shape: AttentionShape) -> Op:
+        return self._op(
+            kind,
+            pool=kv_pool.data_ptr(),
+            block_stride=kv_pool.stride(0),
+            layer_offset=layer * kv_pool.stride(1),
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            block_size=kv_pool.shape[4],
+            scale=shape.scale,
+        )
+
+    def swap_blocks(self, source_pool: Tensor, destination_pool: Tensor, pairs: BlockPairs) -> None:
+        """Copies whole blocks between two pools."""
+        blocks.swap_blocks(source_pool, destination_pool, pairs)
+
+    def copy_blocks(self, pool: Tensor, pairs: BlockPairs) -> None:
+        """Copies whole blocks within a pool."""
+        blocks.copy_blocks(pool, pairs)
+
+    def capture(
+        self, forward: Callable[[Tensor, AttentionBatch], Tensor], head: PackedLinear, sizes: CaptureSizes
+    ) -> CapturedStep | None:
+        """Records a network's step."""
+        token_ids = torch.zeros(1, dtype=torch.int64)
+        batch = self.plan_attention([1], [1], [[0]], sizes.block_size, sizes.sliding_window)
+        recording = self._recording = Recording(token_ids, batch.positions)
+        try:
+            hidden = forward(token_ids, batch)
+        finally:
+            self._recording = None
+        op = self._linear_op(Kind.HEAD, hidden, cast("CpuLinear", head))
+        plan = CapturedPlan(recording, op, sizes, self._executor)
+        self._plans.append(plan)
+        return plan
+
+    def probe(self, linears: Sequence[PackedLinear], shape: AttentionShape) -> bool:
+        """Results are batch-invariant by construction: every sum has one order."""
+        return True
+
+    def _op(self, kind: Kind, **fields: Any) -> Op:
+        return Op(kind=kind, type=self._type, rows=Rows.TOKENS, **fields)
+
+    def _emit(self, op: Op, *results: Tensor, batch: AttentionBatch | None = None) -> None:
+        """Records an op, or executes it: over the rows of its first result, or over those of a batch."""
+        if self._recording is not None:
+            self._recording.ops.append(op)
+            self._recording.results.extend(results)
+            return
+        if batch is not None:
+            inputs = batch.work_lists.get(_INPUTS)
+            if inputs is None:
+                inputs = batch.work_lists[_INPUTS] = _batch_inputs(batch)
+            self._executor.run(op_array([op]), inputs[0])
+        elif len(results[0]):
+            op.rows = Rows.CHOSEN
+            self._executor.run(op_array([op]), Inputs(num_chosen=len(results[0])))
+
+
+def _batch_inputs(batch: AttentionBatch) -> tuple[Inputs, tuple[npt.NDArray[Any], ...]]:
+    """The inputs of a batch, and the arrays that they point to."""
+    tables = np.ascontiguousarray(batch.block_tables, np.int32)
+    arrays = (np.ascontiguousarray(batch.num_new_tokens), np.ascontiguousarray(batch.seq_lens), tables)
+    inputs = Inputs(
+        num_sequences=len(batch.seq_lens),
+        num_new_tokens=arrays[0].ctypes.data,
+        seq_lens=arrays[1].ctypes.data,
+        block_tables=tables.ctypes.data,
+        table_stride=tables.shape[1],
+        positions=batch.positions.data_ptr(),
+    )
+    return inputs, arrays

@@ -1,0 +1,92 @@
+"""Compiles the C++ kernels: one library for each instruction set, in a folder named after their source and flags.
+
+Run by `make setup` and when an image is built (`python -m kernels.cpu.build`), never by a worker. A library is complete
+as soon as it is there: it is written beside its place and renamed into it, under a lock that dies with its process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "csrc"
+COMMON_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-ffp-contract=off")
+# GCC 12 sees uninitialised values in its own headers of AVX512.
+WARNING_FLAGS = ("-Wall", "-Wextra", "-Werror", "-Wno-uninitialized", "-Wno-maybe-uninitialized")
+AVX512_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c")
+INSTRUCTION_SETS: dict[str, tuple[str, ...]] = {
+    "avx512_bf16": (*AVX512_FLAGS, "-mavx512bf16", "-mavx512vnni"),
+    "avx512": AVX512_FLAGS,
+    "avx2": ("-mavx2", "-mfma", "-mf16c"),
+}
+"""Best first, with what the compiler is told."""
+
+
+def built_folder() -> Path:
+    """Where the libraries of this very source are, built or not; BLOCKYARD_KERNELS_DIR names another place for them."""
+    root = os.environ.get("BLOCKYARD_KERNELS_DIR")
+    return (Path(root) if root else Path(__file__).parent / "built") / _source_digest()
+
+
+def library_path(instruction_set: str) -> Path:
+    """Where the library of an instruction set is, built or not."""
+    return built_folder() / f"{instruction_set}.so"
+
+
+def _source_digest() -> str:
+    digest = hashlib.sha256(repr((COMMON_FLAGS, WARNING_FLAGS, INSTRUCTION_SETS)).encode())
+    for path in sorted(SOURCES.iterdir()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def find_compiler() -> str | None:
+    """The C++ compiler: CXX, else g++ or clang++, wherever they are; None: there is none."""
+    return next(
+        (found for name in (os.environ.get("CXX"), "g++", "clang++") if name and (found := shutil.which(name))), None
+    )
+
+
+def build(compiler: str) -> list[Path]:
+    """Builds what is missing, and gives the paths of all libraries.
+
+    Raises:
+        subprocess.CalledProcessError: the compiler refused; it has said why.
+    """
+    folder = built_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock, ThreadPoolExecutor(os.cpu_count()) as pool:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        missing = [name for name in INSTRUCTION_SETS if not library_path(name).exists()]
+        list(pool.map(lambda name: _compile(compiler, name), missing))
+    return [library_path(name) for name in INSTRUCTION_SETS]
+
+
+def _compile(compiler: str, instruction_set: str) -> None:
+    path = library_path(instruction_set)
+    unfinished = path.with_suffix(f".{os.getpid()}")
+    flags = (*COMMON_FLAGS, *WARNING_FLAGS, *INSTRUCTION_SETS[instruction_set])
+    try:
+        subprocess.run([compiler, *flags, "-o", str(unfinished), str(SOURCES / "library.cpp")], check=True)
+        unfinished.rename(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def main() -> None:
+    """The program."""
+    compiler = find_compiler()
+    if compiler is None:
+        sys.stderr.write("no C++ compiler: workers on a CPU will use the reference kernels, which are slower\n")
+        return
+    build(compiler)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,284 @@
+// Paged attention over one pool: each row to its sequence's keys up to its own position.
+//
+// The inner layout of a (block, layer, head): keys [D words][block_size] words, values [block_size words][D] words, so
+// that both products read them as packed right sides. Keys are cut at multiples of 256 positions. Within a cut a row
+// takes the maximum of its own scores, exponentials rounded to the type of the values, their sum and product; cuts are
+// merged in order with a running maximum (Milakov and Gimelshein, arXiv 1805.02867). What a row does not see counts as an
+// exact zero, so neither its neighbours nor how the step was cut can change a bit.
+#pragma once
+
+#include "linear.h"
+
+constexpr int CUT = 256;
+
+struct PoolShape {
+    int64_t block_stride, layer_offset, num_kv_heads, head_dim, block_size;
+
+    template <class E>
+    const E* keys(const void* pool, int64_t block, int64_t head) const {
+        return (const E*)pool + block * block_stride + layer_offset + head * block_size * head_dim;
+    }
+    template <class E>
+    const E* values(const void* pool, int64_t block, int64_t head) const {
+        return keys<E>(pool, block, num_kv_heads + head);
+    }
+};
+
+inline PoolShape pool_shape(const Op& op) {
+    return {op.block_stride, op.layer_offset, op.num_kv_heads, op.head_dim, op.block_size};
+}
+
+// Of one thread: what a tile works on.
+template <class E>
+struct AttentionScratch {
+    explicit AttentionScratch(int64_t dim)
+        : dim(dim), padded((dim + VL - 1) / VL * VL), query(MAX_ATTENTION_ROWS * dim), scores(MAX_ATTENTION_ROWS * CUT),
+          weights(MAX_ATTENTION_ROWS * CUT), products(MAX_ATTENTION_ROWS * padded), totals(MAX_ATTENTION_ROWS * padded) {}
+
+    int64_t dim, padded;
+    std::vector<E> query, keys, values;
+    std::vector<float> scores;
+    std::vector<E> weights;
+    std::vector<float> products, totals;
+    float maxima[MAX_ATTENTION_ROWS], sums[MAX_ATTENTION_ROWS], cut_maxima[MAX_ATTENTION_ROWS], cut_sums[MAX_ATTENTION_ROWS];
+};
+
+template <class E>
+class AttentionRunner {
+   public:
+    AttentionRunner(const Op& op, const Step& step, AttentionScratch<E>& scratch)
+        : op_(op), step_(step), pool_(pool_shape(op)), scratch_(scratch), group_(op.num_heads / op.num_kv_heads),
+          dim_words_(op.head_dim / PER_WORD<E>) {}
+
+    void run(const AttentionTile& tile, int64_t head) {
+        tile_ = &tile;
+        head_ = head;
+        // A group wider than the scratch goes in parts.
+        for (int64_t first = 0; first < group_; first += MAX_ATTENTION_ROWS) {
+            first_member_ = first;
+            num_members_ = std::min<int64_t>(group_ - first, MAX_ATTENTION_ROWS);
+            run_part();
+        }
+    }
+
+   private:
+    void run_part() {
+        num_rows_ = (int)(tile_->num_tokens * num_members_);
+        gather_queries();
+        std::fill_n(scratch_.maxima, num_rows_, -INFINITY_);
+        std::fill_n(scratch_.sums, num_rows_, 0.0f);
+        std::fill_n(scratch_.totals.data(), num_rows_ * scratch_.padded, 0.0f);
+        const int64_t end = tile_->first_position + tile_->num_tokens;
+        const int64_t first_key = op_.window ? std::max<int64_t>(0, tile_->first_position - op_.window + 1) : 0;
+        for (int64_t cut = first_key / CUT * CUT; cut < end; cut += CUT) run_cut(cut, std::min<int64_t>(CUT, end - cut));
+        write_results();
+    }
+
+    void gather_queries() {
+        for (int row = 0; row < num_rows_; row++) {
+            const int64_t token = tile_->first_row + row / num_members_, member = first_member_ + row % num_members_;
+            const E* source = (const E*)op_.input + token * op_.input_stride + (head_ * group_ + member) * op_.head_dim;
+            memcpy(scratch_.query.data() + row * op_.head_dim, source, sizeof(E) * op_.head_dim);
+        }
+    }
+
+    void run_cut(int64_t first_key, int64_t num_keys) {
+        find_blocks(first_key, num_keys);
+        for (int row = 0; row < num_rows_; row += MAX_TILE_ROWS)
+            choose_scores<MAX_TILE_ROWS>(std::min(num_rows_ - row, MAX_TILE_ROWS), row, num_keys);
+        for (int row = 0; row < num_rows_; row++) weigh(row, first_key, num_keys);
+        for (int row = 0; row < num_rows_; row += MAX_TILE_ROWS)
+            choose_products<MAX_TILE_ROWS>(std::min(num_rows_ - row, MAX_TILE_ROWS), row, num_keys);
+        for (int row = 0; row < num_rows_; row++) merge(row);
+    }
+
+    // Finds where the words of keys and values lie, by runs that both products can read in whole vectors.
+    void find_blocks(int64_t first_key, int64_t num_keys) {
+        const int64_t size = op_.block_size;
+        num_blocks_ = (int)((num_keys + size - 1) / size);
+        const int32_t* blocks = step_.blocks_of(tile_->sequence) + first_key / size;
+        for (int i = 0; i < num_blocks_; i++) {
+            keys_[i] = (const uint32_t*)pool_.keys<E>(op_.pool, blocks[i], head_);
+            values_[i] = (const uint32_t*)pool_.values<E>(op_.pool, blocks[i], head_);
+        }
+        key_run_ = size;
+        value_stride_ = op_.head_dim;
+        if (size < VL) gather_keys();
+        if (op_.head_dim % VL) pad_values();
+    }
+
+    // Blocks shorter than a vector: their keys side by side, as if in one block of 256.
+    void gather_keys() {
+        const int64_t size = op_.block_size;
+        scratch_.keys.resize(dim_words_ * CUT * PER_WORD<E>);
+        uint32_t* all = (uint32_t*)scratch_.keys.data();
+        for (int i = 0; i < num_blocks_; i++)
+            for (int64_t d = 0; d < dim_words_; d++) memcpy(all + d * CUT + i * size, keys_[i] + d * size, 4 * size);
+        keys_[0] = all;
+        key_run_ = CUT;
+    }
+
+    // Values narrower than whole vectors: padded rows, which hold zeros past the head's dimensions.
+    void pad_values() {
+        const int64_t rows = op_.block_size / PER_WORD<E>, stride = scratch_.padded;
+        scratch_.values.resize(CUT * stride);
+        uint32_t* all = (uint32_t*)scratch_.values.data();
+        for (int i = 0; i < num_blocks_; i++) {
+            uint32_t* place = all + i * rows * stride;
+            for (int64_t row = 0; row < rows; row++) {
+                memcpy(place + row * stride, values_[i] + row * op_.head_dim, 4 * op_.head_dim);
+                memset(place + row * stride + op_.head_dim, 0, 4 * (stride - op_.head_dim));
+            }
+            values_[i] = place;
+        }
+        value_stride_ = stride;
+    }
+
+    template <int R>
+    INLINE void choose_scores(int num_rows, int row, int64_t num_keys) {
+        if constexpr (R > 0) {
+            if (num_rows == R)
+                compute_scores<R>(row, num_keys);
+            else
+                choose_scores<R - 1>(num_rows, row, num_keys);
+        }
+    }
+
+    template <int R>
+    __attribute__((noinline)) void compute_scores(int row, int64_t num_keys) {
+        const uint32_t* left = (const uint32_t*)scratch_.query.data() + row * dim_words_;
+        for (int64_t key = 0; key < num_keys; key += TILE_COLUMNS) {
+            const int64_t next = key + VL < num_keys ? key + VL : key;
+            Floats sums[R][2];
+            UNROLL for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = zero();
+            multiply<E, R, false>(sums, left, dim_words_, {key_words(key), key_words(next), key_run_}, dim_words_);
+            UNROLL for (int r = 0; r < R; r++) {
+                float* place = scratch_.scores.data() + (row + r) * CUT + key;
+                store(place, sums[r][0]);
+                store(place + VL, sums[r][1]);
+            }
+        }
+    }
+
+    INLINE const uint32_t* key_words(int64_t key) const { return keys_[key / key_run_] + key % key_run_; }
+
+    // Turns a row's scores into weights, and takes their maximum and sum.
+    void weigh(int row, int64_t first_key, int64_t num_keys) {
+        const int64_t position = tile_->first_position + row / num_members_;
+        const int64_t end = std::min<int64_t>(position + 1 - first_key, num_keys);
+        const int64_t begin = op_.window ? std::max<int64_t>(0, position - op_.window + 1 - first_key) : 0;
+        float* scores = scratch_.scores.data() + row * CUT;
+        E* weights = scratch_.weights.data() + row * CUT;
+        const int64_t used = (num_keys + VL - 1) / VL * VL;
+        scratch_.cut_maxima[row] = -INFINITY_;
+        scratch_.cut_sums[row] = 0;
+        if (begin >= end) {
+            for (int64_t i = 0; i < used; i += VL) store(weights + i, zero());
+            return;
+        }
+        const Floats scale = broadcast(op_.scale), lowest = broadcast(-INFINITY_);
+        Floats most = lowest;
+        for (int64_t i = 0; i < used; i += VL) {
+            const Floats x = seen(mul(load(scores + i), scale), i, begin, end, lowest);
+            store(scores + i, x);
+            // A score that is not a number stays.
+            most = max(most, x);
+        }
+        const float maximum = max_lanes(most);
+        const Floats shift = broadcast(maximum);
+        Floats sum = zero();
+        for (int64_t i = 0; i < used; i += VL) {
+            const Floats weight = exponential(sub(load(scores + i), shift));
+            store(weights + i, weight);
+            sum = add(sum, weight);
+        }
+        scratch_.cut_maxima[row] = maximum;
+        scratch_.cut_sums[row] = add_lanes(sum);
+    }
+
+    // Keeps the lanes of keys [begin, end) out of those from `first` on.
+    static INLINE Floats seen(Floats x, int64_t first, int64_t begin, int64_t end, Floats otherwise) {
+        if (first + VL > end) x = select(first_lanes((int)std::max<int64_t>(end - first, 0)), otherwise, x);
+        if (first < begin) x = select(first_lanes((int)std::min<int64_t>(begin - first, VL)), x, otherwise);
+        return x;
+    }
+
+    template <int R>
+    INLINE void choose_products(int num_rows, int row, int64_t num_keys) {
+        if constexpr (R > 0) {
+            if (num_rows == R)
+                compute_products<R>(row, num_keys);
+            else
+                choose_products<R - 1>(num_rows, row, num_keys);
+        }
+    }
+
+    template <int R>
+    __attribute__((noinline)) void compute_products(int row, int64_t num_keys) {
+        constexpr int64_t WIDTH = CUT / PER_WORD<E>;
+        const uint32_t* left = (const uint32_t*)scratch_.weights.data() + row * WIDTH;
+        const int64_t block_words = op_.block_size / PER_WORD<E>, num_words = words_of<E>(num_keys);
+        for (int64_t column = 0; column < scratch_.padded; column += TILE_COLUMNS) {
+            const int64_t next = column + VL < scratch_.padded ? VL : 0;
+            Floats sums[R][2];
+            UNROLL for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = zero();
+            for (int64_t word = 0, block = 0; word < num_words; word += block_words, block++) {
+                const uint32_t* right = values_[block] + column;
+                multiply<E, R, false>(
+                    sums, left + word, WIDTH, {right, right + next, value_stride_}, std::min(block_words, num_words - word));
+            }
+            UNROLL for (int r = 0; r < R; r++) {
+                float* place = scratch_.products.data() + (row + r) * scratch_.padded + column;
+                store(place, sums[r][0]);
+                if (next) store(place + VL, sums[r][1]);
+            }
+        }
+    }
+
+    void merge(int row) {
+        const float before = scratch_.maxima[row], here = scratch_.cut_maxima[row];
+        if (here == -INFINITY_) return;
+        // max() of two numbers that may not be one keeps what is none.
+        const float maximum = before > here ? before : here;
+        const float keep = one_exponential(before - maximum), take = one_exponential(here - maximum);
+        scratch_.maxima[row] = maximum;
+        scratch_.sums[row] = scratch_.sums[row] * keep + scratch_.cut_sums[row] * take;
+        float* total = scratch_.totals.data() + row * scratch_.padded;
+        const float* product = scratch_.products.data() + row * scratch_.padded;
+        const Floats old = broadcast(keep), fresh = broadcast(take);
+        for (int64_t i = 0; i < scratch_.padded; i += VL)
+            store(total + i, fma(load(product + i), fresh, mul(load(total + i), old)));
+    }
+
+    static float one_exponential(float x) {
+        float lanes[VL];
+        store(lanes, exponential(broadcast(x)));
+        return lanes[0];
+    }
+
+    void write_results() {
+        for (int row = 0; row < num_rows_; row++) {
+            const int64_t token = tile_->first_row + row / num_members_, member = first_member_ + row % num_members_;
+            E* place = (E*)op_.output + token * op_.num_heads * op_.head_dim + (head_ * group_ + member) * op_.head_dim;
+            const float* total = scratch_.totals.data() + row * scratch_.padded;
+            // A row that sees nothing has no keys and no sum, and gives zeros.
+            const Floats sum = broadcast(scratch_.sums[row] == 0 ? 1.0f : scratch_.sums[row]);
+            for (int64_t i = 0; i < op_.head_dim; i += VL)
+                store(place + i, div(load(total + i), sum), (int)std::min<int64_t>(VL, op_.head_dim - i));
+        }
+    }
+
+    static constexpr float INFINITY_ = std::numeric_limits<float>::infinity();
+
+    const Op& op_;
+    const Step& step_;
+    const PoolShape pool_;
+    AttentionScratch<E>& scratch_;
+    const int64_t group_, dim_words_;
+    const AttentionTile* tile_ = nullptr;
+    int64_t head_ = 0, first_member_ = 0, num_members_ = 0;
+    int num_rows_ = 0, num_blocks_ = 0;
+    int64_t key_run_ = 0, value_stride_ = 0;
+    const uint32_t* keys_[CUT / 8];
+    const uint32_t* values_[CUT / 8];
+};

@@ -1,0 +1,202 @@
+// Walks through the ops of a plan with a team of threads. Owns the scratch memory of threads, which grows and stays.
+#pragma once
+
+#include <memory>
+
+#include "elementwise.h"
+#include "team.h"
+
+class Executor : public Work {
+   public:
+    explicit Executor(int num_threads) : team_(num_threads), scratch_(num_threads) {}
+
+    int num_threads() const { return team_.num_threads(); }
+
+    // Runs ops in order over one step.
+    void run(const Op* ops, int num_ops, const Inputs& inputs) {
+        ops_ = ops;
+        num_ops_ = num_ops;
+        prepare_step(inputs);
+        phases_.clear();
+        for (int op = 0; op < num_ops; op++) {
+            phases_.push_back({op, false});
+            if (ops[op].kind == HEAD) phases_.push_back({op, true});
+        }
+        team_.run(*this);
+    }
+
+    int num_phases() const override { return (int)phases_.size(); }
+
+    int64_t num_units(int phase) override {
+        const Op& op = ops_[phases_[phase].op];
+        const int64_t rows = step_.num_rows(op.rows);
+        switch (op.kind) {
+            case LINEAR:
+            case LINEAR_SILU: return num_panels(op.out_features) * row_cuts(rows);
+            case HEAD:
+                if (phases_[phase].merges) return rows;
+                for (auto& scratch : scratch_) scratch.forget_best(rows);
+                return num_panels(op.out_features) * row_cuts(rows);
+            case ATTENTION: return (int64_t)step_.tiles.size() * op.num_kv_heads;
+            case ROTARY_AND_CACHE: return (int64_t)step_.runs.size();
+            default: return rows;
+        }
+    }
+
+    int64_t units_at_once(int phase) override {
+        const Op& op = ops_[phases_[phase].op];
+        switch (op.kind) {
+            case LINEAR:
+            case LINEAR_SILU:
+            case HEAD: {
+                if (phases_[phase].merges) return 4;
+                // Some microseconds of work, so that taking a piece costs nothing beside it.
+                const int64_t words = op.in_features / 2 * std::min(step_.num_rows(op.rows), UNIT_ROWS);
+                return std::max<int64_t>(1, 4096 / std::max<int64_t>(words, 1));
+            }
+            case ATTENTION:
+            case ROTARY_AND_CACHE: return 1;
+            default: return 4;
+        }
+    }
+
+    void run(int phase, int64_t begin, int64_t end, int thread) override {
+        const Op& op = ops_[phases_[phase].op];
+        if (op.type == BFLOAT16)
+            run_typed<bf16>(op, phases_[phase].merges, begin, end, thread);
+        else
+            run_typed<float>(op, phases_[phase].merges, begin, end, thread);
+    }
+
+   private:
+    struct Phase {
+        int op;
+        bool merges;
+    };
+
+    struct alignas(64) Scratch {
+        std::unique_ptr<AttentionScratch<float>> attention32;
+        std::unique_ptr<AttentionScratch<bf16>> attention16;
+        std::vector<Best> best;
+
+        template <class E>
+        AttentionScratch<E>& attention(int64_t dim) {
+            auto& mine = of((E*)nullptr);
+            if (!mine || mine->dim != dim) mine = std::make_unique<AttentionScratch<E>>(dim);
+            return *mine;
+        }
+
+        void forget_best(int64_t rows) {
+            Best none;
+            std::fill_n(none.value, VL, -std::numeric_limits<float>::infinity());
+            std::fill_n(none.id, VL, std::numeric_limits<int32_t>::max());
+            none.not_finite = 0;
+            best.assign(rows, none);
+        }
+
+       private:
+        std::unique_ptr<AttentionScratch<float>>& of(float*) { return attention32; }
+        std::unique_ptr<AttentionScratch<bf16>>& of(bf16*) { return attention16; }
+    };
+
+    static int64_t row_cuts(int64_t rows) { return (rows + UNIT_ROWS - 1) / UNIT_ROWS; }
+
+    void prepare_step(const Inputs& inputs) {
+        int64_t block_size = 0, group = 1;
+        for (int op = 0; op < num_ops_ && !block_size; op++)
+            if (ops_[op].block_size) block_size = ops_[op].block_size, group = ops_[op].num_heads / ops_[op].num_kv_heads;
+        step_.prepare(inputs, block_size, group);
+    }
+
+    template <class E>
+    void run_typed(const Op& op, bool merges, int64_t begin, int64_t end, int thread) {
+        switch (op.kind) {
+            case EMBEDDING:
+                for (int64_t i = begin; i < end; i++)
+                    copy_row((const E*)op.weight, index_of(op, i), op.out_features, (E*)op.output + i * op.out_features);
+                break;
+            case EMBEDDING_PACKED:
+                for (int64_t i = begin; i < end; i++)
+                    unpack_row((const E*)op.weight, index_of(op, i), op.out_features, (E*)op.output + i * op.out_features);
+                break;
+            case RMS_NORM:
+                for (int64_t i = begin; i < end; i++) norm_row<E>(op, i);
+                break;
+            case LINEAR:
+                if (op.wide)
+                    run_linear<E>(op, begin, end, StoreRows<E, float>{(float*)op.output, (const E*)op.bias, op.out_features});
+                else
+                    run_linear<E>(op, begin, end, StoreRows<E, E>{(E*)op.output, (const E*)op.bias, op.out_features});
+                break;
+            case LINEAR_SILU:
+                run_linear<E>(op, begin, end, StoreGated<E>{(E*)op.output, (const E*)op.bias, op.out_features / 2});
+                break;
+            case SILU_AND_MUL:
+                for (int64_t i = begin; i < end; i++)
+                    silu_and_mul_row(
+                        (const E*)op.input + i * op.input_stride, op.out_features, (E*)op.output + i * op.out_features);
+                break;
+            case ROTARY_AND_CACHE:
+                for (int64_t i = begin; i < end; i++) rotary_and_cache_run<E>(op, step_.runs[i]);
+                break;
+            case ATTENTION: {
+                AttentionRunner<E> runner(op, step_, scratch_[thread].template attention<E>(op.head_dim));
+                for (int64_t i = begin; i < end; i++) runner.run(step_.tiles[i / op.num_kv_heads], i % op.num_kv_heads);
+                break;
+            }
+            case HEAD:
+                if (merges)
+                    for (int64_t i = begin; i < end; i++) merge_best(i);
+                else
+                    run_linear<E>(
+                        op, begin, end, KeepBest<E>{step_.inputs().logits, scratch_[thread].best.data(), op.out_features});
+                break;
+        }
+    }
+
+    int64_t index_of(const Op& op, int64_t i) const { return op.indices ? op.indices[i] : step_.inputs().chosen[i]; }
+
+    template <class E>
+    void norm_row(const Op& op, int64_t i) {
+        const int64_t width = op.in_features;
+        const E* residual = op.residual ? (const E*)op.residual + i * width : nullptr;
+        rms_norm_row(
+            (const E*)op.input + i * width, residual, (const E*)op.weight, width, op.epsilon,
+            (E*)op.output + i * width, (E*)op.total + i * width);
+    }
+
+    // Units are ordered by panels, then by runs of rows: a panel stays in the cache while all rows pass.
+    template <class E, class Epilogue>
+    void run_linear(const Op& op, int64_t begin, int64_t end, Epilogue epilogue) {
+        const int64_t rows = step_.num_rows(op.rows), cuts = row_cuts(rows);
+        LinearRunner<E, Epilogue> runner(
+            (const uint32_t*)op.input, op.input_stride / PER_WORD<E>, (const uint32_t*)op.weight,
+            words_of<E>(op.in_features), epilogue);
+        for (int64_t unit = begin; unit < end; unit++) {
+            const int64_t cut = unit % cuts;
+            runner.run(unit / cuts, rows * cut / cuts, rows * (cut + 1) / cuts);
+        }
+    }
+
+    void merge_best(int64_t row) {
+        float value = -std::numeric_limits<float>::infinity();
+        int32_t id = std::numeric_limits<int32_t>::max();
+        bool finite = true;
+        for (const auto& scratch : scratch_) {
+            const Best& best = scratch.best[row];
+            finite = finite && !best.not_finite;
+            for (int lane = 0; lane < VL; lane++)
+                if (best.value[lane] > value || (best.value[lane] == value && best.id[lane] < id))
+                    value = best.value[lane], id = best.id[lane];
+        }
+        step_.inputs().best[row] = id == std::numeric_limits<int32_t>::max() ? 0 : id;
+        step_.inputs().finite[row] = finite;
+    }
+
+    Team team_;
+    std::vector<Scratch> scratch_;
+    Step step_;
+    const Op* ops_ = nullptr;
+    int num_ops_ = 0;
+    std::vector<Phase> phases_;
+};

@@ -1,0 +1,173 @@
+// Linear layers over packed weights, with what follows a product in its epilogue.
+//
+// A weight [N, K] is packed in panels of TILE_COLUMNS outputs, [N / C][K words][C] words; outputs past N are zero. A
+// gated weight has its gate and up rows interleaved in runs of VL, so that a tile's first vector is gates and its
+// second ups. A unit of work is one panel by a run of rows; how rows are cut changes no bit.
+#pragma once
+
+#include "step.h"
+#include "tile.h"
+
+// Rows of one unit: their inputs stay in a core's caches while a panel is walked.
+constexpr int64_t UNIT_ROWS = 192;
+
+template <class E>
+INLINE int64_t words_of(int64_t count) {
+    return (count + PER_WORD<E> - 1) / PER_WORD<E>;
+}
+
+// What a thread knows of the best token of each row so far.
+struct Best {
+    float value[VL];
+    int32_t id[VL];
+    uint32_t not_finite;
+};
+
+inline int64_t num_panels(int64_t out_features) { return (out_features + TILE_COLUMNS - 1) / TILE_COLUMNS; }
+
+// Packs rows [N, K] of E. `gated`: the first N / 2 rows are gates, the others ups.
+template <class E>
+void pack(const E* weight, int64_t n, int64_t k, bool gated, E* packed) {
+    const int64_t words = words_of<E>(k), row_bytes = k * (int64_t)sizeof(E), half = n / 2;
+    uint32_t* place = (uint32_t*)packed;
+    for (int64_t panel = 0; panel < num_panels(n); panel++) {
+        const char* rows[TILE_COLUMNS];
+        for (int c = 0; c < TILE_COLUMNS; c++) {
+            const int64_t lane = panel * VL + c % VL, row = gated ? lane + (c < VL ? 0 : half) : panel * TILE_COLUMNS + c;
+            rows[c] = (gated ? lane < half : row < n) ? (const char*)(weight + row * k) : nullptr;
+        }
+        for (int64_t word = 0; word < words; word++)
+            for (int c = 0; c < TILE_COLUMNS; c++, place++) {
+                *place = 0;
+                if (rows[c]) memcpy(place, rows[c] + 4 * word, std::min<int64_t>(4, row_bytes - 4 * word));
+            }
+    }
+}
+
+// Reads row n of a packed weight that is not gated.
+template <class E>
+void unpack_row(const E* packed, int64_t n, int64_t k, E* row) {
+    const int64_t words = words_of<E>(k);
+    const E* column = packed + (n / TILE_COLUMNS * words * TILE_COLUMNS + n % TILE_COLUMNS) * PER_WORD<E>;
+    for (int64_t word = 0; word < words; word++, column += TILE_COLUMNS * PER_WORD<E>)
+        for (int i = 0; i < PER_WORD<E>; i++)
+            if (word * PER_WORD<E> + i < k) row[word * PER_WORD<E> + i] = column[i];
+}
+
+template <class E, class Epilogue>
+class LinearRunner {
+   public:
+    LinearRunner(const uint32_t* input, int64_t stride, const uint32_t* weight, int64_t words, Epilogue epilogue)
+        : input_(input), stride_(stride), weight_(weight), words_(words), epilogue_(epilogue) {}
+
+    // Computes rows [begin, end) of one panel.
+    void run(int64_t panel, int64_t begin, int64_t end) {
+        const uint32_t* right = weight_ + panel * words_ * TILE_COLUMNS;
+        const int64_t count = end - begin, num_tiles = (count + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
+        for (int64_t tile = 0; tile < num_tiles; tile++) {
+            const int64_t first = begin + count * tile / num_tiles, last = begin + count * (tile + 1) / num_tiles;
+            // The first tile brings the panel into the cache.
+            if (tile == 0)
+                choose<true, MAX_TILE_ROWS>(last - first, panel, first, right);
+            else
+                choose<false, MAX_TILE_ROWS>(last - first, panel, first, right);
+        }
+    }
+
+   private:
+    template <bool PREFETCH, int R>
+    INLINE void choose(int64_t num_rows, int64_t panel, int64_t row, const uint32_t* right) {
+        if constexpr (R > 0) {
+            if (num_rows == R)
+                compute<PREFETCH, R>(panel, row, right);
+            else
+                choose<PREFETCH, R - 1>(num_rows, panel, row, right);
+        }
+    }
+
+    template <bool PREFETCH, int R>
+    __attribute__((noinline)) void compute(int64_t panel, int64_t row, const uint32_t* right) {
+        Floats sums[R][2];
+        UNROLL for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = zero();
+        multiply<E, R, PREFETCH>(sums, input_ + row * stride_, stride_, {right, right + VL, TILE_COLUMNS}, words_);
+        UNROLL for (int r = 0; r < R; r++) epilogue_(panel, row + r, sums[r][0], sums[r][1]);
+    }
+
+    const uint32_t* input_;
+    int64_t stride_;
+    const uint32_t* weight_;
+    int64_t words_;
+    Epilogue epilogue_;
+};
+
+// Adds the bias and rounds to the output's type.
+template <class E, class Out>
+struct StoreRows {
+    Out* output;
+    const E* bias;
+    int64_t out_features;
+
+    INLINE void operator()(int64_t panel, int64_t row, Floats left, Floats right) const {
+        const int64_t column = panel * TILE_COLUMNS, rest = out_features - column;
+        Out* place = output + row * out_features + column;
+        if (rest >= TILE_COLUMNS) {
+            if (bias) left = add(left, load(bias + column)), right = add(right, load(bias + column + VL));
+            store(place, left);
+            store(place + VL, right);
+            return;
+        }
+        const int first = (int)std::min<int64_t>(rest, VL), second = (int)rest - first;
+        if (bias) left = add(left, load(bias + column, first));
+        store(place, left, first);
+        if (second > 0) {
+            if (bias) right = add(right, load(bias + column + VL, second));
+            store(place + VL, right, second);
+        }
+    }
+};
+
+// silu(gate) * up.
+template <class E>
+struct StoreGated {
+    E* output;
+    const E* bias;  // [gates, ups] as given
+    int64_t num_outputs;
+
+    INLINE void operator()(int64_t panel, int64_t row, Floats gate, Floats up) const {
+        const int64_t column = panel * VL;
+        const int count = (int)std::min<int64_t>(num_outputs - column, VL);
+        if (bias) {
+            gate = add(gate, load(bias + column, count));
+            up = add(up, load(bias + num_outputs + column, count));
+        }
+        store(output + row * num_outputs + column, mul(silu(gate), up), count);
+    }
+};
+
+// Keeps the best of each row, and the logits where they are wanted.
+template <class E>
+struct KeepBest {
+    float* logits;
+    Best* best;
+    int64_t out_features;
+
+    INLINE void operator()(int64_t panel, int64_t row, Floats left, Floats right) const {
+        const int64_t column = panel * TILE_COLUMNS;
+        keep(row, column, left);
+        if (column + VL < out_features) keep(row, column + VL, right);
+    }
+
+    INLINE void keep(int64_t row, int64_t column, Floats values) const {
+        const int count = (int)std::min<int64_t>(out_features - column, VL);
+        if (logits) store(logits + row * out_features + column, values, count);
+        Best& mine = best[row];
+        mine.not_finite |= any(not_finite(values));
+        if (count < VL) values = select(first_lanes(count), broadcast(-std::numeric_limits<float>::infinity()), values);
+        const Floats before = load(mine.value);
+        const Words ids = add_words(broadcast_word((uint32_t)column), lane_numbers()), ids_before = load_words(mine.id);
+        // Panels that were taken from another thread may come before those of this one.
+        const Mask wins = either(greater(values, before), both(equal(values, before), less(ids, ids_before)));
+        store(mine.value, select(wins, before, values));
+        store_words(mine.id, select(wins, ids_before, ids));
+    }
+};

@@ -1,0 +1,73 @@
+// What crosses the border to Python: the descriptors of ops, the inputs of a step, and nothing with a vector in it.
+//
+// Mirrored field by field in kernels/cpu/library.py. All pointers are to memory that the caller owns and keeps.
+#pragma once
+
+#include <cstdint>
+
+enum Kind : int32_t {
+    EMBEDDING,          // output[i] = row indices[i] of the table
+    EMBEDDING_PACKED,   // the same from a packed weight
+    RMS_NORM,           // total = input + residual; output = norm of total
+    LINEAR,             // output = input x weight (+ bias)
+    LINEAR_SILU,        // output = silu(gate) * up, of a weight whose gate and up rows were interleaved
+    SILU_AND_MUL,       // output = silu(first half of input) * second half
+    ROTARY_AND_CACHE,   // rotates queries and keys of input in place, writes keys and values to the pool
+    ATTENTION,          // output = attention of the queries in input
+    HEAD,               // logits = input x weight, and the best of each row
+    NUM_KINDS
+};
+
+enum Type : int32_t { FLOAT32, BFLOAT16 };
+
+// Which rows an op works on: all tokens of the step, or the chosen ones.
+enum Rows : int32_t { TOKENS, CHOSEN };
+
+// One op. Fields that a kind does not name are not read.
+struct Op {
+    int32_t kind;
+    int32_t type;       // of all rows, weights and pools
+    int32_t rows;
+    int32_t wide;       // LINEAR: the output is float32
+    const void* input;
+    const void* residual;
+    void* output;
+    void* total;
+    const void* weight; // packed, or a table, or a norm's
+    const void* bias;   // [out_features], in the packed order, or null
+    const void* query_norm;
+    const void* key_norm;
+    const int64_t* indices; // null: the chosen rows
+    void* pool;
+    int64_t in_features;
+    int64_t out_features;
+    int64_t input_stride;   // elements from one row of the input to the next
+    int64_t block_stride;   // elements of a block of the pool, over all layers
+    int64_t layer_offset;   // elements from a block's beginning to this layer's keys
+    int64_t num_heads;
+    int64_t num_kv_heads;
+    int64_t head_dim;
+    int64_t block_size;
+    int64_t window;         // keys that a query sees; 0: all
+    float epsilon;
+    float scale;
+    int32_t scheme;         // how the weight is quantized; 0: not at all
+    int32_t reserved;
+    const void* scales;     // of a quantized weight
+    const void* sums;
+};
+
+// What a step computes. Positions, slots and work lists are made from it.
+struct Inputs {
+    int64_t num_sequences;
+    const int64_t* num_new_tokens;  // [S]
+    const int64_t* seq_lens;        // [S]
+    const int32_t* block_tables;    // [S, table_stride]
+    int64_t table_stride;
+    int64_t num_chosen;
+    const int64_t* chosen;          // [R]: rows of which logits are made
+    float* logits;                  // [R, vocabulary], or null: only the best are wanted
+    int64_t* best;                  // [R]: the likeliest token, the lowest id on ties
+    uint8_t* finite;                // [R]: 1 where all logits are finite
+    int64_t* positions;             // [T]: written, each row's position
+};

@@ -1,0 +1,71 @@
+// A step that runs: the rows of all sequences, where their keys and values go, and the tiles that attention walks.
+//
+// Made once from the inputs, read by all layers. Knows no op.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "plan.h"
+
+// Neighbouring rows of one sequence that lie in one block.
+struct Run {
+    int64_t first_row;
+    int32_t num_rows;
+    int32_t block;
+    int32_t first_slot;
+    // The block's slots past the run hold what another sequence left there.
+    bool fresh;
+};
+
+// Neighbouring new tokens of one sequence, whose heads of one group attend together.
+struct AttentionTile {
+    int64_t first_row;
+    int64_t first_position;
+    int32_t num_tokens;
+    int32_t sequence;
+};
+
+constexpr int MAX_ATTENTION_ROWS = 48;
+
+class Step {
+   public:
+    void prepare(const Inputs& inputs, int64_t block_size, int64_t group) {
+        inputs_ = &inputs;
+        num_tokens_ = 0;
+        runs.clear();
+        tiles.clear();
+        const int64_t tile_tokens = std::max<int64_t>(1, MAX_ATTENTION_ROWS / std::max<int64_t>(group, 1));
+        for (int64_t s = 0; s < inputs.num_sequences; s++) {
+            const int64_t count = inputs.num_new_tokens[s], end = inputs.seq_lens[s], begin = end - count;
+            for (int64_t i = 0; i < count; i++) inputs.positions[num_tokens_ + i] = begin + i;
+            if (block_size) {
+                add_runs(s, begin, end, block_size);
+                for (int64_t i = 0; i < count; i += tile_tokens)
+                    tiles.push_back({num_tokens_ + i, begin + i, (int32_t)std::min(tile_tokens, count - i), (int32_t)s});
+            }
+            num_tokens_ += count;
+        }
+    }
+
+    const Inputs& inputs() const { return *inputs_; }
+    const int32_t* blocks_of(int64_t sequence) const { return inputs_->block_tables + sequence * inputs_->table_stride; }
+    int64_t num_rows(int32_t rows) const { return rows == CHOSEN ? inputs_->num_chosen : num_tokens_; }
+
+    std::vector<Run> runs;
+    std::vector<AttentionTile> tiles;
+
+   private:
+    void add_runs(int64_t sequence, int64_t begin, int64_t end, int64_t block_size) {
+        const int32_t* blocks = inputs_->block_tables + sequence * inputs_->table_stride;
+        for (int64_t position = begin; position < end;) {
+            const int64_t slot = position % block_size, count = std::min(block_size - slot, end - position);
+            runs.push_back({num_tokens_ + position - begin, (int32_t)count, blocks[position / block_size], (int32_t)slot,
+                            slot == 0 && count < block_size});
+            position += count;
+        }
+    }
+
+    const Inputs* inputs_ = nullptr;
+    int64_t num_tokens_ = 0;
+};

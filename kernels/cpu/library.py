@@ -1,0 +1,173 @@
+"""The compiled kernels as Python sees them: which library fits this processor, and the structures that it reads.
+
+Mirrors csrc/plan.h. A call releases the interpreter for as long as it runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import platform
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kernels.cpu.build import INSTRUCTION_SETS, library_path
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# What /proc/cpuinfo must name for each.
+_REQUIRED_FLAGS = {
+    "avx512_bf16": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "fma"},
+    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"},
+    "avx2": {"avx2", "fma"},
+}
+
+
+class Kind(IntEnum):
+    """What an op does."""
+
+    EMBEDDING = 0
+    EMBEDDING_PACKED = 1
+    RMS_NORM = 2
+    LINEAR = 3
+    LINEAR_SILU = 4
+    SILU_AND_MUL = 5
+    ROTARY_AND_CACHE = 6
+    ATTENTION = 7
+    HEAD = 8
+
+
+class Rows(IntEnum):
+    """Which rows an op works on."""
+
+    TOKENS = 0
+    CHOSEN = 1
+
+
+class Op(ctypes.Structure):
+    """One op; pointers are addresses."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int32),
+        ("type", ctypes.c_int32),
+        ("rows", ctypes.c_int32),
+        ("wide", ctypes.c_int32),
+        ("input", ctypes.c_void_p),
+        ("residual", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+        ("total", ctypes.c_void_p),
+        ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("query_norm", ctypes.c_void_p),
+        ("key_norm", ctypes.c_void_p),
+        ("indices", ctypes.c_void_p),
+        ("pool", ctypes.c_void_p),
+        ("in_features", ctypes.c_int64),
+        ("out_features", ctypes.c_int64),
+        ("input_stride", ctypes.c_int64),
+        ("block_stride", ctypes.c_int64),
+        ("layer_offset", ctypes.c_int64),
+        ("num_heads", ctypes.c_int64),
+        ("num_kv_heads", ctypes.c_int64),
+        ("head_dim", ctypes.c_int64),
+        ("block_size", ctypes.c_int64),
+        ("window", ctypes.c_int64),
+        ("epsilon", ctypes.c_float),
+        ("scale", ctypes.c_float),
+        ("scheme", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("scales", ctypes.c_void_p),
+        ("sums", ctypes.c_void_p),
+    )
+
+
+class Inputs(ctypes.Structure):
+    """What a step computes."""
+
+    _fields_ = (
+        ("num_sequences", ctypes.c_int64),
+        ("num_new_tokens", ctypes.c_void_p),
+        ("seq_lens", ctypes.c_void_p),
+        ("block_tables", ctypes.c_void_p),
+        ("table_stride", ctypes.c_int64),
+        ("num_chosen", ctypes.c_int64),
+        ("chosen", ctypes.c_void_p),
+        ("logits", ctypes.c_void_p),
+        ("best", ctypes.c_void_p),
+        ("finite", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+    )
+
+
+@cache
+def supported_instruction_sets() -> tuple[str, ...]:
+    """Those of this processor that there are kernels for, best first."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return ()
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    flags = next((set(line.split()) for line in text.splitlines() if line.startswith("flags")), set[str]())
+    return tuple(name for name in INSTRUCTION_SETS if _REQUIRED_FLAGS[name] <= flags)
+
+
+def available_instruction_sets() -> tuple[str, ...]:
+    """Those of this processor whose library is built, best first."""
+    return tuple(name for name in supported_instruction_sets() if library_path(name).exists())
+
+
+class Library:
+    """The kernels for one instruction set.
+
+    Raises:
+        OSError: the library is not there.
+        RuntimeError: it is not what this code was written for.
+    """
+
+    def __init__(self, instruction_set: str) -> None:
+        path = library_path(instruction_set)
+        self.instruction_set = instruction_set
+        self.digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        self._library = ctypes.CDLL(str(path))
+        for name in ("op_bytes", "inputs_bytes", "panel_columns"):
+            getattr(self._library, f"blockyard_{name}").restype = ctypes.c_int64
+        sizes = (self._library.blockyard_op_bytes(), self._library.blockyard_inputs_bytes())
+        if sizes != (ctypes.sizeof(Op), ctypes.sizeof(Inputs)):
+            raise RuntimeError(f"{path} has structures of {sizes} bytes: build it anew")
+        self.panel_columns: int = self._library.blockyard_panel_columns()
+        self._library.blockyard_create.restype = ctypes.c_void_p
+        self._library.blockyard_create.argtypes = (ctypes.c_int32,)
+        self._library.blockyard_destroy.argtypes = (ctypes.c_void_p,)
+        self._library.blockyard_run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p)
+        integers = (ctypes.c_int64, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32)
+        self._library.blockyard_pack.argtypes = (ctypes.c_void_p, *integers, ctypes.c_void_p)
+
+    def create_executor(self, num_threads: int) -> Executor:
+        """Starts a team of threads."""
+        return Executor(self._library, num_threads)
+
+    def pack(self, weight: int, shape: tuple[int, int], element_type: int, gated: bool, packed: int) -> None:
+        """Packs the weight [out_features, in_features] at one address to another."""
+        self._library.blockyard_pack(weight, *shape, element_type, int(gated), packed)
+
+
+class Executor:
+    """A team of threads that runs ops. Used by one thread at a time."""
+
+    def __init__(self, library: ctypes.CDLL, num_threads: int) -> None:
+        self._library = library
+        self.num_threads = num_threads
+        self._handle = library.blockyard_create(num_threads)
+
+    def run(self, ops: ctypes.Array[Op], inputs: Inputs) -> None:
+        """Runs ops in order over one step."""
+        self._library.blockyard_run(self._handle, ops, len(ops), ctypes.byref(inputs))
+
+    def __del__(self) -> None:
+        self._library.blockyard_destroy(self._handle)
+
+
+def op_array(ops: Sequence[Op]) -> ctypes.Array[Op]:
+    """Lays ops side by side."""
+    return (Op * len(ops))(*ops)

@@ -1,0 +1,187 @@
+"""A network's step as a plan: its ops recorded once, their buffers laid out in one arena, replayed by one call.
+
+While a network is recorded, its ops give tensors of one row that are never computed: they stand for the rows of a step.
+Owns the pruning of the last layer to the rows that logits are made of, and the arena. Knows no ops but by their fields.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from kernels.cpu.library import Inputs, Kind, Op, Rows, op_array
+from kernels.cpu.packed import ALIGNMENT, allocate_huge
+from kernels.ops import CaptureSizes, StepInputs, StepOutputs
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from kernels.cpu.library import Executor
+
+# Fields of an op that may point into a row of another op's result.
+_READ = ("input", "residual")
+_WRITTEN = ("output", "total")
+
+
+@dataclass(eq=False)
+class Recording:
+    """Ops in order, and the tensors that stand for their results."""
+
+    token_ids: Tensor
+    positions: Tensor
+    ops: list[Op] = field(default_factory=list[Op])
+    results: list[Tensor] = field(default_factory=list["Tensor"])
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """Rows that live from one op to another. `address` is that of the tensor which stands for them."""
+
+    address: int
+    row_bytes: int
+    first_op: int
+    last_op: int
+    place: int = 0
+
+
+class CapturedPlan:
+    """See `kernels.ops.CapturedStep`. `executor` gives the team of the moment."""
+
+    def __init__(self, recording: Recording, head: Op, sizes: CaptureSizes, executor: Executor) -> None:
+        self._sizes = sizes
+        self._max_rows = max(sizes.max_num_tokens, sizes.max_num_seqs)
+        self._token_ids = np.zeros(self._max_rows, np.int64)
+        self._positions = np.zeros(self._max_rows, np.int64)
+        self._vocab_size = head.out_features
+        self.executor = executor
+        ops = _prune([*recording.ops, head], recording)
+        self._arena = _lay_out(ops, recording, self._max_rows)
+        inputs = {
+            recording.token_ids.data_ptr(): _address(self._token_ids),
+            recording.positions.data_ptr(): _address(self._positions),
+        }
+        for op in ops:
+            if op.indices is not None:
+                op.indices = inputs[op.indices]
+        self._ops = op_array(ops)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of the arena, taken as rows are first used."""
+        return self._arena.nbytes
+
+    def takes(self, step: StepInputs) -> bool:
+        """Tells whether the step is within the sizes that this was made for."""
+        return len(step.token_ids) <= self._sizes.max_num_tokens and len(step.chosen) <= self._max_rows
+
+    def replay(self, step: StepInputs, *, with_logits: bool) -> StepOutputs:
+        """Computes a step."""
+        num_chosen = len(step.chosen)
+        self._token_ids[: len(step.token_ids)] = step.token_ids
+        logits = torch.empty(num_chosen, self._vocab_size) if with_logits else None
+        best, finite = np.empty(num_chosen, np.int64), np.empty(num_chosen, np.bool_)
+        inputs = Inputs(
+            len(step.seq_lens),
+            _address(step.num_new_tokens),
+            _address(step.seq_lens),
+            _address(step.block_tables),
+            step.block_tables.strides[0] // 4,
+            num_chosen,
+            _address(step.chosen),
+            None if logits is None else logits.data_ptr(),
+            _address(best),
+            _address(finite),
+            _address(self._positions),
+        )
+        self.executor.run(self._ops, inputs)
+        return StepOutputs(best, finite, logits)
+
+
+def _address(array: npt.NDArray[np.generic]) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def _prune(ops: list[Op], recording: Recording) -> list[Op]:
+    """Has all that comes after the last attention work on the chosen rows alone: what no later token reads.
+
+    Rows that were made before it are gathered first.
+    """
+    last = max(index for index, op in enumerate(ops) if op.kind == Kind.ATTENTION)
+    earlier = {address for op in ops[: last + 1] for address in _addresses(op, (*_READ, *_WRITTEN))}
+    gathered: dict[int, int] = {}
+    rest: list[Op] = []
+    for op in ops[last + 1 :]:
+        op.rows = Rows.CHOSEN
+        for name in _READ:
+            address = getattr(op, name)
+            if address in earlier:
+                if address not in gathered:
+                    rest.append(_gather(address, op, recording))
+                    gathered[address] = rest[-1].output
+                setattr(op, name, gathered[address])
+        rest.append(op)
+    return [*ops[: last + 1], *rest]
+
+
+def _gather(address: int, reader: Op, recording: Recording) -> Op:
+    source = next(result for result in recording.results if result.data_ptr() == address)
+    rows = torch.empty_like(source)
+    recording.results.append(rows)
+    width = source.shape[-1]
+    return Op(
+        kind=Kind.EMBEDDING,
+        type=reader.type,
+        rows=Rows.CHOSEN,
+        weight=address,
+        output=rows.data_ptr(),
+        out_features=width,
+    )
+
+
+def _addresses(op: Op, names: tuple[str, ...]) -> list[int]:
+    return [address for name in names if (address := getattr(op, name)) is not None]
+
+
+def _lay_out(ops: list[Op], recording: Recording, max_rows: int) -> Tensor:
+    """Gives every buffer a place that no other has while it lives, and writes its address into the ops."""
+    row_bytes = {result.data_ptr(): result.nbytes for result in recording.results}
+    buffers: dict[int, _Buffer] = {}
+    for index, op in enumerate(ops):
+        for address in _addresses(op, (*_READ, *_WRITTEN, "weight")):
+            if address in row_bytes:
+                buffer = buffers.setdefault(address, _Buffer(address, row_bytes[address], index, index))
+                buffer.last_op = index
+    num_bytes = _place(list(buffers.values()), max_rows)
+    arena = allocate_huge(num_bytes)
+    for op in ops:
+        for name in (*_READ, *_WRITTEN, "weight"):
+            address = getattr(op, name)
+            if address in buffers:
+                setattr(op, name, arena.data_ptr() + buffers[address].place)
+    return arena
+
+
+def _place(buffers: list[_Buffer], max_rows: int) -> int:
+    """Places buffers, first come first served, each as low as it fits; gives the size of all."""
+    placed: list[_Buffer] = []
+    end = 0
+    for buffer in buffers:
+        size = _size(buffer, max_rows)
+        living = sorted((each for each in placed if each.last_op >= buffer.first_op), key=lambda each: each.place)
+        place = 0
+        for other in living:
+            if place + size <= other.place:
+                break
+            place = max(place, other.place + _size(other, max_rows))
+        buffer.place = place
+        placed.append(buffer)
+        end = max(end, place + size)
+    return end
+
+
+def _size(buffer: _Buffer, max_rows: int) -> int:
+    return -(-buffer.row_bytes * max_rows // ALIGNMENT) * ALIGNMENT
