@@ -43,6 +43,7 @@ class Server:
         self.worker = Worker(
             allowed_device=self._settings.worker_device,
             num_threads=self._settings.num_threads,
+            cpu_kernels=self._settings.cpu_kernels,
             debug=self._settings.enable_debug_rpcs,
         )
         self._heartbeat = Heartbeat()
