@@ -1,4 +1,4 @@
-"""Starts and stops the gateway's process: the model's text files, the link to the scheduler, the two fronts, health."""
+"""Starts and stops the gateway's process: the model's text files, the link to the scheduler, the fronts, health."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from gateway.config import GatewayConfiguration
 from gateway.generation import GenerationService
 from gateway.http_front import HttpFront
 from gateway.live_requests import LiveRequests
+from gateway.open_inference.servicer import SERVICE as OPEN_INFERENCE
+from gateway.open_inference.servicer import OpenInferenceServicer, add_open_inference_service
 from gateway.openai.app import make_app
 from gateway.scheduler_link import SchedulerLink
 from gateway.servicer import SERVICE, InferenceServicer, add_inference_service
@@ -43,7 +45,7 @@ class Gateway:
     """The gateway's process. The ports are known once it has started.
 
     Attributes:
-        generation: the core that both fronts use.
+        generation: the core that all fronts use.
         grpc_port, http_port, admin_port, health_port: where it listens; no health port is 0.
     """
 
@@ -71,8 +73,9 @@ class Gateway:
         self._health: HealthServer | None = None
 
     def _make_public_server(self) -> grpc.aio.Server:
-        server = make_server(PUBLIC_MESSAGE_BYTES, [SERVICE.full_name])
+        server = make_server(PUBLIC_MESSAGE_BYTES, [SERVICE.full_name, OPEN_INFERENCE.full_name])
         add_inference_service(server, InferenceServicer(self.generation))
+        add_open_inference_service(server, OpenInferenceServicer(self.generation))
         add_health(server, self.generation.is_ready, self._heartbeat.is_alive)
         return server
 
