@@ -147,6 +147,10 @@ class Rig:
         return {name: sample(pid) for name, pid in self._pids.items()}
 
 
+def spawn(command: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+
+
 async def measure(step_seconds: float, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Starts the system once, and measures each number of streams on it."""
     told = {"grpc_port": 0, "http_port": 0, "admin_port": 0, "log_level": "warning", "device": "cpu"}
@@ -161,7 +165,7 @@ async def measure(step_seconds: float, options: argparse.Namespace) -> list[dict
         try:
             await supervisor.start()
             command = [sys.executable, __file__, "--role", options.client, "--target", system.endpoints.grpc]
-            client = stack.enter_context(subprocess.Popen(command, stdin=-1, stdout=-1, text=True, cwd=ROOT))
+            client = stack.enter_context(spawn(command))
             stack.callback(client.terminate)
             pids = dict(zip(("worker", "scheduler", "gateway"), (c.pid for c in supervisor.children), strict=True))
             return await measure_streams(Rig({**pids, "client": client.pid}, client, ledger), step_seconds, options)

@@ -2,30 +2,45 @@
 
     python -m benchmarks.sleeping_worker 0.004 /tmp/ledger --worker-address=unix:/…
 
-It is set up with a model like any other. Its ledger is a file of two numbers that another process reads while it runs:
+Its ledger is a file of two numbers that another process reads while it runs:
 the steps that it has executed, and the CPU seconds that its pretended computing cost, which are nobody's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import json
 import mmap
 import struct
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import torch
+
+from blockyard import grpc_environment
+
+grpc_environment.prepare()
+
+from blockyard.model_files import model_digest, resolve_model
 from blockyard.settings import load
 from blockyard.telemetry import configure_logging
-from worker_service import server
+from worker_service import memory, server
 from worker_service.config import WorkerConfiguration
 from worker_service.step import Step, StepResult, StepTimes
-from worker_service.worker import Worker
+from worker_service.worker import CacheFacts, State, Worker
 
 if TYPE_CHECKING:
-    from worker_service.step_stream import StepStream
+    from collections.abc import Callable
 
+    from worker_service.model_loader import LoadedModel
+    from worker_service.worker import CacheRequest, ProfileRequest
+
+MAX_MODEL_LEN = 2048
+BLOCK_SIZE = 32
 _LEDGER = struct.Struct("<Qd")
 # Of the demo model's vocabulary: whole words and pieces of words, none of them special.
 _FIRST_TOKEN_ID, _NUM_TOKEN_IDS = 300, 1000
@@ -107,16 +122,42 @@ class SleepingExecutor:
 
 
 class SleepingWorker(Worker):
-    """A worker that opens its streams on another executor."""
+    """A worker that has no model, and opens its streams on another executor."""
 
     def __init__(self, executor: SleepingExecutor) -> None:
         super().__init__(num_threads=1)
         self._sleeper: Any = executor
 
-    def open_stream(self) -> StepStream:
-        """Opens a step stream."""
+    async def init_device(self, device_type: str, dtype: torch.dtype | None, configuration_digest: str) -> None:
+        """Has none."""
+        self.configuration_digest = configuration_digest
+        self._set_up_as = State.DEVICE_READY
+
+    async def load_model(self, model: str, revision: str, progress: Callable[[int, int], None]) -> LoadedModel:
+        """Reads what the model is called."""
+        folder = resolve_model(model, revision, "config")
+        told = json.loads((folder / "config.json").read_text())
+        config = SimpleNamespace(
+            architecture="Sleeping", vocab_size=told["vocab_size"], max_model_len=MAX_MODEL_LEN, dtype=torch.float32
+        )
+        loaded = SimpleNamespace(config=config, model_digest=model_digest(folder), weights_digest="", parameter_bytes=1)
+        self.loaded = cast("LoadedModel", loaded)
+        self._set_up_as = State.LOADED
+        return self.loaded
+
+    async def determine_num_available_blocks(self, request: ProfileRequest) -> memory.CachePlan:
+        """Has as many as are asked for."""
+        usage = memory.Usage(0, 0, 0, 0, 0)
+        return memory.CachePlan(request.block_size or BLOCK_SIZE, 1, 1, 0, 0, 0, usage)
+
+    async def initialize_cache(self, request: CacheRequest) -> CacheFacts:
+        """Allocates nothing."""
+        self.cache = CacheFacts(request, 1, "sleeping", batch_invariant=True)
         self._executor = self._sleeper
-        return super().open_stream()
+        self._set_up_as = State.CACHE_READY
+        gc.collect()
+        gc.freeze()
+        return self.cache
 
 
 def main() -> None:

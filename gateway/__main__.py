@@ -1,12 +1,10 @@
 """`python -m gateway`."""
 
-import os
+from blockyard import grpc_environment
 
-# What gRPC itself writes to standard error is in no form of ours, and what matters of it reaches us as exceptions. It
-# reads this when it is imported.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+grpc_environment.prepare()
 
-from gateway.server import main
+from gateway.server import main  # noqa: E402 - it imports gRPC
 
 if __name__ == "__main__":
     main()

@@ -1,6 +1,10 @@
 """`python -m scheduler_service`."""
 
-from scheduler_service.server import main
+from blockyard import grpc_environment
+
+grpc_environment.prepare()
+
+from scheduler_service.server import main  # noqa: E402 - it imports gRPC
 
 if __name__ == "__main__":
     main()

@@ -3,6 +3,11 @@
 import gc
 import os
 
+from blockyard import grpc_environment
+
+# Before gRPC is imported, as the next before torch is.
+grpc_environment.prepare()
+
 # Before torch loads its OpenMP runtime. Its threads wait for each other by spinning, for milliseconds unless told
 # otherwise; where another process has taken a core, every parallel region then costs a time slice of the system's
 # scheduler (measured: a step 8 times as long on two busy cores). 500 turns, some 50 µs, span the gaps inside a step.
