@@ -40,6 +40,20 @@ PROGRESS = np.dtype(
 )
 
 
+@dataclass(slots=True)
+class Progress:
+    """How far one sequence is: a record PROGRESS as a value."""
+
+    num_tokens: int = 0
+    num_computed_tokens: int = 0
+    num_blocks: int = 0
+    ended: bool = False
+
+    def record(self) -> tuple[int, int, int, bool]:
+        """What a record is set to."""
+        return self.num_tokens, self.num_computed_tokens, self.num_blocks, self.ended
+
+
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
     """The sizes that rows are made for."""
@@ -85,13 +99,13 @@ class InputBatch:
         """Gives those of some sequences that have no row."""
         return sequence_ids.difference(self._row_of)
 
-    def facts(self, sequence_ids: tuple[int, ...]) -> npt.NDArray[np.void]:
+    def progress_of(self, sequence_ids: tuple[int, ...]) -> npt.NDArray[np.void]:
         """Gives copies of how far sequences are, as records PROGRESS [n]; an unknown id's are zero."""
         return self._progress.take(self._find(sequence_ids))
 
-    def fact(self, sequence_id: int) -> np.void:
-        """Gives a copy of how far one sequence is."""
-        return self._progress[self._row_of.get(sequence_id, -1)].copy()
+    def progress(self, sequence_id: int) -> Progress:
+        """Tells how far a sequence is; an unknown one has not begun."""
+        return Progress(*self._progress[self._row_of.get(sequence_id, -1)].item())
 
     def _find(self, sequence_ids: tuple[int, ...]) -> Array:
         """Gives the rows of sequences, -1 for an unknown one: the same array as long as the question is the same."""

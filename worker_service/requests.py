@@ -96,7 +96,7 @@ class RequestTable:
             has_bad_words=[place for place in editing if lists[place].bad_words],
             stop_token_ids=self._stop_token_ids[rows],
             least_tokens=columns["prompt_length"] + columns["min_tokens"],
-            is_plain_greedy=bool(is_plain.all()),
+            is_plain_greedy=np.count_nonzero(is_plain) == len(rows),
         )
 
 

@@ -76,19 +76,19 @@ def make_roster(step: Step, state: StepState, requests: RequestTable) -> Roster:
     children = live & (state.num_new_tokens == 0)
     computing = np.flatnonzero(computes)
     num_new_tokens = state.num_new_tokens[computing]
-    ends = np.cumsum(num_new_tokens)
+    ends = num_new_tokens.cumsum()
     last_hidden = np.zeros(len(state.rows), np.int64)
     last_hidden[computing] = ends - 1
     sources = np.arange(len(state.rows))
-    if children.any():
+    if np.count_nonzero(children):
         sources[children] = _places_of_parents(step, children)
         last_hidden = last_hidden[sources]
     is_due = (computes & state.is_due) | children
-    columns = requests.columns.take(state.rows)
-    is_beam = columns["num_beam_candidates"] > 0
+    is_beam = requests.columns["num_beam_candidates"][state.rows] > 0
+    asks = requests.columns["prompt_logprobs"][state.rows] >= 0
 
     def select(chosen: Flags) -> StepRows:
-        if not chosen.any():
+        if not np.count_nonzero(chosen):
             return NO_ROWS
         rows = state.rows[chosen]
         ids = tuple(compress(step.sequence_ids, chosen.tolist()))
@@ -99,10 +99,10 @@ def make_roster(step: Step, state: StepState, requests: RequestTable) -> Roster:
         computing=computing,
         rows=state.rows[computing],
         num_new_tokens=num_new_tokens,
-        owners=np.repeat(np.arange(len(computing)), num_new_tokens),
-        offsets=np.arange(num_new_tokens.sum()) - np.repeat(ends, num_new_tokens),
+        owners=np.arange(len(computing)).repeat(num_new_tokens),
+        offsets=np.arange(num_new_tokens.sum()) - ends.repeat(num_new_tokens),
         last_hidden=last_hidden,
-        asking=np.flatnonzero(computes & (columns["prompt_logprobs"] >= 0)).tolist(),
+        asking=np.flatnonzero(computes & asks).tolist(),
         computed_rows=state.rows[live],
         sources=sources[live],
         sampled=select(is_due & ~is_beam),

@@ -7,13 +7,14 @@ changes nothing. What is wrong here is a bug of the scheduler's, so that every v
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from blockyard.errors import BlockyardError, Violation, invalid
-from worker_service.input_batch import PROGRESS
+from worker_service.input_batch import Progress
 from worker_service.step import MAX_LOGPROBS
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def check_step(step: Step, batch: InputBatch, num_device_blocks: int, num_host_b
 
 
 class _StepCheck:
-    """One step's check: `changed` holds the rows as the step's changes would leave them, by sequence id."""
+    """One step's check: `changed` holds how far sequences are once the step's changes are made, by their id."""
 
     def __init__(self, step: Step, batch: InputBatch, num_device_blocks: int) -> None:
         self.violations: list[Violation] = []
@@ -47,7 +48,7 @@ class _StepCheck:
         self._num_device_blocks = num_device_blocks
         self._finished = set(step.finished_sequence_ids)
         self._new = {sequence.sequence_id for sequence in step.new_sequences}
-        self._changed: dict[int, Any] = {}
+        self._changed: dict[int, Progress] = {}
 
     def run(self) -> None:
         """Finds every violation."""
@@ -66,9 +67,10 @@ class _StepCheck:
         known = sequence_id in self._batch and sequence_id not in self._finished
         return known or sequence_id in self._changed
 
-    def _fact(self, sequence_id: int) -> Any:
+    def _progress(self, sequence_id: int) -> Progress:
+        """Gives how far a live sequence is, to be changed."""
         if sequence_id not in self._changed:
-            self._changed[sequence_id] = self._batch.fact(sequence_id)
+            self._changed[sequence_id] = self._batch.progress(sequence_id)
         return self._changed[sequence_id]
 
     def _blocks(self, field: str, block_ids: Array) -> None:
@@ -78,7 +80,7 @@ class _StepCheck:
             self._tell(field, f"device blocks must be from 1 to {self._num_device_blocks - 1}")
 
     def _out_of_range(self, block_ids: Array) -> bool:
-        return len(block_ids) > 0 and bool(block_ids.min() < 1 or block_ids.max() >= self._num_device_blocks)
+        return len(block_ids) > 0 and bool(np.count_nonzero((block_ids < 1) | (block_ids >= self._num_device_blocks)))
 
     def _new_sequences(self) -> None:
         for index, sequence in enumerate(self._step.new_sequences):
@@ -89,10 +91,9 @@ class _StepCheck:
             elif sequence_id in self._batch and sequence_id not in self._finished:
                 self._tell(f"{name}.sequence_id", f"sequence {sequence_id} is known already")
             self._contents(name, sequence)
-            fact = self._changed[sequence_id] = np.zeros((), PROGRESS)
-            fact["num_tokens"] = len(sequence.token_ids)
-            fact["num_computed_tokens"] = sequence.num_computed_tokens
-            fact["num_blocks"] = len(sequence.block_ids)
+            self._changed[sequence_id] = Progress(
+                len(sequence.token_ids), sequence.num_computed_tokens, len(sequence.block_ids)
+            )
 
     def _contents(self, name: str, sequence: NewSequence) -> None:
         limits = self._batch.limits
@@ -126,11 +127,10 @@ class _StepCheck:
             if fork.child_id not in self._finished:
                 self._changed[fork.child_id] = self._child(fork)
 
-    def _child(self, fork: Fork) -> Any:
+    def _child(self, fork: Fork) -> Progress:
         parent = fork.parent_id
-        fact = self._changed[parent].copy() if parent in self._new else self._batch.fact(parent)
-        fact["num_blocks"] = len(fork.block_ids)
-        return fact
+        progress = self._changed[parent] if parent in self._new else self._batch.progress(parent)
+        return replace(progress, num_blocks=len(fork.block_ids))
 
     def _inputs(self) -> None:
         """Checks the ids that the scheduler chose: each is its sequence's next and is computed by this step."""
@@ -152,12 +152,12 @@ class _StepCheck:
         if not self._is_live(sequence_id):
             self._tell("input_sequence_ids", f"sequence {sequence_id} is not known")
             return
-        fact = self._fact(sequence_id)
+        progress = self._progress(sequence_id)
         if num_new_tokens != 1:
             self._tell("input_sequence_ids", f"sequence {sequence_id}: the step does not compute one token of it")
-        elif not fact["ended"] and fact["num_computed_tokens"] != fact["num_tokens"]:
+        elif not progress.ended and progress.num_computed_tokens != progress.num_tokens:
             self._tell("input_sequence_ids", f"sequence {sequence_id}: its next token is known already")
-        fact["num_tokens"] += 1
+        progress.num_tokens += 1
 
     def _tables(self) -> None:
         step = self._step
@@ -172,7 +172,7 @@ class _StepCheck:
             name = f"replaced_tables[{index}]"
             self._blocks(f"{name}.block_ids", block_ids)
             if self._is_live(sequence_id):
-                self._fact(sequence_id)["num_blocks"] = len(block_ids)
+                self._progress(sequence_id).num_blocks = len(block_ids)
             else:
                 self._tell(f"{name}.sequence_id", f"sequence {sequence_id} is not known")
 
@@ -180,9 +180,9 @@ class _StepCheck:
         if not self._is_live(sequence_id):
             self._tell("appended_sequence_ids", f"sequence {sequence_id} is not known")
             return
-        fact = self._fact(sequence_id)
-        fact["num_blocks"] += 1
-        if fact["num_blocks"] > self._batch.limits.max_num_blocks:
+        progress = self._progress(sequence_id)
+        progress.num_blocks += 1
+        if progress.num_blocks > self._batch.limits.max_num_blocks:
             self._tell("appended_block_ids", f"sequence {sequence_id}: the table holds more than max_model_len")
 
     def _columns_fit(self) -> bool:
@@ -202,20 +202,20 @@ class _StepCheck:
     def _scheduled(self) -> None:
         """Checks the columns of what is computed: lengths, tables, children."""
         step, limits = self._step, self._batch.limits
-        facts = self._batch.facts(step.sequence_ids)
+        progress = self._batch.progress_of(step.sequence_ids)
         if self._changed:
             for index, sequence_id in enumerate(step.sequence_ids):
                 if sequence_id in self._changed:
-                    facts[index] = self._changed[sequence_id]
-        live = ~facts["ended"]
-        lengths = facts["num_computed_tokens"] + step.num_new_tokens
-        self._rows("num_new_tokens", live & (lengths > facts["num_tokens"]), "computes more tokens than are known")
+                    progress[index] = self._changed[sequence_id].record()
+        live, num_tokens = ~progress["ended"], progress["num_tokens"]
+        lengths = progress["num_computed_tokens"] + step.num_new_tokens
+        self._rows("num_new_tokens", live & (lengths > num_tokens), "computes more tokens than are known")
         self._rows("num_new_tokens", live & (lengths > limits.max_model_len), "computes past max_model_len")
-        short = lengths > facts["num_blocks"] * limits.block_size
+        short = lengths > progress["num_blocks"] * limits.block_size
         self._rows("num_new_tokens", live & short, "has too short a block table")
         if np.count_nonzero(step.num_new_tokens) < len(live):
             children = live & (step.num_new_tokens == 0)
-            samples = (lengths == facts["num_tokens"]) & (step.num_new_tokens > 0) & live
+            samples = (lengths == num_tokens) & (step.num_new_tokens > 0) & live
             self._rows("num_new_tokens", children & ~self._has_sampling_parent(samples), "has no parent that samples")
 
     def _rows(self, field: str, wrong: npt.NDArray[np.bool_], description: str) -> None:

@@ -323,12 +323,12 @@ def test_every_violation_is_told_at_once_and_nothing_changes(loaded: LoadedModel
     executor = make_executor(loaded)
     epoch = Epoch(executor, 1)
     start(epoch)
-    before = executor.batch.facts([1]).tobytes(), executor.batch.token_ids(1).tolist()
+    before = executor.batch.progress(1), executor.batch.token_ids(1).tolist()
     refused = epoch.answer(work=[(1, 2)], inputs=[(1, 10**6), (8, 3)]).refusal
     assert refused is not None
     for words in ("must be below", "sequence 8 is not known", "does not compute one token of it"):
         assert words in refused.message
-    assert (executor.batch.facts([1]).tobytes(), executor.batch.token_ids(1).tolist()) == before
+    assert (executor.batch.progress(1), executor.batch.token_ids(1).tolist()) == before
 
 
 async def test_they_arrive_over_the_wire(worker: WorkerDriver) -> None:

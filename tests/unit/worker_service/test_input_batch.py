@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from worker_service.input_batch import BatchLimits, InputBatch
+from worker_service.input_batch import BatchLimits, InputBatch, Progress
 from worker_service.step import Array, Fork, NewSequence, Sampling, Step
 
 LIMITS = BatchLimits(max_model_len=64, max_num_seqs=4, block_size=8, vocab_size=100)
@@ -185,9 +185,12 @@ def test_a_reused_row_remembers_nothing(batch: InputBatch) -> None:
         assert run(batch, [50], sequence_ids=(index,), num_new_tokens=[1]).skipped_ids == ()
 
 
-def test_facts_of_an_unknown_sequence_are_zero(batch: InputBatch) -> None:
+def test_how_far_an_unknown_sequence_is_reads_as_zero(batch: InputBatch) -> None:
     run(batch, new_sequences=(new(5, [1, 2], [1]),), sequence_ids=(5,), num_new_tokens=[2])
-    facts = batch.facts([5, 6])
-    assert facts["num_tokens"].tolist() == [3, 0]
-    facts["num_tokens"] = 99
-    assert batch.facts([5])["num_tokens"].tolist() == [3]
+    table = batch.progress_of((5, 6))
+    assert table.tolist() == [(3, 2, 1, False), (0, 0, 0, False)]
+    assert [batch.progress(5), batch.progress(6)] == [Progress(3, 2, 1), Progress()]
+    assert batch.unknown({5, 6, 7}) == {6, 7}
+    table["num_tokens"] = 99
+    batch.progress(5).num_tokens = 99
+    assert batch.progress(5) == Progress(3, 2, 1)
