@@ -239,8 +239,9 @@ class _Reading:
         text = self._single("sampling_parameters")
         # What is left of the parameters when all others have been read.
         told = self._parameters | self._object("sampling_parameters", text)
-        for name in told.keys() & _ELSEWHERE.keys():
-            self.refuse(name, f"is not a sampling parameter here: {_ELSEWHERE[name]}")
+        for name, where in _ELSEWHERE.items():
+            if name in told:
+                self.refuse(name, f"is not a sampling parameter here: {where}")
         return told
 
     def _object(self, name: str, text: Any) -> dict[str, Any]:

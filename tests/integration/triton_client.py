@@ -115,10 +115,23 @@ async def stream_with_asyncio(target: str, prompt: str) -> list[str]:
         return pieces
 
 
+def wire() -> dict[str, Any]:
+    """Number and type of each field of each message, and the types of each call."""
+    described = tritonclient.grpc.service_pb2.DESCRIPTOR
+    (service,) = described.services_by_name.values()
+    messages = list(described.message_types_by_name.values())
+    messages += [nested for message in messages for nested in message.nested_types]
+    return {
+        "messages": {m.full_name: {f.name: [f.number, f.type] for f in m.fields} for m in messages},
+        "calls": {m.name: [m.input_type.full_name, m.output_type.full_name] for m in service.methods},
+    }
+
+
 def main(target: str, prompt: str) -> None:
     with tritonclient.grpc.InferenceServerClient(target) as client:
         told = {
             "version": importlib.metadata.version("tritonclient"),
+            "wire": wire(),
             "server": ask_server(client),
             "whole": infer(client, prompt, "x = 1\n"),
             "stream": stream(client, prompt),

@@ -78,7 +78,7 @@ def tensors(response: messages.ModelInferResponse) -> dict[str, list[Any]]:
 def unpacked(datatype: str, content: bytes) -> list[Any]:
     """Reads raw elements as tritonclient does."""
     if datatype != "BYTES":
-        return list(struct.unpack(f"<{len(content) // 4}{ {'UINT32': 'I', 'FP32': 'f'}[datatype] }", content))
+        return [number for (number,) in struct.iter_unpack({"UINT32": "<I", "FP32": "<f"}[datatype], content)]
     elements: list[bytes] = []
     while content:
         (length,) = struct.unpack_from("<I", content)

@@ -209,12 +209,27 @@ async def test_a_fault_of_ours_is_told_as_one(front: InferenceFront, monkeypatch
 async def test_no_more_requests_are_read_than_run(front: InferenceFront, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.open_inference.servicer.MAX_REQUESTS_OF_STREAM", 2)
     front.scheduler.pause()
-    requests = [infer(PROMPT, sampling={"max_tokens": 2}, fields={"id": f"r{number}"}) for number in range(5)]
+    requests = [infer(PROMPT, sampling={"max_tokens": 2}, fields={"id": f"r{number}"}) for number in range(6)]
     reading = asyncio.create_task(answers(front, *requests))
-    await front.scheduler.wait_until(lambda: front.scheduler.num_sequences == 2)
-    for number in range(1, 3):
+    for num_added in (2, 4, 6):
+        await front.scheduler.wait_until(lambda expected=num_added: len(front.scheduler.added) == expected)
+        assert front.scheduler.num_sequences == 2
         await front.scheduler.step(2)
-        await front.scheduler.wait_until(lambda: len(front.scheduler.added) == min(5, 2 * number + 2))  # noqa: B023
-        assert front.scheduler.num_sequences <= 2
+    assert len(await reading) == 6
+
+
+async def test_a_stream_outlives_the_scheduler(front: InferenceFront) -> None:
+    front.scheduler.pause()
+    front.scheduler.script = scripted(*ids_of(TEXT), END_TOKEN)
+    call = front.stub.ModelStreamInfer()
+    await call.write(infer(PROMPT, sampling={"max_tokens": 50}, stream=True))
+    await front.scheduler.wait_until(lambda: front.scheduler.num_sequences == 1)
+    await front.scheduler.step(2)
+    told = [(await call.read()).infer_response]
+    await front.scheduler.restart()
     front.scheduler.go_on()
-    assert len(await reading) == 5
+    await call.done_writing()
+    while not is_final(told[-1]):
+        told.append((await call.read()).infer_response)
+    assert texts(told) == TEXT
+    assert await call.read() is grpc.aio.EOF
