@@ -2,13 +2,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import grpc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from blockyard.errors import BlockyardError, Reason
+from blockyard.errors import BlockyardError, Reason, to_status
 from blockyard.open_inference.v2 import open_inference_pb2 as messages
 from gateway.open_inference.call import INPUTS, OUTPUTS, InferCall, understand
 from gateway.openai.schema import MAX_PROMPTS, CompletionBody
 from gateway.request import GenerationRequest, OnDisconnect
+from tests.unit.gateway.core import Core
 from tests.unit.gateway.harness import demo_tokenizer
 from tests.unit.gateway_open_inference.harness import PROMPT, infer
 
@@ -248,3 +252,30 @@ def test_what_outlives_its_connection_outlives_its_deadline() -> None:
 def test_inputs_are_listed_with_the_prompts_first() -> None:
     assert next(iter(INPUTS)) == "text_input"
     assert next(iter(OUTPUTS)) == "text_output"
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**40), 10**40) | st.floats() | st.text(max_size=8),
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=8), children, max_size=3),
+    max_leaves=6,
+)
+_PARAMETERS = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(max_size=8)
+_NAMES = st.sampled_from([*CompletionBody.model_fields, *INPUTS, "timeout", "sequence_id"]) | st.text(max_size=8)
+_REASONS = {Reason.FIELD_INVALID, Reason.UNSUPPORTED_PARAMETER}
+
+
+@given(
+    sampling=st.dictionaries(_NAMES, _VALUES, max_size=4),
+    parameters=st.dictionaries(_NAMES, _PARAMETERS, max_size=4),
+)
+async def test_whatever_is_asked_is_taken_or_refused_by_its_name(
+    sampling: dict[str, Any], parameters: dict[str, Any]
+) -> None:
+    try:
+        call = understood(sampling=sampling, parameters=parameters, fields={"id": "r"})
+        await Core().service.start(call.call.requests[0])
+    except BlockyardError as error:
+        assert error.violations and all(violation.field for violation in error.violations)
+        assert {violation.reason for violation in error.violations} <= _REASONS
+        assert error.code is grpc.StatusCode.INVALID_ARGUMENT
+        to_status(error)
