@@ -1,8 +1,7 @@
 """The worker by itself: the steps of a batch, decided beforehand and queued all at once, in a process of their own.
 
 The scheduler's decisions do not depend on which tokens are sampled when nothing stops a request but its length. So they
-are made before the clock starts, and the worker never waits: what is measured is the worker and nothing else. The
-process takes a workload from each line of its input and answers with the time that it took.
+are made before the clock starts, and the worker never waits: what is measured is the worker and nothing else.
 """
 
 from __future__ import annotations
@@ -10,19 +9,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import torch
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.workload import Workload
+from benchmarks.batch_process import BatchProcess, Line
 from blockyard.common.v1 import sampling_pb2
 from scheduler_service.codec import encode_step
 from scheduler_service.core.output import GroupSpec, SchedulerOutput, StepResult
@@ -33,6 +31,7 @@ from worker_service.worker import CacheRequest, ProfileRequest, Worker
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from benchmarks.workload import Workload
     from worker_service.step import Step
 
 EPOCH = 1
@@ -54,43 +53,12 @@ class Settings:
     max_model_len: int = 4096
 
 
-class WorkerAlone:
+class WorkerAlone(BatchProcess):
     """The process, as its user sees it."""
 
     def __init__(self, settings: Settings) -> None:
-        command = [sys.executable, __file__, json.dumps(asdict(settings))]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-        self.num_steps = 0
-        self._read()
-
-    def run(self, workload: Workload) -> float:
-        """Runs a batch, and returns the seconds from its first step to its last answer."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(asdict(workload)) + "\n")
-        self._process.stdin.flush()
-        answer = self._read()
-        self.num_steps += answer["num_steps"]
-        return answer["seconds"]
-
-    def _read(self) -> dict[str, float]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the worker ended with code {self.close()}")
-        return json.loads(line)
-
-    def close(self) -> int:
-        """Ends the process, which reads to the end of its input; returns its exit code."""
-        with self._process as process:
-            assert process.stdin is not None
-            process.stdin.close()
-            return process.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        """Starts it. Raises RuntimeError where it ends instead."""
+        super().__init__([sys.executable, __file__, json.dumps(asdict(settings))])
 
 
 # In the process.
@@ -164,12 +132,11 @@ async def set_up(settings: Settings) -> Worker:
 
 async def serve(settings: Settings) -> None:
     """Runs a batch for each line, until there is none."""
-    worker, planner = await set_up(settings), Planner(settings)
+    line, worker, planner = Line(), await set_up(settings), Planner(settings)
     stream = worker.open_stream()
     answers = stream.answers()
-    _say({"ready": 1})
-    while line := await asyncio.to_thread(sys.stdin.readline):
-        workload = Workload(**json.loads(line))
+    line.say(device=worker.device_name)
+    while (workload := await asyncio.to_thread(line.read)) is not None:
         steps, num_tokens = planner.plan(workload), 0
         begin = time.perf_counter()
         for step in steps:
@@ -180,12 +147,8 @@ async def serve(settings: Settings) -> None:
             num_tokens += len(result.token_ids)
         seconds = time.perf_counter() - begin
         assert num_tokens == workload.num_tokens, (num_tokens, workload)
-        _say({"seconds": seconds, "num_steps": len(steps)})
+        line.say(seconds=seconds)
     await worker.stop(5.0)
-
-
-def _say(answer: dict[str, float]) -> None:
-    print(json.dumps(answer), flush=True)
 
 
 def main() -> None:

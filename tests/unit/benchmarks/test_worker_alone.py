@@ -59,10 +59,11 @@ def test_a_worker_runs_them(tmp_path):
     )
     fresh = WORKLOAD.fresh()
     with WorkerAlone(settings) as worker:
+        assert worker.facts["device"]
         assert worker.run(next(fresh)) > 0
-        num_steps = worker.num_steps
+        worker.pause()
+        worker.resume()
         assert worker.run(next(fresh)) > 0
-        assert worker.num_steps >= 2 * (num_steps - 1)
 
 
 def test_a_worker_that_cannot_start_says_so(tmp_path):
