@@ -140,6 +140,7 @@ class Library:
         self._library.blockyard_create.argtypes = (ctypes.c_int32,)
         self._library.blockyard_destroy.argtypes = (ctypes.c_void_p,)
         self._library.blockyard_run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p)
+        self._library.blockyard_phase_times.argtypes = (*(ctypes.c_void_p,) * 3, ctypes.c_int32)
         integers = (ctypes.c_int64, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32)
         self._library.blockyard_pack.argtypes = (ctypes.c_void_p, *integers, ctypes.c_void_p)
 
@@ -163,6 +164,13 @@ class Executor:
     def run(self, ops: ctypes.Array[Op], inputs: Inputs) -> None:
         """Runs ops in order over one step."""
         self._library.blockyard_run(self._handle, ops, len(ops), ctypes.byref(inputs))
+
+    def phase_seconds(self) -> list[tuple[int, float]]:
+        """Tells of each phase of the last run which op it belongs to, and how long it took."""
+        size = self._library.blockyard_phase_times(self._handle, None, None, 0)
+        ops, seconds = (ctypes.c_int32 * size)(), (ctypes.c_double * size)()
+        self._library.blockyard_phase_times(self._handle, ops, seconds, size)
+        return list(zip(ops, seconds, strict=True))
 
     def __del__(self) -> None:
         self._library.blockyard_destroy(self._handle)

@@ -48,7 +48,7 @@ class AttentionRunner {
    public:
     AttentionRunner(const Op& op, const Step& step, AttentionScratch<E>& scratch)
         : op_(op), step_(step), pool_(pool_shape(op)), scratch_(scratch), group_(op.num_heads / op.num_kv_heads),
-          dim_words_(op.head_dim / PER_WORD<E>) {}
+          dim_words_(op.head_dim / PER_WORD<E>), scale_(op.scale * LOG2_OF_E) {}
 
     void run(const AttentionTile& tile, int64_t head) {
         tile_ = &tile;
@@ -151,7 +151,7 @@ class AttentionRunner {
             const int64_t next = key + VL < num_keys ? key + VL : key;
             Floats sums[R][2];
             UNROLL for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = zero();
-            multiply<E, R, false>(sums, left, dim_words_, {key_words(key), key_words(next), key_run_}, dim_words_);
+            multiply<E, R, Fetch::NOTHING>(sums, left, dim_words_, {key_words(key), key_words(next), key_run_}, dim_words_);
             UNROLL for (int r = 0; r < R; r++) {
                 float* place = scratch_.scores.data() + (row + r) * CUT + key;
                 store(place, sums[r][0]);
@@ -176,19 +176,25 @@ class AttentionRunner {
             for (int64_t i = 0; i < used; i += VL) store(weights + i, zero());
             return;
         }
-        const Floats scale = broadcast(op_.scale), lowest = broadcast(-INFINITY_);
+        // Vectors [first, last) hold a key that the row sees, [inner, outer) nothing else.
+        const int64_t first = begin / VL * VL, last = (end + VL - 1) / VL * VL;
+        const int64_t inner = (begin + VL - 1) / VL * VL, outer = end / VL * VL;
+        const Floats lowest = broadcast(-INFINITY_);
         Floats most = lowest;
-        for (int64_t i = 0; i < used; i += VL) {
-            const Floats x = seen(mul(load(scores + i), scale), i, begin, end, lowest);
-            store(scores + i, x);
-            // A score that is not a number stays.
-            most = max(most, x);
-        }
-        const float maximum = max_lanes(most);
-        const Floats shift = broadcast(maximum);
+        // A score that is not a number stays.
+        for (int64_t i = first; i < last; i += VL)
+            most = max(most, i >= inner && i < outer ? load(scores + i) : seen(load(scores + i), i, begin, end, lowest));
+        // Exponentials are powers of two, so that a score needs no other factor.
+        const float maximum = max_lanes(most) * scale_;
+        const Floats scale = broadcast(scale_), shift = broadcast(-maximum);
         Floats sum = zero();
         for (int64_t i = 0; i < used; i += VL) {
-            const Floats weight = exponential(sub(load(scores + i), shift));
+            if (i < first || i >= last) {
+                store(weights + i, zero());
+                continue;
+            }
+            Floats weight = power_of_two<E>(fma(load(scores + i), scale, shift));
+            if (i < inner || i >= outer) weight = seen(weight, i, begin, end, zero());
             store(weights + i, weight);
             sum = add(sum, weight);
         }
@@ -224,7 +230,7 @@ class AttentionRunner {
             UNROLL for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = zero();
             for (int64_t word = 0, block = 0; word < num_words; word += block_words, block++) {
                 const uint32_t* right = values_[block] + column;
-                multiply<E, R, false>(
+                multiply<E, R, Fetch::NOTHING>(
                     sums, left + word, WIDTH, {right, right + next, value_stride_}, std::min(block_words, num_words - word));
             }
             UNROLL for (int r = 0; r < R; r++) {
@@ -238,9 +244,8 @@ class AttentionRunner {
     void merge(int row) {
         const float before = scratch_.maxima[row], here = scratch_.cut_maxima[row];
         if (here == -INFINITY_) return;
-        // max() of two numbers that may not be one keeps what is none.
         const float maximum = before > here ? before : here;
-        const float keep = one_exponential(before - maximum), take = one_exponential(here - maximum);
+        const float keep = before == -INFINITY_ ? 0.0f : one_power(before - maximum), take = one_power(here - maximum);
         scratch_.maxima[row] = maximum;
         scratch_.sums[row] = scratch_.sums[row] * keep + scratch_.cut_sums[row] * take;
         float* total = scratch_.totals.data() + row * scratch_.padded;
@@ -250,9 +255,9 @@ class AttentionRunner {
             store(total + i, fma(load(product + i), fresh, mul(load(total + i), old)));
     }
 
-    static float one_exponential(float x) {
+    static float one_power(float x) {
         float lanes[VL];
-        store(lanes, exponential(broadcast(x)));
+        store(lanes, power_of_two<float>(broadcast(x)));
         return lanes[0];
     }
 
@@ -269,12 +274,14 @@ class AttentionRunner {
     }
 
     static constexpr float INFINITY_ = std::numeric_limits<float>::infinity();
+    static constexpr float LOG2_OF_E = 1.44269504088896341f;
 
     const Op& op_;
     const Step& step_;
     const PoolShape pool_;
     AttentionScratch<E>& scratch_;
     const int64_t group_, dim_words_;
+    const float scale_;
     const AttentionTile* tile_ = nullptr;
     int64_t head_ = 0, first_member_ = 0, num_members_ = 0;
     int num_rows_ = 0, num_blocks_ = 0;

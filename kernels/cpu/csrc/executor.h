@@ -1,6 +1,7 @@
 // Walks through the ops of a plan with a team of threads. Owns the scratch memory of threads, which grows and stays.
 #pragma once
 
+#include <chrono>
 #include <memory>
 
 #include "elementwise.h"
@@ -18,17 +19,31 @@ class Executor : public Work {
         num_ops_ = num_ops;
         prepare_step(inputs);
         phases_.clear();
+        for (auto& scratch : scratch_) scratch.ahead = {};
         for (int op = 0; op < num_ops; op++) {
             phases_.push_back({op, false});
             if (ops[op].kind == HEAD) phases_.push_back({op, true});
         }
+        began_.resize(phases_.size() + 1);
         team_.run(*this);
+        began_.back() = Clock::now();
+    }
+
+    // How long the phases of the last run took, in seconds, as many as fit; gives how many there were.
+    int phase_times(int32_t* ops, double* seconds, int size) const {
+        for (int phase = 0; phase < std::min(num_phases(), size); phase++) {
+            ops[phase] = phases_[phase].op;
+            seconds[phase] = std::chrono::duration<double>(began_[phase + 1] - began_[phase]).count();
+        }
+        return num_phases();
     }
 
     int num_phases() const override { return (int)phases_.size(); }
 
     int64_t num_units(int phase) override {
+        began_[phase] = Clock::now();
         const Op& op = ops_[phases_[phase].op];
+        if (phase && ops_[phases_[phase - 1].op].kind == ATTENTION) look_ahead(phases_[phase].op);
         const int64_t rows = step_.num_rows(op.rows);
         switch (op.kind) {
             case LINEAR:
@@ -69,6 +84,8 @@ class Executor : public Work {
     }
 
    private:
+    using Clock = std::chrono::steady_clock;
+
     struct Phase {
         int op;
         bool merges;
@@ -78,6 +95,7 @@ class Executor : public Work {
         std::unique_ptr<AttentionScratch<float>> attention32;
         std::unique_ptr<AttentionScratch<bf16>> attention16;
         std::vector<Best> best;
+        Cursor ahead;
 
         template <class E>
         AttentionScratch<E>& attention(int64_t dim) {
@@ -98,6 +116,23 @@ class Executor : public Work {
         std::unique_ptr<AttentionScratch<float>>& of(float*) { return attention32; }
         std::unique_ptr<AttentionScratch<bf16>>& of(bf16*) { return attention16; }
     };
+
+    // Has each thread fetch, while it multiplies, the keys and values of the attention that comes after an op.
+    void look_ahead(int op) {
+        while (op < num_ops_ && ops_[op].kind != ATTENTION) op++;
+        const auto& blocks = step_.blocks;
+        for (size_t thread = 0; thread < scratch_.size(); thread++) {
+            scratch_[thread].ahead = {};
+            if (op == num_ops_) continue;
+            const Op& next = ops_[op];
+            const int64_t size = next.type == BFLOAT16 ? 2 : 4;
+            const int64_t lines = 2 * next.num_kv_heads * next.block_size * next.head_dim * size / LINE_BYTES;
+            scratch_[thread].ahead = {
+                (const char*)next.pool + next.layer_offset * size, next.block_stride * size, lines,
+                blocks.data() + blocks.size() * thread / scratch_.size(),
+                blocks.data() + blocks.size() * (thread + 1) / scratch_.size()};
+        }
+    }
 
     static int64_t row_cuts(int64_t rows) { return (rows + UNIT_ROWS - 1) / UNIT_ROWS; }
 
@@ -124,12 +159,12 @@ class Executor : public Work {
                 break;
             case LINEAR:
                 if (op.wide)
-                    run_linear<E>(op, begin, end, StoreRows<E, float>{(float*)op.output, (const E*)op.bias, op.out_features});
+                    run_linear<E>(op, begin, end, thread, StoreRows<E, float>{(float*)op.output, (const E*)op.bias, op.out_features});
                 else
-                    run_linear<E>(op, begin, end, StoreRows<E, E>{(E*)op.output, (const E*)op.bias, op.out_features});
+                    run_linear<E>(op, begin, end, thread, StoreRows<E, E>{(E*)op.output, (const E*)op.bias, op.out_features});
                 break;
             case LINEAR_SILU:
-                run_linear<E>(op, begin, end, StoreGated<E>{(E*)op.output, (const E*)op.bias, op.out_features / 2});
+                run_linear<E>(op, begin, end, thread, StoreGated<E>{(E*)op.output, (const E*)op.bias, op.out_features / 2});
                 break;
             case SILU_AND_MUL:
                 for (int64_t i = begin; i < end; i++)
@@ -149,7 +184,7 @@ class Executor : public Work {
                     for (int64_t i = begin; i < end; i++) merge_best(i);
                 else
                     run_linear<E>(
-                        op, begin, end, KeepBest<E>{step_.inputs().logits, scratch_[thread].best.data(), op.out_features});
+                        op, begin, end, thread, KeepBest<E>{step_.inputs().logits, scratch_[thread].best.data(), op.out_features});
                 break;
         }
     }
@@ -167,11 +202,11 @@ class Executor : public Work {
 
     // Units are ordered by panels, then by runs of rows: a panel stays in the cache while all rows pass.
     template <class E, class Epilogue>
-    void run_linear(const Op& op, int64_t begin, int64_t end, Epilogue epilogue) {
+    void run_linear(const Op& op, int64_t begin, int64_t end, int thread, Epilogue epilogue) {
         const int64_t rows = step_.num_rows(op.rows), cuts = row_cuts(rows);
         LinearRunner<E, Epilogue> runner(
             (const uint32_t*)op.input, op.input_stride / PER_WORD<E>, (const uint32_t*)op.weight,
-            words_of<E>(op.in_features), epilogue);
+            words_of<E>(op.in_features), epilogue, scratch_[thread].ahead);
         for (int64_t unit = begin; unit < end; unit++) {
             const int64_t cut = unit % cuts;
             runner.run(unit / cuts, rows * cut / cuts, rows * (cut + 1) / cuts);
@@ -199,4 +234,5 @@ class Executor : public Work {
     const Op* ops_ = nullptr;
     int num_ops_ = 0;
     std::vector<Phase> phases_;
+    std::vector<Clock::time_point> began_;
 };

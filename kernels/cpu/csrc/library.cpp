@@ -24,6 +24,11 @@ void blockyard_run(void* executor, const Op* ops, int32_t num_ops, const Inputs*
     ((Executor*)executor)->run(ops, num_ops, *inputs);
 }
 
+// Tells of each phase of the last run its op and how many seconds it took.
+int32_t blockyard_phase_times(const void* executor, int32_t* ops, double* seconds, int32_t size) {
+    return ((const Executor*)executor)->phase_times(ops, seconds, size);
+}
+
 // Packs a weight [n, k]: see linear.h.
 void blockyard_pack(const void* weight, int64_t n, int64_t k, int32_t type, int32_t gated, void* packed) {
     if (type == BFLOAT16)

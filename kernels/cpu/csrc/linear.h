@@ -54,42 +54,78 @@ void unpack_row(const E* packed, int64_t n, int64_t k, E* row) {
             if (word * PER_WORD<E> + i < k) row[word * PER_WORD<E> + i] = column[i];
 }
 
+// Neighbouring cache lines.
+struct Lines {
+    const char* first = nullptr;
+    int64_t count = 0;
+};
+
+// Walks through the blocks that a thread will read in the next attention, of one layer: a range of lines each.
+class Cursor {
+   public:
+    Cursor() = default;
+    Cursor(const char* layer, int64_t block_bytes, int64_t lines, const int32_t* begin, const int32_t* end)
+        : layer_(layer), block_bytes_(block_bytes), lines_(lines), next_(begin), end_(end) {}
+
+    Lines take() {
+        if (next_ == end_) return {};
+        return {layer_ + *next_++ * block_bytes_, lines_};
+    }
+
+   private:
+    const char* layer_ = nullptr;
+    int64_t block_bytes_ = 0, lines_ = 0;
+    const int32_t *next_ = nullptr, *end_ = nullptr;
+};
+
 template <class E, class Epilogue>
 class LinearRunner {
    public:
-    LinearRunner(const uint32_t* input, int64_t stride, const uint32_t* weight, int64_t words, Epilogue epilogue)
-        : input_(input), stride_(stride), weight_(weight), words_(words), epilogue_(epilogue) {}
+    LinearRunner(
+        const uint32_t* input, int64_t stride, const uint32_t* weight, int64_t words, Epilogue epilogue, Cursor& ahead)
+        : input_(input), stride_(stride), weight_(weight), words_(words), epilogue_(epilogue), ahead_(ahead) {}
 
     // Computes rows [begin, end) of one panel.
     void run(int64_t panel, int64_t begin, int64_t end) {
         const uint32_t* right = weight_ + panel * words_ * TILE_COLUMNS;
         const int64_t count = end - begin, num_tiles = (count + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
-        for (int64_t tile = 0; tile < num_tiles; tile++) {
+        if (num_tiles == 1) return choose<Fetch::AHEAD, MAX_TILE_ROWS>(count, panel, begin, right, {});
+        // The first tiles fetch the next panel, which memory gives more slowly than one tile multiplies; the others what
+        // the next attention reads.
+        const char* next = (const char*)(right + words_ * TILE_COLUMNS);
+        const char* end_of_next = next + words_ * TILE_COLUMNS * 4;
+        for (int64_t tile = 0; tile < num_tiles; tile++, next += words_ * LINE_BYTES) {
             const int64_t first = begin + count * tile / num_tiles, last = begin + count * (tile + 1) / num_tiles;
-            // The first tile brings the panel into the cache.
-            if (tile == 0)
-                choose<true, MAX_TILE_ROWS>(last - first, panel, first, right);
+            const Lines lines = next < end_of_next ? Lines{next, words_} : ahead_.take();
+            if (lines.count)
+                choose<Fetch::STREAM, MAX_TILE_ROWS>(last - first, panel, first, right, lines);
             else
-                choose<false, MAX_TILE_ROWS>(last - first, panel, first, right);
+                choose<Fetch::NOTHING, MAX_TILE_ROWS>(last - first, panel, first, right, {});
         }
     }
 
    private:
-    template <bool PREFETCH, int R>
-    INLINE void choose(int64_t num_rows, int64_t panel, int64_t row, const uint32_t* right) {
+    template <Fetch FETCH, int R>
+    INLINE void choose(int64_t num_rows, int64_t panel, int64_t row, const uint32_t* right, Lines stream) {
         if constexpr (R > 0) {
             if (num_rows == R)
-                compute<PREFETCH, R>(panel, row, right);
+                compute<FETCH, R>(panel, row, right, stream);
             else
-                choose<PREFETCH, R - 1>(num_rows, panel, row, right);
+                choose<FETCH, R - 1>(num_rows, panel, row, right, stream);
         }
     }
 
-    template <bool PREFETCH, int R>
-    __attribute__((noinline)) void compute(int64_t panel, int64_t row, const uint32_t* right) {
+    template <Fetch FETCH, int R>
+    __attribute__((noinline)) void compute(int64_t panel, int64_t row, const uint32_t* right, Lines stream) {
         Floats sums[R][2];
         UNROLL for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = zero();
-        multiply<E, R, PREFETCH>(sums, input_ + row * stride_, stride_, {right, right + VL, TILE_COLUMNS}, words_);
+        const uint32_t* left = input_ + row * stride_;
+        const int64_t some = FETCH == Fetch::STREAM ? std::min(stream.count, words_) : words_;
+        multiply<E, R, FETCH>(sums, left, stride_, {right, right + VL, TILE_COLUMNS}, some, stream.first);
+        if (some < words_) {
+            right += some * TILE_COLUMNS;
+            multiply<E, R, Fetch::NOTHING>(sums, left + some, stride_, {right, right + VL, TILE_COLUMNS}, words_ - some);
+        }
         UNROLL for (int r = 0; r < R; r++) epilogue_(panel, row + r, sums[r][0], sums[r][1]);
     }
 
@@ -98,6 +134,7 @@ class LinearRunner {
     const uint32_t* weight_;
     int64_t words_;
     Epilogue epilogue_;
+    Cursor& ahead_;
 };
 
 // Adds the bias and rounds to the output's type.

@@ -34,6 +34,7 @@ class Step {
         inputs_ = &inputs;
         num_tokens_ = 0;
         runs.clear();
+        blocks.clear();
         tiles.clear();
         const int64_t tile_tokens = std::max<int64_t>(1, MAX_ATTENTION_ROWS / std::max<int64_t>(group, 1));
         for (int64_t s = 0; s < inputs.num_sequences; s++) {
@@ -41,6 +42,7 @@ class Step {
             for (int64_t i = 0; i < count; i++) inputs.positions[num_tokens_ + i] = begin + i;
             if (block_size) {
                 add_runs(s, begin, end, block_size);
+                if (count == 1) blocks.insert(blocks.end(), blocks_of(s), blocks_of(s) + (end + block_size - 1) / block_size);
                 for (int64_t i = 0; i < count; i += tile_tokens)
                     tiles.push_back({num_tokens_ + i, begin + i, (int32_t)std::min(tile_tokens, count - i), (int32_t)s});
             }
@@ -54,6 +56,8 @@ class Step {
 
     std::vector<Run> runs;
     std::vector<AttentionTile> tiles;
+    // All blocks of sequences that decode.
+    std::vector<int32_t> blocks;
 
    private:
     void add_runs(int64_t sequence, int64_t begin, int64_t end, int64_t block_size) {
