@@ -58,6 +58,10 @@ bench: setup
 	$(BIN)/python benchmarks/schedule_cost.py --write
 	$(BIN)/python benchmarks/boundary.py --write
 	$(BIN)/python benchmarks/gateway_rate.py --write
+	$(BIN)/python benchmarks/host_cost.py --write
+	$(BIN)/python benchmarks/throughput.py --model llama-135m --write
+	$(BIN)/python benchmarks/throughput.py --model qwen2-0.5b --write
+	$(BIN)/python benchmarks/plot.py
 
 up:
 	docker compose up --build --detach --wait

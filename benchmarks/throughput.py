@@ -229,12 +229,13 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     onednn = measure_onednn(options)
     async with AsyncExitStack() as stack:
         system = await stack.enter_async_context(WholeSystem(settings))
-        bench = Bench(options, system, stack.enter_context(WorkerAlone(settings)))
+        alone = stack.enter_context(WorkerAlone(settings))
+        bench = Bench(options, system, alone)
         await bench.warm_up()
         for number in range(options.rounds):
             await bench.round(number)
         return {
-            "settings": {**asdict(settings), "model": Path(options.folder).name, "load": load},
+            "settings": {**asdict(settings), "model": Path(options.folder).name, "load": load, **alone.facts},
             "workload": {name: getattr(options, name) for name in ("prompt_tokens", "output_tokens", "rounds")},
             "onednn": onednn,
             **summarize(bench, options),

@@ -28,7 +28,8 @@ def _head(results: dict[str, Any]) -> str:
     settings, workload = results["settings"], results["workload"]
     kind = " ".join(filter(None, (settings["dtype"], settings["quantization"])))
     lengths = f"{workload['prompt_tokens']} prompt and {workload['output_tokens']} output tokens a request"
-    rounds = f"Medians of {workload['rounds']} rounds (least–most); load before them {settings['load']:.2f}."
+    rounds = f"Medians of {workload['rounds']} rounds (least–most); kernels {settings['kernels']}; load before them"
+    rounds += f" {settings['load']:.2f}."
     return f"# {settings['model']}, {kind}: {lengths}\n\n{rounds}"
 
 

@@ -135,7 +135,8 @@ async def serve(settings: Settings) -> None:
     line, worker, planner = Line(), await set_up(settings), Planner(settings)
     stream = worker.open_stream()
     answers = stream.answers()
-    line.say(device=worker.device_name)
+    assert worker.loaded is not None
+    line.say(device=worker.device_name, kernels=worker.loaded.backend.name)
     while (workload := await asyncio.to_thread(line.read)) is not None:
         steps, num_tokens = planner.plan(workload), 0
         begin = time.perf_counter()

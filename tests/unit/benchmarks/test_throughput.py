@@ -77,7 +77,7 @@ def test_quantized_weights_keep_the_embedding(tmp_path):
 def test_reports_everything(options):
     bench = bench_of(options)
     results = {
-        "settings": {"model": "llama-135m", "dtype": "bfloat16", "quantization": "", "load": 0.1},
+        "settings": {"model": "llama-135m", "dtype": "bfloat16", "quantization": "", "load": 0.1, "kernels": "k"},
         "workload": {"prompt_tokens": 128, "output_tokens": 128, "rounds": 2},
         "onednn": {"whole_layer": 4e11, "best_product": 5e11},
         **throughput.summarize(bench, options),

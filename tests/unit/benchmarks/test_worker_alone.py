@@ -59,7 +59,7 @@ def test_a_worker_runs_them(tmp_path):
     )
     fresh = WORKLOAD.fresh()
     with WorkerAlone(settings) as worker:
-        assert worker.facts["device"]
+        assert set(worker.facts) == {"device", "kernels"}
         assert worker.run(next(fresh)) > 0
         worker.pause()
         worker.resume()
