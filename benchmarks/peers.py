@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import ceilings, ideal, models, record
 from benchmarks.batch_process import BatchProcess
-from benchmarks.figures import number, percent, round_figures, spread_of
+from benchmarks.figures import number, round_figures, spread_of
 from benchmarks.throughput import settings_for
 from benchmarks.whole_system import Api, WholeSystem
 from benchmarks.workload import Workload
@@ -236,7 +236,7 @@ def report(results: dict[str, Any]) -> str:
     lines.append("|---" * (2 + len(others)) + "|")
     for requests, told in results["requests"].items():
         for ours in OURS:
-            lines.append(f"| {requests} | {ours} | {' | '.join(percent(told['ratios'][ours][n]) for n in others)} |")
+            lines.append(f"| {requests} | {ours} | {' | '.join(number(told['ratios'][ours][n], 2) for n in others)} |")
     return "\n".join(lines) + "\n"
 
 

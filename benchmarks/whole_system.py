@@ -91,23 +91,34 @@ class WholeSystem:
         self._peak_bytes = 0
 
     async def __aenter__(self) -> Self:
-        begin = time.perf_counter()
         watch = asyncio.create_task(self._watch_memory())
-        await self._supervisor.start()
+        try:
+            begin = time.perf_counter()
+            await self._supervisor.start()
+            await self._read_first_token()
+            self.first_token_seconds = time.perf_counter() - begin
+        except BaseException:
+            await self._stop()
+            raise
+        finally:
+            watch.cancel()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._channel.close(None)
+        await self._stop()
+
+    async def _stop(self) -> None:
+        await self._supervisor.stop()
+        await self._local.close()
+
+    async def _read_first_token(self) -> None:
         target = self._local.endpoints.grpc
         self._channel = grpc.aio.insecure_channel(target, client_channel_options(target))
         self._stub: Any = inference_pb2_grpc.InferenceServiceStub(self._channel)
         async for event in self._stub.StreamGenerate(inference_pb2.StreamGenerateRequest(spec=_hello())):
             if event.event.HasField("delta"):
-                break
-        self.first_token_seconds = time.perf_counter() - begin
-        watch.cancel()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._channel.close(None)
-        await self._supervisor.stop()
-        await self._local.close()
+                return
 
     async def _watch_memory(self) -> None:
         """Follows the worker's peak while it starts: the worker itself begins its peak anew after loading."""

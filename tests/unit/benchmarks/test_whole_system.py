@@ -1,5 +1,7 @@
 """The whole system as the benchmarks run it: a tiny model, both ways of reading answers, and what it cost."""
 
+import os
+
 import pytest
 
 from benchmarks import models
@@ -7,6 +9,7 @@ from benchmarks.processes import cpu_seconds, peak_memory_bytes
 from benchmarks.whole_system import Api, WholeSystem, make_requests
 from benchmarks.worker_alone import Settings
 from benchmarks.workload import Workload
+from blockyard.supervisor import StartError
 
 WORKLOAD = Workload(num_requests=3, num_prompt_tokens=40, num_output_tokens=9, vocab_size=320)
 
@@ -41,8 +44,16 @@ async def test_runs_batches_and_accounts_for_them(tmp_path):
             assert all(seconds > 0 for seconds in run.cpu_seconds.values())
 
 
-def test_accounts_of_this_process(tmp_path):
-    pid = int((tmp_path / "/proc/self/stat").read_text().split()[0])
+@pytest.mark.timeout(60)
+async def test_a_system_that_cannot_start_leaves_nothing(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(StartError):
+        async with WholeSystem(Settings(str(tmp_path))):
+            pass
+
+
+def test_accounts_of_this_process():
+    pid = os.getpid()
     before = cpu_seconds(pid)
     sum(range(100_000))
     assert 0 < cpu_seconds(pid) - before < 10
