@@ -70,4 +70,4 @@ down:
 	docker compose down
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) kernels/cpu/built .pytest_cache .ruff_cache .hypothesis .import_linter_cache

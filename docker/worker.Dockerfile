@@ -1,6 +1,15 @@
 # The worker, with torch. TORCH_INDEX_URL says which build: the default is for CPUs; for a GPU give the index of its
 # CUDA version, https://download.pytorch.org/whl/cu128 for one.
 ARG BASE_IMAGE=python:3.12-slim
+
+# The kernels for CPUs. Its compiler stays out of the image.
+FROM ${BASE_IMAGE} AS kernels
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+WORKDIR /opt/blockyard
+COPY kernels/__init__.py kernels/__init__.py
+COPY kernels/cpu kernels/cpu
+RUN python3 -m kernels.cpu.build
+
 FROM ${BASE_IMAGE}
 
 ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
@@ -20,6 +29,7 @@ RUN mkdir blockyard && touch README.md LICENSE blockyard/__init__.py \
 COPY LICENSE ./
 COPY blockyard blockyard
 COPY kernels kernels
+COPY --from=kernels /opt/blockyard/kernels/cpu/built kernels/cpu/built
 COPY worker_service worker_service
 COPY models/demo /models/demo
 RUN python -m compileall -q blockyard kernels worker_service
