@@ -171,14 +171,17 @@ class Backend(Protocol):
         """
         ...
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PackedLinear:
+    def pack_linear(
+        self, weight: Tensor | Sequence[Tensor], bias: Tensor | None = None, *, gated: bool = False
+    ) -> PackedLinear:
         """Packs a weight [rows, in_features] and a bias [rows].
 
-        The result may alias both, or copy them: the caller drops its own references and does not write to them.
-        Projections that read the same input are packed as one, their rows concatenated.
+        The result may alias both, or copy them: the caller drops its own references and does not write to them. Of a
+        weight in parts it keeps nothing: they may lie in a file.
 
         Args:
-            weight: out_features rows, or twice as many if `gated`.
+            weight: out_features rows, or twice as many if `gated`; or its rows in parts, one after another, as of
+                projections that read the same input and are packed as one.
             bias: as many, or None.
             gated: the first half of the rows are gates, the others ups: products come out as `silu(gate) * up`.
         """

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.cpu.huge_pages import WeightMemory
 from kernels.cpu.library import Inputs, Kind, Library, Op, Rows, available_instruction_sets, op_array
-from kernels.cpu.packed import ELEMENT_TYPES, CpuLinear, WeightMemory
+from kernels.cpu.packed import ELEMENT_TYPES, CpuLinear
 from kernels.cpu.plan import CapturedPlan, Recording
 from kernels.reference import blocks, planning
 
@@ -98,9 +99,12 @@ class CpuBackend:
         """Makes a step's attention metadata."""
         return planning.plan(num_new_tokens, seq_lens, block_tables, block_size, sliding_window, _CPU)
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PackedLinear:
+    def pack_linear(
+        self, weight: Tensor | Sequence[Tensor], bias: Tensor | None = None, *, gated: bool = False
+    ) -> PackedLinear:
         """Packs a weight and a bias."""
-        return CpuLinear(self._library, self._memory, weight, bias, gated=gated)
+        parts = [weight] if isinstance(weight, Tensor) else weight
+        return CpuLinear(self._executor, self._memory, parts, bias, gated=gated)
 
     def linear(self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False) -> Tensor:
         """Multiplies rows by a packed weight."""

@@ -18,6 +18,9 @@ from kernels.cpu.build import INSTRUCTION_SETS, library_path
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
+    import numpy.typing as npt
+
 # What /proc/cpuinfo must name for each.
 _REQUIRED_FLAGS = {
     "avx512_bf16": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "fma"},
@@ -141,29 +144,31 @@ class Library:
         self._library.blockyard_destroy.argtypes = (ctypes.c_void_p,)
         self._library.blockyard_run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p)
         self._library.blockyard_phase_times.argtypes = (*(ctypes.c_void_p,) * 3, ctypes.c_int32)
-        integers = (ctypes.c_int64, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32)
-        self._library.blockyard_pack.argtypes = (ctypes.c_void_p, *integers, ctypes.c_void_p)
+        sizes = (ctypes.c_int64, ctypes.c_int64)
+        self._library.blockyard_pack.argtypes = (ctypes.c_void_p, ctypes.c_void_p, *sizes, ctypes.c_void_p)
 
     def create_executor(self, num_threads: int) -> Executor:
         """Starts a team of threads."""
-        return Executor(self._library, num_threads)
-
-    def pack(self, weight: int, shape: tuple[int, int], element_type: int, gated: bool, packed: int) -> None:
-        """Packs the weight [out_features, in_features] at one address to another."""
-        self._library.blockyard_pack(weight, *shape, element_type, int(gated), packed)
+        return Executor(self._library, num_threads, self.panel_columns)
 
 
 class Executor:
     """A team of threads that runs ops. Used by one thread at a time."""
 
-    def __init__(self, library: ctypes.CDLL, num_threads: int) -> None:
+    def __init__(self, library: ctypes.CDLL, num_threads: int, panel_columns: int) -> None:
         self._library = library
         self.num_threads = num_threads
+        self.panel_columns = panel_columns
         self._handle = library.blockyard_create(num_threads)
 
     def run(self, ops: ctypes.Array[Op], inputs: Inputs) -> None:
         """Runs ops in order over one step."""
         self._library.blockyard_run(self._handle, ops, len(ops), ctypes.byref(inputs))
+
+    def pack(self, rows: npt.NDArray[np.uintp], num_words: int, packed: int) -> None:
+        """Lays rows of so many words out in panels; each panel's columns are given by their rows' addresses, or 0."""
+        num_panels = len(rows) // self.panel_columns
+        self._library.blockyard_pack(self._handle, rows.ctypes.data, num_panels, num_words, packed)
 
     def phase_seconds(self) -> list[tuple[int, float]]:
         """Tells of each phase of the last run which op it belongs to, and how long it took."""

@@ -1,73 +1,69 @@
-"""Packed weights, and the memory that they lie in: 2 MiB pages where the system gives them.
-
-A decode streams every weight once, and with small pages the processor waits for their addresses.
-"""
+"""Weights in panels: what a product streams, in the order in which it does. See csrc/linear.h."""
 
 from __future__ import annotations
 
-import mmap
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
-from torch import Tensor
 
 if TYPE_CHECKING:
-    from kernels.cpu.library import Library
+    from collections.abc import Sequence
 
-HUGE_PAGE_BYTES = 2 << 20
-CHUNK_BYTES = 64 << 20
-# Rows of an arena begin here: a cache line.
-ALIGNMENT = 64
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from kernels.cpu.huge_pages import WeightMemory
+    from kernels.cpu.library import Executor
 
 ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1}
-
-
-def allocate_huge(num_bytes: int) -> Tensor:
-    """Allocates zeroed bytes [num_bytes] uint8, in huge pages if there are any; a page is taken when first written."""
-    memory = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
-    begin = -whole.data_ptr() % HUGE_PAGE_BYTES
-    return whole[begin : begin + num_bytes]
-
-
-class WeightMemory:
-    """Hands out parts of large allocations. A part is given back with the last of its chunk."""
-
-    def __init__(self) -> None:
-        self._chunk = torch.empty(0, dtype=torch.uint8)
-
-    def take(self, num_bytes: int) -> Tensor:
-        """Gives bytes [num_bytes] uint8."""
-        size = -(-num_bytes // ALIGNMENT) * ALIGNMENT
-        if size > len(self._chunk):
-            self._chunk = allocate_huge(max(size, CHUNK_BYTES))
-        part, self._chunk = self._chunk[:num_bytes], self._chunk[size:]
-        return part
+WORD_BYTES = 4
 
 
 class CpuLinear:
-    """A weight in panels, see csrc/linear.h, with its bias as it was given."""
+    """A weight in panels, with its bias as it was given. Its rows may come in parts, of which nothing is kept."""
 
     def __init__(
-        self, library: Library, memory: WeightMemory, weight: Tensor, bias: Tensor | None, *, gated: bool
+        self, executor: Executor, memory: WeightMemory, weights: Sequence[Tensor], bias: Tensor | None, *, gated: bool
     ) -> None:
-        num_rows, self.in_features = weight.shape
-        self.num_rows, self.is_gated = num_rows, gated
-        self.out_features = num_rows // 2 if gated else num_rows
-        self.dtype = weight.dtype
+        self.num_rows, self.in_features = sum(len(part) for part in weights), weights[0].shape[1]
+        self.is_gated = gated
+        self.out_features = self.num_rows // 2 if gated else self.num_rows
+        self.dtype = weights[0].dtype
         self.bias = None if bias is None else bias.contiguous()
         self.is_table = not gated
-        if self.in_features * weight.itemsize % 4:
-            raise ValueError(f"in_features must be even in {weight.dtype}, not {self.in_features}")
-        num_panels = -(-num_rows // library.panel_columns)
-        self.weight = memory.take(num_panels * library.panel_columns * self.in_features * weight.itemsize)
-        dense = weight.contiguous()
-        element_type = ELEMENT_TYPES[weight.dtype]
-        library.pack(dense.data_ptr(), (num_rows, self.in_features), element_type, gated, self.weight.data_ptr())
+        num_words, rest = divmod(self.in_features * self.dtype.itemsize, WORD_BYTES)
+        if rest:
+            raise ValueError(f"in_features must be even in {self.dtype}, not {self.in_features}")
+        parts = [part if part.stride(1) == 1 else part.contiguous() for part in weights]
+        columns = panel_columns(row_addresses(parts), executor.panel_columns, gated=gated)
+        self.weight = memory.take(len(columns) * num_words * WORD_BYTES)
+        executor.pack(columns, num_words, self.weight.data_ptr())
 
     @property
     def num_bytes(self) -> int:
         """Bytes held."""
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+
+def row_addresses(parts: Sequence[Tensor]) -> npt.NDArray[np.uintp]:
+    """Gives the address of each row of a weight in parts."""
+    return np.concatenate(
+        [
+            part.data_ptr() + np.arange(len(part), dtype=np.uintp) * np.uintp(part.stride(0) * part.itemsize)
+            for part in parts
+        ]
+    )
+
+
+def panel_columns(rows: npt.NDArray[np.uintp], width: int, *, gated: bool) -> npt.NDArray[np.uintp]:
+    """Orders rows as the columns of panels of that width, panel by panel; 0 stands for no row.
+
+    The first half of a gated weight's rows are gates, the others ups: a panel has as many of each.
+    """
+    sides = rows.reshape(2 if gated else 1, -1)
+    width_of_side = width // len(sides)
+    num_panels = -(-sides.shape[1] // width_of_side)
+    padded = np.zeros((len(sides), num_panels * width_of_side), np.uintp)
+    padded[:, : sides.shape[1]] = sides
+    return padded.reshape(len(sides), num_panels, width_of_side).transpose(1, 0, 2).ravel()

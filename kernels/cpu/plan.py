@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from kernels.cpu.huge_pages import ALIGNMENT, allocate_huge
 from kernels.cpu.library import Inputs, Kind, Op, Rows, op_array
-from kernels.cpu.packed import ALIGNMENT, allocate_huge
 from kernels.ops import CaptureSizes, StepInputs, StepOutputs
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.reference import attention, blocks, elementwise, planning, probe
-from kernels.reference.linear import Method, ReferenceLinear, can_prepack
+from kernels.reference.linear import Method, ReferenceLinear, can_prepack, join_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,9 +58,11 @@ class ReferenceBackend:
         """Sets the calling thread's count of torch's threads."""
         torch.set_num_threads(num_threads)
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PackedLinear:
+    def pack_linear(
+        self, weight: Tensor | Sequence[Tensor], bias: Tensor | None = None, *, gated: bool = False
+    ) -> PackedLinear:
         """Packs a weight and a bias."""
-        return ReferenceLinear(weight, bias, self._method, gated=gated)
+        return ReferenceLinear(join_rows(weight), bias, self._method, gated=gated)
 
     def linear(self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False) -> Tensor:
         """Multiplies rows by a packed weight."""

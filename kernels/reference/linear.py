@@ -8,10 +8,14 @@ holds on this machine. Knows nothing of networks.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 PADDED_ROWS = 4
 TILE_ROWS = 32
@@ -42,6 +46,11 @@ def can_prepack(dtype: torch.dtype) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def join_rows(weight: Tensor | Sequence[Tensor]) -> Tensor:
+    """Gives a weight in one piece: a copy, where it comes in parts."""
+    return weight if isinstance(weight, Tensor) else torch.cat(list(weight))
 
 
 class ReferenceLinear:

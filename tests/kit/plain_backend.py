@@ -11,9 +11,11 @@ import torch
 from torch.nn import functional
 
 from kernels.reference.backend import ReferenceBackend
-from kernels.reference.linear import Method, ReferenceLinear
+from kernels.reference.linear import Method, ReferenceLinear, join_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from kernels.ops import AttentionBatch, AttentionShape, PackedLinear
@@ -27,9 +29,11 @@ class PlainBackend(ReferenceBackend):
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PackedLinear:
+    def pack_linear(
+        self, weight: Tensor | Sequence[Tensor], bias: Tensor | None = None, *, gated: bool = False
+    ) -> PackedLinear:
         """Keeps the weight as it is."""
-        return ReferenceLinear(weight, bias, Method.PLAIN, gated=gated)
+        return ReferenceLinear(join_rows(weight), bias, Method.PLAIN, gated=gated)
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """Uses torch's own activation."""

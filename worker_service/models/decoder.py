@@ -152,15 +152,21 @@ class _Builder:
 
     def build(self) -> DecoderModel:
         config = self._config
-        embedding = self._tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        # The largest come first, while there is room for a file's pages beside them.
+        embedding, head = self._embedding_and_head()
         layers = [self._layer(index) for index in range(config.num_layers)]
         final_norm = self._tensor("model.norm.weight", config.hidden_size)
-        if config.options.tied_embeddings:
-            head = self._backend.pack_linear(embedding)
-        else:
-            head = self._linear("", {"lm_head": config.vocab_size}, config.hidden_size, bias=False)
-        table = head if config.options.tied_embeddings and head.is_table else embedding
-        return DecoderModel(config, self._backend, table, layers, final_norm, head)
+        return DecoderModel(config, self._backend, embedding, layers, final_norm, head)
+
+    def _embedding_and_head(self) -> tuple[Tensor | PackedLinear, PackedLinear]:
+        config = self._config
+        shape = (config.vocab_size, config.hidden_size)
+        if not config.options.tied_embeddings:
+            table = self._tensor("model.embed_tokens.weight", *shape)
+            return table, self._linear("", {"lm_head": config.vocab_size}, config.hidden_size, bias=False)
+        tied = self._read("model.embed_tokens.weight", *shape)
+        head = self._backend.pack_linear([tied])
+        return head if head.is_table else tied.clone(), head
 
     def _layer(self, index: int) -> DecoderLayer:
         config, options = self._config, self._config.options
@@ -195,18 +201,13 @@ class _Builder:
         self, prefix: str, parts: dict[str, int], in_features: int, *, bias: bool, gated: bool = False
     ) -> PackedLinear:
         """Reads projections of the same input (name and rows of each) and packs them as one."""
-        weight = self._empty(sum(parts.values()), in_features)
-        biases = self._empty(sum(parts.values())) if bias else None
-        for index, name in enumerate(parts):
-            self._files.read_into(f"{prefix}{name}.weight", weight.split(list(parts.values()))[index])
-            if biases is not None:
-                self._files.read_into(f"{prefix}{name}.bias", biases.split(list(parts.values()))[index])
-        return self._backend.pack_linear(weight, biases, gated=gated)
+        weights = [self._read(f"{prefix}{name}.weight", num_rows, in_features) for name, num_rows in parts.items()]
+        biases = [self._read(f"{prefix}{name}.bias", num_rows) for name, num_rows in parts.items()] if bias else []
+        return self._backend.pack_linear(weights, torch.cat(biases) if bias else None, gated=gated)
 
     def _tensor(self, name: str, *shape: int) -> Tensor:
-        tensor = self._empty(*shape)
-        self._files.read_into(name, tensor)
-        return tensor
+        return self._files.read(name, shape).to(self._backend.device, self._config.dtype, copy=True)
 
-    def _empty(self, *shape: int) -> Tensor:
-        return torch.empty(shape, dtype=self._config.dtype, device=self._backend.device)
+    def _read(self, name: str, *shape: int) -> Tensor:
+        """Gives a tensor in the model's dtype: perhaps the file itself, mapped."""
+        return self._files.read(name, shape).to(self._backend.device, self._config.dtype)

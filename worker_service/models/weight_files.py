@@ -1,7 +1,7 @@
 """A model folder's safetensors files: finds them, reads tensors one at a time, and hashes what it reads.
 
-A tensor is copied out of a mapping that lives only for that copy, so that loading holds one copy of the weights and one
-tensor more. Knows names and shapes, and nothing of networks.
+A tensor is mapped for as long as it is used, so that loading copies nothing but what is to stay, and holds one copy of
+the weights and one tensor more. Knows names and shapes, and nothing of networks.
 """
 
 from __future__ import annotations
@@ -9,25 +9,28 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import mmap
+import os
+import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 
 from worker_service.models.model_config import unusable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from torch import Tensor
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-# Of the names that safetensors gives to dtypes: the ones that are plain numbers, and their bytes.
-STORED_DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+# Of the names that safetensors gives to dtypes: the ones that are plain numbers.
+STORED_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# As in safetensors' own code: what is larger is no header.
+MAX_HEADER_BYTES = 100_000_000
 SAMPLE_PIECES = 64
 PIECE_BYTES = 1024
 
@@ -39,10 +42,14 @@ class _Entry:
     path: Path
     shape: tuple[int, ...]
     stored_dtype: str
+    offset: int
+    """Of its first byte in the file."""
 
     @property
     def num_bytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * STORED_DTYPES.get(self.stored_dtype, 0)
+        """Bytes of its numbers; 0 where nobody knows what they are."""
+        dtype = STORED_DTYPES.get(self.stored_dtype)
+        return math.prod(self.shape) * dtype.itemsize if dtype is not None else 0
 
 
 class WeightFiles:
@@ -78,8 +85,8 @@ class WeightFiles:
     def __contains__(self, name: str) -> bool:
         return name in self._entries
 
-    def read_into(self, name: str, destination: Tensor) -> None:
-        """Copies a tensor, cast to the destination's dtype.
+    def read(self, name: str, shape: Sequence[int]) -> Tensor:
+        """Gives a tensor as it is stored. It lies in the file, mapped for as long as it lives: copy what is to stay.
 
         Raises:
             BlockyardError: MODEL_NOT_LOADED, where the tensor is missing, or of another shape or kind.
@@ -87,23 +94,21 @@ class WeightFiles:
         entry = self._entries.get(name)
         if entry is None:
             raise unusable(f"{self._folder} has no tensor {name}: the weights do not belong to its config.json")
-        if entry.shape != destination.shape:
+        if entry.shape != tuple(shape):
             raise unusable(
                 f"{entry.path.name}: {name} has shape {list(entry.shape)}, and config.json asks for "
-                f"{list(destination.shape)}: the weights do not belong to it"
+                f"{list(shape)}: the weights do not belong to it"
             )
         if entry.stored_dtype not in STORED_DTYPES:
             raise unusable(
                 f"{entry.path.name}: {name} is stored as {entry.stored_dtype}; supported are "
                 f"{', '.join(STORED_DTYPES)}: load the model's original weights instead"
             )
-        # The file is opened for each tensor: closing it gives its pages back.
-        with _open(entry.path) as file:
-            tensor = file.get_tensor(name)
-            destination.copy_(tensor)
-            self._digests[name] = _sample_digest(name, entry, tensor)
+        tensor = _map(entry)
+        self._digests[name] = _sample_digest(name, entry, tensor)
         self._done_bytes += entry.num_bytes
         self._progress(self._done_bytes, self._total_bytes)
+        return tensor
 
     def finish(self) -> str:
         """Tells that loading is done, and gives the digest of the weights, in hex.
@@ -127,25 +132,55 @@ def _sample_digest(name: str, entry: _Entry, tensor: Tensor) -> bytes:
     return digest.digest()
 
 
-def _open(path: Path) -> safe_open:
+def _map(entry: _Entry) -> Tensor:
+    """Maps a tensor and nothing else of its file, so that its pages go with it."""
+    dtype = STORED_DTYPES[entry.stored_dtype]
+    if not entry.num_bytes:
+        return torch.empty(entry.shape, dtype=dtype)
+    begin = entry.offset % mmap.ALLOCATIONGRANULARITY
     try:
-        return safe_open(path, framework="pt", device="cpu")
-    except (SafetensorError, OSError) as error:
-        raise unusable(f"{path} is damaged or not complete ({error}): download it again") from None
-    except RuntimeError as error:
-        # torch's own, where the system does not map a file that is larger than its memory.
-        raise unusable(
-            f"{path} does not fit into memory ({error}): take a smaller model, or a larger machine"
-        ) from None
+        with entry.path.open("rb") as file:
+            # Private, since torch has no tensors that cannot be written.
+            memory = mmap.mmap(
+                file.fileno(), begin + entry.num_bytes, access=mmap.ACCESS_COPY, offset=entry.offset - begin
+            )
+    except OSError as error:
+        raise unusable(f"{entry.path} cannot be read ({error}): download it again, or take a smaller model") from None
+    if hasattr(mmap, "MADV_WILLNEED"):
+        memory.madvise(mmap.MADV_WILLNEED)
+    return torch.frombuffer(memory, dtype=dtype, offset=begin, count=math.prod(entry.shape)).view(entry.shape)
 
 
 def _read_headers(folder: Path) -> dict[str, _Entry]:
     entries: dict[str, _Entry] = {}
     for path in _find_files(folder):
-        with _open(path) as file:
-            for name in file.keys():  # noqa: SIM118  it is no mapping
-                tensor = file.get_slice(name)
-                entries[name] = _Entry(path, tuple(tensor.get_shape()), tensor.get_dtype())
+        try:
+            entries |= _read_header(path)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+            raise unusable(f"{path} is damaged or not complete ({error!r}): download it again") from None
+    return entries
+
+
+def _read_header(path: Path) -> dict[str, _Entry]:
+    """Reads where each tensor of a file lies; raises ValueError and its like where the file does not hold them all.
+
+    The format: https://huggingface.co/docs/safetensors#format
+    """
+    with path.open("rb") as file:
+        (header_bytes,) = struct.unpack("<Q", file.read(8))
+        if header_bytes > MAX_HEADER_BYTES:
+            raise ValueError(f"a header of {header_bytes} bytes")
+        header = json.loads(file.read(header_bytes))
+        data_bytes = file.seek(0, os.SEEK_END) - 8 - header_bytes
+    entries: dict[str, _Entry] = {}
+    for name, told in header.items():
+        if name == "__metadata__":
+            continue
+        begin, end = map(int, told["data_offsets"])
+        entry = _Entry(path, tuple(map(int, told["shape"])), str(told["dtype"]), 8 + header_bytes + begin)
+        if not 0 <= begin <= end <= data_bytes or entry.num_bytes not in (0, end - begin):
+            raise ValueError(f"{name} does not lie where it should")
+        entries[name] = entry
     return entries
 
 

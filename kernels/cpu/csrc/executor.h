@@ -13,6 +13,9 @@ class Executor : public Work {
 
     int num_threads() const { return team_.num_threads(); }
 
+    // For work that is no step. Not while one runs.
+    Team& team() { return team_; }
+
     // Runs ops in order over one step.
     void run(const Op* ops, int num_ops, const Inputs& inputs) {
         ops_ = ops;

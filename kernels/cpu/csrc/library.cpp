@@ -1,14 +1,6 @@
 // The C surface of the kernels: one library for each instruction set, with these names.
 #include "executor.h"
-
-namespace {
-
-template <class E>
-void pack_rows(const void* weight, int64_t n, int64_t k, int32_t gated, void* packed) {
-    pack((const E*)weight, n, k, gated != 0, (E*)packed);
-}
-
-}  // namespace
+#include "pack.h"
 
 extern "C" {
 
@@ -29,11 +21,9 @@ int32_t blockyard_phase_times(const void* executor, int32_t* ops, double* second
     return ((const Executor*)executor)->phase_times(ops, seconds, size);
 }
 
-// Packs a weight [n, k]: see linear.h.
-void blockyard_pack(const void* weight, int64_t n, int64_t k, int32_t type, int32_t gated, void* packed) {
-    if (type == BFLOAT16)
-        pack_rows<bf16>(weight, n, k, gated, packed);
-    else
-        pack_rows<float>(weight, n, k, gated, packed);
+// Packs rows of words with an executor's team: see pack.h.
+void blockyard_pack(void* executor, const void* const* rows, int64_t num_panels, int64_t words, void* packed) {
+    Packing packing(rows, num_panels, words, (uint32_t*)packed);
+    ((Executor*)executor)->team().run(packing);
 }
 }

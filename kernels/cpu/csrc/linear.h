@@ -25,25 +25,6 @@ struct Best {
 
 inline int64_t num_panels(int64_t out_features) { return (out_features + TILE_COLUMNS - 1) / TILE_COLUMNS; }
 
-// Packs rows [N, K] of E. `gated`: the first N / 2 rows are gates, the others ups.
-template <class E>
-void pack(const E* weight, int64_t n, int64_t k, bool gated, E* packed) {
-    const int64_t words = words_of<E>(k), row_bytes = k * (int64_t)sizeof(E), half = n / 2;
-    uint32_t* place = (uint32_t*)packed;
-    for (int64_t panel = 0; panel < num_panels(n); panel++) {
-        const char* rows[TILE_COLUMNS];
-        for (int c = 0; c < TILE_COLUMNS; c++) {
-            const int64_t lane = panel * VL + c % VL, row = gated ? lane + (c < VL ? 0 : half) : panel * TILE_COLUMNS + c;
-            rows[c] = (gated ? lane < half : row < n) ? (const char*)(weight + row * k) : nullptr;
-        }
-        for (int64_t word = 0; word < words; word++)
-            for (int c = 0; c < TILE_COLUMNS; c++, place++) {
-                *place = 0;
-                if (rows[c]) memcpy(place, rows[c] + 4 * word, std::min<int64_t>(4, row_bytes - 4 * word));
-            }
-    }
-}
-
 // Reads row n of a packed weight that is not gated.
 template <class E>
 void unpack_row(const E* packed, int64_t n, int64_t k, E* row) {

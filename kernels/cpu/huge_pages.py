@@ -1,0 +1,47 @@
+"""Memory in pages of 2 MiB, where the system gives them: for weights, KV and whatever else a step streams.
+
+With small pages the processor waits for addresses: every one of them takes an entry of its own in a small table.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import torch
+from torch import Tensor
+
+HUGE_PAGE_BYTES = 2 << 20
+CHUNK_BYTES = 64 << 20
+# What a part of a chunk begins at: a cache line.
+ALIGNMENT = 64
+
+
+def allocate_huge(num_bytes: int) -> Tensor:
+    """Allocates zeroed bytes [num_bytes] uint8 from a huge page's beginning; a page is taken when first written.
+
+    Raises:
+        OSError: the system does not promise that much.
+    """
+    # Up to a page's end, so that the last one can be huge too.
+    size = -(-num_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    memory = mmap.mmap(-1, size + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    begin = -whole.data_ptr() % HUGE_PAGE_BYTES
+    return whole[begin : begin + num_bytes]
+
+
+class WeightMemory:
+    """Hands out parts of large allocations. A part is given back with the last of its chunk."""
+
+    def __init__(self) -> None:
+        self._chunk = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, num_bytes: int) -> Tensor:
+        """Gives bytes [num_bytes] uint8."""
+        size = -(-num_bytes // ALIGNMENT) * ALIGNMENT
+        if size > len(self._chunk):
+            self._chunk = allocate_huge(max(size, CHUNK_BYTES))
+        part, self._chunk = self._chunk[:num_bytes], self._chunk[size:]
+        return part
