@@ -8,17 +8,24 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from kernels.ops import AttentionBatch, AttentionShape, get_backend, kv_pool_shape
+from kernels.ops import BLOCK_SIZES, AttentionBatch, AttentionShape, kv_pool_shape
 from kernels.reference import attention, planning
+from tests.kit.backends import COMPILED, KERNELS, REFERENCE, Kernels, in_dtype, store
 
-BACKEND = get_backend(torch.device("cpu"), torch.float32, "reference")
+FLOAT32 = in_dtype(KERNELS, torch.float32)
+REFERENCE32 = Kernels(REFERENCE, torch.float32)
 USUAL = AttentionShape(4, 2, 16, 0.25)
+# Of values whose standard deviation is 1: what sums in another order differ by, and bfloat16's last place.
+TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+for_all = pytest.mark.parametrize("kernels", KERNELS, ids=str)
+in_float32 = pytest.mark.parametrize("kernels", FLOAT32, ids=str)
 
 
 @dataclass
 class Case:
     """Sequences whose keys and values lie in a pool that is NaN elsewhere, and the queries of a step."""
 
+    kernels: Kernels
     shape: AttentionShape
     batch: AttentionBatch
     pool: torch.Tensor
@@ -27,41 +34,36 @@ class Case:
     """For each sequence [2, length, K, D]."""
 
     def compute(self, window: int | None = None) -> torch.Tensor:
-        return BACKEND.paged_attention(self.query, self.batch, self.pool, 1, self.shape, window)
+        return self.kernels.backend.paged_attention(self.query, self.batch, self.pool, 1, self.shape, window)
 
 
 def make_case(
     new: list[int],
     lens: list[int],
     *,
+    kernels: Kernels = REFERENCE32,
     shape: AttentionShape = USUAL,
     block_size: int = 16,
-    dtype: torch.dtype = torch.float32,
     seed: int = 0,
-    content_seed: int = 0,
 ) -> Case:
-    """Same content seed, same keys, values and queries of each (sequence, position), wherever the blocks lie."""
+    """The same keys, values and queries of each (sequence, position) whatever the seed, which places the blocks."""
     num_blocks = [-(-length // block_size) for length in lens]
     places = list(range(sum(num_blocks) + 3))
     random.Random(seed).shuffle(places)
     tables = [[places.pop() for _ in range(count)] for count in num_blocks]
-    pool = torch.full(
-        kv_pool_shape(sum(num_blocks) + 3, 2, shape.num_kv_heads, block_size, shape.head_dim), float("nan"), dtype=dtype
-    )
+    pool_shape = kv_pool_shape(sum(num_blocks) + 3, 2, shape.num_kv_heads, block_size, shape.head_dim)
+    pool = torch.full(pool_shape, float("nan"), dtype=kernels.dtype)
     keys_values: list[torch.Tensor] = []
     queries: list[torch.Tensor] = []
-    for index, (count, length, table) in enumerate(zip(new, lens, tables, strict=True)):
-        generator = torch.Generator().manual_seed(1000 * content_seed + index)
-        stored = torch.randn(2, length, shape.num_kv_heads, shape.head_dim, generator=generator).to(dtype)
-        asked = torch.randn(length, shape.num_heads, shape.head_dim, generator=generator).to(dtype)
-        pool[table, 1] = 0
-        for position in range(length):
-            block = table[position // block_size]
-            pool[block, 1, :, :, position % block_size] = stored[:, position]
+    for index, (count, length) in enumerate(zip(new, lens, strict=True)):
+        generator = torch.Generator().manual_seed(index)
+        stored = torch.randn(2, length, shape.num_kv_heads, shape.head_dim, generator=generator).to(kernels.dtype)
+        asked = torch.randn(length, shape.num_heads, shape.head_dim, generator=generator).to(kernels.dtype)
         keys_values.append(stored)
         queries.append(asked[length - count :])
-    batch = BACKEND.plan_attention(new, lens, tables, block_size)
-    return Case(shape, batch, pool, torch.cat(queries), keys_values)
+    store(kernels.backend, pool, 1, tables, keys_values)
+    batch = kernels.backend.plan_attention(new, lens, tables, block_size)
+    return Case(kernels, shape, batch, pool, torch.cat(queries), keys_values)
 
 
 def brute_force(case: Case, window: int | None = None) -> torch.Tensor:
@@ -81,80 +83,131 @@ def brute_force(case: Case, window: int | None = None) -> torch.Tensor:
     return torch.stack(results)
 
 
+def assert_right(case: Case, window: int | None = None) -> None:
+    got, tolerance = case.compute(window), TOLERANCE[case.kernels.dtype]
+    assert got.dtype == case.kernels.dtype
+    torch.testing.assert_close(got.double(), brute_force(case, window), rtol=tolerance, atol=tolerance)
+
+
+# Groups of 1, 3, 7, 8, 40 and 64; head_dim of every kind of tail.
 SHAPES = [
     AttentionShape(4, 4, 16, 0.25),
     AttentionShape(6, 2, 32, 0.2),
     AttentionShape(7, 1, 64, 0.125),
     AttentionShape(8, 1, 128, 0.1),
     AttentionShape(40, 1, 16, 0.25),
+    AttentionShape(64, 1, 8, 0.3),
+    AttentionShape(3, 1, 80, 0.11),
+    AttentionShape(2, 2, 96, 0.1),
 ]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape.num_heads}x{shape.num_kv_heads}")
-def test_any_mix_of_pieces_and_decodes(shape: AttentionShape):
-    case = make_case([1, 40, 1, 3, 0, 1], [300, 40, 1, 280, 9, 17], shape=shape)
-    torch.testing.assert_close(case.compute().double(), brute_force(case), rtol=0, atol=2e-6)
+def name_of(shape: AttentionShape) -> str:
+    return f"{shape.num_heads}x{shape.num_kv_heads}x{shape.head_dim}"
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_floats_are_rounded_once(dtype: torch.dtype):
-    case = make_case([1, 20], [300, 30], dtype=dtype)
-    got = case.compute()
-    assert got.dtype == dtype
-    differing = (got != brute_force(case).to(dtype)).double().mean()
-    assert differing < 0.01, "float32's own error tips few roundings"
+for_all_shapes = pytest.mark.parametrize("shape", SHAPES, ids=name_of)
 
 
+@for_all
+@for_all_shapes
+def test_any_mix_of_pieces_and_decodes(shape: AttentionShape, kernels: Kernels):
+    assert_right(make_case([1, 40, 1, 3, 0, 1], [300, 40, 1, 280, 9, 17], shape=shape, kernels=kernels))
+
+
+@for_all
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+@pytest.mark.parametrize("head_dim", [8, 80])
+def test_blocks_of_every_size_with_lengths_at_their_edges(block_size: int, head_dim: int, kernels: Kernels):
+    lens = [block_size - 1, block_size, block_size + 1, 257, 2 * block_size]
+    shape = AttentionShape(3, 1, head_dim, head_dim**-0.5)
+    assert_right(make_case([1, 2, 3, 1, 2], lens, shape=shape, block_size=block_size, kernels=kernels))
+
+
+@pytest.mark.parametrize("kernels", in_dtype(KERNELS, torch.bfloat16, torch.float16), ids=str)
+def test_half_floats_err_little_more_than_their_own_rounding(kernels: Kernels):
+    """The reference rounds once, at the end; ours also rounds what weighs the values."""
+    case = make_case([1, 20], [300, 30], kernels=kernels)
+    got, expected = case.compute(), brute_force(case)
+    assert got.dtype == kernels.dtype
+    rounding = (expected.to(kernels.dtype).double() - expected).abs().mean()
+    assert (got.double() - expected).abs().mean() <= (1.01 if kernels.is_reference else 1.5) * rounding
+
+
+@in_float32
 @pytest.mark.parametrize("window", [1, 2, 37, 255, 256, 257, 300, 10_000])
-def test_a_sliding_window(window: int):
-    case = make_case([1, 290, 60, 1], [300, 290, 560, 257])
-    torch.testing.assert_close(case.compute(window).double(), brute_force(case, window), rtol=0, atol=2e-6)
+def test_a_sliding_window(window: int, kernels: Kernels):
+    assert_right(make_case([1, 290, 60, 1], [300, 290, 560, 257], kernels=kernels), window)
 
 
-def test_layers_with_and_without_a_window_share_a_batch():
-    case = make_case([30, 1], [50, 70])
+@pytest.mark.parametrize("kernels", in_dtype(COMPILED, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("window", [1, 37, 256])
+def test_a_sliding_window_over_short_blocks_of_pairs(window: int, kernels: Kernels):
+    assert_right(make_case([1, 50, 60, 1], [300, 50, 560, 257], block_size=8, kernels=kernels), window)
+
+
+@for_all
+def test_layers_with_and_without_a_window_share_a_batch(kernels: Kernels):
+    case = make_case([30, 1], [50, 70], kernels=kernels)
     for window in (None, 8, None, 20):
-        torch.testing.assert_close(case.compute(window).double(), brute_force(case, window), rtol=0, atol=2e-6)
-    assert len(case.batch.work_lists) == 3, "made once for each kind of layer"
+        assert_right(case, window)
 
 
-@pytest.mark.parametrize("block_size", [8, 16, 32, 64, 128, 256])
-def test_every_block_size_gives_the_same_bits(block_size: int):
-    expected = make_case([1, 40, 5], [300, 40, 261], block_size=16).compute()
-    assert torch.equal(make_case([1, 40, 5], [300, 40, 261], block_size=block_size, seed=5).compute(), expected)
+def test_the_reference_plans_once_for_each_kind_of_layer():
+    case = make_case([30, 1], [50, 70])
+    before = len(case.batch.work_lists)
+    for window in (None, 8, None, 20):
+        case.compute(window)
+    assert len(case.batch.work_lists) == before + 3
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape.num_heads}x{shape.num_kv_heads}")
+@for_all
+@pytest.mark.parametrize("block_size", [size for size in BLOCK_SIZES if size != 16])
+def test_every_block_size_gives_the_same_bits(block_size: int, kernels: Kernels):
+    expected = make_case([1, 40, 5], [300, 40, 261], block_size=16, kernels=kernels).compute()
+    got = make_case([1, 40, 5], [300, 40, 261], block_size=block_size, seed=5, kernels=kernels).compute()
+    assert torch.equal(got, expected)
+
+
+@for_all
+@for_all_shapes
 @pytest.mark.parametrize("window", [None, 100])
-def test_a_row_is_the_same_bits_in_a_piece_and_alone(shape: AttentionShape, window: int | None):
-    whole = make_case([270], [270], shape=shape).compute(window)
+def test_a_row_is_the_same_bits_in_a_piece_and_alone(shape: AttentionShape, window: int | None, kernels: Kernels):
+    case = make_case([270], [270], shape=shape, kernels=kernels)
+    whole = case.compute(window)
     for start, end in ((0, 1), (0, 7), (100, 171), (255, 257), (269, 270)):
-        got = make_case_of_prefix(start, end, shape).compute(window)
+        got = piece_of(case, start, end).compute(window)
         assert torch.equal(got, whole[start:end]), (start, end)
 
 
-def make_case_of_prefix(start: int, end: int, shape: AttentionShape) -> Case:
-    """The 270 tokens' sequence, of which only [start, end) is computed and nothing lies past the end."""
-    whole = make_case([270], [270], shape=shape)
-    table = whole.batch.block_tables[0].tolist()
-    batch = BACKEND.plan_attention([end - start], [end], [table], 16)
-    return Case(shape, batch, whole.pool, whole.query[start:end], [whole.keys_values[0][:, :end]])
+def piece_of(whole: Case, start: int, end: int) -> Case:
+    """The first sequence, of which only [start, end) is computed."""
+    batch = whole.kernels.backend.plan_attention(
+        [end - start], [end], [whole.batch.block_tables[0]], whole.batch.block_size
+    )
+    first = int(whole.batch.seq_lens[0] - whole.batch.num_new_tokens[0])
+    query = whole.query[start - first : end - first]
+    return Case(whole.kernels, whole.shape, batch, whole.pool, query, [whole.keys_values[0][:, :end]])
 
 
-def test_order_and_mates_do_not_matter():
+@for_all
+def test_order_and_mates_do_not_matter(kernels: Kernels):
     new, lens = [1, 40, 1, 3, 1], [300, 40, 520, 280, 17]
-    together = make_case(new, lens).compute().split(new)
-    for index in range(len(new)):
-        alone = alone_in_its_step(new, lens, index)
+    case = make_case(new, lens, kernels=kernels)
+    together, queries = case.compute().split(new), case.query.split(new)
+    for index, (count, length) in enumerate(zip(new, lens, strict=True)):
+        batch = kernels.backend.plan_attention([count], [length], [case.batch.block_tables[index]], 16)
+        alone = kernels.backend.paged_attention(queries[index], batch, case.pool, 1, case.shape)
         assert torch.equal(alone, together[index])
 
 
-def alone_in_its_step(new: list[int], lens: list[int], index: int) -> torch.Tensor:
-    case = make_case(new, lens)
-    batch = BACKEND.plan_attention([new[index]], [lens[index]], [case.batch.block_tables[index]], 16)
-    first = sum(new[:index])
-    query = case.query[first : first + new[index]]
-    return BACKEND.paged_attention(query, batch, case.pool, 1, case.shape)
+@pytest.mark.parametrize("kernels", COMPILED, ids=str)
+def test_threads_do_not_matter(kernels: Kernels):
+    case = make_case([1, 40, 1, 3, 0, 1], [300, 40, 1, 280, 9, 17], kernels=kernels)
+    expected = case.compute()
+    for num_threads in (2, 3, 7, 1):
+        kernels.backend.set_num_threads(num_threads)
+        assert torch.equal(case.compute(), expected)
 
 
 @pytest.mark.parametrize(("wave_bytes", "slab_bytes"), [(1, 1), (1 << 18, 1 << 17), (1 << 30, 1 << 30)])
@@ -173,71 +226,72 @@ def test_padding_of_tiles_is_free_here(multiple: int):
     assert torch.equal(got, case.compute())
 
 
-def test_a_row_that_sees_nothing_of_a_split_of_its_tile():
+@for_all
+def test_a_row_that_sees_nothing_of_a_split_of_its_tile(kernels: Kernels):
     """The tile's first rows end in split 0, its last ones begin split 1: a masked split adds exact zeros."""
-    case = make_case([12], [262])
-    alone = [make_case_of_rows(case, position) for position in range(250, 262)]
+    case = make_case([12], [262], kernels=kernels)
+    alone = [piece_of(case, position, position + 1).compute() for position in range(250, 262)]
     assert torch.equal(case.compute(), torch.cat(alone))
 
 
-def make_case_of_rows(case: Case, position: int) -> torch.Tensor:
-    batch = BACKEND.plan_attention([1], [position + 1], [case.batch.block_tables[0]], 16)
-    query = case.query[position - 250 : position - 249]
-    return BACKEND.paged_attention(query, batch, case.pool, 1, case.shape)
-
-
-def test_what_lies_past_the_end_of_a_sequence_is_not_read():
+@for_all
+@pytest.mark.parametrize("block_size", [8, 16, 64])
+def test_what_lies_past_the_end_of_a_sequence_is_not_read(block_size: int, kernels: Kernels):
     """Finite rubbish in the last block's tail, and NaN in every block past it, change no bit."""
-    case = make_case([1, 20], [37, 20])
-    expected = case.compute()
-    tables = case.batch.block_tables
-    case.pool[tables[0, 2], 1, :, :, 5:] = 1e30
-    wider = [[*tables[0].tolist(), *tables[0].tolist()], [*tables[1, :2].tolist(), 0, 1, 2]]
-    batch = BACKEND.plan_attention([1, 20], [37, 20], wider, 16)
-    assert torch.equal(BACKEND.paged_attention(case.query, batch, case.pool, 1, case.shape), expected)
+    case = make_case([1, 20], [37, 20], kernels=kernels, block_size=block_size)
+    expected, table = case.compute(), case.batch.block_tables[0].tolist()
+    rubbish = torch.full((2, len(table) * block_size, 2, 16), 1e30).to(kernels.dtype)
+    rubbish[:, :37] = case.keys_values[0]
+    if kernels.dtype != torch.float16:
+        store(
+            kernels.backend,
+            case.pool,
+            1,
+            [table[: -(-37 // block_size)]],
+            [rubbish[:, : -(-37 // block_size) * block_size]],
+        )
+    beyond = next(block for block in range(len(case.pool)) if block not in case.batch.block_tables)
+    wider = [[*table[: -(-37 // block_size)], beyond], [*case.batch.block_tables[1, : -(-20 // block_size)], beyond]]
+    batch = kernels.backend.plan_attention([1, 20], [37, 20], wider, block_size)
+    assert torch.equal(kernels.backend.paged_attention(case.query, batch, case.pool, 1, case.shape), expected)
 
 
-def test_very_large_scores_do_not_overflow():
-    case = make_case([1, 9], [300, 9])
+@for_all
+def test_very_large_scores_do_not_overflow(kernels: Kernels):
+    case = make_case([1, 9], [300, 9], kernels=kernels)
     case.query *= 1e4
     got = case.compute()
     assert got.isfinite().all()
-    torch.testing.assert_close(got.double(), brute_force(case), rtol=1e-4, atol=1e-4)
+    tolerance = max(1e-4, TOLERANCE[kernels.dtype])
+    torch.testing.assert_close(got.double(), brute_force(case), rtol=tolerance, atol=tolerance)
 
 
-def test_a_sequence_that_went_wrong_harms_itself_only():
-    case = make_case([1, 3, 1], [300, 40, 17])
+@for_all
+def test_a_sequence_that_went_wrong_harms_itself_only(kernels: Kernels):
+    case = make_case([1, 3, 1], [300, 40, 17], kernels=kernels)
     expected = case.compute()
-    case.pool[case.batch.block_tables[1, 0], 1, 0, 0, 0, 0] = float("nan")
+    case.keys_values[1][0, 0, 0, 0] = float("nan")
+    store(kernels.backend, case.pool, 1, [case.batch.block_tables[1, :3].tolist()], case.keys_values[1:2])
     got = case.compute()
     assert torch.equal(got[[0, 4]], expected[[0, 4]])
     assert got[1:4].isnan().any()
 
 
-def test_offsets_past_two_to_the_31_are_right():
-    """A pool of 2.2e9 elements, of which only its last blocks are ever touched."""
-    shape = AttentionShape(2, 1, 64, 0.125)
-    block_elements = 2 * 2 * 1 * 256 * 64
-    num_blocks = (2**31 + 2**26) // block_elements
-    pool = torch.empty(kv_pool_shape(num_blocks, 2, 1, 256, 64), dtype=torch.bfloat16)
-    assert pool.numel() > 2**31
-    small = torch.full(kv_pool_shape(2, 2, 1, 256, 64), float("nan"), dtype=torch.bfloat16)
-    qkv = torch.randn(260, 4 * 64, generator=torch.Generator().manual_seed(1)).bfloat16()
-    rotary = torch.stack([torch.ones(260, 64), torch.zeros(260, 64)], dim=1).bfloat16()
-    results: list[torch.Tensor] = []
-    for where, table in ((pool, [num_blocks - 1, num_blocks - 2]), (small, [1, 0])):
-        batch = BACKEND.plan_attention([260], [260], [table], 256)
-        query = BACKEND.rotary_and_cache(qkv.clone(), rotary, batch, where, 1, shape)
-        results.append(BACKEND.paged_attention(query, batch, where, 1, shape))
-    assert torch.equal(results[0], results[1])
-    BACKEND.copy_blocks(pool, [(num_blocks - 1, num_blocks - 3)])
-    assert torch.equal(pool[num_blocks - 3, 1], small[1, 1])
+@for_all
+def test_queries_may_be_rows_of_something_wider(kernels: Kernels):
+    case = make_case([5, 1], [40, 20], kernels=kernels)
+    wide = torch.full((6, 7, 16), float("nan"), dtype=kernels.dtype)
+    wide[:, 2:6] = case.query
+    got = kernels.backend.paged_attention(wide[:, 2:6], case.batch, case.pool, 1, case.shape)
+    assert torch.equal(got, case.compute())
 
 
-def test_no_rows_give_no_rows():
-    batch = BACKEND.plan_attention([], [], [], 16)
-    pool = torch.zeros(kv_pool_shape(1, 1, 2, 16, 16))
-    assert BACKEND.paged_attention(torch.empty(0, 4, 16), batch, pool, 0, USUAL).shape == (
-        0,
-        64,
-    )
+@for_all
+def test_no_rows_give_no_rows(kernels: Kernels):
+    pool = torch.zeros(kv_pool_shape(1, 1, 2, 16, 16), dtype=kernels.dtype)
+    nothing = torch.empty(0, 4, 16, dtype=kernels.dtype)
+    for batch in (
+        kernels.backend.plan_attention([], [], [], 16),
+        kernels.backend.plan_attention([0, 0], [5, 16], [[0], [0]], 16),
+    ):
+        assert kernels.backend.paged_attention(nothing, batch, pool, 0, USUAL).shape == (0, 64)
