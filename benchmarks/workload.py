@@ -1,16 +1,18 @@
 """What the benchmarks of throughput ask for: so many requests at once, of random ids, each answered to its full length.
 
-Everything starts together and is measured until the last answer is whole; this is how the peers are run too.
+Everything starts together and is measured until the last answer is whole; this is how the peers are run too. Standard
+library only: the peers' scripts run it in environments of their own.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
 # Ids below are bytes and marks in the models of benchmarks/models.py.
 FIRST_TOKEN_ID = 300
@@ -37,9 +39,27 @@ class Workload:
         ids = range(FIRST_TOKEN_ID, self.vocab_size)
         return [draws.choices(ids, k=self.num_prompt_tokens) for _ in range(self.num_requests)]
 
-    def fresh(self) -> Iterator[Workload]:
-        """Batches of the same size for ever, each with other prompts than all before."""
-        seed = self.seed
-        while True:
-            yield replace(self, seed=seed)
-            seed += 1
+
+class FreshWorkloads:
+    """Gives batches, no two of which have a prompt in common: no prefix cache helps anyone."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._seeds = itertools.count()
+
+    def of(self, num_requests: int, num_prompt_tokens: int, num_output_tokens: int) -> Iterator[Workload]:
+        """Batches of one size, for ever."""
+        for seed in self._seeds:
+            yield Workload(num_requests, num_prompt_tokens, num_output_tokens, self._vocab_size, seed)
+
+
+async def measure_rate(
+    workloads: Iterator[Workload], run: Callable[[Workload], Awaitable[float]], seconds: float
+) -> float:
+    """Runs one batch after another until they have taken so long together, at least one; returns tokens a second."""
+    total, num_tokens = 0.0, 0
+    while not num_tokens or total < seconds:
+        workload = next(workloads)
+        total += await run(workload)
+        num_tokens += workload.num_tokens
+    return num_tokens / total

@@ -1,13 +1,15 @@
 """What benchmarks/throughput.py makes of its command line and of its samples."""
 
+from collections import Counter
+
 import pytest
 
 from benchmarks import ideal, throughput
 from benchmarks.ceilings import Ceilings, Rate
 from benchmarks.figures import round_figures
 from benchmarks.throughput import Bench, Prefill, Samples
-from benchmarks.throughput_report import report
-from benchmarks.whole_system import Api, Run
+from benchmarks.throughput_report import PROCESSES, report
+from benchmarks.whole_system import Api
 from scheduler_service.core.limits import SchedulerConfig
 
 SHAPE = ideal.Shape(576, 30, 9, 3, 64, 1536, 49152, tied=True)
@@ -27,7 +29,7 @@ def bench_of(options):
     for number in options.concurrency:
         samples = Samples([100.0, 200.0], [80.0, 150.0], [76.0, 150.0], [72.0, 120.0])
         for api in Api:
-            samples.note_cpu(api, [Run(1.0, dict.fromkeys(("worker", "scheduler", "gateway", "client"), 0.1))], 50)
+            samples.note_cpu(api, Counter(dict.fromkeys(PROCESSES, 0.1)), 50)
         bench.samples[number] = samples
     bench.prefill = Prefill([1.0, 1.0], [1.25, 2.0], [2.0, 2.0])
     return bench

@@ -8,10 +8,11 @@ from benchmarks import models
 from benchmarks.processes import cpu_seconds, peak_memory_bytes
 from benchmarks.whole_system import Api, WholeSystem, make_requests
 from benchmarks.worker_alone import Settings
-from benchmarks.workload import Workload
+from benchmarks.workload import FreshWorkloads, Workload
 from blockyard.supervisor import StartError
 
-WORKLOAD = Workload(num_requests=3, num_prompt_tokens=40, num_output_tokens=9, vocab_size=320)
+SIZE = (3, 40, 9)
+WORKLOAD = Workload(*SIZE, vocab_size=320)
 
 
 def test_requests_are_greedy_and_blind_to_ends():
@@ -34,7 +35,7 @@ async def test_runs_batches_and_accounts_for_them(tmp_path):
         max_num_batched_tokens=64,
         max_model_len=256,
     )
-    fresh = WORKLOAD.fresh()
+    fresh = FreshWorkloads(320).of(*SIZE)
     async with WholeSystem(settings) as system:
         assert system.first_token_seconds > 0
         assert system.peak_memory_bytes() > 10e6

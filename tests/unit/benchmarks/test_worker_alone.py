@@ -5,12 +5,13 @@ import pytest
 
 from benchmarks import models
 from benchmarks.worker_alone import EPOCH, Planner, Settings, WorkerAlone
-from benchmarks.workload import Workload
+from benchmarks.workload import FreshWorkloads, Workload
 
 SETTINGS = Settings(
     model="", dtype="float32", num_device_blocks=40, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=256
 )
-WORKLOAD = Workload(num_requests=4, num_prompt_tokens=40, num_output_tokens=9, vocab_size=320)
+SIZE = (4, 40, 9)
+WORKLOAD = Workload(*SIZE, vocab_size=320)
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def test_carries_the_prompts_and_nothing_cached(planner):
 
 
 def test_batches_follow_one_another_in_one_epoch(planner):
-    fresh = WORKLOAD.fresh()
+    fresh = FreshWorkloads(320).of(*SIZE)
     steps = [step for _ in range(3) for step in planner.plan(next(fresh))]
     assert [step.step_id for step in steps] == list(range(1, len(steps) + 1))
     assert {step.epoch for step in steps} == {EPOCH}
@@ -57,7 +58,7 @@ def test_a_worker_runs_them(tmp_path):
     settings = Settings(
         str(folder), "float32", num_device_blocks=40, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=256
     )
-    fresh = WORKLOAD.fresh()
+    fresh = FreshWorkloads(320).of(*SIZE)
     with WorkerAlone(settings) as worker:
         assert set(worker.facts) == {"device", "kernels"}
         assert worker.run(next(fresh)) > 0

@@ -2,7 +2,9 @@
 
 import itertools
 
-from benchmarks.workload import FIRST_TOKEN_ID, Workload
+import pytest
+
+from benchmarks.workload import FIRST_TOKEN_ID, FreshWorkloads, Workload, measure_rate
 
 WORKLOAD = Workload(num_requests=5, num_prompt_tokens=64, num_output_tokens=7, vocab_size=1000)
 
@@ -19,6 +21,19 @@ def test_the_same_seed_gives_the_same_prompts():
 
 
 def test_fresh_batches_share_no_block():
-    batches = itertools.islice(WORKLOAD.fresh(), 4)
+    workloads = FreshWorkloads(1000)
+    batches = [*itertools.islice(workloads.of(5, 64, 7), 3), *itertools.islice(workloads.of(2, 64, 9), 3)]
     firsts = [tuple(prompt[:16]) for batch in batches for prompt in batch.prompts()]
-    assert len(set(firsts)) == len(firsts)
+    assert len(set(firsts)) == len(firsts) == 3 * 5 + 3 * 2
+
+
+@pytest.mark.parametrize(("seconds", "num_batches"), [(0.0, 1), (3.0, 2), (4.1, 3)])
+async def test_rates_are_of_whole_batches(seconds, num_batches):
+    done = []
+
+    async def run(workload):
+        done.append(workload)
+        return 2.0
+
+    assert await measure_rate(FreshWorkloads(1000).of(5, 64, 7), run, seconds) == 35 / 2.0
+    assert len(done) == num_batches
