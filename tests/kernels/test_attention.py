@@ -239,20 +239,13 @@ def test_a_row_that_sees_nothing_of_a_split_of_its_tile(kernels: Kernels):
 def test_what_lies_past_the_end_of_a_sequence_is_not_read(block_size: int, kernels: Kernels):
     """Finite rubbish in the last block's tail, and NaN in every block past it, change no bit."""
     case = make_case([1, 20], [37, 20], kernels=kernels, block_size=block_size)
-    expected, table = case.compute(), case.batch.block_tables[0].tolist()
-    rubbish = torch.full((2, len(table) * block_size, 2, 16), 1e30).to(kernels.dtype)
+    expected, tables = case.compute(), case.batch.block_tables
+    own = [tables[0, : -(-37 // block_size)].tolist(), tables[1, : -(-20 // block_size)].tolist()]
+    rubbish = torch.full((2, len(own[0]) * block_size, 2, 16), 3e4, dtype=kernels.dtype)
     rubbish[:, :37] = case.keys_values[0]
-    if kernels.dtype != torch.float16:
-        store(
-            kernels.backend,
-            case.pool,
-            1,
-            [table[: -(-37 // block_size)]],
-            [rubbish[:, : -(-37 // block_size) * block_size]],
-        )
-    beyond = next(block for block in range(len(case.pool)) if block not in case.batch.block_tables)
-    wider = [[*table[: -(-37 // block_size)], beyond], [*case.batch.block_tables[1, : -(-20 // block_size)], beyond]]
-    batch = kernels.backend.plan_attention([1, 20], [37, 20], wider, block_size)
+    store(kernels.backend, case.pool, 1, own[:1], [rubbish])
+    beyond = next(block for block in range(len(case.pool)) if block not in tables)
+    batch = kernels.backend.plan_attention([1, 20], [37, 20], [[*table, beyond] for table in own], block_size)
     assert torch.equal(kernels.backend.paged_attention(case.query, batch, case.pool, 1, case.shape), expected)
 
 

@@ -7,10 +7,11 @@ import random
 import pytest
 import torch
 
-from kernels.ops import BLOCK_SIZES, get_backend, kv_pool_shape
+from kernels.ops import BLOCK_SIZES, kv_pool_shape
 from kernels.reference.blocks import _runs
+from tests.kit.backends import KERNELS, Kernels
 
-BACKEND = get_backend(torch.device("cpu"), torch.float32, "reference")
+for_all = pytest.mark.parametrize("kernels", KERNELS, ids=str)
 
 
 def make_pool(num_blocks: int, seed: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -25,28 +26,29 @@ def as_bytes(pool: torch.Tensor) -> torch.Tensor:
     return pool.view(len(pool), -1).view(torch.uint8)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@for_all
 @pytest.mark.parametrize("seed", range(4))
-def test_a_swap_moves_blocks_and_leaves_the_rest(dtype: torch.dtype, seed: int):
-    device, host = make_pool(20, seed, dtype), make_pool(9, seed + 50, dtype)
+def test_a_swap_moves_blocks_and_leaves_the_rest(seed: int, kernels: Kernels):
+    device, host = make_pool(20, seed, kernels.dtype), make_pool(9, seed + 50, kernels.dtype)
     expected = as_bytes(host).clone()
     source_before = as_bytes(device).clone()
     chooser = random.Random(seed)
     pairs = list(zip(chooser.sample(range(20), 6), chooser.sample(range(9), 6), strict=True))
-    BACKEND.swap_blocks(device, host, pairs)
+    kernels.backend.swap_blocks(device, host, pairs)
     for source, destination in pairs:
         expected[destination] = source_before[source]
     assert torch.equal(as_bytes(host), expected)
     assert torch.equal(as_bytes(device), source_before)
 
 
-def test_out_and_in_again_is_the_same_bytes():
+@for_all
+def test_out_and_in_again_is_the_same_bytes(kernels: Kernels):
     device = make_pool(12, 1)
     before, host = as_bytes(device).clone(), make_pool(12, 2)
     places = random.Random(3).sample(range(12), 12)
-    BACKEND.swap_blocks(device, host, list(enumerate(places)))
+    kernels.backend.swap_blocks(device, host, list(enumerate(places)))
     device.zero_()
-    BACKEND.swap_blocks(host, device, [(place, block) for block, place in enumerate(places)])
+    kernels.backend.swap_blocks(host, device, [(place, block) for block, place in enumerate(places)])
     assert torch.equal(as_bytes(device), before)
 
 
@@ -55,35 +57,41 @@ def test_neighbours_are_one_copy():
     assert list(_runs([])) == []
 
 
-def test_copies_read_before_they_write():
+@for_all
+def test_copies_read_before_they_write(kernels: Kernels):
     pool = make_pool(8, 4)
     expected = as_bytes(pool).clone()
-    BACKEND.copy_blocks(pool, [(1, 2), (2, 3), (0, 7), (3, 1)])
+    kernels.backend.copy_blocks(pool, [(1, 2), (2, 3), (0, 7), (3, 1)])
     expected[[2, 3, 7, 1]] = expected[[1, 2, 0, 3]]
     assert torch.equal(as_bytes(pool), expected)
 
 
-def test_nothing_to_do_is_no_error():
+@for_all
+def test_nothing_to_do_is_no_error(kernels: Kernels):
     pool = make_pool(2, 5)
-    BACKEND.copy_blocks(pool, [])
-    BACKEND.swap_blocks(pool, make_pool(2, 6), [])
+    kernels.backend.copy_blocks(pool, [])
+    kernels.backend.swap_blocks(pool, make_pool(2, 6), [])
 
 
+@for_all
 @pytest.mark.parametrize("pair", [(8, 0), (0, 8), (-1, 0), (0, -1)])
-def test_an_id_outside_the_pool_is_refused(pair: tuple[int, int]):
+def test_an_id_outside_the_pool_is_refused(pair: tuple[int, int], kernels: Kernels):
     pool, other = make_pool(8, 7), make_pool(8, 8)
     before = as_bytes(pool).clone(), as_bytes(other).clone()
     with pytest.raises(ValueError, match="outside a pool of 8 blocks"):
-        BACKEND.copy_blocks(pool, [(1, 2), pair])
+        kernels.backend.copy_blocks(pool, [(1, 2), pair])
     with pytest.raises(ValueError, match="outside a pool of 8 blocks"):
-        BACKEND.swap_blocks(pool, other, [(1, 2), pair])
+        kernels.backend.swap_blocks(pool, other, [(1, 2), pair])
     assert torch.equal(as_bytes(pool), before[0])
     assert torch.equal(as_bytes(other), before[1])
 
 
-def test_pools_of_two_layouts_are_refused():
+@for_all
+def test_pools_of_two_layouts_are_refused(kernels: Kernels):
     with pytest.raises(ValueError, match="differ in layout"):
-        BACKEND.swap_blocks(make_pool(4, 0), torch.zeros(kv_pool_shape(4, 3, 2, 16, 16), dtype=torch.bfloat16), [])
+        kernels.backend.swap_blocks(
+            make_pool(4, 0), torch.zeros(kv_pool_shape(4, 3, 2, 16, 16), dtype=torch.bfloat16), []
+        )
 
 
 def test_a_block_is_one_contiguous_range():
@@ -92,10 +100,11 @@ def test_a_block_is_one_contiguous_range():
     assert pool.stride(0) == pool[2].numel()
 
 
+@for_all
 @pytest.mark.parametrize("block_size", [0, 1, 4, 12, 24, 512])
-def test_block_sizes_that_do_not_divide_a_split_are_refused(block_size: int):
+def test_block_sizes_that_do_not_divide_a_split_are_refused(block_size: int, kernels: Kernels):
     assert block_size not in BLOCK_SIZES
     with pytest.raises(ValueError, match=f"block_size must be one of .*, not {block_size}"):
         kv_pool_shape(4, 1, 1, block_size, 16)
     with pytest.raises(ValueError, match="block_size"):
-        BACKEND.plan_attention([1], [1], [[0]], block_size)
+        kernels.backend.plan_attention([1], [1], [[0]], block_size)

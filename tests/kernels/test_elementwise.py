@@ -8,71 +8,145 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kernels.ops import AttentionShape, get_backend, kv_pool_shape
+from kernels.ops import AttentionShape, kv_pool_shape
+from tests.kit.backends import COMPILED, KERNELS, REFERENCE, REFERENCES, Kernels, read_layer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-BACKEND = get_backend(torch.device("cpu"), torch.float32, "reference")
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPE = AttentionShape(num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25)
+# Less than a vector, whole ones of both lengths, and tails.
+WIDTHS = [1, 2, 8, 15, 16, 48, 131]
+for_all = pytest.mark.parametrize("kernels", KERNELS, ids=str)
+for_references = pytest.mark.parametrize("kernels", REFERENCES, ids=str)
+for_compiled = pytest.mark.parametrize("kernels", COMPILED, ids=str)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_rms_norm_rounds_where_transformers_does(dtype: torch.dtype):
+def assert_as_good(kernels: Kernels, got: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor) -> None:
+    """Errs no more than the reference does in the same dtype, give or take what float32 sums in another order."""
+    assert got.dtype == kernels.dtype
+    floor = 4 * torch.finfo(torch.float32).eps * exact.abs().max()
+    error, their_error = (got.double() - exact).abs(), (theirs.double() - exact).abs()
+    assert error.mean() <= 1.01 * their_error.mean() + floor
+    assert error.max() <= 1.5 * their_error.max() + floor
+
+
+@for_references
+def test_rms_norm_rounds_where_transformers_does(kernels: Kernels):
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+    dtype = kernels.dtype
     hidden, residual, weight = random(7, 48, dtype=dtype), random(7, 48, dtype=dtype, seed=1), random(48, dtype=dtype)
     reference = LlamaRMSNorm(48, 1e-5).to(dtype)
     reference.weight.data = weight
-    normed, total = BACKEND.rms_norm(hidden, weight, 1e-5)
+    normed, total = kernels.backend.rms_norm(hidden, weight, 1e-5)
     assert torch.equal(normed, reference(hidden))
     assert total is hidden
-    normed, total = BACKEND.rms_norm(hidden, weight, 1e-5, residual)
+    normed, total = kernels.backend.rms_norm(hidden, weight, 1e-5, residual)
     assert torch.equal(total, hidden + residual)
     assert torch.equal(normed, reference(hidden + residual))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_silu_is_the_activation(dtype: torch.dtype):
-    gate_up = torch.cat([random(5, 33, dtype=dtype) * 4, random(5, 33, dtype=dtype, seed=1)], dim=1)
+@for_compiled
+@pytest.mark.parametrize("width", WIDTHS)
+def test_rms_norm_is_as_good_as_the_reference(width: int, kernels: Kernels):
+    reference = Kernels(REFERENCE, kernels.dtype).backend
+    hidden, residual = random(9, width, dtype=kernels.dtype), random(9, width, dtype=kernels.dtype, seed=1)
+    weight = random(width, dtype=kernels.dtype, seed=2)
+    for added in (None, residual):
+        normed, total = kernels.backend.rms_norm(hidden, weight, 1e-5, added)
+        theirs, their_total = reference.rms_norm(hidden, weight, 1e-5, added)
+        assert torch.equal(total, their_total), "one sum, one rounding"
+        wide = total.double()
+        exact = wide * (wide.pow(2).mean(1, keepdim=True) + 1e-5).rsqrt() * weight.double()
+        assert_as_good(kernels, normed, theirs, exact)
+
+
+@for_all
+def test_rms_norm_leaves_its_inputs(kernels: Kernels):
+    hidden, residual = random(5, 33, dtype=kernels.dtype), random(5, 33, dtype=kernels.dtype, seed=1)
+    before = hidden.clone(), residual.clone()
+    normed, total = kernels.backend.rms_norm(hidden, random(33, dtype=kernels.dtype), 1e-5, residual)
+    assert torch.equal(hidden, before[0])
+    assert torch.equal(residual, before[1])
+    assert len({each.data_ptr() for each in (hidden, residual, normed, total)}) == 4
+
+
+@for_all
+@pytest.mark.parametrize("width", WIDTHS)
+def test_silu_is_the_activation(width: int, kernels: Kernels):
+    gate_up = torch.cat([random(5, width, dtype=kernels.dtype) * 4, random(5, width, dtype=kernels.dtype, seed=1)], 1)
     gate, up = gate_up.double().chunk(2, dim=1)
-    tolerance = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]
-    expected = functional.silu(gate) * up
-    torch.testing.assert_close(BACKEND.silu_and_mul(gate_up).double(), expected, rtol=tolerance, atol=tolerance)
+    theirs = Kernels(REFERENCE, kernels.dtype).backend.silu_and_mul(gate_up)
+    assert_as_good(kernels, kernels.backend.silu_and_mul(gate_up), theirs, functional.silu(gate) * up)
+    tolerance = 2 * torch.finfo(kernels.dtype).eps
+    torch.testing.assert_close(theirs.double(), functional.silu(gate) * up, rtol=tolerance, atol=tolerance)
 
 
-def test_silu_of_large_values_is_finite():
-    gate = torch.tensor([[-1e4, -100.0, 0.0, 100.0, 1e4, 1.0]])
-    assert BACKEND.silu_and_mul(torch.cat([gate, torch.ones_like(gate)], 1)).tolist()[0][:5] == [0, 0, 0, 100, 1e4]
+@for_all
+def test_silu_of_large_values_is_finite(kernels: Kernels):
+    large = 1e4 if kernels.dtype != torch.bfloat16 else 9984.0
+    gate = torch.tensor([[-large, -100.0, 0.0, 100.0, large, 1.0]], dtype=kernels.dtype)
+    got = kernels.backend.silu_and_mul(torch.cat([gate, torch.ones_like(gate)], 1))
+    assert got.tolist()[0][2:5] == [0, 100, large]
+    assert (got[0, :2].double().abs() < 1e-30).all(), "the exponential may end below infinity"
 
 
-SAFE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": lambda x: BACKEND.silu_and_mul(torch.cat([x, x], dim=1)),
-    "rms_norm": lambda x: BACKEND.rms_norm(x, x.new_ones(x.shape[1]), 1e-6)[0],
-    "exp": lambda x: torch.exp(-x.float()),
-    "rsqrt": lambda x: torch.rsqrt(x.float().abs() + 1),
-    "product and sum": lambda x: x * x[:1] + torch.roll(x, 3, -1) * x[:1],
+@for_all
+def test_what_is_no_number_stays_none(kernels: Kernels):
+    gate = torch.tensor([[float("nan"), 1.0, float("inf")]], dtype=kernels.dtype)
+    got = kernels.backend.silu_and_mul(torch.cat([gate, torch.ones_like(gate)], 1))
+    assert got.isnan().tolist() == [[True, False, False]]
+    assert got.isinf().tolist() == [[False, False, True]]
+    rows = random(3, 20, dtype=kernels.dtype)
+    rows[1, 19] = float("nan")
+    normed, _ = kernels.backend.rms_norm(rows, torch.ones(20, dtype=kernels.dtype), 1e-5)
+    assert normed.isnan().all(dim=1).tolist() == [False, True, False]
+    assert normed[[0, 2]].isfinite().all()
+
+
+SAFE: dict[str, Callable[[Kernels, torch.Tensor], torch.Tensor]] = {
+    "silu": lambda kernels, x: kernels.backend.silu_and_mul(torch.cat([x, x], dim=1)),
+    "rms_norm": lambda kernels, x: kernels.backend.rms_norm(x, x.new_ones(x.shape[1]), 1e-6)[0],
+    "added rms_norm": lambda kernels, x: kernels.backend.rms_norm(x, x.new_ones(x.shape[1]), 1e-6, x.flip(1))[0],
 }
+# Functions of torch that the reference is made of.
+TORCHS: dict[str, Callable[[Kernels, torch.Tensor], torch.Tensor]] = {
+    "exp": lambda _, x: torch.exp(-x.float()),
+    "rsqrt": lambda _, x: torch.rsqrt(x.float().abs() + 1),
+    "product and sum": lambda _, x: x * x[:1] + torch.roll(x, 3, -1) * x[:1],
+}
+PLACES = [(kernels, name) for kernels in KERNELS for name in SAFE]
+PLACES += [(kernels, name) for kernels in REFERENCES for name in TORCHS]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", SAFE)
-def test_a_row_is_the_same_bits_wherever_it_stands(name: str, dtype: torch.dtype):
+@pytest.mark.parametrize(("kernels", "name"), PLACES, ids=str)
+def test_a_row_is_the_same_bits_wherever_it_stands(kernels: Kernels, name: str):
     """A canary for new versions of torch: kernels have tails, where another formula may run."""
-    rows = random(67, 131, dtype=dtype) * 3
+    op = (SAFE | TORCHS)[name]
+    rows = random(67, 131, dtype=kernels.dtype) * 3
     # The last op multiplies by the first row: it is the same one in every part.
-    expected = SAFE[name](rows)
-    for num_threads in (1, 3):
-        torch.set_num_threads(num_threads)
+    expected = op(kernels, rows)
+    for num_threads in (3, 1):
+        kernels.backend.set_num_threads(num_threads)
         for count in (1, 2, 3, 5, 17, 66):
             for start in range(0, 67 - count, 13):
                 part = torch.cat([rows[:1], rows[start : start + count]])
-                assert torch.equal(SAFE[name](part)[1:], expected[start : start + count])
+                assert torch.equal(op(kernels, part)[1:], expected[start : start + count])
+
+
+@for_compiled
+def test_an_activation_in_an_epilogue_is_the_activation_apart(kernels: Kernels):
+    """The gated product is silu of unrounded gates: nearer to the truth than product, rounding, activation."""
+    weight, rows = random(66, 40, dtype=kernels.dtype) * 0.2, random(7, 40, dtype=kernels.dtype, seed=1)
+    fused = kernels.backend.linear(rows, kernels.backend.pack_linear(weight, gated=True))
+    apart = kernels.backend.silu_and_mul(kernels.backend.linear(rows, kernels.backend.pack_linear(weight)))
+    gate, up = (rows.double() @ weight.double().T).chunk(2, dim=1)
+    assert_as_good(kernels, fused, apart, functional.silu(gate) * up)
 
 
 def test_torchs_own_silu_is_why_ours_is_spelled_out():
@@ -83,46 +157,88 @@ def test_torchs_own_silu_is_why_ours_is_spelled_out():
     assert not torch.equal(whole, alone)
 
 
-def rotary_rows(positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    angles = torch.outer(positions.double(), 100.0 ** -(torch.arange(8, dtype=torch.float64) / 8))
+def rotary_rows(positions: torch.Tensor, dtype: torch.dtype, half: int = 8) -> torch.Tensor:
+    angles = torch.outer(positions.double(), 100.0 ** -(torch.arange(half, dtype=torch.float64) / half))
     return torch.stack([torch.cat([angles.cos()] * 2, 1), torch.cat([-angles.sin(), angles.sin()], 1)], 1).to(dtype)
 
 
-def rotate(heads: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Rotates pairs (i, i + 8) as complex numbers."""
-    angles = torch.outer(positions.double(), 100.0 ** -(torch.arange(8, dtype=torch.float64) / 8))
-    pairs = torch.complex(heads[..., :8].double(), heads[..., 8:].double())
-    turned = pairs * torch.polar(torch.ones_like(angles), angles)[:, None]
-    return torch.cat([turned.real, turned.imag], dim=-1)
+def rotate(heads: torch.Tensor, rotary: torch.Tensor) -> torch.Tensor:
+    """Rotates pairs (i, i + D / 2) in float64, by angles as they were rounded."""
+    cosines, sines = rotary.double()[:, None].unbind(2)
+    return heads.double() * cosines + heads.double().roll(heads.shape[-1] // 2, -1) * sines
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("normed", [False, True])
-def test_rotary_and_cache(dtype: torch.dtype, normed: bool):
+@for_all
+@pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
+@pytest.mark.parametrize("head_dim", [8, 16, 64, 80, 96, 128])
+def test_rotary_and_cache(head_dim: int, normed: bool, kernels: Kernels):
     """Two sequences, one in the middle of a block: queries come back rotated, keys and values lie in their slots."""
-    pool = torch.full(kv_pool_shape(6, 2, 2, 8, 16), float("nan"), dtype=dtype)
-    batch = BACKEND.plan_attention([3, 11], [6, 11], [[4], [1, 5]], 8)
-    qkv = random(14, (4 + 2 + 2) * 16, dtype=dtype)
-    heads = qkv.view(14, 8, 16).double()
-    weights = random(16, dtype=dtype, seed=1), random(16, dtype=dtype, seed=2)
+    backend, dtype = kernels.backend, kernels.dtype
+    shape = AttentionShape(4, 2, head_dim, 0.25)
+    pool = torch.full(kv_pool_shape(6, 2, 2, 8, head_dim), float("nan"), dtype=dtype)
+    batch = backend.plan_attention([3, 0, 11], [6, 8, 11], [[4], [0], [1, 5]], 8)
+    qkv = random(14, 8 * head_dim, dtype=dtype)
+    heads = qkv.view(14, 8, head_dim).double()
+    weights = random(head_dim, dtype=dtype, seed=1), random(head_dim, dtype=dtype, seed=2)
     if normed:
-        wide = functional.normalize(heads[:, :6], dim=-1, eps=0) * 4
-        scales = torch.cat([weights[0].double().expand(4, 16), weights[1].double().expand(2, 16)])
+        wide = functional.normalize(heads[:, :6], dim=-1, eps=0) * head_dim**0.5
+        scales = torch.cat([weights[0].double().expand(4, head_dim), weights[1].double().expand(2, head_dim)])
         heads = torch.cat([wide * scales, heads[:, 6:]], dim=1)
-    expected = torch.cat([rotate(heads[:, :6], batch.positions), heads[:, 6:]], dim=1)
-    rotary = rotary_rows(batch.positions, dtype)
-    query = BACKEND.rotary_and_cache(qkv, rotary, batch, pool, 1, SHAPE, (*weights, 0.0) if normed else None)
-    tolerance = {torch.float32: 1e-5, torch.bfloat16: 6e-2, torch.float16: 8e-3}[dtype]
+    rotary = rotary_rows(batch.positions, dtype, head_dim // 2)
+    expected = torch.cat([rotate(heads[:, :6], rotary), heads[:, 6:]], dim=1)
+    query = backend.rotary_and_cache(qkv, rotary, batch, pool, 1, shape, (*weights, 0.0) if normed else None)
+    tolerance = {torch.float32: 2e-5, torch.bfloat16: 6e-2, torch.float16: 8e-3}[dtype]
     torch.testing.assert_close(query.double(), expected[:, :4], rtol=tolerance, atol=tolerance)
-    written = pool[batch.slot_mapping // 8, 1, :, :, batch.slot_mapping % 8].flatten(1, 2)
+    layer = read_layer(kernels, pool, 1)
+    written = layer[batch.slot_mapping // 8, :, :, batch.slot_mapping % 8].flatten(1, 2)
     torch.testing.assert_close(written.double(), expected[:, 4:], rtol=tolerance, atol=tolerance)
     assert pool[:, 0].isnan().all(), "another layer's bytes"
     assert pool[[0, 2, 3], 1].isnan().all(), "other blocks"
-    assert pool[4, 1, :, :, :3].isnan().all(), "slots before the first new token"
-    assert pool[4, 1, :, :, 6:].isnan().all(), "a block that was not started in this step keeps its bytes"
-    assert not pool[5, 1, :, :, 3:].any(), "a block started in this step is cleared past its last token"
+    assert layer[4, :, :, :3].isnan().all(), "slots before the first new token"
+    assert layer[4, :, :, 6:].isnan().all(), "a block that was not started in this step keeps its bytes"
+    assert not layer[5, :, :, 3:].any(), "a block started in this step is cleared past its last token"
 
 
-def test_embedding_takes_rows():
-    table = random(10, 6, dtype=torch.bfloat16)
-    assert torch.equal(BACKEND.embedding(torch.tensor([3, 3, 9]), table), table[[3, 3, 9]])
+@for_compiled
+@pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
+def test_rotation_is_as_good_as_the_reference(normed: bool, kernels: Kernels):
+    positions = torch.arange(40)
+    qkv, rotary = random(40, 8 * 96, dtype=kernels.dtype), rotary_rows(positions, kernels.dtype, 48)
+    weights = random(96, dtype=kernels.dtype, seed=1), random(96, dtype=kernels.dtype, seed=2)
+    heads = qkv.view(40, 8, 96)[:, :4].double()
+    if normed:
+        heads = functional.normalize(heads, dim=-1, eps=0) * 96**0.5 * weights[0].double()
+    queries: list[torch.Tensor] = []
+    for each in (kernels, Kernels(REFERENCE, kernels.dtype)):
+        pool = torch.empty(kv_pool_shape(3, 1, 2, 16, 96), dtype=kernels.dtype)
+        batch = each.backend.plan_attention([40], [40], [[2, 0, 1]], 16)
+        shape = AttentionShape(4, 2, 96, 0.1)
+        norms = (*weights, 0.0) if normed else None
+        queries.append(each.backend.rotary_and_cache(qkv.clone(), rotary, batch, pool, 0, shape, norms).clone())
+    assert_as_good(kernels, queries[0], queries[1], rotate(heads, rotary))
+
+
+@for_all
+@pytest.mark.parametrize("block_size", [8, 16, 64, 256])
+def test_a_pool_is_the_same_bytes_however_its_tokens_came(block_size: int, kernels: Kernels):
+    """In one piece, one by one, in pieces that end inside and at the end of blocks."""
+    backend, length = kernels.backend, 77
+    qkv, rotary = random(length, 8 * 16, dtype=kernels.dtype), rotary_rows(torch.arange(length), kernels.dtype)
+    table = list(reversed(range(-(-length // block_size))))
+    pools: list[torch.Tensor] = []
+    for pieces in ([length], [1] * length, [5, 8, 3, 16, 32, 13], [16, 16, 32, 13]):
+        pool, start = torch.zeros(kv_pool_shape(len(table), 2, 2, block_size, 16), dtype=kernels.dtype), 0
+        for count in pieces:
+            batch = backend.plan_attention([count], [start + count], [table], block_size)
+            rows = slice(start, start + count)
+            backend.rotary_and_cache(qkv[rows].clone(), rotary[rows], batch, pool, 1, SHAPE)
+            start += count
+        pools.append(pool)
+    assert all(torch.equal(pool, pools[0]) for pool in pools)
+
+
+@for_all
+def test_embedding_takes_rows(kernels: Kernels):
+    table = random(10, 7, dtype=kernels.dtype)
+    assert torch.equal(kernels.backend.embedding(torch.tensor([3, 3, 9, 0]), table), table[[3, 3, 9, 0]])
+    assert kernels.backend.embedding(torch.tensor([], dtype=torch.int64), table).shape == (0, 7)

@@ -1,130 +1,220 @@
-"""Packed linear layers: right in every dtype and method, and a row's bits do not depend on the rows beside it."""
+"""Linear layers of every backend: right over tails of every kind, and a row's bits do not depend on the rows beside it."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch
 from torch.nn import functional
 
-from kernels.ops import AttentionShape, get_backend
-from kernels.reference.linear import LADDER, Method, ReferenceLinear, can_prepack
-from kernels.reference.probe import rows_are_independent
+from tests.kit.backends import COMPILED, KERNELS, REFERENCE, Kernels
 
-CPU = torch.device("cpu")
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+if TYPE_CHECKING:
+    from kernels.cpu.packed import CpuLinear
+
+for_all = pytest.mark.parametrize("kernels", KERNELS, ids=str)
+for_compiled = pytest.mark.parametrize("kernels", COMPILED, ids=str)
+# Outputs and inputs: fewer than a vector, whole panels of both widths (16 and 32), one more and one less, odd outputs.
+SIZES = [(1, 2), (7, 6), (16, 16), (31, 34), (32, 48), (33, 50), (72, 320), (100, 2)]
+COUNTS = [1, 2, 3, 4, 5, 11, 12, 13, 25, 200]
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def make(method: Method, dtype: torch.dtype, *, bias: bool = True, out: int = 72, width: int = 48) -> ReferenceLinear:
-    weight = random(out, width, dtype=dtype) * width**-0.5
-    return ReferenceLinear(weight, random(out, dtype=dtype, seed=1) if bias else None, method)
+class Layer:
+    """A weight and a bias, dense and packed, and what they must give."""
+
+    def __init__(
+        self, kernels: Kernels, num_rows: int, width: int, *, bias: bool = True, gated: bool = False, seed: int = 0
+    ) -> None:
+        self.kernels, self.is_gated = kernels, gated
+        self.weight = (random(num_rows, width, seed=seed) * width**-0.5).to(kernels.dtype)
+        self.bias = random(num_rows, dtype=kernels.dtype, seed=seed + 1) if bias else None
+        self.packed = kernels.backend.pack_linear(self.weight.clone(), self.bias, gated=gated)
+
+    def __call__(self, rows: torch.Tensor, *, wide: bool = False) -> torch.Tensor:
+        return self.kernels.backend.linear(rows, self.packed, wide=wide)
+
+    def rows(self, count: int, seed: int = 2) -> torch.Tensor:
+        return random(count, self.weight.shape[1], dtype=self.kernels.dtype, seed=seed)
+
+    def exact(self, rows: torch.Tensor) -> torch.Tensor:
+        """In float64."""
+        bias = None if self.bias is None else self.bias.double()
+        result = functional.linear(rows.double(), self.weight.double(), bias)
+        if not self.is_gated:
+            return result
+        gate, up = result.chunk(2, dim=1)
+        return functional.silu(gate) * up
+
+    def assert_right(self, rows: torch.Tensor, *, wide: bool = False) -> None:
+        """The error is that of one rounding and of the sums in float32; half floats may round the gate's parts too."""
+        got, expected = self(rows, wide=wide), self.exact(rows)
+        assert got.dtype == (torch.float32 if wide else self.kernels.dtype)
+        is_half = self.kernels.dtype != torch.float32 and (not wide or self.kernels.is_reference)
+        tolerance = 3 * torch.finfo(self.kernels.dtype).eps if is_half else 3e-6
+        torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("method", list(Method))
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 33])
-def test_it_multiplies(method: Method, dtype: torch.dtype, num_rows: int):
-    hidden = random(num_rows, 48, dtype=dtype, seed=2)
-    weight, bias = random(72, 48, dtype=dtype) * 48**-0.5, random(72, dtype=dtype, seed=1)
-    expected = functional.linear(hidden.double(), weight.double(), bias.double())
-    got = ReferenceLinear(weight, bias, method)(hidden)
-    assert got.dtype == dtype
-    torch.testing.assert_close(got.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+@for_all
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize(("num_rows", "width"), SIZES)
+def test_it_multiplies(kernels: Kernels, num_rows: int, width: int, bias: bool):
+    layer = Layer(kernels, num_rows, width, bias=bias)
+    for count in COUNTS:
+        layer.assert_right(layer.rows(count))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("method", LADDER)
-def test_rows_are_independent(method: Method, dtype: torch.dtype):
-    assert rows_are_independent(make(method, dtype, out=200, width=320))
+@for_all
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize(("num_outputs", "width"), SIZES)
+def test_a_gated_weight_gives_the_activated_rows(kernels: Kernels, num_outputs: int, width: int, bias: bool):
+    layer = Layer(kernels, 2 * num_outputs, width, bias=bias, gated=True)
+    assert layer.packed.out_features == num_outputs
+    for count in (1, 5, 13):
+        layer.assert_right(layer.rows(count))
 
 
-def test_a_wide_bfloat16_product_shows_why_one_row_is_padded():
-    """Packed bfloat16 with more than 1024 columns takes another kernel for one row: two rows never do."""
-    linear = make(Method.PREPACKED, torch.bfloat16, bias=False, out=512, width=2048)
-    assert rows_are_independent(linear)
+@for_all
+@pytest.mark.parametrize(("num_rows", "width"), SIZES)
+def test_wide_results_are_float32(kernels: Kernels, num_rows: int, width: int):
+    layer = Layer(kernels, num_rows, width)
+    for count in (1, 5, 13):
+        layer.assert_right(layer.rows(count), wide=True)
 
 
-def test_plain_products_do_depend_on_the_rows():
-    assert not rows_are_independent(make(Method.PLAIN, torch.float32, out=200, width=320))
+@pytest.mark.parametrize("kernels", [each for each in COMPILED if each.dtype == torch.bfloat16], ids=str)
+def test_bfloat16_errs_no_more_than_the_reference_does(kernels: Kernels):
+    """And its wide results far less: they are never rounded."""
+    layer, reference = Layer(kernels, 200, 600), Layer(Kernels(REFERENCE, torch.bfloat16), 200, 600)
+    rows = layer.rows(40)
+    exact = layer.exact(rows)
+    theirs = (reference(rows).double() - exact).abs().mean()
+    assert (layer(rows).double() - exact).abs().mean() <= 1.01 * theirs
+    assert (layer(rows, wide=True).double() - exact).abs().mean() <= 0.001 * theirs
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_packing_anew_changes_no_weight(dtype: torch.dtype):
-    linear, rows = make(Method.PREPACKED, dtype), random(8, 48, dtype=dtype, seed=2)
-    before = linear(rows)
-    for method in (Method.PADDED, Method.TILED, Method.PREPACKED):
-        linear.pack(method)
-        torch.testing.assert_close(linear(rows), before, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
-    assert torch.equal(linear(rows), before)
+@for_all
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+def test_a_row_is_the_same_bits_in_any_number_of_rows(kernels: Kernels, gated: bool):
+    layer = Layer(kernels, 90, 330, gated=gated)
+    rows = layer.rows(413)
+    whole = layer(rows)
+    for first, last in ((0, 1), (7, 8), (3, 5), (100, 112), (50, 63), (1, 194), (200, 413), (412, 413)):
+        assert torch.equal(layer(rows[first:last]), whole[first:last]), (first, last)
+    assert torch.equal(layer(rows.flip(0)), whole.flip(0))
 
 
-def test_no_rows_give_no_rows():
-    assert make(Method.PREPACKED, torch.float32)(torch.empty(0, 48)).shape == (0, 72)
+@for_compiled
+@pytest.mark.parametrize("count", [1, 13, 413])
+def test_threads_do_not_matter(kernels: Kernels, count: int):
+    layer = Layer(kernels, 490, 66)
+    rows = layer.rows(count)
+    expected = layer(rows)
+    for num_threads in (2, 3, 7, 1):
+        kernels.backend.set_num_threads(num_threads)
+        assert torch.equal(layer(rows), expected)
 
 
-def test_rows_may_be_strided():
-    linear, wide = make(Method.PREPACKED, torch.float32), random(9, 100, seed=3)
-    assert torch.equal(linear(wide[:, 20:68]), linear(wide[:, 20:68].contiguous()))
-    assert torch.equal(linear(wide[::2, :48]), linear(wide[::2, :48].contiguous()))
+@for_all
+def test_columns_side_by_side_are_the_columns_apart(kernels: Kernels):
+    """A panel that two projections share is none of their business."""
+    first, second = Layer(kernels, 23, 48, bias=False), Layer(kernels, 40, 48, bias=False, seed=5)
+    rows = first.rows(5)
+    fused = kernels.backend.pack_linear(torch.cat([first.weight, second.weight]))
+    assert torch.equal(kernels.backend.linear(rows, fused), torch.cat([first(rows), second(rows)], dim=1))
 
 
-def test_columns_side_by_side_are_the_columns_apart():
-    first, second = random(24, 48), random(40, 48, seed=1)
-    rows = random(5, 48, seed=2)
-    apart = [ReferenceLinear(weight, None, Method.PREPACKED)(rows) for weight in (first, second)]
-    fused = ReferenceLinear(torch.cat([first, second]), None, Method.PREPACKED)(rows)
-    assert torch.equal(fused, torch.cat(apart, dim=1))
+@for_all
+def test_rows_may_be_strided(kernels: Kernels):
+    layer, wide = Layer(kernels, 72, 48), random(9, 101, dtype=kernels.dtype, seed=3)
+    for rows in (wide[:, 20:68], wide[:, 21:69], wide[::2, :48], wide[3:4, 1:49], wide[:, ::2][:, :48]):
+        assert torch.equal(layer(rows), layer(rows.contiguous()))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_bytes_are_counted_as_they_are_held(dtype: torch.dtype):
-    held = dtype.itemsize if can_prepack(dtype) else 4
-    assert make(Method.PREPACKED, dtype).num_bytes == (72 * 48 + 72) * held
-    assert make(Method.PREPACKED, dtype, bias=False).num_bytes == 72 * 48 * held
-
-
-class Fickle(ReferenceLinear):
-    """Gives rows that depend on their number, until it is packed for a method that it likes."""
-
-    likes: Method | None = Method.TILED
-
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        result = super().__call__(hidden)
-        return result if self.method is self.likes else result + len(hidden)
-
-
-@pytest.mark.parametrize(("likes", "settled"), [(Method.PADDED, True), (Method.TILED, True), (None, False)])
-def test_the_probe_steps_down_until_rows_are_independent(
-    monkeypatch: pytest.MonkeyPatch, likes: Method | None, settled: bool
-):
-    monkeypatch.setattr(Fickle, "likes", likes)
-    linears = [Fickle(random(16, 8), None, Method.PREPACKED) for _ in range(3)]
-    steady = make(Method.PREPACKED, torch.float32)
-    assert (
-        get_backend(CPU, torch.float32, "reference").probe([*linears, steady], AttentionShape(4, 2, 16, 0.25))
-        is settled
+@for_all
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+def test_no_rows_give_no_rows(kernels: Kernels, gated: bool):
+    assert Layer(kernels, 72, 48, gated=gated)(torch.empty(0, 48, dtype=kernels.dtype)).shape == (
+        0,
+        36 if gated else 72,
     )
-    assert steady.method is Method.PREPACKED, "only the shape that failed is packed anew"
-    assert {linear.method for linear in linears} == {likes or Method.PREPACKED}
 
 
-def test_without_onednn_everything_is_padded(monkeypatch: pytest.MonkeyPatch):
-    from kernels.reference.backend import ReferenceBackend
+@for_all
+def test_what_is_not_finite_stays_in_its_row_and_its_column(kernels: Kernels):
+    layer = Layer(kernels, 40, 48, bias=False)
+    rows = layer.rows(7)
+    expected = layer(rows)
+    rows[3, 5], rows[5, 0] = float("nan"), float("inf")
+    got = layer(rows)
+    assert torch.equal(got[[0, 1, 2, 4, 6]], expected[[0, 1, 2, 4, 6]])
+    assert got[3].isnan().all()
+    assert not got[5].isfinite().any()
+    layer.weight[39, 0] = float("nan")
+    packed = kernels.backend.pack_linear(layer.weight)
+    assert kernels.backend.linear(layer.rows(7), packed).isnan().nonzero()[:, 1].unique().tolist() == [39]
 
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    backend = ReferenceBackend(CPU)
-    packed = backend.pack_linear(random(72, 48, dtype=torch.bfloat16))
-    assert isinstance(packed, ReferenceLinear)
-    assert packed.method is Method.PADDED
-    assert packed.num_bytes == 72 * 48 * 4, "half floats are multiplied in float32"
-    assert rows_are_independent(packed)
+
+def panels_of(layer: Layer) -> torch.Tensor:
+    """A packed weight as it lies: [panels, words, columns, values of a word]."""
+    packed = cast("CpuLinear", layer.packed)
+    columns = 32 if layer.kernels.name.startswith("avx512") else 16
+    dtype, width = layer.kernels.dtype, layer.weight.shape[1]
+    values_of_word = 4 // dtype.itemsize
+    return packed.weight.view(dtype).view(-1, width // values_of_word, columns, values_of_word)
 
 
-def test_an_unknown_device_is_refused():
-    with pytest.raises(ValueError, match="no backend for device 'meta'"):
-        get_backend(torch.device("meta"), torch.float32)
-    assert get_backend(CPU, torch.float32, "reference") is get_backend(CPU, torch.float32, "reference")
+@for_compiled
+@pytest.mark.parametrize(("num_rows", "width"), SIZES)
+def test_weights_are_packed_in_panels_of_words_and_zeros_past_the_last(kernels: Kernels, num_rows: int, width: int):
+    layer = Layer(kernels, num_rows, width)
+    panels = panels_of(layer)
+    rows = panels.transpose(1, 2).reshape(-1, width)
+    assert torch.equal(rows[:num_rows], layer.weight)
+    assert not rows[num_rows:].any()
+    assert len(rows) - num_rows < panels.shape[2]
+
+
+@for_compiled
+@pytest.mark.parametrize("num_outputs", [1, 8, 33, 100])
+def test_gates_and_ups_lie_side_by_side_in_runs_of_a_vector(kernels: Kernels, num_outputs: int):
+    layer = Layer(kernels, 2 * num_outputs, 6, gated=True)
+    panels = panels_of(layer)
+    lanes = panels.shape[2] // 2
+    gates, ups = (half.transpose(1, 2).reshape(-1, 6) for half in (panels[:, :, :lanes], panels[:, :, lanes:]))
+    assert torch.equal(torch.cat([gates[:num_outputs], ups[:num_outputs]]), layer.weight)
+    assert not gates[num_outputs:].any()
+    assert not ups[num_outputs:].any()
+
+
+@for_compiled
+def test_a_packed_table_gives_the_rows_that_it_was_made_of(kernels: Kernels):
+    layer = Layer(kernels, 77, 34, bias=False)
+    assert layer.packed.is_table
+    indices = torch.tensor([76, 0, 31, 32, 76, 15, 16])
+    assert torch.equal(kernels.backend.embedding(indices, layer.packed), layer.weight[indices])
+    assert not Layer(kernels, 8, 34, gated=True).packed.is_table
+
+
+@for_compiled
+def test_bytes_are_counted_as_they_are_held(kernels: Kernels):
+    columns = panels_of(Layer(kernels, 1, 2)).shape[2]
+    for num_rows in (1, columns, columns + 1):
+        rows_held = -(-num_rows // columns) * columns
+        assert Layer(kernels, num_rows, 48).packed.num_bytes == (rows_held * 48 + num_rows) * kernels.dtype.itemsize
+
+
+@pytest.mark.parametrize("kernels", [each for each in COMPILED if each.dtype == torch.bfloat16], ids=str)
+def test_an_odd_number_of_half_words_is_refused(kernels: Kernels):
+    with pytest.raises(ValueError, match="in_features must be even in torch.bfloat16, not 33"):
+        kernels.backend.pack_linear(torch.zeros(4, 33, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("kernels", [each for each in COMPILED if each.dtype == torch.float32], ids=str)
+def test_an_odd_number_of_words_is_none_too_many(kernels: Kernels):
+    layer = Layer(kernels, 35, 33)
+    layer.assert_right(layer.rows(5))
