@@ -5,7 +5,8 @@
 The network here costs nothing: it answers fixed tokens. Prints microseconds, the median over steps: of each part, of
 the whole, of the whole with the processor's caches swept before, as a network leaves them, and of the whole when in
 each step a sequence comes for another that goes. Rows are greedy, which the forward pass itself samples, or they draw,
-and the sampler asks what for. The target for greedy rows is a whole of 60 for one sequence and of 150 for 64.
+and the sampler asks what for. The target for greedy rows is a whole of 60 for one sequence and of 150 for 64. What is
+swept needs a quiet machine: a busy one triples it and leaves the rest as it is.
 """
 
 from __future__ import annotations
