@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.huge_pages import WeightMemory
-from kernels.cpu.library import Inputs, Kind, Library, Op, Rows, available_instruction_sets, op_array
+from kernels.cpu.library import Inputs, Kind, Library, Op, Rows, Scheme, available_instruction_sets, op_array
 from kernels.cpu.packed import ELEMENT_TYPES, CpuLinear
 from kernels.cpu.plan import CapturedPlan, Recording
+from kernels.cpu.quantized import Int8Linear
 from kernels.reference import blocks, planning
 
 if TYPE_CHECKING:
@@ -40,12 +41,13 @@ _INPUTS = "inputs"
 
 
 @cache
-def choose_backend(dtype: torch.dtype, cpu_kernels: str) -> CpuBackend | None:
+def choose_backend(dtype: torch.dtype, cpu_kernels: str, quantization: str) -> CpuBackend | None:
     """Gives the backend for a dtype; None, having said why, where torch must serve instead.
 
     Args:
-        dtype: what rows, weights and pools are.
+        dtype: what rows, weights (unless they are quantized) and pools are.
         cpu_kernels: the instruction set, or "auto".
+        quantization: of the weights of all products, or "none".
 
     Raises:
         ValueError: an instruction set was asked for by name that is not to be had.
@@ -53,15 +55,16 @@ def choose_backend(dtype: torch.dtype, cpu_kernels: str) -> CpuBackend | None:
     if cpu_kernels == "auto":
         available = available_instruction_sets()
         if dtype in ELEMENT_TYPES and available:
-            return CpuBackend(dtype, available[0])
+            return CpuBackend(dtype, available[0], quantization)
         why = "were not built for this processor (make setup builds them)" if not available else f"know no {dtype}"
-        log.warning("the CPU kernels %s: the reference kernels serve, which are slower", why)
+        if quantization == "none":
+            log.warning("the CPU kernels %s: the reference kernels serve, which are slower", why)
         return None
     if cpu_kernels not in available_instruction_sets():
         raise ValueError(f"no kernels for {cpu_kernels}: this processor lacks it, or they were not built")
     if dtype not in ELEMENT_TYPES:
         raise ValueError(f"the {cpu_kernels} kernels know no {dtype}")
-    return CpuBackend(dtype, cpu_kernels)
+    return CpuBackend(dtype, cpu_kernels, quantization)
 
 
 class CpuBackend:
@@ -69,9 +72,10 @@ class CpuBackend:
 
     device = _CPU
 
-    def __init__(self, dtype: torch.dtype, instruction_set: str) -> None:
+    def __init__(self, dtype: torch.dtype, instruction_set: str, quantization: str = "none") -> None:
         self._library = Library(instruction_set)
-        self.name = f"cpu/{instruction_set}"
+        self.name = f"cpu/{instruction_set}" + ("" if quantization == "none" else f"/{quantization}")
+        self._linear_type = Int8Linear if quantization == "int8" else CpuLinear
         self.identity = self._library.digest
         self._dtype = dtype
         self._type = ELEMENT_TYPES[dtype]
@@ -104,11 +108,11 @@ class CpuBackend:
     ) -> PackedLinear:
         """Packs a weight and a bias."""
         parts = [weight] if isinstance(weight, Tensor) else weight
-        return CpuLinear(self._executor, self._memory, parts, bias, gated=gated)
+        return self._linear_type(self._executor, self._memory, parts, bias, gated=gated)
 
     def linear(self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False) -> Tensor:
         """Multiplies rows by a packed weight."""
-        weight = cast("CpuLinear", packed)
+        weight = cast("CpuLinear | Int8Linear", packed)
         rows = hidden if hidden.stride(1) == 1 and hidden.stride(0) * hidden.itemsize % 4 == 0 else hidden.contiguous()
         output = torch.empty(rows.shape[0], weight.out_features, dtype=torch.float32 if wide else self._dtype)
         op = self._linear_op(Kind.LINEAR_SILU if weight.is_gated else Kind.LINEAR, rows, weight)
@@ -116,8 +120,8 @@ class CpuBackend:
         self._emit(op, output)
         return output
 
-    def _linear_op(self, kind: Kind, rows: Tensor, weight: CpuLinear) -> Op:
-        return self._op(
+    def _linear_op(self, kind: Kind, rows: Tensor, weight: CpuLinear | Int8Linear) -> Op:
+        op = self._op(
             kind,
             input=rows.data_ptr(),
             weight=weight.weight.data_ptr(),
@@ -126,6 +130,9 @@ class CpuBackend:
             out_features=weight.num_rows,
             input_stride=rows.stride(0),
         )
+        if isinstance(weight, Int8Linear):
+            op.scheme, op.scales, op.sums = Scheme.INT8, weight.scales.data_ptr(), weight.sums.data_ptr()
+        return op
 
     def embedding(self, indices: Tensor, table: Tensor | PackedLinear) -> Tensor:
         """Takes rows of a table."""
@@ -245,7 +252,7 @@ class CpuBackend:
             hidden = forward(token_ids, batch)
         finally:
             self._recording = None
-        op = self._linear_op(Kind.HEAD, hidden, cast("CpuLinear", head))
+        op = self._linear_op(Kind.HEAD, hidden, cast("CpuLinear | Int8Linear", head))
         plan = CapturedPlan(recording, op, sizes, self._executor)
         self._plans.append(plan)
         return plan

@@ -50,6 +50,13 @@ class Rows(IntEnum):
     CHOSEN = 1
 
 
+class Scheme(IntEnum):
+    """How a weight is held."""
+
+    UNQUANTIZED = 0
+    INT8 = 1
+
+
 class Op(ctypes.Structure):
     """One op; pointers are addresses."""
 
@@ -146,6 +153,13 @@ class Library:
         self._library.blockyard_phase_times.argtypes = (*(ctypes.c_void_p,) * 3, ctypes.c_int32)
         sizes = (ctypes.c_int64, ctypes.c_int64)
         self._library.blockyard_pack.argtypes = (ctypes.c_void_p, ctypes.c_void_p, *sizes, ctypes.c_void_p)
+        self._library.blockyard_pack_int8.argtypes = (
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+            *sizes,
+            ctypes.c_int32,
+            *(ctypes.c_void_p,) * 3,
+        )
 
     def create_executor(self, num_threads: int) -> Executor:
         """Starts a team of threads."""
@@ -169,6 +183,13 @@ class Executor:
         """Lays rows of so many words out in panels; each panel's columns are given by their rows' addresses, or 0."""
         num_panels = len(rows) // self.panel_columns
         self._library.blockyard_pack(self._handle, rows.ctypes.data, num_panels, num_words, packed)
+
+    def pack_int8(
+        self, rows: npt.NDArray[np.uintp], width: int, element_type: int, packed: tuple[int, int, int]
+    ) -> None:
+        """Quantizes rows of so many elements and lays them out in panels: at addresses of words, scales and sums."""
+        num_panels = len(rows) // self.panel_columns
+        self._library.blockyard_pack_int8(self._handle, rows.ctypes.data, num_panels, width, element_type, *packed)
 
     def phase_seconds(self) -> list[tuple[int, float]]:
         """Tells of each phase of the last run which op it belongs to, and how long it took."""

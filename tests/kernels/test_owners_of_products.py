@@ -11,6 +11,8 @@ ROOT = Path(__file__).parents[2]
 OWNERS = {"kernels/reference/linear.py": {"linear"}, "kernels/reference/attention.py": {"bmm"}}
 # The probe shows that bmm is exact, so it calls it.
 OWNERS["kernels/reference/probe.py"] = {"bmm"}
+# Its products are of whole numbers, of which a sum has no order.
+OWNERS["kernels/reference/int8.py"] = {"mm"}
 PRODUCTS = {
     "matmul", "mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "inner", "tensordot", "einsum",
     "linear", "bilinear", "scaled_dot_product_attention", "multi_head_attention_forward", "chain_matmul", "cdist",

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "elementwise.h"
+#include "int8.h"
 #include "team.h"
 
 class Executor : public Work {
@@ -24,8 +25,9 @@ class Executor : public Work {
         phases_.clear();
         for (auto& scratch : scratch_) scratch.ahead = {};
         for (int op = 0; op < num_ops; op++) {
-            phases_.push_back({op, false});
-            if (ops[op].kind == HEAD) phases_.push_back({op, true});
+            if (ops[op].scheme == INT8) phases_.push_back({op, QUANTIZE});
+            phases_.push_back({op, COMPUTE});
+            if (ops[op].kind == HEAD) phases_.push_back({op, MERGE});
         }
         began_.resize(phases_.size() + 1);
         team_.run(*this);
@@ -48,11 +50,15 @@ class Executor : public Work {
         const Op& op = ops_[phases_[phase].op];
         if (phase && ops_[phases_[phase - 1].op].kind == ATTENTION) look_ahead(phases_[phase].op);
         const int64_t rows = step_.num_rows(op.rows);
+        if (phases_[phase].stage == MERGE) return rows;
+        if (phases_[phase].stage == QUANTIZE) {
+            quantized_.reserve(rows, op.in_features);
+            return rows;
+        }
         switch (op.kind) {
             case LINEAR:
             case LINEAR_SILU: return num_panels(op.out_features) * row_cuts(rows);
             case HEAD:
-                if (phases_[phase].merges) return rows;
                 for (auto& scratch : scratch_) scratch.forget_best(rows);
                 return num_panels(op.out_features) * row_cuts(rows);
             case ATTENTION: return (int64_t)step_.tiles.size() * op.num_kv_heads;
@@ -63,11 +69,11 @@ class Executor : public Work {
 
     int64_t units_at_once(int phase) override {
         const Op& op = ops_[phases_[phase].op];
+        if (phases_[phase].stage != COMPUTE) return 4;
         switch (op.kind) {
             case LINEAR:
             case LINEAR_SILU:
             case HEAD: {
-                if (phases_[phase].merges) return 4;
                 // Some microseconds of work, so that taking a piece costs nothing beside it.
                 const int64_t words = op.in_features / 2 * std::min(step_.num_rows(op.rows), UNIT_ROWS);
                 return std::max<int64_t>(1, 4096 / std::max<int64_t>(words, 1));
@@ -81,17 +87,20 @@ class Executor : public Work {
     void run(int phase, int64_t begin, int64_t end, int thread) override {
         const Op& op = ops_[phases_[phase].op];
         if (op.type == BFLOAT16)
-            run_typed<bf16>(op, phases_[phase].merges, begin, end, thread);
+            run_stage<bf16>(op, phases_[phase].stage, begin, end, thread);
         else
-            run_typed<float>(op, phases_[phase].merges, begin, end, thread);
+            run_stage<float>(op, phases_[phase].stage, begin, end, thread);
     }
 
    private:
     using Clock = std::chrono::steady_clock;
 
+    // What is done of an op in a phase. A product may need its rows quantized before, and the head its best merged after.
+    enum Stage { QUANTIZE, COMPUTE, MERGE };
+
     struct Phase {
         int op;
-        bool merges;
+        Stage stage;
     };
 
     struct alignas(64) Scratch {
@@ -147,7 +156,18 @@ class Executor : public Work {
     }
 
     template <class E>
-    void run_typed(const Op& op, bool merges, int64_t begin, int64_t end, int thread) {
+    void run_stage(const Op& op, Stage stage, int64_t begin, int64_t end, int thread) {
+        if (stage == COMPUTE) return compute<E>(op, begin, end, thread);
+        for (int64_t i = begin; i < end; i++) {
+            if (stage == MERGE)
+                merge_best(i);
+            else
+                quantized_.quantize(i, (const E*)op.input + i * op.input_stride, op.in_features);
+        }
+    }
+
+    template <class E>
+    void compute(const Op& op, int64_t begin, int64_t end, int thread) {
         switch (op.kind) {
             case EMBEDDING:
                 for (int64_t i = begin; i < end; i++)
@@ -183,11 +203,9 @@ class Executor : public Work {
                 break;
             }
             case HEAD:
-                if (merges)
-                    for (int64_t i = begin; i < end; i++) merge_best(i);
-                else
-                    run_linear<E>(
-                        op, begin, end, thread, KeepBest<E>{step_.inputs().logits, scratch_[thread].best.data(), op.out_features});
+                run_linear<E>(
+                    op, begin, end, thread,
+                    KeepBest<E>{step_.inputs().logits, scratch_[thread].best.data(), op.out_features});
                 break;
         }
     }
@@ -203,13 +221,27 @@ class Executor : public Work {
             (E*)op.output + i * width, (E*)op.total + i * width);
     }
 
-    // Units are ordered by panels, then by runs of rows: a panel stays in the cache while all rows pass.
     template <class E, class Epilogue>
     void run_linear(const Op& op, int64_t begin, int64_t end, int thread, Epilogue epilogue) {
+        const uint32_t* weight = (const uint32_t*)op.weight;
+        Cursor& ahead = scratch_[thread].ahead;
+        if (op.scheme == INT8) {
+            Dequantize<Epilogue> dequantize{epilogue, quantized_.scales(), op.scales, op.sums};
+            LinearRunner<int8_t, Dequantize<Epilogue>> runner(
+                quantized_.words(), quantized_.stride_words(), weight, words_of<int8_t>(op.in_features), dequantize, ahead);
+            run_units(op, begin, end, runner);
+        } else {
+            LinearRunner<E, Epilogue> runner(
+                (const uint32_t*)op.input, op.input_stride / PER_WORD<E>, weight, words_of<E>(op.in_features), epilogue,
+                ahead);
+            run_units(op, begin, end, runner);
+        }
+    }
+
+    // Units are ordered by panels, then by runs of rows: a panel stays in the cache while all rows pass.
+    template <class Runner>
+    void run_units(const Op& op, int64_t begin, int64_t end, Runner& runner) {
         const int64_t rows = step_.num_rows(op.rows), cuts = row_cuts(rows);
-        LinearRunner<E, Epilogue> runner(
-            (const uint32_t*)op.input, op.input_stride / PER_WORD<E>, (const uint32_t*)op.weight,
-            words_of<E>(op.in_features), epilogue, scratch_[thread].ahead);
         for (int64_t unit = begin; unit < end; unit++) {
             const int64_t cut = unit % cuts;
             runner.run(unit / cuts, rows * cut / cuts, rows * (cut + 1) / cuts);
@@ -234,6 +266,7 @@ class Executor : public Work {
     Team team_;
     std::vector<Scratch> scratch_;
     Step step_;
+    QuantizedRows quantized_;
     const Op* ops_ = nullptr;
     int num_ops_ = 0;
     std::vector<Phase> phases_;

@@ -1,6 +1,17 @@
 // The C surface of the kernels: one library for each instruction set, with these names.
 #include "executor.h"
 #include "pack.h"
+#include "pack_int8.h"
+
+namespace {
+
+template <class E>
+void pack_int8(Executor* executor, const void* const* rows, int64_t num_panels, int64_t width, Int8Panels packed) {
+    Int8Packing<E> packing(rows, num_panels, width, packed, executor->num_threads());
+    executor->team().run(packing);
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -25,5 +36,16 @@ int32_t blockyard_phase_times(const void* executor, int32_t* ops, double* second
 void blockyard_pack(void* executor, const void* const* rows, int64_t num_panels, int64_t words, void* packed) {
     Packing packing(rows, num_panels, words, (uint32_t*)packed);
     ((Executor*)executor)->team().run(packing);
+}
+
+// Quantizes and packs rows of so many elements of a type: see pack_int8.h.
+void blockyard_pack_int8(
+    void* executor, const void* const* rows, int64_t num_panels, int64_t width, int32_t type, void* words, float* scales,
+    int32_t* sums) {
+    const Int8Panels packed{(uint32_t*)words, scales, sums};
+    if (type == BFLOAT16)
+        pack_int8<bf16>((Executor*)executor, rows, num_panels, width, packed);
+    else
+        pack_int8<float>((Executor*)executor, rows, num_panels, width, packed);
 }
 }

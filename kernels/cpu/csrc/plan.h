@@ -23,6 +23,9 @@ enum Type : int32_t { FLOAT32, BFLOAT16 };
 // Which rows an op works on: all tokens of the step, or the chosen ones.
 enum Rows : int32_t { TOKENS, CHOSEN };
 
+// How a weight is held: in the op's type, or as int8.h says.
+enum Scheme : int32_t { UNQUANTIZED, INT8 };
+
 // One op. Fields that a kind does not name are not read.
 struct Op {
     int32_t kind;
@@ -51,10 +54,10 @@ struct Op {
     int64_t window;         // keys that a query sees; 0: all
     float epsilon;
     float scale;
-    int32_t scheme;         // how the weight is quantized; 0: not at all
+    int32_t scheme;         // of the weight of a product
     int32_t reserved;
-    const void* scales;     // of a quantized weight
-    const void* sums;
+    const float* scales;    // of a quantized weight: see int8.h
+    const int32_t* sums;
 };
 
 // What a step computes. Positions, slots and work lists are made from it.

@@ -1,0 +1,42 @@
+"""What a product in int8 is, in torch: the definition that every backend's bits are held against.
+
+Both sides are quantized row by row: a weight when it is packed, its rows being outputs, and activations when they are
+multiplied. Sums of integers are exact, so a row's bits depend on that row alone, and no order of summing shows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LEVELS = 127
+SMALLEST_MAGNITUDE = 1e-30
+"""Rows whose largest magnitude is below count as zeros."""
+
+
+def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantizes each row [R, K] by its largest magnitude, rounding to the nearest, and to even between two.
+
+    Returns:
+        [R, K] int8 from -127 to 127, and [R] float32: what 1 is worth, not a number in rows that hold one not finite.
+    """
+    wide = rows.float()
+    largest = wide.abs().amax(1)
+    # A number divided by a tensor would be multiplied by the reciprocal, which rounds twice.
+    inverse = torch.where(largest < SMALLEST_MAGNITUDE, 0, torch.full_like(largest, LEVELS) / largest)
+    levels = (wide * inverse[:, None]).round().nan_to_num(0).to(torch.int8)
+    return levels, torch.where(largest.isfinite(), largest / LEVELS, torch.nan)
+
+
+def linear_int8(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Multiplies rows [R, K] by a weight [N, K], both quantized -> [R, N] float32."""
+    levels, row_scales = quantize_rows(hidden)
+    weight_levels, scales = quantize_rows(weight)
+    # Whole numbers below 2 ** 53 are exact in float64, whatever the order of their sum.
+    sums = torch.mm(levels.double(), weight_levels.double().T)
+    result = sums.float() * row_scales[:, None] * scales
+    return result if bias is None else result + bias.float()
