@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from tests.kit.backends import COMPILED, KERNELS, REFERENCES, Kernels, in_dtype
 from tests.kit.plain_backend import PlainBackend
 from tests.kit.step_runner import StepRunner
 from tests.kit.tiny_models import VOCAB_SIZE, tiny_model
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 LENGTH = 300
 DTYPES = [torch.float32, torch.bfloat16]
+EXACT = in_dtype(KERNELS, *DTYPES)
+for_all = pytest.mark.parametrize("kernels", EXACT, ids=str)
 
 
 def random_ids(length: int, seed: int = 1) -> list[int]:
@@ -129,12 +132,34 @@ def count_differing_rows(runner: StepRunner) -> dict[str, int]:
     return differing
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2_window", "qwen3"])
-def test_every_schedule_gives_the_same_bits(name: str, dtype: torch.dtype):
-    runner = StepRunner.load(tiny_model(name), dtype)
+def load(name: str, kernels: Kernels, **options: int) -> StepRunner:
+    runner = StepRunner.load(tiny_model(name), kernels.dtype, kernels.backend, **options)
     assert runner.model.probe()
-    assert count_differing_rows(runner) == dict.fromkeys(SCHEDULES, 0)
+    return runner
+
+
+@pytest.mark.parametrize("kernels", in_dtype(REFERENCES, *DTYPES), ids=str)
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2_window", "qwen3"])
+def test_every_schedule_gives_the_same_bits(name: str, kernels: Kernels):
+    assert count_differing_rows(load(name, kernels)) == dict.fromkeys(SCHEDULES, 0)
+
+
+@pytest.mark.parametrize("kernels", COMPILED, ids=str)
+@pytest.mark.parametrize("name", ["llama_bias", "mistral", "qwen2_window", "qwen3"])
+def test_every_schedule_gives_the_same_bits_replayed_or_not(name: str, kernels: Kernels):
+    """Steps of up to 70 tokens are replayed, larger ones are not: most schedules have both."""
+    runner = load(name, kernels)
+    expected = alone(runner, [LENGTH])
+    runner.drop_all()
+    runner.capture(70)
+    kernels.backend.set_num_threads(2)
+    differing: dict[str, int] = {}
+    for schedule_name, schedule in SCHEDULES.items():
+        differing[schedule_name] = int((schedule(runner) != expected).any(dim=1).sum())
+        runner.drop_all()
+    kernels.backend.set_num_threads(1)
+    assert differing == dict.fromkeys(SCHEDULES, 0)
+    assert runner.num_replayed > 300
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -145,19 +170,20 @@ def test_plain_torch_fails_the_battery(dtype: torch.dtype):
     assert sum(count > 0 for count in differing.values()) >= len(differing) // 2, differing
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_threads_block_sizes_and_places_do_not_matter(dtype: torch.dtype):
+@for_all
+def test_threads_block_sizes_and_places_do_not_matter(kernels: Kernels):
     results = []
-    for num_threads, block_size, seed in ((1, 16, 1), (3, 64, 2), (2, 256, 3), (4, 8, 4)):
-        torch.set_num_threads(num_threads)
-        runner = StepRunner.load(tiny_model("llama"), dtype, block_size=block_size, seed=seed)
+    for num_threads, block_size, seed in ((3, 64, 2), (2, 256, 3), (4, 8, 4), (1, 16, 1)):
+        kernels.backend.set_num_threads(num_threads)
+        runner = load("llama", kernels, block_size=block_size, seed=seed)
         results.append(with_mates(runner, random_pieces(LENGTH, num_threads), num_threads, seed))
     assert all(torch.equal(result, results[0]) for result in results[1:])
 
 
-def test_a_step_without_new_tokens_computes_nothing():
+@for_all
+def test_a_step_without_new_tokens_computes_nothing(kernels: Kernels):
     """A child that samples from its parent's logits has none, and may be alone in a step."""
-    runner = StepRunner.load(tiny_model("llama"), torch.float32)
+    runner = load("llama", kernels)
     runner.run("parent", TOKEN_IDS, [40])
     before = runner.pool.clone()
     (logits,) = runner.step([("parent", [])])
@@ -168,17 +194,21 @@ def test_a_step_without_new_tokens_computes_nothing():
     assert torch.equal(mixed[1], expected)
 
 
-def test_a_context_of_several_splits_is_exact():
+@pytest.mark.parametrize("kernels", in_dtype(EXACT, torch.bfloat16), ids=str)
+def test_a_context_of_several_splits_is_exact(kernels: Kernels):
     token_ids = random_ids(1100)
-    runner = StepRunner.load(tiny_model("qwen3"), torch.bfloat16)
+    runner = load("qwen3", kernels)
     expected = runner.run("whole", token_ids, [1100])
     assert torch.equal(runner.run("pieces", token_ids, [255, 1, 1, 500, 256, *[1] * 12, 75]), expected)
 
 
-def test_the_fingerprint_tells_dtypes_and_weights_apart_and_nothing_else():
-    def fingerprint(name: str, dtype: torch.dtype) -> str:
-        return StepRunner.load(tiny_model(name), dtype).model.fingerprint()
+def test_the_fingerprint_tells_dtypes_weights_and_kernels_apart_and_nothing_else():
+    def fingerprint(name: str, kernels: Kernels) -> str:
+        return load(name, kernels).model.fingerprint()
 
-    first = fingerprint("llama", torch.float32)
-    assert first == fingerprint("llama", torch.float32)
-    assert len({first, fingerprint("llama", torch.bfloat16), fingerprint("mistral", torch.float32)}) == 3
+    prints = [fingerprint("llama", kernels) for kernels in EXACT]
+    assert prints == [fingerprint("llama", kernels) for kernels in EXACT]
+    assert fingerprint("mistral", EXACT[0]) not in prints
+    by_dtype = {dtype: {prints[EXACT.index(each)] for each in in_dtype(EXACT, dtype)} for dtype in DTYPES}
+    assert not by_dtype[torch.float32] & by_dtype[torch.bfloat16]
+    assert len(by_dtype[torch.bfloat16]) > 1, "a product of pairs is not two products"

@@ -1,4 +1,4 @@
-"""Linear layers of every backend: right over tails of every kind, and a row's bits do not depend on the rows beside it."""
+"""Linear layers of every backend: right over tails of all kinds, and a row's bits are its own."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_bytes_are_counted_as_they_are_held(kernels: Kernels):
 
 @pytest.mark.parametrize("kernels", [each for each in COMPILED if each.dtype == torch.bfloat16], ids=str)
 def test_an_odd_number_of_half_words_is_refused(kernels: Kernels):
-    with pytest.raises(ValueError, match="in_features must be even in torch.bfloat16, not 33"):
+    with pytest.raises(ValueError, match=r"in_features must be even in torch\.bfloat16, not 33"):
         kernels.backend.pack_linear(torch.zeros(4, 33, dtype=torch.bfloat16))
 
 

@@ -6,9 +6,10 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from kernels.ops import Backend, get_backend, kv_pool_shape
+from kernels.ops import Backend, CaptureSizes, StepInputs, get_backend, kv_pool_shape
 from worker_service.models.decoder import DecoderModel, build_decoder
 from worker_service.models.model_config import read_config
 from worker_service.models.weight_files import WeightFiles
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
+
+    from kernels.ops import CapturedStep
 
 CPU = torch.device("cpu")
 
@@ -44,6 +47,9 @@ class StepRunner:
         self._block_size = block_size
         self._rows: dict[Hashable, _Row] = {}
         self._free = list(range(num_blocks))
+        self._captured: CapturedStep | None = None
+        self.num_replayed = 0
+        """Steps that were replayed, and not computed op by op."""
         random.Random(seed).shuffle(self._free)
 
     @classmethod
@@ -56,6 +62,14 @@ class StepRunner:
         model = build_decoder(read_config(folder, dtype), backend, files)
         return cls(model, backend, block_size=block_size, seed=seed)
 
+    def capture(self, max_num_tokens: int, max_num_seqs: int = 64, max_length: int = 2048) -> StepRunner:
+        """Records the network: from now on steps within these sizes are replayed. Gives itself."""
+        self.model.reserve_positions(max_length)
+        sizes = CaptureSizes(max_num_tokens, max_num_seqs, self._block_size, self.model.config.sliding_window)
+        self._captured = self.model.capture(self.pool, sizes)
+        assert self._captured is not None, "this backend records nothing"
+        return self
+
     def length(self, key: Hashable) -> int:
         """Tokens of a sequence so far; 0 for one that is not there."""
         return self._rows[key].length if key in self._rows else 0
@@ -66,16 +80,23 @@ class StepRunner:
             self._extend(self._rows.setdefault(key, _Row()), len(token_ids))
         rows = [self._rows[key] for key, _ in work]
         counts = [len(token_ids) for _, token_ids in work]
-        batch = self._backend.plan_attention(
-            counts,
-            [row.length for row in rows],
-            [row.block_ids for row in rows],
-            self._block_size,
-            self.model.config.sliding_window,
-        )
-        token_ids = torch.tensor([token_id for _, token_ids in work for token_id in token_ids], dtype=torch.int64)
-        logits = self.model.compute_logits(self.model.forward(token_ids, batch, self.pool))
+        inputs = _inputs(rows, work)
+        if self._captured is not None and self._captured.takes(inputs):
+            self.num_replayed += 1
+            logits = self._captured.replay(inputs, with_logits=True).logits
+            assert logits is not None
+        else:
+            logits = self._compute(inputs)
         return list(logits.split(counts))
+
+    def _compute(self, inputs: StepInputs) -> Tensor:
+        """Op by op, the last layer for all rows."""
+        window = self.model.config.sliding_window
+        batch = self._backend.plan_attention(
+            inputs.num_new_tokens, inputs.seq_lens, inputs.block_tables, self._block_size, window
+        )
+        hidden = self.model.forward(torch.from_numpy(inputs.token_ids), batch, self.pool)
+        return self.model.compute_logits(hidden)
 
     def share(self, parent: Hashable, child: Hashable, num_blocks: int) -> None:
         """Starts a sequence on the first full blocks of another one."""
@@ -128,3 +149,18 @@ class StepRunner:
         row.length += num_tokens
         while len(row.block_ids) * self._block_size < row.length:
             row.block_ids.append(self._free.pop())
+
+
+def _inputs(rows: Sequence[_Row], work: Sequence[tuple[Hashable, Sequence[int]]]) -> StepInputs:
+    """A step in which every row's logits are wanted."""
+    counts = np.array([len(token_ids) for _, token_ids in work], np.int64)
+    tables = np.zeros((len(rows), max(len(row.block_ids) for row in rows)), np.int32)
+    for table, row in zip(tables, rows, strict=True):
+        table[: len(row.block_ids)] = row.block_ids
+    return StepInputs(
+        num_new_tokens=counts,
+        seq_lens=np.array([row.length for row in rows], np.int64),
+        block_tables=tables,
+        token_ids=np.array([token_id for _, token_ids in work for token_id in token_ids], np.int64),
+        chosen=np.arange(counts.sum()),
+    )
