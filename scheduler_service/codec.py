@@ -112,6 +112,7 @@ def decode_answer(message: worker_pb2.ExecuteModelResponse) -> StepResult:
     """Decodes the answer to one step; raises the refusal of a step that was refused whole."""
     if message.HasField("refusal"):
         raise from_status(message.refusal)
+    times = message.times
     return StepResult(
         message.step_id,
         tuple(message.sequence_ids[:]),
@@ -125,8 +126,8 @@ def decode_answer(message: worker_pb2.ExecuteModelResponse) -> StepResult:
         ),
         beam_candidates=_decode_candidates(message) if message.beam_sequence_ids else None,
         prompt_logprobs=tuple((piece.sequence_id, split_prompt_logprobs(piece)) for piece in message.prompt_logprobs),
-        forward_seconds=_seconds(message.times.forward) + _seconds(message.times.sample),
-        cache_seconds=_seconds(message.times.cache_operations),
+        forward_seconds=_seconds(times.forward) + _seconds(times.sample),
+        cache_seconds=_seconds(times.cache_operations) if times.HasField("cache_operations") else 0.0,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -10,13 +10,16 @@ import torch
 from blockyard.common.v1 import sampling_pb2, status_pb2
 from blockyard.errors import to_status
 from blockyard.worker.v1 import worker_pb2
-from worker_service.step import BlockPairs, Fork, NewSequence, Sampling, Step, StepResult, StepTimes
+from worker_service.step import NO_IDS, NO_PAIRS, BlockPairs, Fork, NewSequence, Sampling, Step, StepResult, StepTimes
 from worker_service.worker import CacheRequest, ProfileRequest
 
 if TYPE_CHECKING:
+    from google.protobuf.duration_pb2 import Duration
+    from google.protobuf.internal.containers import RepeatedScalarFieldContainer
+
     from worker_service.memory import CachePlan
     from worker_service.model_loader import LoadedModel
-    from worker_service.step import Logprobs
+    from worker_service.step import Array, Logprobs
     from worker_service.worker import CacheFacts, Worker
 
 DTYPES = {
@@ -30,6 +33,7 @@ DEVICE_TYPES = {
     worker_pb2.DEVICE_TYPE_CPU: "cpu",
     worker_pb2.DEVICE_TYPE_CUDA: "cuda",
 }
+PairsField = Literal["blocks_to_swap_out", "blocks_to_swap_in", "blocks_to_copy"]
 
 
 def decode_step(message: worker_pb2.ExecuteModelRequest) -> Step:
@@ -39,25 +43,33 @@ def decode_step(message: worker_pb2.ExecuteModelRequest) -> Step:
         step_id=message.step_id,
         new_sequences=tuple(map(_decode_new_sequence, message.new_sequences)),
         forks=tuple(
-            Fork(f.parent_sequence_id, f.child_sequence_id, f.sequence_index, np.array(f.block_ids, np.int64))
+            Fork(f.parent_sequence_id, f.child_sequence_id, f.sequence_index, _decode_column(f.block_ids))
             for f in message.forks
         ),
-        sequence_ids=tuple(message.sequence_ids),
-        num_new_tokens=np.array(message.num_new_tokens, np.int64),
-        appended_sequence_ids=tuple(message.appended_sequence_ids),
-        appended_block_ids=np.array(message.appended_block_ids, np.int64),
-        replaced_tables=tuple((t.sequence_id, np.array(t.block_ids, np.int64)) for t in message.replaced_tables),
-        blocks_to_swap_out=_decode_pairs(message.blocks_to_swap_out),
-        blocks_to_swap_in=_decode_pairs(message.blocks_to_swap_in),
-        blocks_to_copy=_decode_pairs(message.blocks_to_copy),
-        finished_sequence_ids=tuple(message.finished_sequence_ids),
-        input_sequence_ids=tuple(message.input_sequence_ids),
-        input_token_ids=np.array(message.input_token_ids, np.int64),
+        sequence_ids=tuple(message.sequence_ids[:]),
+        num_new_tokens=_decode_column(message.num_new_tokens),
+        appended_sequence_ids=tuple(message.appended_sequence_ids[:]),
+        appended_block_ids=_decode_column(message.appended_block_ids),
+        replaced_tables=tuple((t.sequence_id, _decode_column(t.block_ids)) for t in message.replaced_tables),
+        blocks_to_swap_out=_decode_pairs(message, "blocks_to_swap_out"),
+        blocks_to_swap_in=_decode_pairs(message, "blocks_to_swap_in"),
+        blocks_to_copy=_decode_pairs(message, "blocks_to_copy"),
+        finished_sequence_ids=tuple(message.finished_sequence_ids[:]),
+        input_sequence_ids=tuple(message.input_sequence_ids[:]),
+        input_token_ids=_decode_column(message.input_token_ids),
     )
 
 
-def _decode_pairs(message: worker_pb2.BlockPairs) -> BlockPairs:
-    return BlockPairs(np.array(message.sources, np.int64), np.array(message.destinations, np.int64))
+def _decode_column(numbers: RepeatedScalarFieldContainer[int]) -> Array:
+    # A slice leaves the message at once; to make an array of nothing costs as much as one of something.
+    return np.array(numbers[:], np.int64) if numbers else NO_IDS
+
+
+def _decode_pairs(message: worker_pb2.ExecuteModelRequest, field: PairsField) -> BlockPairs:
+    if not message.HasField(field):
+        return NO_PAIRS
+    pairs: worker_pb2.BlockPairs = getattr(message, field)
+    return BlockPairs(_decode_column(pairs.sources), _decode_column(pairs.destinations))
 
 
 def _decode_new_sequence(message: worker_pb2.NewSequence) -> NewSequence:
@@ -134,10 +146,16 @@ def _encode_logprobs(logprobs: Logprobs) -> sampling_pb2.Logprobs:
 
 
 def _encode_times(times: StepTimes, message: worker_pb2.StepTimes) -> None:
-    message.queue.FromNanoseconds(int(times.queue_seconds * 1e9))
-    message.cache_operations.FromNanoseconds(int(times.cache_operations_seconds * 1e9))
-    message.forward.FromNanoseconds(int(times.forward_seconds * 1e9))
-    message.sample.FromNanoseconds(int(times.sample_seconds * 1e9))
+    _encode_duration(times.queue_seconds, message.queue)
+    _encode_duration(times.forward_seconds, message.forward)
+    _encode_duration(times.sample_seconds, message.sample)
+    if times.cache_operations_seconds:
+        _encode_duration(times.cache_operations_seconds, message.cache_operations)
+
+
+def _encode_duration(seconds: float, message: Duration) -> None:
+    # What a Duration's own method checks besides costs three times as much.
+    message.seconds, message.nanos = divmod(int(seconds * 1e9), 10**9)
 
 
 def encode_dtype(dtype: torch.dtype) -> worker_pb2.Dtype.ValueType:

@@ -22,9 +22,13 @@ Array = npt.NDArray[np.int64]
 MAX_LOGPROBS = 20
 
 
+NO_IDS: Array = np.zeros(0, np.int64)
+NO_IDS.setflags(write=False)
+
+
 def no_ids() -> Array:
-    """An empty column."""
-    return np.zeros(0, np.int64)
+    """An empty column: most columns of most steps are, so they all are this one."""
+    return NO_IDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,9 @@ class BlockPairs:
     def pairs(self) -> list[tuple[int, int]]:
         """The (source, destination) pairs."""
         return list(zip(self.sources.tolist(), self.destinations.tolist(), strict=True))
+
+
+NO_PAIRS = BlockPairs()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,6 +9,7 @@ NUM_MEASURED = 8
 
 _FORGETTING = 0.98  # of its kind's older steps a step leaves so much: some fifty count
 _MAX_SURPRISE = 3.0  # a step that takes longer than so many times what was expected counts as if it took that
+_MAX_UNFITTED = 16  # steps that may be noted without a new fit
 # What is believed of a direction in which the steps never differ: seconds of a step, of a prefilled token, of a decode.
 _PRIOR = (1e-3, 1e-4, 1e-4)
 _PRIOR_WEIGHTS = (1e-2, 1e2, 1e0)
@@ -58,17 +59,25 @@ class StepTimeModel:
     _decodes: _Moments = field(default_factory=_Moments)
     _num_steps: int = 0
     _num_prefills: int = 0
-    _fitted: _Vector | None = _PRIOR
+    _fitted: _Vector = _PRIOR
+    _num_unfitted: int = 0
 
     def note(self, num_prefill_tokens: int, num_decodes: int, seconds: float) -> None:
         """A step took so long. One that took far longer than expected, as the first of its shape may, counts less."""
-        if self._num_steps >= NUM_MEASURED:
+        if self._num_steps >= NUM_MEASURED and self._is_surprising(num_prefill_tokens, num_decodes, seconds):
             seconds = min(seconds, _MAX_SURPRISE * self.predict(num_prefill_tokens, num_decodes))
         self._num_steps += 1
         self._num_prefills += num_prefill_tokens > 0
         moments = self._with_prefills if num_prefill_tokens else self._decodes
         moments.add(num_prefill_tokens, num_decodes, seconds)
-        self._fitted = None
+        self._num_unfitted += 1
+
+    def _is_surprising(self, num_prefill_tokens: int, num_decodes: int, seconds: float) -> bool:
+        """Whether a step may have been too long, by what was fitted not long ago: to fit costs more than to note."""
+        if self._num_unfitted >= _MAX_UNFITTED:
+            self._fit()
+        base, per_token, per_decode = self._fitted
+        return seconds > _MAX_SURPRISE * (base + per_token * num_prefill_tokens + per_decode * num_decodes)
 
     @property
     def is_measured(self) -> bool:
@@ -91,9 +100,12 @@ class StepTimeModel:
         return max(int(left / self._coefficients()[1]), 0)
 
     def _coefficients(self) -> _Vector:
-        if self._fitted is None:
-            self._fitted = _fit(self._with_prefills + self._decodes)
+        if self._num_unfitted:
+            self._fit()
         return self._fitted
+
+    def _fit(self) -> None:
+        self._fitted, self._num_unfitted = _fit(self._with_prefills + self._decodes), 0
 
 
 def _fit(sums: _Moments) -> _Vector:
