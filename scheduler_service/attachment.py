@@ -1,11 +1,14 @@
 """One gateway's stream, as the engine sees it: an outbox that never makes anybody wait.
 
 What cannot be sent yet merges: steps extend the columns of the message that waits, bounded only by what is generated.
+So do the tokens of short steps: what a message costs scheduler, gateway and client together is a tenth of such a step
+and more, and nobody reads so fast. First tokens and ends never wait.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -17,6 +20,12 @@ if TYPE_CHECKING:
     from scheduler_service.facts import ModelFacts, Readiness
     from scheduler_service.gateway_codec import Recovery
     from scheduler_service.requests import Request
+
+
+# Tokens that come sooner after a message than this wait for those of the next step,
+MERGE_SECONDS = 6e-3
+# but if that takes longer than they did, no longer than this.
+MAX_WAIT_SECONDS = 10e-3
 
 
 class Attachment:
@@ -34,14 +43,28 @@ class Attachment:
         self._closed = False
         self._error: BlockyardError | None = None
         self._something = asyncio.Event()
+        self._told_tokens_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
 
-    def _open(self) -> Outgoing:
-        """Gives the message that still merges."""
-        self._something.set()
+    def _open(self, *, may_wait: bool = False) -> Outgoing:
+        """Gives the message that still merges. It is sent now, unless it `may_wait` for what comes next."""
+        if may_wait:
+            self._wait()
+        else:
+            self._something.set()
         if self._sealed:
             self._sealed = False
             self._pending.append(Outgoing())
         return self._pending[-1]
+
+    def _wait(self) -> None:
+        if self._timer is None and not self._something.is_set():
+            self._timer = asyncio.get_running_loop().call_later(MAX_WAIT_SECONDS, self._stop_waiting)
+
+    def _stop_waiting(self) -> None:
+        self._timer = None
+        if self._pending:
+            self._something.set()
 
     def tell(self, *, facts: ModelFacts | None = None, readiness: Readiness | None = None) -> None:
         """Tells what the model is, or whether requests can be served. Newer values replace those not sent yet."""
@@ -68,7 +91,11 @@ class Attachment:
 
     def publish(self, update: OwnerUpdate) -> None:
         """Tells what a step gave."""
-        merged = self._open().update
+        now = time.monotonic()
+        may_wait = now - self._told_tokens_at < MERGE_SECONDS and not (update.finished or update.prefilled)
+        if not may_wait:
+            self._told_tokens_at = now
+        merged = self._open(may_wait=may_wait).update
         merged.sequence_ids += update.sequence_ids
         merged.token_ids += update.token_ids
         merged.finished += update.finished
@@ -84,6 +111,9 @@ class Attachment:
     async def take(self) -> Outgoing | None:
         """Waits for the next message; None at a good end. Raises the error that the stream was closed with."""
         await self._something.wait()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._pending:
             outgoing = self._pending.popleft()
             if not self._pending:

@@ -110,6 +110,7 @@ class Engine:
         self._is_closed = False
         # Set when there may be something to schedule.
         self._work = asyncio.Event()
+        self._is_sending = False
 
     @property
     def is_ready(self) -> bool:
@@ -202,17 +203,28 @@ class Engine:
         while True:
             await self._work.wait()
             self._work.clear()
+            await self._send_due(steps)
+
+    async def _send_due(self, steps: StepStream) -> None:
+        """Sends what there is to compute. Whoever is at it goes on until nothing is left."""
+        if self._is_sending:
+            return
+        self._is_sending = True
+        try:
             while output := self._schedule(steps.epoch):
                 await steps.send(output)
+        finally:
+            self._is_sending = False
 
     async def _receive_answers(self, steps: StepStream) -> None:
         while True:
             updates = self._process(await steps.receive())
             self._pace.answered(steps.step_seconds)
-            # Before the gateways: the worker's next step is what must not be late.
-            self._work.set()
             faults.reach(faults.BEFORE_PUBLISH)
             self._publish(updates)
+            # Here and not in the other task: to change tasks costs as much as to schedule. What was published leaves
+            # behind it, since the worker's next step is what must not be late.
+            await self._send_due(steps)
 
     def _schedule(self, epoch: int) -> SchedulerOutput | None:
         assert self.scheduler is not None

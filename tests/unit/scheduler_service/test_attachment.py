@@ -8,7 +8,7 @@ from blockyard.errors import BlockyardError, Reason
 from scheduler_service.attachment import Attachment
 from scheduler_service.core.output import FinishedSequence, FinishReason, OwnerUpdate
 from scheduler_service.facts import ModelFacts, Readiness
-from scheduler_service.gateway_codec import Recovery
+from scheduler_service.gateway_codec import Outgoing, Recovery
 
 FACTS = ModelFacts("digest", 100, 64, 16, "id", True)
 
@@ -95,3 +95,79 @@ async def test_a_good_end_is_none() -> None:
     attachment = Attachment("a")
     attachment.close()
     assert await take(attachment) is None
+
+
+@pytest.fixture
+def long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step is a short one, and what waits would do so until the test is over."""
+    monkeypatch.setattr("scheduler_service.attachment.MERGE_SECONDS", 3600.0)
+    monkeypatch.setattr("scheduler_service.attachment.MAX_WAIT_SECONDS", 3600.0)
+
+
+async def after_a_first_message() -> tuple[Attachment, asyncio.Task[Outgoing | None]]:
+    """A gateway that was just told tokens, and waits for more."""
+    attachment = Attachment("a")
+    attachment.publish(tokens((1, 10)))
+    assert (await take(attachment)).update.token_ids == [10]
+    taking = asyncio.create_task(take(attachment))
+    await asyncio.sleep(0)
+    return attachment, taking
+
+
+@pytest.mark.usefixtures("long_waits")
+@pytest.mark.parametrize("event", ["end", "prefill", "acceptance", "failure", "recovery", "readiness"])
+async def test_tokens_of_short_steps_wait_until_there_is_more_to_tell(event: str) -> None:
+    attachment, taking = await after_a_first_message()
+    attachment.publish(tokens((1, 11)))
+    attachment.publish(tokens((1, 12)))
+    await asyncio.sleep(0)
+    assert not taking.done()
+    last = tokens((1, 13))
+    match event:
+        case "end":
+            last.finished.append(FinishedSequence(1, FinishReason.LENGTH))
+            attachment.publish(last)
+        case "prefill":
+            last.prefilled.append((2, 16))
+            attachment.publish(last)
+        case "acceptance":
+            attachment.accept("r", 4)
+        case "failure":
+            attachment.fail("r", BlockyardError(Reason.BUG, "broken"))
+        case "recovery":
+            attachment.recover([Recovery("r", "the worker was lost", 3, True)])
+        case _:
+            attachment.tell(readiness=Readiness(False, "no worker"))
+    outgoing = await taking
+    assert outgoing is not None
+    assert outgoing.update.token_ids[:2] == [11, 12]
+
+
+@pytest.mark.usefixtures("long_waits")
+async def test_tokens_that_wait_are_told_before_the_end_of_the_stream() -> None:
+    attachment, taking = await after_a_first_message()
+    attachment.publish(tokens((1, 11)))
+    attachment.close()
+    outgoing = await taking
+    assert outgoing is not None
+    assert outgoing.update.token_ids == [11]
+    assert await attachment.take() is None
+
+
+async def test_tokens_wait_no_longer_than_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler_service.attachment.MERGE_SECONDS", 3600.0)
+    attachment, taking = await after_a_first_message()
+    attachment.publish(tokens((1, 11)))
+    outgoing = await taking
+    assert outgoing is not None
+    assert outgoing.update.token_ids == [11]
+
+
+async def test_tokens_of_long_steps_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler_service.attachment.MERGE_SECONDS", 0.0)
+    monkeypatch.setattr("scheduler_service.attachment.MAX_WAIT_SECONDS", 3600.0)
+    attachment, taking = await after_a_first_message()
+    attachment.publish(tokens((1, 11)))
+    outgoing = await taking
+    assert outgoing is not None
+    assert outgoing.update.token_ids == [11]
