@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kernels.ops import CaptureSizes
 from worker_service.cache_engine import BlockFormat, CacheEngine
 from worker_service.input_batch import BatchLimits, InputBatch
 from worker_service.model_runner import ModelRunner
@@ -23,14 +24,23 @@ BLOCK_SIZE = 8
 
 
 def make_executor(
-    loaded: LoadedModel, *, num_device_blocks: int = 64, num_host_blocks: int = 4, max_model_len: int = 96
+    loaded: LoadedModel,
+    *,
+    num_device_blocks: int = 64,
+    num_host_blocks: int = 4,
+    max_model_len: int = 96,
+    max_captured_tokens: int = 0,
 ) -> StepExecutor:
-    """An executor of a loaded model."""
+    """An executor of a loaded model, which replays steps of up to so many tokens where its backend can."""
     runner = ModelRunner(loaded)
     assert runner.prove_batch_invariance()
     cache = CacheEngine(BlockFormat.of(loaded.config, BLOCK_SIZE), num_device_blocks, num_host_blocks, loaded.backend)
     # Whatever an earlier owner left behind must not matter.
     cache.device_pool.fill_(float("nan"))
+    if max_captured_tokens:
+        loaded.model.reserve_positions(max_model_len)
+        sizes = CaptureSizes(max_captured_tokens, 4, BLOCK_SIZE, loaded.config.sliding_window)
+        runner.capture(cache.device_pool, sizes)
     limits = BatchLimits(max_model_len, 4, BLOCK_SIZE, loaded.config.vocab_size)
     return StepExecutor(InputBatch(limits), cache, runner)
 
