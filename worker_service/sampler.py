@@ -28,6 +28,24 @@ if TYPE_CHECKING:
 Flags = npt.NDArray[np.bool_]
 
 
+# Logits from which tokens are chosen at a time: sorting a whole vocabulary takes many times their memory.
+MAX_CHOSEN_LOGITS = 1 << 21
+SORTING_COPIES = 12
+# At most as many copies of all logits live at once: given, kept as they were, and two for log probabilities.
+LOGITS_COPIES = 4
+
+
+def sampling_bytes(num_rows: int, vocab_size: int) -> int:
+    """The most memory that sampling so many rows takes, their logits among it."""
+    num_chosen = min(num_rows * vocab_size, max(MAX_CHOSEN_LOGITS, vocab_size))
+    return telling_bytes(num_rows, vocab_size) + SORTING_COPIES * num_chosen * torch.float32.itemsize
+
+
+def telling_bytes(num_rows: int, vocab_size: int) -> int:
+    """The most memory that telling the log probabilities of so many rows takes, their logits among it."""
+    return LOGITS_COPIES * num_rows * vocab_size * torch.float32.itemsize
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleRows:
     """What is sampled in a step.
@@ -145,11 +163,13 @@ class Sampler:
             # Keeps what is not a number out of the filters' sums; these rows' tokens are dropped.
             logits[~sound] = 0
         token_ids = torch.zeros(len(rows), dtype=torch.int64, device=self._device)
+        most = max(1, MAX_CHOSEN_LOGITS // logits.shape[1])
         for method in np.unique(methods).tolist():
             picked = np.flatnonzero(methods == method)
-            index = torch.from_numpy(picked).to(self._device)
-            chosen = logits if len(picked) == len(rows) else logits[index]
-            token_ids[index] = self._apply(Method(method), chosen, rows.columns.take(picked), rows.positions[picked])
+            for some in (picked[start : start + most] for start in range(0, len(picked), most)):
+                index = torch.from_numpy(some).to(self._device)
+                chosen = logits if len(some) == len(rows) else logits[index]
+                token_ids[index] = self._apply(Method(method), chosen, rows.columns.take(some), rows.positions[some])
         return token_ids
 
     def _apply(self, method: Method, logits: Tensor, columns: npt.NDArray[np.void], positions: Array) -> Tensor:
