@@ -114,6 +114,11 @@ class StepOutputs:
 class CapturedStep(Protocol):
     """A network's step, recorded once and replayed without its Python."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it holds of its own, once the largest step has run."""
+        ...
+
     def takes(self, step: StepInputs) -> bool:
         """Tells whether the step is within the sizes that this was made for."""
         ...

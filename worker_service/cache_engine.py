@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-import mmap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from kernels.cpu.huge_pages import allocate_huge
 from kernels.ops import kv_pool_shape
 
 if TYPE_CHECKING:
@@ -55,10 +55,7 @@ def allocate_pool(block_format: BlockFormat, num_blocks: int, device: torch.devi
     if device.type != "cpu" or pinned or num_blocks == 0:
         return torch.zeros(shape, dtype=block_format.dtype, device=device, pin_memory=pinned)
     # torch.zeros would touch every page at once.
-    memory = mmap.mmap(-1, num_blocks * block_format.block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=block_format.dtype).view(shape)
+    return allocate_huge(num_blocks * block_format.block_bytes).view(block_format.dtype).view(shape)
 
 
 class CacheEngine:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kernels.ops import StepInputs
+from kernels.ops import CaptureSizes, StepInputs
 from worker_service import logprobs
 from worker_service.cache_engine import BlockFormat, allocate_pool
 from worker_service.input_batch import ROW
 from worker_service.memory import read_peak_memory, reset_peak_memory
-from worker_service.sampler import Candidates, Sampled, Sampler, SampleRows
+from worker_service.sampler import Candidates, Sampled, Sampler, SampleRows, sampling_bytes, telling_bytes
 from worker_service.sampling_state import SequenceLists, write_sampling
 from worker_service.step import MAX_LOGPROBS, Logprobs, NewSequence, PromptLogprobs, Sampling, no_ids
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kernels.ops import CapturedStep, CaptureSizes
+    from kernels.ops import CapturedStep
     from worker_service.input_batch import InputBatch
     from worker_service.model_loader import LoadedModel
     from worker_service.step import Array
@@ -36,13 +36,15 @@ if TYPE_CHECKING:
 CPU_PROFILE_SECONDS = 0.5
 CPU_PROFILE_TRIAL = 32
 WARM_UP_TOKENS = 8
-# How the count of threads is tried: decodes of so many sequences, so often, and what more threads must gain.
+# How the count of threads is tried: decodes of so many sequences, so often, or for so long if a step takes its time,
+# and what more threads must gain.
 TRIAL_SEQUENCES = 8
-NUM_TRIALS = 7
+NUM_TRIALS, MIN_TRIALS = 7, 2
+MAX_TRIAL_SECONDS = 0.3
 MIN_GAIN = 0.1
-# Rows of prompts whose logits are made at a time, and their elements (64 MiB).
+# Rows of prompts whose logits are made at a time, and their elements (16 MiB).
 MAX_PROMPT_ROWS = 512
-MAX_PROMPT_LOGITS = 1 << 24
+MAX_PROMPT_LOGITS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,11 +170,12 @@ class ModelRunner:
         """Hashes what this machine computes for fixed tokens."""
         return self._model.fingerprint()
 
+    @torch.inference_mode()
     def warm_up(self, kv_pool: Tensor, block_size: int, max_num_seqs: int) -> None:
         """Runs a prefill and decodes once, in the scratch block, so that the first request pays for nothing."""
         self._dry_step(kv_pool, block_size, num_sequences=1, num_tokens=min(WARM_UP_TOKENS, block_size))
-        for num_sequences in {1, min(max_num_seqs, 8)}:
-            self._dry_step(kv_pool, block_size, num_sequences=num_sequences, num_tokens=num_sequences)
+        for num_sequences in {1, min(max_num_seqs, TRIAL_SEQUENCES)}:
+            self._dry_decode(kv_pool, block_size, num_sequences)
 
     @torch.inference_mode()
     def settle_threads(self, kv_pool: Tensor, block_size: int, max_num_seqs: int) -> int:
@@ -182,7 +185,10 @@ class ModelRunner:
         """
         num_sequences = min(max_num_seqs, TRIAL_SEQUENCES)
         available, seconds = torch.get_num_threads(), dict[int, list[float]]()
-        for _ in range(NUM_TRIALS):
+        started = time.perf_counter()
+        for trial in range(NUM_TRIALS):
+            if trial >= MIN_TRIALS and time.perf_counter() - started > MAX_TRIAL_SECONDS:
+                break
             for num_threads in {1, available}:
                 self._backend.set_num_threads(num_threads)
                 begin = time.perf_counter()
@@ -227,13 +233,21 @@ class ModelRunner:
         return hidden, self._model.compute_logits(hidden[self._to_device(np.cumsum(lengths) - 1)])
 
     def profile(self, block_size: int, max_num_batched_tokens: int, max_num_seqs: int) -> int:
-        """Measures the most memory that a step takes, in bytes: all tokens and sequences allowed, each sampled."""
+        """Gives the most memory that a step takes, in bytes: all tokens and sequences allowed, each sampled.
+
+        Measured, where it is not known.
+        """
         num_sequences = min(max_num_seqs, max_num_batched_tokens)
         # Few sequences may be too short together for a step of all the tokens that the budget allows.
         num_tokens = min(max_num_batched_tokens, num_sequences * self.config.max_model_len)
         pool = allocate_pool(BlockFormat.of(self.config, block_size), 1, self._backend.device)
         if self._backend.device.type == "cuda":
             return self._profile_gpu(pool, block_size, num_tokens, num_sequences)
+        sizes = CaptureSizes(max_num_batched_tokens, max_num_seqs, block_size, self.config.sliding_window)
+        captured = self._model.capture(pool, sizes)
+        if captured is not None:
+            # What such a backend allocates is known: nothing need run. Steps that tell of prompts are no replays.
+            return captured.num_bytes + self._least_activation(num_tokens, num_sequences)
         return self._profile_cpu(pool, block_size, num_tokens, num_sequences)
 
     def _profile_gpu(self, pool: Tensor, block_size: int, num_tokens: int, num_sequences: int) -> int:
@@ -272,8 +286,9 @@ class ModelRunner:
         """What a step holds at once by its sizes alone: a layer's inner rows, and logits with their working copies."""
         config = self.config
         row = 4 * config.hidden_size + 3 * config.intermediate_size
-        num_rows = max(num_sequences, min(self._max_prompt_rows(), num_tokens))
-        return num_tokens * row * config.dtype.itemsize + 3 * num_rows * config.vocab_size * 4
+        sampling = sampling_bytes(num_sequences, config.vocab_size)
+        prompts = telling_bytes(min(self._max_prompt_rows(), num_tokens), config.vocab_size)
+        return num_tokens * row * config.dtype.itemsize + max(sampling, prompts)
 
 
 def worst_rows(num_rows: int, vocab_size: int) -> SampleRows:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -82,7 +83,7 @@ class CpuBackend:
         self._executor = self._library.create_executor(torch.get_num_threads())
         self._memory = WeightMemory()
         self._recording: Recording | None = None
-        self._plans: list[CapturedPlan] = []
+        self._plans = WeakSet[CapturedPlan]()
 
     def set_num_threads(self, num_threads: int) -> None:
         """Sets how many threads compute, torch's own among them."""
@@ -254,7 +255,7 @@ class CpuBackend:
             self._recording = None
         op = self._linear_op(Kind.HEAD, hidden, cast("CpuLinear | Int8Linear", head))
         plan = CapturedPlan(recording, op, sizes, self._executor)
-        self._plans.append(plan)
+        self._plans.add(plan)
         return plan
 
     def probe(self, linears: Sequence[PackedLinear], shape: AttentionShape) -> bool:

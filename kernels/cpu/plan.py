@@ -70,8 +70,8 @@ class CapturedPlan:
         self._ops = op_array(ops)
 
     @property
-    def arena_bytes(self) -> int:
-        """Bytes of the arena, taken as rows are first used."""
+    def num_bytes(self) -> int:
+        """Bytes of the arena: taken as rows are first used."""
         return self._arena.nbytes
 
     def takes(self, step: StepInputs) -> bool:
