@@ -133,14 +133,22 @@ class SleepingWorker(Worker):
         self.configuration_digest = configuration_digest
         self._set_up_as = State.DEVICE_READY
 
-    async def load_model(self, model: str, revision: str, progress: Callable[[int, int], None]) -> LoadedModel:
+    async def load_model(
+        self, model: str, revision: str, progress: Callable[[int, int], None], quantization: str = "none"
+    ) -> LoadedModel:
         """Reads what the model is called."""
         folder = resolve_model(model, revision, "config")
         told = json.loads((folder / "config.json").read_text())
         config = SimpleNamespace(
             architecture="Sleeping", vocab_size=told["vocab_size"], max_model_len=MAX_MODEL_LEN, dtype=torch.float32
         )
-        loaded = SimpleNamespace(config=config, model_digest=model_digest(folder), weights_digest="", parameter_bytes=1)
+        loaded = SimpleNamespace(
+            config=config,
+            model_digest=model_digest(folder),
+            weights_digest="",
+            parameter_bytes=1,
+            quantization=quantization,
+        )
         self.loaded = cast("LoadedModel", loaded)
         self._set_up_as = State.LOADED
         return self.loaded

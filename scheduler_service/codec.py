@@ -47,6 +47,10 @@ _DTYPES = {
     "bfloat16": worker_pb2.DTYPE_BFLOAT16,
     "float16": worker_pb2.DTYPE_FLOAT16,
 }
+_QUANTIZATIONS = {
+    "none": worker_pb2.QUANTIZATION_UNSPECIFIED,
+    "int8": worker_pb2.QUANTIZATION_INT8,
+}
 _STATE_PREFIX = "WORKER_STATE_"
 
 
@@ -151,6 +155,11 @@ def encode_init_device(device: str, dtype: str, configuration_digest: str) -> wo
     return worker_pb2.InitDeviceRequest(
         device_type=_DEVICE_TYPES[device], dtype=_DTYPES[dtype], configuration_digest=configuration_digest
     )
+
+
+def encode_load_model(model: str, revision: str, quantization: str) -> worker_pb2.LoadModelRequest:
+    """Encodes what to load, and by the setting's name how to hold it."""
+    return worker_pb2.LoadModelRequest(model=model, revision=revision, quantization=_QUANTIZATIONS[quantization])
 
 
 def encode_cache_plan(plan: CachePlan) -> worker_pb2.InitializeCacheRequest:

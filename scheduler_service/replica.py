@@ -55,7 +55,7 @@ def configuration_digest(configuration: SchedulerConfiguration) -> str:
     device, cache, step = configuration.device, configuration.cache, configuration.scheduler
     told = [
         (API_VERSION, model_source(configuration.model), configuration.model.revision),
-        (device.device, device.dtype, device.device_memory_utilization, device.swap_space_gib),
+        (device.device, device.dtype, device.quantization, device.device_memory_utilization, device.swap_space_gib),
         (cache.block_size, cache.num_device_blocks, cache.num_host_blocks),
         (step.max_model_len, step.max_num_seqs, step.max_num_batched_tokens),
     ]
@@ -212,13 +212,12 @@ class Replica:
         raise NotReady("the worker had another configuration and was told to end; waiting for its successor")
 
     async def _load(self, worker: WorkerInfo) -> LoadedModel:
-        model = model_source(self._configuration.model)
+        model, device = model_source(self._configuration.model), self._configuration.device
         if worker.state is WorkerState.CREATED:
-            device = self._configuration.device
             await self._link.init_device(device.device, device.dtype, self._digest)
         begin, progress = time.monotonic(), _Progress(self._report)
         log.info("the worker loads the model", model=model or "demo", incarnation=worker.incarnation)
-        async for event in self._link.load_model(model, self._configuration.model.revision):
+        async for event in self._link.load_model(model, self._configuration.model.revision, device.quantization):
             if isinstance(event, LoadedModel):
                 self._know(state=WorkerState.LOADED, model=event)
                 seconds = round(time.monotonic() - begin, 2)

@@ -104,10 +104,13 @@ class WorkerLink:
         with _translated():
             await self._stub.InitDevice(request, timeout=DEVICE_SECONDS)
 
-    async def load_model(self, model: str, revision: str) -> AsyncIterator[LoadProgress | LoadedModel]:
+    async def load_model(
+        self, model: str, revision: str, quantization: str
+    ) -> AsyncIterator[LoadProgress | LoadedModel]:
         """Has the weights loaded: progress as it goes, then once what was loaded."""
+        request = codec.encode_load_model(model, revision, quantization)
         with _translated():
-            async for message in self._stub.LoadModel(worker_pb2.LoadModelRequest(model=model, revision=revision)):
+            async for message in self._stub.LoadModel(request):
                 yield codec.decode_load_event(message)
 
     async def determine_num_available_blocks(

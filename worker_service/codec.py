@@ -28,6 +28,7 @@ DTYPES = {
     worker_pb2.DTYPE_BFLOAT16: torch.bfloat16,
     worker_pb2.DTYPE_FLOAT16: torch.float16,
 }
+QUANTIZATIONS = {worker_pb2.QUANTIZATION_UNSPECIFIED: "none", worker_pb2.QUANTIZATION_INT8: "int8"}
 DEVICE_TYPES = {
     worker_pb2.DEVICE_TYPE_UNSPECIFIED: "auto",
     worker_pb2.DEVICE_TYPE_CPU: "cpu",
@@ -173,6 +174,7 @@ def encode_model(loaded: LoadedModel) -> worker_pb2.LoadedModel:
         weights_digest=loaded.weights_digest,
         parameter_bytes=loaded.parameter_bytes,
         dtype=encode_dtype(loaded.config.dtype),
+        quantization=next(number for number, name in QUANTIZATIONS.items() if name == loaded.quantization),
     )
 
 

@@ -39,6 +39,8 @@ class LoadedModel:
     """SHA-256 of config.json, in hex."""
     parameter_bytes: int
     """Bytes of the weights as they are held."""
+    quantization: str
+    """How the weights of products are held: one of `kernels.ops.QUANTIZATIONS`."""
 
 
 def load_model(
@@ -47,6 +49,7 @@ def load_model(
     device: torch.device,
     progress: Callable[[int, int], None],
     cpu_kernels: str = "auto",
+    quantization: str = "none",
 ) -> LoadedModel:
     """Loads a model, one tensor at a time: memory stays near one copy of the weights.
 
@@ -56,27 +59,39 @@ def load_model(
         device: where to.
         progress: told (bytes read, bytes in all) after each tensor.
         cpu_kernels: one of `kernels.ops.CPU_KERNELS`, for a device that is a CPU.
+        quantization: one of `kernels.ops.QUANTIZATIONS`.
 
     Raises:
         BlockyardError: MODEL_NOT_LOADED, with a message that says what to do.
-        ValueError: no backend for this device, or not the kernels that were asked for.
     """
     config = read_config(folder, dtype)
     files = WeightFiles(folder, progress)
-    _check_room(files.num_elements * config.dtype.itemsize, config, device)
-    backend = get_backend(device, config.dtype, cpu_kernels)
+    _check_room(_weights_bytes(files, config, quantization), config, quantization, device)
+    try:
+        backend = get_backend(device, config.dtype, cpu_kernels, quantization)
+    except ValueError as error:
+        raise unusable(str(error)) from None
     model = build_decoder(config, backend, files)
     if files.unread:
         log.warning("weights that the model does not use", num_tensors=len(files.unread), first=files.unread[0])
-    return LoadedModel(model, backend, config, files.finish(), model_digest(folder), model.parameter_bytes)
+    return LoadedModel(
+        model, backend, config, files.finish(), model_digest(folder), model.parameter_bytes, quantization
+    )
 
 
-def _check_room(weights_bytes: int, config: ModelConfig, device: torch.device) -> None:
+def _weights_bytes(files: WeightFiles, config: ModelConfig, quantization: str) -> int:
+    """What the weights will take at most, in bytes: quantized ones a byte each, beside the embedding as it was."""
+    if quantization == "none":
+        return files.num_elements * config.dtype.itemsize
+    return files.num_elements + config.vocab_size * config.hidden_size * config.dtype.itemsize
+
+
+def _check_room(weights_bytes: int, config: ModelConfig, quantization: str, device: torch.device) -> None:
     """Refuses weights that the memory cannot hold: loading them would end this process, and tell nobody why."""
     room_bytes = room_for_weights(device)
     if weights_bytes > room_bytes:
-        dtype = str(config.dtype).removeprefix("torch.")
+        held = str(config.dtype).removeprefix("torch.") if quantization == "none" else quantization
         raise unusable(
-            f"the weights take {weights_bytes / 2**30:.1f} GiB in {dtype}, and {room_bytes / 2**30:.1f} GiB of memory "
+            f"the weights take {weights_bytes / 2**30:.1f} GiB in {held}, and {room_bytes / 2**30:.1f} GiB of memory "
             f"are free ({device.type}): take a smaller model, a smaller --dtype, or a larger machine"
         )

@@ -53,7 +53,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         def progress(done_bytes: int, total_bytes: int) -> None:
             loop.call_soon_threadsafe(events.put_nowait, (done_bytes, total_bytes))
 
-        load = asyncio.create_task(self._worker.load_model(request.model, request.revision, progress))
+        quantization = codec.QUANTIZATIONS[request.quantization]
+        load = asyncio.create_task(self._worker.load_model(request.model, request.revision, progress, quantization))
         self._loads.add(load)
         load.add_done_callback(self._end_load)
         load.add_done_callback(lambda _: events.put_nowait(None))

@@ -191,22 +191,28 @@ class Worker:
         check_dtype(dtype, device)
         return DeviceChoice(device, dtype, memory.gpu_foreign_bytes(device) if device.type == "cuda" else 0)
 
-    async def load_model(self, model: str, revision: str, progress: Callable[[int, int], None]) -> LoadedModel:
+    async def load_model(
+        self, model: str, revision: str, progress: Callable[[int, int], None], quantization: str = "none"
+    ) -> LoadedModel:
         """Loads a model; `progress` is called in the device thread. Goes on to the end even if its caller leaves."""
         with self._lifecycle("LoadModel", State.DEVICE_READY):
             choice = self._choice
             assert choice is not None
 
             def load() -> LoadedModel:
-                loaded = load_model(
-                    resolve_model(model, revision, "weights"), choice.dtype, choice.device, progress, self._cpu_kernels
-                )
+                folder = resolve_model(model, revision, "weights")
+                loaded = load_model(folder, choice.dtype, choice.device, progress, self._cpu_kernels, quantization)
                 check_dtype(loaded.config.dtype, choice.device)
                 return loaded
 
             self.loaded = await self._thread.run(load)
             self._set_up_as = State.LOADED
-            log.info("model loaded", architecture=self.loaded.config.architecture, bytes=self.loaded.parameter_bytes)
+            log.info(
+                "model loaded",
+                architecture=self.loaded.config.architecture,
+                kernels=self.loaded.backend.name,
+                bytes=self.loaded.parameter_bytes,
+            )
             return self.loaded
 
     async def determine_num_available_blocks(self, request: ProfileRequest) -> memory.CachePlan:

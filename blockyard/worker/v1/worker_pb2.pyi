@@ -75,6 +75,26 @@ DTYPE_FLOAT16: Dtype.ValueType  # 3
 """16 bits, of which 5 are the exponent."""
 Global___Dtype: _TypeAlias = Dtype  # noqa: Y015
 
+class _Quantization:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _QuantizationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Quantization.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    QUANTIZATION_UNSPECIFIED: _Quantization.ValueType  # 0
+    """Not quantized: in what the model computes in."""
+    QUANTIZATION_INT8: _Quantization.ValueType  # 1
+    """8 bits for each weight, with a scale for each output; rows of activations are quantized as they are multiplied."""
+
+class Quantization(_Quantization, metaclass=_QuantizationEnumTypeWrapper):
+    """How the weights of products are held."""
+
+QUANTIZATION_UNSPECIFIED: Quantization.ValueType  # 0
+"""Not quantized: in what the model computes in."""
+QUANTIZATION_INT8: Quantization.ValueType  # 1
+"""8 bits for each weight, with a scale for each output; rows of activations are quantized as they are multiplied."""
+Global___Quantization: _TypeAlias = Quantization  # noqa: Y015
+
 @_typing.final
 class GetWorkerInfoRequest(_message.Message):
     """Asks who it is."""
@@ -260,19 +280,23 @@ class LoadModelRequest(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
+    QUANTIZATION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """A folder on the worker's machine, or a hub id."""
     revision: _builtins.str
     """For a hub id: a branch, tag or commit. Default: the main branch."""
+    quantization: Global___Quantization.ValueType
+    """How to hold the weights of products. MODEL_NOT_LOADED where the device, its kernels or the dtype lack it."""
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         revision: _builtins.str = ...,
+        quantization: Global___Quantization.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "quantization", b"quantization", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -349,6 +373,7 @@ class LoadedModel(_message.Message):
     WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
     PARAMETER_BYTES_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
+    QUANTIZATION_FIELD_NUMBER: _builtins.int
     architecture: _builtins.str
     """The name of its architecture."""
     vocab_size: _builtins.int
@@ -363,6 +388,8 @@ class LoadedModel(_message.Message):
     """Bytes of the weights."""
     dtype: Global___Dtype.ValueType
     """What it computes in."""
+    quantization: Global___Quantization.ValueType
+    """How the weights of products are held."""
     def __init__(
         self,
         *,
@@ -373,10 +400,11 @@ class LoadedModel(_message.Message):
         weights_digest: _builtins.str = ...,
         parameter_bytes: _builtins.int = ...,
         dtype: Global___Dtype.ValueType = ...,
+        quantization: Global___Quantization.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dtype", b"dtype", "max_model_len", b"max_model_len", "model_digest", b"model_digest", "parameter_bytes", b"parameter_bytes", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dtype", b"dtype", "max_model_len", b"max_model_len", "model_digest", b"model_digest", "parameter_bytes", b"parameter_bytes", "quantization", b"quantization", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

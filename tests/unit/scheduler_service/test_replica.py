@@ -87,6 +87,7 @@ def test_the_digest_covers_all_that_a_worker_is_told(settings: Settings) -> None
         "revision": "other",
         "device": "cpu",
         "dtype": "float32",
+        "quantization": "int8",
         "device_memory_utilization": 0.5,
         "swap_space_gib": 2.0,
         "block_size": 32,
