@@ -1,4 +1,4 @@
-"""Everything behind the streams dies, and nobody sees more than a pause: the short forms of `make chaos`."""
+"""Everything behind the streams dies, and nobody sees more than a pause: `make chaos` in short, in bfloat16."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.kit.backends import build_kernels
 from tests.kit.chaos import Plan, run_chaos
 from tests.kit.cluster import Cluster
 from tests.kit.cuts import run_cuts
@@ -19,12 +20,19 @@ if TYPE_CHECKING:
 FLAGS = ("--step-deadline-seconds", "1.5", "--debug-integrity")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> None:
+    """The workers take the best kernels that are built."""
+    build_kernels()
+
+
 @pytest.mark.timeout(240)
 async def test_streams_outlive_kills_freezes_and_partitions_of_everything(tmp_path: Path) -> None:
     # Of 400 seeds, the one whose first 25 seconds have most kinds of strikes.
     plan = Plan(seed=369, seconds=25, num_streams=24, num_requests=16, rates=Rates(mean_seconds=1.2))
     report = await run_chaos(plan, tiny_model("llama"), tmp_path, FLAGS)
     assert not report.failures, str(report)
+    assert "the reference kernels serve" not in (tmp_path / "worker-0.log").read_text()
     # It was not for want of trying.
     assert report.num_recoveries > 0
     assert report.num_resumes > 0
@@ -33,7 +41,7 @@ async def test_streams_outlive_kills_freezes_and_partitions_of_everything(tmp_pa
 
 @pytest.mark.timeout(240)
 async def test_streams_outlive_cuts_of_their_connections_at_any_byte(tmp_path: Path) -> None:
-    flags = ["--dtype", "float32", "--num-device-blocks", "400", "--num-host-blocks", "32"]
+    flags = ["--dtype", "bfloat16", "--num-device-blocks", "400", "--num-host-blocks", "32"]
     async with Cluster(tiny_model("llama"), tmp_path, num_workers=1, scheduler_flags=flags) as cluster:
         report = await run_cuts(cluster, seed=1, num_cuts=150, num_requests=16)
         cluster.check()

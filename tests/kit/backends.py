@@ -63,6 +63,8 @@ def _built(name: str, dtype: torch.dtype) -> Backend:
 
 INSTRUCTION_SETS = supported_instruction_sets()
 """Those of this processor, best first."""
+BEST = next(iter(INSTRUCTION_SETS), REFERENCE)
+"""What a worker takes here by itself, once it is built."""
 COMPILED = [Kernels(name, dtype) for name in INSTRUCTION_SETS for dtype in (torch.float32, torch.bfloat16)]
 """Our own kernels."""
 REFERENCES = [Kernels(REFERENCE, dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)]

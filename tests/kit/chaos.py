@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tests.kit.transcript import Transcript
 
 # Small enough that requests are preempted, by swap and by recompute, while their workers die.
-POOLS = ("--dtype", "float32", "--num-device-blocks", "320", "--num-host-blocks", "64")
+POOLS = ("--dtype", "bfloat16", "--num-device-blocks", "320", "--num-host-blocks", "64")
 # Time for all streams to end once nothing strikes any more, and for everything to be idle after that.
 FINISH_SECONDS = 120.0
 IDLE_SECONDS = 60.0

@@ -107,7 +107,7 @@ async def _main(seed: int, num_cuts: int) -> CutsReport:
     from tests.kit.tiny_models import tiny_model
 
     folder = Path(tempfile.mkdtemp(prefix="cuts-"))
-    async with Cluster(tiny_model("llama"), folder, scheduler_flags=["--dtype", "float32"]) as cluster:
+    async with Cluster(tiny_model("llama"), folder, scheduler_flags=["--dtype", "bfloat16"]) as cluster:
         return await run_cuts(cluster, seed, num_cuts)
 
 
