@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 
+from tests.kit.backends import BEST, KERNELS, REFERENCE, Kernels, in_dtype
 from tests.kit.step_runner import StepRunner
 from tests.kit.tiny_models import RECIPES, VOCAB_SIZE, tiny_model
 
@@ -30,44 +31,49 @@ def reference(name: str, dtype: torch.dtype = torch.float32) -> transformers.Pre
     return model.eval()
 
 
+@cache
 @torch.no_grad()
-def reference_logits(name: str, token_ids: list[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def reference_logits(name: str, token_ids: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return reference(name, dtype)(torch.tensor([token_ids])).logits[0].float()
 
 
-def random_ids(length: int, seed: int) -> list[int]:
+def random_ids(length: int, seed: int) -> tuple[int, ...]:
     chooser = random.Random(seed)
-    return [chooser.randrange(VOCAB_SIZE) for _ in range(length)]
+    return tuple(chooser.randrange(VOCAB_SIZE) for _ in range(length))
 
 
+def load(name: str, kernels: Kernels) -> StepRunner:
+    return StepRunner.load(folder_of(name), kernels.dtype, kernels.backend)
+
+
+@pytest.mark.parametrize("kernels", in_dtype(KERNELS, torch.float32), ids=str)
 @pytest.mark.parametrize("name", NAMES)
-def test_float32_logits_are_those_of_transformers(name: str):
+def test_float32_logits_are_those_of_transformers(name: str, kernels: Kernels):
     token_ids = random_ids(LENGTH, 0)
-    expected = reference_logits(name, token_ids)
-    runner = StepRunner.load(folder_of(name), torch.float32)
-    torch.testing.assert_close(runner.run("whole", token_ids, [LENGTH]), expected, rtol=0, atol=1e-4)
+    got = load(name, kernels).run("whole", token_ids, [LENGTH])
+    torch.testing.assert_close(got, reference_logits(name, token_ids), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["llama", "llama_bias", "mistral", "qwen2", "qwen3", "demo"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_float_logits_are_as_good_as_those_of_transformers(name: str, dtype: torch.dtype):
+@pytest.mark.parametrize("kernels", in_dtype(KERNELS, torch.bfloat16, torch.float16), ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_half_float_logits_are_as_good_as_those_of_transformers(name: str, kernels: Kernels):
     token_ids = random_ids(LENGTH // 2, 1)
     expected = reference_logits(name, token_ids)
-    theirs = (reference_logits(name, token_ids, dtype) - expected).abs().mean()
-    runner = StepRunner.load(folder_of(name), dtype)
-    ours = (runner.run("whole", token_ids, [len(token_ids)]) - expected).abs().mean()
+    theirs = (reference_logits(name, token_ids, kernels.dtype) - expected).abs().mean()
+    ours = (load(name, kernels).run("whole", token_ids, [len(token_ids)]) - expected).abs().mean()
     assert ours <= 1.5 * theirs, (float(ours), float(theirs))
 
 
+@pytest.mark.parametrize("kernels", [Kernels(name, torch.float32) for name in sorted({REFERENCE, BEST})], ids=str)
 @pytest.mark.parametrize("name", NAMES)
-def test_greedy_decoding_picks_the_winners_of_transformers(name: str):
+def test_greedy_decoding_picks_the_winners_of_transformers(name: str, kernels: Kernels):
     """Generates in one batch, then asks the reference about all that was generated: each id must be its winner too.
 
     A difference is allowed only where the reference's two best lie within 1e-3.
     """
     lengths = [1, 2, 3, LENGTH, *random.Random(2).sample(range(4, LENGTH), NUM_PROMPTS - 4)]
-    sequences = {index: random_ids(length, index) for index, length in enumerate(lengths)}
-    runner = StepRunner.load(folder_of(name), torch.float32)
+    sequences = {index: [*random_ids(length, index)] for index, length in enumerate(lengths)}
+    runner = load(name, kernels)
     pending = {index: list(token_ids) for index, token_ids in sequences.items()}
     for _ in range(NUM_GENERATED):
         logits = runner.step(list(pending.items()))
@@ -75,7 +81,7 @@ def test_greedy_decoding_picks_the_winners_of_transformers(name: str):
         for index, chosen in pending.items():
             sequences[index] += chosen
     for index, length in enumerate(lengths):
-        best, ids = reference_logits(name, sequences[index][:-1])[length - 1 :].topk(2)
+        best, ids = reference_logits(name, tuple(sequences[index][:-1]))[length - 1 :].topk(2)
         differs = ids[:, 0] != torch.tensor(sequences[index][length:])
         assert (best[differs, 0] - best[differs, 1] < 1e-3).all(), f"prompt {index} of {length} ids"
         assert differs.sum() <= 2
