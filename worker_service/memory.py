@@ -9,10 +9,17 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Cached files make way, the model's own that was just read among them; not so what is mapped, programs and libraries.
+_CACHED_FILES = {"inactive_file": 1, "active_file": 1, "file_mapped": -1}
+_CACHED_FILES_1 = {"total_inactive_file": 1, "total_active_file": 1, "total_mapped_file": -1}
 # What the allocator, fragmentation and growing lists may take beyond the profile, on a CPU.
 CPU_RESERVE_BYTES = 64 * 1024 * 1024
 
@@ -60,8 +67,8 @@ class ControlGroups:
     def memory(self) -> tuple[int, int] | None:
         """The tightest limit on this process and what can still be taken below it, in bytes; None: no limit."""
         limits = [
-            *self._levels("", "memory.max", "memory.current", "inactive_file"),
-            *self._levels("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+            *self._levels("", "memory.max", "memory.current", _CACHED_FILES),
+            *self._levels("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", _CACHED_FILES_1),
         ]
         return min(limits, key=lambda pair: pair[1], default=None)
 
@@ -78,7 +85,7 @@ class ControlGroups:
                 quotas.append(int(quota) / int(period))
         return math.ceil(min(quotas)) if quotas else None
 
-    def _levels(self, controller: str, limit: str, usage: str, reclaimable: str) -> list[tuple[int, int]]:
+    def _levels(self, controller: str, limit: str, usage: str, reclaimable: Mapping[str, int]) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []
         for folder in self._folders(controller):
             limit_bytes, used_bytes = _read(folder / limit), _read(folder / usage)
@@ -87,8 +94,8 @@ class ControlGroups:
                 continue
             used = int(used_bytes) if used_bytes.isdigit() else 0
             statistics = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
-            free = int(limit_bytes) - used + int(statistics.get(reclaimable, 0))
-            found.append((int(limit_bytes), max(0, free)))
+            cached = sum(sign * int(statistics.get(name, 0)) for name, sign in reclaimable.items())
+            found.append((int(limit_bytes), max(0, int(limit_bytes) - used + max(0, cached))))
         return found
 
     def _folders(self, controller: str) -> list[Path]:
@@ -121,15 +128,10 @@ def read_host_memory(groups: ControlGroups | None = None) -> HostMemory:
 
 
 def room_for_weights(device: torch.device, groups: ControlGroups | None = None) -> int:
-    """The most that this process could still take on a device, in bytes: what needs more cannot be loaded.
-
-    On a CPU the machine's free memory within the control group's limit. What the group uses does not count: most of it
-    may be cached files, the model's own among them, which make way.
-    """
+    """The most that this process could still take on a device, in bytes: what needs more cannot be loaded."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    available = psutil.virtual_memory().available
-    return min(available, read_host_memory(groups).total_bytes)
+    return read_host_memory(groups).available_bytes
 
 
 def compute_threads(requested: int, groups: ControlGroups | None = None) -> int:
