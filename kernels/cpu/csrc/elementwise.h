@@ -43,7 +43,7 @@ template <class E>
 void silu_and_mul_row(const E* input, int64_t width, E* output) {
     for (int64_t i = 0; i < width; i += VL) {
         const int n = (int)std::min<int64_t>(VL, width - i);
-        store(output + i, mul(silu(load(input + i, n)), load(input + width + i, n)), n);
+        store(output + i, mul(silu<E>(load(input + i, n)), load(input + width + i, n)), n);
     }
 }
 

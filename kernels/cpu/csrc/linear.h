@@ -158,7 +158,7 @@ struct StoreGated {
             gate = add(gate, load(bias + column, count));
             up = add(up, load(bias + num_outputs + column, count));
         }
-        store(output + row * num_outputs + column, mul(silu(gate), up), count);
+        store(output + row * num_outputs + column, mul(silu<E>(gate), up), count);
     }
 };
 
@@ -179,9 +179,11 @@ struct KeepBest {
         const int count = (int)std::min<int64_t>(out_features - column, VL);
         if (logits) store(logits + row * out_features + column, values, count);
         Best& mine = best[row];
+        const Floats before = load(mine.value);
+        // Most often no column is better than what was seen.
+        if (!any(either(not_less(values, before), not_finite(values)))) return;
         mine.not_finite |= any(not_finite(values));
         if (count < VL) values = select(first_lanes(count), broadcast(-std::numeric_limits<float>::infinity()), values);
-        const Floats before = load(mine.value);
         const Words ids = add_words(broadcast_word((uint32_t)column), lane_numbers()), ids_before = load_words(mine.id);
         // Panels that were taken from another thread may come before those of this one.
         const Mask wins = either(greater(values, before), both(equal(values, before), less(ids, ids_before)));

@@ -48,6 +48,8 @@ INLINE Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 INLINE Floats min(Floats a, Floats b) { return _mm512_min_ps(a, b); }
 INLINE Mask greater(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
 INLINE Mask equal(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+// True where one of both is not a number, too.
+INLINE Mask not_less(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ); }
 INLINE Mask less(Words a, Words b) { return _mm512_cmplt_epi32_mask(a, b); }
 INLINE Mask both(Mask a, Mask b) { return a & b; }
 INLINE Mask either(Mask a, Mask b) { return a | b; }
@@ -135,6 +137,7 @@ INLINE Floats max(Floats a, Floats b) { return _mm256_max_ps(a, b); }
 INLINE Floats min(Floats a, Floats b) { return _mm256_min_ps(a, b); }
 INLINE Mask greater(Floats a, Floats b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
 INLINE Mask equal(Floats a, Floats b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
+INLINE Mask not_less(Floats a, Floats b) { return _mm256_cmp_ps(a, b, _CMP_NLT_UQ); }
 INLINE Mask less(Words a, Words b) { return _mm256_castsi256_ps(_mm256_cmpgt_epi32(b, a)); }
 INLINE Mask both(Mask a, Mask b) { return _mm256_and_ps(a, b); }
 INLINE Mask either(Mask a, Mask b) { return _mm256_or_ps(a, b); }
@@ -200,24 +203,7 @@ INLINE Floats dot<bf16>(Floats sum, Words a, Words b) {
 
 #endif
 
-// e to the power of x, within 2 ulp; 0 below -87.3, not a number where x is none. Cephes' reduction and polynomial.
-INLINE Floats exponential(Floats x) {
-    const Floats lowest = broadcast(-87.3f);
-    Floats clipped = max(lowest, min(broadcast(88.0f), x));
-    Floats n = nearest(mul(clipped, broadcast(1.44269504088896341f)));
-    Floats r = fma(n, broadcast(-0.693359375f), clipped);
-    r = fma(n, broadcast(2.12194440e-4f), r);
-    Floats p = broadcast(1.9875691500e-4f);
-    p = fma(p, r, broadcast(1.3981999507e-3f));
-    p = fma(p, r, broadcast(8.3334519073e-3f));
-    p = fma(p, r, broadcast(4.1665795894e-2f));
-    p = fma(p, r, broadcast(1.6666665459e-1f));
-    p = fma(p, r, broadcast(5.0000001201e-1f));
-    p = fma(p, mul(r, r), add(r, broadcast(1.0f)));
-    return select(greater(lowest, x), scale_by_power(p, n), zero());
-}
-
-// 2 to the power of a finite x <= 0, not a number where x is none; about 0 below -126. With bfloat16 in mind within 2^-18 of the
+// 2 to the power of a finite x below 127, not a number where x is none; about 0 below -126. With bfloat16 in mind within 2^-18 of the
 // result, a hundredth of what rounding takes away; else within 2 ulp (Cephes' polynomial).
 template <class E>
 INLINE Floats power_of_two(Floats x) {
@@ -248,8 +234,12 @@ INLINE Floats power_of_two(Floats x) {
     return p;
 }
 
-// x / (1 + exp(-x)).
-INLINE Floats silu(Floats x) { return div(x, add(broadcast(1.0f), exponential(sub(zero(), x)))); }
+// x / (1 + exp(-x)), as exact as `power_of_two`.
+template <class E>
+INLINE Floats silu(Floats x) {
+    const Floats exponent = min(broadcast(126.0f), mul(x, broadcast(-1.44269504088896341f)));
+    return div(x, add(broadcast(1.0f), power_of_two<E>(exponent)));
+}
 
 INLINE float widen(bf16 x) {
     uint32_t bits = (uint32_t)x.bits << 16;
