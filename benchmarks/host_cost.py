@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -26,11 +27,15 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+import grpc.aio
+
 from benchmarks import record
 from benchmarks.sleeping_worker import read_ledger
 from blockyard.async_client import AsyncClient
 from blockyard.client import Client
+from blockyard.common.v1 import sampling_pb2
 from blockyard.configuration import SystemConfiguration
+from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from blockyard.local_system import LocalSystem
 from blockyard.settings import resolve
 from blockyard.supervisor import Supervisor
@@ -38,6 +43,7 @@ from blockyard.supervisor import Supervisor
 PROMPT = "Once upon a time there was a little girl who lived in a house by the sea. " * 6
 IDLE_SECONDS = 5.0
 BLOCKS_OF_A_STREAM = 24
+CLIENTS = ("async", "sync", "whole")
 SERVICES = ("gateway", "scheduler", "worker", "client")
 
 
@@ -67,9 +73,9 @@ def _count_switches(task: Path) -> int:
 # The client, a process of its own.
 
 
-def run_client(target: str, *, is_sync: bool) -> None:
-    """Reads `STREAMS TOKENS` from each line, streams so many answers of so many tokens, and writes what came."""
-    run = _make_sync(target) if is_sync else _make_async(target)
+def run_client(target: str, kind: str) -> None:
+    """Reads `STREAMS TOKENS` from each line, asks for so many answers of so many tokens, and writes what came."""
+    run = {"async": _make_async, "sync": _make_sync, "whole": _make_whole}[kind](target)
     for line in sys.stdin:
         num_streams, num_tokens = map(int, line.split())
         begin = time.perf_counter()
@@ -87,6 +93,22 @@ def _make_async(target: str) -> Any:
 
     async def run(num_streams: int, num_tokens: int) -> int:
         return sum(await asyncio.gather(*(read(num_tokens) for _ in range(num_streams))))
+
+    return lambda num_streams, num_tokens: loop.run_until_complete(run(num_streams, num_tokens))
+
+
+def _make_whole(target: str) -> Any:
+    loop = asyncio.new_event_loop()
+    stop = sampling_pb2.StopCriteria(ignore_eos=True)
+    spec = inference_pb2.GenerationSpec(text=PROMPT, stop=stop, sampling=sampling_pb2.SamplingParams(temperature=0))
+
+    async def run(num_streams: int, num_tokens: int) -> int:
+        spec.stop.max_tokens = num_tokens
+        async with grpc.aio.insecure_channel(target) as channel:
+            stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
+            calls = (stub.Generate(inference_pb2.GenerateRequest(spec=spec)) for _ in range(num_streams))
+            answers = await asyncio.gather(*calls)
+        return sum(answer.choices[0].finished.usage.num_completion_tokens for answer in answers)
 
     return lambda num_streams, num_tokens: loop.run_until_complete(run(num_streams, num_tokens))
 
@@ -148,7 +170,10 @@ class Rig:
 
 
 def spawn(command: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    # A client's process is not ours: its gRPC is as it comes.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT, env=environment)
 
 
 async def measure(step_seconds: float, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -176,15 +201,16 @@ async def measure(step_seconds: float, options: argparse.Namespace) -> list[dict
 
 async def measure_streams(rig: Rig, step_seconds: float, options: argparse.Namespace) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
+    head = {"step_milliseconds": step_seconds * 1e3, "client": options.client}
     for num_streams in options.streams:
         await rig.run(num_streams, 16)
         num_rounds = max(options.rounds, min(4 * options.rounds, 32 // num_streams))
         runs = [await rig.run(num_streams, options.tokens) for _ in range(num_rounds)]
-        rows.append({"step_milliseconds": step_seconds * 1e3, "streams": num_streams, **summarize(runs)})
+        rows.append({**head, "streams": num_streams, **summarize(runs)})
         print(line_of(rows[-1]), flush=True)
     idle = await rig.idle(IDLE_SECONDS)
     print("| idle: ms a second |" + "".join(f" {name} {idle[name]:.2f} |" for name in SERVICES), flush=True)
-    return [*rows, {"step_milliseconds": step_seconds * 1e3, "streams": 0, "idle_ms_per_second": idle}]
+    return [*rows, {**head, "streams": 0, "idle_ms_per_second": idle}]
 
 
 def summarize(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -236,9 +262,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--step-milliseconds", type=float, nargs="+", default=[4.0, 15.0])
     parser.add_argument("--tokens", type=int, default=128, help="of each stream")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--client", choices=("async", "sync"), default="async")
+    told = "async and sync stream, whole waits for whole answers"
+    parser.add_argument("--client", choices=CLIENTS, default="async", help=told)
     parser.add_argument("--write", action="store_true", help="keep this run in benchmarks/results/host_cost.json")
-    parser.add_argument("--role", choices=("main", "async", "sync"), default="main", help=argparse.SUPPRESS)
+    parser.add_argument("--role", choices=("main", *CLIENTS), default="main", help=argparse.SUPPRESS)
     parser.add_argument("--target", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -254,7 +281,7 @@ def main() -> None:
     """Measures, prints, and writes with --write."""
     options = parse()
     if options.role != "main":
-        run_client(options.target, is_sync=options.role == "sync")
+        run_client(options.target, options.role)
         return
     print(HEAD, flush=True)
     rows = asyncio.run(run_all(options))

@@ -90,6 +90,11 @@ class SequenceAnswer:
         self._num_repeats = 0
         self._num_repeated_logprobs = 0
 
+    @property
+    def looks_for_stops(self) -> bool:
+        """Whether its text may end it."""
+        return self._matcher is not None
+
     def push(self, token_id: int) -> bool:
         """Takes a token; tells whether a stop string has been found, which ends the answer."""
         if self._num_repeats:

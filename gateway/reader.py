@@ -97,12 +97,16 @@ class Reader:
         owner: who is told of its end.
         positions: what is known already, by index.
         replay: tell that again, in deltas that end where the positions are.
+
+    Attributes:
+        is_patient: whether tokens need not wake it.
     """
 
     def __init__(
         self, transcript: Transcript, owner: Owner, positions: Mapping[int, Position], *, replay: bool = False
     ) -> None:
         self.transcript = transcript
+        self.is_patient = False
         self._owner = owner
         self._untold = [
             _Cursor(answer, positions.get(answer.index, _START), replay=replay)
@@ -204,6 +208,11 @@ class Reader:
         if is_there and cursor.pause is not None:
             self._events.extend(cursor.take(cursor.pause))
         return is_there
+
+    def be_patient(self) -> None:
+        """Takes note that its front tells nothing before the end. Where a stop string may end it, tokens wake it still:
+        one that nobody looks for costs the steps until somebody does."""
+        self.is_patient = not any(cursor.answer.looks_for_stops for cursor in self._untold)
 
     def recover(self, event: Recovered) -> None:
         """Takes note of a failure that was outlived, behind what came before it."""

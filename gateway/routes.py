@@ -58,7 +58,8 @@ class Routes:
             if answer.push(token_id):
                 self._on_stop(transcript, answer)
             for reader in transcript.readers:
-                reader.wake()
+                if not reader.is_patient:
+                    reader.wake()
         for sequence_id, reason, score in progress.ended:
             route = routes.get(sequence_id)
             if route is None:

@@ -36,6 +36,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.GenerateResponse:
         """Generates the whole answer at once."""
         reader = await self._start(request.spec, context)
+        reader.be_patient()
         response = inference_pb2.GenerateResponse()
         deltas: dict[int, list[Delta]] = {}
         choices: list[inference_pb2.Choice] = []

@@ -119,6 +119,7 @@ class _Front:
             return Response(await connection.run(self._whole(running)), headers=headers, media_type=JSON)
 
     async def _whole(self, running: Running) -> bytes:
+        running.be_patient()
         answer = WholeAnswer(running.call, running.accepted, running.created)
         async with aclosing(running.events()) as events:
             async for prompt, event in events:

@@ -90,6 +90,11 @@ class Running:
             self.accepted.append(event)
         self.created = state.read_state(self._readers[0].request).created
 
+    def be_patient(self) -> None:
+        """Takes note that nothing is told before the end."""
+        for reader in self._readers:
+            reader.be_patient()
+
     async def events(self) -> AsyncGenerator[Numbered, None]:
         """Reads the events of all requests as they come, each with its request's number."""
         if len(self._readers) == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockyard.errors import BlockyardError, Reason
-from gateway.request import Accepted, Delta, Finished, FinishReason, OnDisconnect, Position
+from gateway.request import Accepted, Delta, Finished, FinishReason, OnDisconnect, Position, StopOptions
 from tests.unit.gateway.core import Core, passed
 from tests.unit.gateway.harness import END_TOKEN, demo_tokenizer, ids_of
 
@@ -124,3 +125,49 @@ async def test_answers_that_are_whole_go_after_the_window() -> None:
     assert core.live.find("r") is not None
     await passed(0.1)
     assert core.live.find("r") is None
+
+
+async def waiting(reader: Reader) -> asyncio.Task[list[Any]]:
+    """Somebody who reads it to its end, and has read what there is."""
+    reading = asyncio.create_task(events_of(reader))
+    await passed(0)
+    return reading
+
+
+def is_woken(reader: Reader) -> bool:
+    return reader._has_news
+
+
+async def test_tokens_do_not_wake_whoever_waits_for_the_end(core: Core) -> None:
+    reader = await core.accepted(return_token_ids=True)
+    reader.be_patient()
+    reading = await waiting(reader)
+    for token_id in ids_of(TEXT):
+        core.tokens(10, token_id)
+        assert not is_woken(reader)
+    core.tokens(10, END_TOKEN, end=STOP)
+    delta, finished = await reading
+    assert (delta.text, delta.token_ids) == (TEXT, (*ids_of(TEXT), END_TOKEN)[: finished.num_completion_tokens])
+
+
+async def test_a_failure_wakes_whoever_waits_for_the_end(core: Core) -> None:
+    reader = await core.accepted()
+    reader.be_patient()
+    reading = await waiting(reader)
+    core.tokens(10, *ids_of(TEXT))
+    core.told(failed=[core.failure(core.link.adds[-1].handle, Reason.POISON_REQUEST)])
+    with pytest.raises(BlockyardError) as caught:
+        await reading
+    assert caught.value.reason is Reason.POISON_REQUEST
+
+
+async def test_a_stop_string_is_looked_for_whoever_waits(core: Core) -> None:
+    reader = await core.accepted(stop=StopOptions(max_tokens=50, stop_strings=("there",)))
+    reader.be_patient()
+    reading = await waiting(reader)
+    for token_id in ids_of(TEXT):
+        core.tokens(10, token_id)
+        await passed(0)
+    delta, *_ = [event for event in await reading if isinstance(event, Delta)]
+    assert core.link.aborts[-1].num_tokens <= len(ids_of(TEXT))
+    assert delta.text.startswith("w")
