@@ -154,7 +154,7 @@ class StepRunner:
 def _inputs(rows: Sequence[_Row], work: Sequence[tuple[Hashable, Sequence[int]]]) -> StepInputs:
     """A step in which every row's logits are wanted."""
     counts = np.array([len(token_ids) for _, token_ids in work], np.int64)
-    tables = np.zeros((len(rows), max(len(row.block_ids) for row in rows)), np.int32)
+    tables = np.zeros((len(rows), max((len(row.block_ids) for row in rows), default=0)), np.int32)
     for table, row in zip(tables, rows, strict=True):
         table[: len(row.block_ids)] = row.block_ids
     return StepInputs(
