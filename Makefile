@@ -4,6 +4,7 @@
 #   make test    set up, then lint, types, import floors, and the unit, kernels and integration tests
 #   make check   the seconds of it: lint, types, floors, protos
 #   make protos  make the Python bindings again
+#   make sanitize   the CPU kernels under the sanitizers of addresses, undefined behaviour and threads; ten minutes
 #   make chaos   ten minutes of kills, freezes and partitions, then a thousand cut connections; SECONDS=… SEED=…
 #   make bench   the ratios, on a quiet machine, into benchmarks/results/
 #   make up, make down   the same with docker compose
@@ -17,7 +18,7 @@ TORCH_INDEX_URL ?=
 
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: setup demo test check lint protos chaos bench up down clean
+.PHONY: setup demo test check lint protos sanitize chaos bench up down clean
 
 setup: $(INSTALLED)
 
@@ -49,6 +50,9 @@ lint: setup
 
 protos: setup
 	sh protos/generate.sh
+
+sanitize: setup
+	$(BIN)/python -m tests.kit.sanitizers
 
 chaos: setup
 	$(BIN)/python -m tests.kit.chaos --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1)

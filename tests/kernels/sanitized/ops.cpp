@@ -1,0 +1,265 @@
+// Every kind of op over shapes with tails, on one thread and on several, which must agree to the bit.
+//
+// Compiled with sanitizers, with the kernels in it. Whether results are right is tested elsewhere.
+#include "library.cpp"
+#include "operands.h"
+
+namespace {
+
+// The same ops on executors of different sizes, each with outputs of its own.
+constexpr int TEAMS[] = {1, 3};
+constexpr int NUM_TEAMS = 2;
+void* executors[NUM_TEAMS];
+
+template <class E>
+constexpr int32_t TYPE = sizeof(E) == 2 ? BFLOAT16 : FLOAT32;
+
+template <class E>
+Op op_of(Kind kind) {
+    Op op = {};
+    op.kind = kind;
+    op.type = TYPE<E>;
+    op.rows = CHOSEN;
+    op.epsilon = 1e-5f;
+    return op;
+}
+
+Inputs rows_alone(int64_t count) {
+    Inputs inputs = {};
+    inputs.num_chosen = count;
+    return inputs;
+}
+
+// Runs an op for each team, with an output of so many elements, and compares them.
+template <class Out>
+void run_for_all(Op op, const Inputs& inputs, int64_t count) {
+    std::unique_ptr<Fenced<Out>> outputs[NUM_TEAMS];
+    for (int team = 0; team < NUM_TEAMS; team++) {
+        outputs[team] = std::make_unique<Fenced<Out>>(count);
+        op.output = outputs[team]->data();
+        blockyard_run(executors[team], &op, 1, &inputs);
+        CHECK(outputs[team]->equals(*outputs[0]));
+    }
+}
+
+// Addresses of a dense weight's rows in the order of panels: gates and ups side by side, null past the last.
+template <class E>
+std::vector<const void*> columns_of(Fenced<E>& dense, int64_t num_rows, int64_t width, bool gated) {
+    const int64_t lanes = gated ? VL : TILE_COLUMNS, half = gated ? num_rows / 2 : num_rows;
+    std::vector<const void*> columns;
+    for (int64_t first = 0; first < half; first += lanes)
+        for (int side = 0; side < (gated ? 2 : 1); side++)
+            for (int64_t row = first; row < first + lanes; row++)
+                columns.push_back(row < half ? dense.data() + (side * half + row) * width : nullptr);
+    return columns;
+}
+
+// A weight in panels, or in panels of bytes.
+template <class E>
+struct Packed {
+    Packed(int64_t num_rows, int64_t width, bool gated, Scheme scheme) {
+        auto dense = random_values<E>(num_rows * width);
+        const auto columns = columns_of(*dense, num_rows, width, gated);
+        const int64_t num_panels = columns.size() / TILE_COLUMNS;
+        const int64_t num_words = scheme == INT8 ? (width + 3) / 4 : width / PER_WORD<E>;
+        words = std::make_unique<Fenced<uint32_t>>(columns.size() * num_words);
+        scales = std::make_unique<Fenced<float>>(columns.size());
+        sums = std::make_unique<Fenced<int32_t>>(columns.size());
+        void* executor = executors[NUM_TEAMS - 1];
+        if (scheme == INT8)
+            blockyard_pack_int8(
+                executor, columns.data(), num_panels, width, TYPE<E>, words->data(), scales->data(), sums->data());
+        else
+            blockyard_pack(executor, columns.data(), num_panels, num_words, words->data());
+    }
+
+    std::unique_ptr<Fenced<uint32_t>> words;
+    std::unique_ptr<Fenced<float>> scales;
+    std::unique_ptr<Fenced<int32_t>> sums;
+};
+
+template <class E>
+void run_head(Op op, int64_t num_rows) {
+    std::unique_ptr<Fenced<float>> logits[NUM_TEAMS];
+    std::unique_ptr<Fenced<int64_t>> best[NUM_TEAMS];
+    for (int team = 0; team < NUM_TEAMS; team++)
+        for (bool with_logits : {true, false}) {
+            logits[team] = std::make_unique<Fenced<float>>(with_logits ? num_rows * op.out_features : 0);
+            best[team] = std::make_unique<Fenced<int64_t>>(num_rows);
+            Fenced<uint8_t> finite(num_rows);
+            Inputs inputs = rows_alone(num_rows);
+            inputs.logits = with_logits ? logits[team]->data() : nullptr;
+            inputs.best = best[team]->data();
+            inputs.finite = finite.data();
+            blockyard_run(executors[team], &op, 1, &inputs);
+            CHECK(best[team]->equals(*best[0]));
+            for (int64_t row = 0; row < num_rows; row++) CHECK(finite[row] == 1);
+        }
+}
+
+template <class E>
+void products(int64_t num_rows, int64_t width, int64_t count, Scheme scheme) {
+    const int64_t stride = width + 2 * PER_WORD<E>;
+    auto input = random_values<E>(count ? (count - 1) * stride + width : 0), bias = random_values<E>(num_rows);
+    for (bool gated : {false, true}) {
+        if (gated && num_rows % 2) continue;
+        Packed<E> packed(num_rows, width, gated, scheme);
+        Op op = op_of<E>(gated ? LINEAR_SILU : LINEAR);
+        op.input = input->data(), op.input_stride = stride;
+        op.in_features = width, op.out_features = num_rows;
+        op.weight = packed.words->data();
+        op.scheme = scheme, op.scales = packed.scales->data(), op.sums = packed.sums->data();
+        const int64_t num_outputs = count * (gated ? num_rows / 2 : num_rows);
+        for (const void* added : {(const void*)nullptr, (const void*)bias->data()}) {
+            op.bias = added;
+            run_for_all<E>(op, rows_alone(count), num_outputs);
+        }
+        if (gated) continue;
+        op.wide = 1;
+        run_for_all<float>(op, rows_alone(count), num_outputs);
+        op.kind = HEAD, op.bias = nullptr;
+        run_head<E>(op, count);
+    }
+}
+
+template <class E>
+void rows_of_a_table(int64_t num_rows, int64_t width) {
+    auto indices = list<int64_t>({num_rows - 1, 0, num_rows / 2, num_rows - 1});
+    auto table = random_values<E>(num_rows * width);
+    Op op = op_of<E>(EMBEDDING);
+    op.weight = table->data(), op.out_features = width, op.indices = indices->data();
+    run_for_all<E>(op, rows_alone(4), 4 * width);
+    // Without indices: the chosen rows.
+    Inputs inputs = rows_alone(4);
+    inputs.chosen = indices->data();
+    op.indices = nullptr;
+    run_for_all<E>(op, inputs, 4 * width);
+    if (width % PER_WORD<E>) return;
+    Packed<E> packed(num_rows, width, false, UNQUANTIZED);
+    op = op_of<E>(EMBEDDING_PACKED);
+    op.weight = packed.words->data(), op.out_features = width, op.indices = indices->data();
+    run_for_all<E>(op, rows_alone(4), 4 * width);
+}
+
+template <class E>
+void elementwise(int64_t width, int64_t count) {
+    auto input = random_values<E>(count * width), residual = random_values<E>(count * width);
+    auto weight = random_values<E>(width), pairs = random_values<E>(2 * count * width);
+    auto total = std::make_unique<Fenced<E>>(count * width);
+    Op op = op_of<E>(RMS_NORM);
+    op.input = input->data(), op.weight = weight->data(), op.in_features = width;
+    run_for_all<E>(op, rows_alone(count), count * width);
+    op.residual = residual->data(), op.total = total->data();
+    run_for_all<E>(op, rows_alone(count), count * width);
+    op = op_of<E>(SILU_AND_MUL);
+    op.input = pairs->data(), op.input_stride = 2 * width, op.out_features = width;
+    run_for_all<E>(op, rows_alone(count), count * width);
+}
+
+struct Heads {
+    int64_t num_heads, num_kv_heads, head_dim, block_size, window;
+    bool normed;
+};
+
+// Sequences in the middle of blocks and at their ends, one that computes nothing, and cuts of 256 keys that are crossed.
+struct Sequences {
+    explicit Sequences(int64_t block_size) {
+        const std::vector<int64_t> counts = {1, 37, 0, 5, 1}, lengths = {300, 37, 9, 2 * block_size + 1, block_size};
+        num_blocks = 0;
+        int64_t widest = 0;
+        for (int64_t length : lengths) widest = std::max(widest, (length + block_size - 1) / block_size);
+        std::vector<int64_t> table(lengths.size() * widest, -1);
+        for (size_t s = 0; s < lengths.size(); s++)
+            for (int64_t block = 0; block * block_size < lengths[s]; block++) table[s * widest + block] = num_blocks++;
+        for (int64_t count : counts) num_tokens += count;
+        num_new_tokens = list<int64_t>(counts);
+        seq_lens = list<int64_t>(lengths);
+        tables = list<int32_t>(table);
+        positions = std::make_unique<Fenced<int64_t>>(num_tokens);
+        inputs.num_sequences = counts.size();
+        inputs.num_new_tokens = num_new_tokens->data();
+        inputs.seq_lens = seq_lens->data();
+        inputs.block_tables = tables->data();
+        inputs.table_stride = widest;
+        inputs.positions = positions->data();
+    }
+
+    int64_t num_tokens = 0, num_blocks;
+    std::unique_ptr<Fenced<int64_t>> num_new_tokens, seq_lens, positions;
+    std::unique_ptr<Fenced<int32_t>> tables;
+    Inputs inputs = {};
+};
+
+template <class E>
+void attention(const Heads& heads) {
+    Sequences sequences(heads.block_size);
+    const int64_t dim = heads.head_dim, width = (heads.num_heads + 2 * heads.num_kv_heads) * dim;
+    const int64_t layer = 2 * heads.num_kv_heads * heads.block_size * dim, num_layers = 2;
+    auto rotary = random_values<E>(sequences.num_tokens * 2 * dim);
+    auto query_norm = random_values<E>(dim), key_norm = random_values<E>(dim);
+    auto rows = random_values<E>(sequences.num_tokens * width);
+    auto pool = random_values<E>(sequences.num_blocks * num_layers * layer);
+    std::unique_ptr<Fenced<E>> pools[NUM_TEAMS], outputs[NUM_TEAMS];
+    for (int team = 0; team < NUM_TEAMS; team++) {
+        pools[team] = std::make_unique<Fenced<E>>(pool->size());
+        memcpy(pools[team]->data(), pool->data(), pool->size() * sizeof(E));
+        Fenced<E> qkv(rows->size());
+        memcpy(qkv.data(), rows->data(), rows->size() * sizeof(E));
+        outputs[team] = std::make_unique<Fenced<E>>(sequences.num_tokens * heads.num_heads * dim);
+        Op ops[2] = {op_of<E>(ROTARY_AND_CACHE), op_of<E>(ATTENTION)};
+        for (Op& op : ops) {
+            op.rows = TOKENS;
+            op.input = qkv.data(), op.input_stride = width;
+            op.pool = pools[team]->data(), op.block_stride = num_layers * layer, op.layer_offset = layer;
+            op.num_heads = heads.num_heads, op.num_kv_heads = heads.num_kv_heads, op.head_dim = dim;
+            op.block_size = heads.block_size, op.window = heads.window, op.scale = 0.2f;
+        }
+        ops[0].residual = rotary->data();
+        if (heads.normed) ops[0].query_norm = query_norm->data(), ops[0].key_norm = key_norm->data();
+        ops[1].output = outputs[team]->data();
+        blockyard_run(executors[team], ops, 2, &sequences.inputs);
+        CHECK(outputs[team]->equals(*outputs[0]));
+        CHECK(pools[team]->equals(*pools[0]));
+    }
+}
+
+template <class E>
+void run_all(bool all_sizes) {
+    for (int64_t width : {1, 7, 16, 33, 130}) {
+        elementwise<E>(width, 5);
+        rows_of_a_table<E>(35, width);
+    }
+    for (int64_t num_rows : {1, 31, 32, 70})
+        for (int64_t width : {2, 34, 160})
+            for (int64_t count : {0, 1, 5, 13, 25})
+                for (Scheme scheme : {UNQUANTIZED, INT8}) products<E>(num_rows, width, count, scheme);
+    products<E>(34, 6, 200, UNQUANTIZED);
+    products<E>(34, 6, 200, INT8);
+    // Rows that a sum of bytes ends in the middle of.
+    for (int64_t width : {33, 35})
+        if (width % PER_WORD<E> == 0) products<E>(17, width, 3, INT8);
+    for (int64_t block_size : {8, 16, 32, 64, 128, 256})
+        for (const Heads& heads : {
+                 Heads{4, 4, 8, block_size, 0, false},
+                 Heads{7, 1, 16, block_size, 100, true},
+                 Heads{6, 2, 80, block_size, 0, true},
+                 Heads{64, 1, 8, block_size, 0, false},
+                 Heads{3, 1, 96, block_size, 1, false},
+                 Heads{8, 1, 128, block_size, 300, true},
+             })
+            if (all_sizes || heads.head_dim < 80 || block_size < 32) attention<E>(heads);
+}
+
+}  // namespace
+
+// An argument: all sizes.
+int main(int count, char**) {
+    for (int team = 0; team < NUM_TEAMS; team++) executors[team] = blockyard_create(TEAMS[team]);
+    run_all<float>(count > 1);
+    run_all<bf16>(count > 1);
+    double seconds[2];
+    int32_t ops[2];
+    CHECK(blockyard_phase_times(executors[0], ops, seconds, 2) > 0);
+    for (void* executor : executors) blockyard_destroy(executor);
+    puts("clean");
+}

@@ -1,0 +1,25 @@
+"""The kernels under the compiler's sanitizers, in short: `make sanitize` runs all instruction sets, and longer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.kit.backends import INSTRUCTION_SETS
+from tests.kit.sanitizers import MEMORY, THREADS, Sanitized
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# The last one is the quickest to compile.
+RUNS = [
+    run
+    for name in INSTRUCTION_SETS[-1:]
+    for run in (Sanitized("ops", MEMORY, name, "-O0"), Sanitized("team", THREADS, name, arguments=("10",)))
+]
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.program}-{run.sanitizers}")
+def test_it_runs_clean(run: Sanitized, tmp_path: Path) -> None:
+    run.run(tmp_path)
