@@ -63,6 +63,7 @@ bench: setup
 	$(BIN)/python benchmarks/boundary.py --write
 	$(BIN)/python benchmarks/gateway_rate.py --write
 	$(BIN)/python benchmarks/host_cost.py --write
+	$(BIN)/python benchmarks/start.py --write
 	$(BIN)/python benchmarks/throughput.py --model llama-135m --write
 	$(BIN)/python benchmarks/throughput.py --model qwen2-0.5b --write
 	$(BIN)/python benchmarks/plot.py

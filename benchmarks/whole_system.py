@@ -136,11 +136,11 @@ class WholeSystem:
         """Runs a batch."""
         specs = make_requests(workload)
         read = {Api.GENERATE: self._generate, Api.STREAM: self._stream}[api]
-        before = self._cpu_seconds()
+        before = self.cpu_seconds()
         begin = time.perf_counter()
         counts = await asyncio.gather(*map(read, specs))
         seconds = time.perf_counter() - begin
-        after = self._cpu_seconds()
+        after = self.cpu_seconds()
         assert sum(counts) == workload.num_tokens, (counts, workload)
         return Run(seconds, {name: after[name] - before[name] for name in after})
 
@@ -155,7 +155,8 @@ class WholeSystem:
                 num_tokens = response.event.delta.num_tokens
         return num_tokens
 
-    def _cpu_seconds(self) -> dict[str, float]:
+    def cpu_seconds(self) -> dict[str, float]:
+        """What each process has cost so far, this one as the client."""
         pids = dict(zip(SERVICES, (child.pid for child in self._supervisor.children), strict=True))
         return {name: cpu_seconds(pid) for name, pid in {**pids, "client": os.getpid()}.items()}
 
