@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from kernels.cpu.huge_pages import ALIGNMENT, allocate_huge
-from kernels.cpu.library import Inputs, Kind, Op, Rows, op_array
+from kernels.cpu.library import Inputs, Kind, Op, Rows, Scheme, op_array
 from kernels.ops import CaptureSizes, StepInputs, StepOutputs
 
 if TYPE_CHECKING:
@@ -68,11 +68,12 @@ class CapturedPlan:
             if op.indices is not None:
                 op.indices = inputs[op.indices]
         self._ops = op_array(ops)
+        self._quantized_bytes = self._max_rows * max(map(_quantized_row_bytes, ops))
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the arena: taken as rows are first used."""
-        return self._arena.nbytes
+        """Bytes of the arena, and of the rows that its executor quantizes: taken as rows are first used."""
+        return self._arena.nbytes + self._quantized_bytes
 
     def takes(self, step: StepInputs) -> bool:
         """Tells whether the step is within the sizes that this was made for."""
@@ -103,6 +104,11 @@ class CapturedPlan:
 
 def _address(array: npt.NDArray[np.generic]) -> int:
     return array.__array_interface__["data"][0]
+
+
+def _quantized_row_bytes(op: Op) -> int:
+    """What an executor keeps of a row that it quantizes: its bytes, at most two cache lines more, and a scale."""
+    return op.in_features + 2 * ALIGNMENT + 4 if op.scheme == Scheme.INT8 else 0
 
 
 def _prune(ops: list[Op], recording: Recording) -> list[Op]:

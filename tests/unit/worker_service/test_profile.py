@@ -32,8 +32,8 @@ from worker_service.memory import read_peak_memory, reset_peak_memory
 from worker_service.model_loader import load_model
 from worker_service.model_runner import ModelRunner, worst_rows
 
-folder, kernels, num_tokens, num_sequences = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-loaded = load_model(Path(folder), torch.bfloat16, torch.device("cpu"), lambda done, total: None, kernels)
+folder, quantization, num_tokens, num_sequences = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+loaded = load_model(Path(folder), torch.bfloat16, torch.device("cpu"), lambda done, total: None, "auto", quantization)
 runner = ModelRunner(loaded)
 promised = runner.profile(32, num_tokens, num_sequences)
 pool = allocate_pool(BlockFormat.of(loaded.config, 32), 1, torch.device("cpu"))
@@ -77,10 +77,11 @@ def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_no_step_takes_more_than_was_promised(wide_model: Path) -> None:
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_no_step_takes_more_than_was_promised(wide_model: Path, quantization: str) -> None:
     build_kernels()
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(wide_model), "auto", str(NUM_TOKENS), str(NUM_SEQUENCES)],
+        [sys.executable, "-c", MEASURE, str(wide_model), quantization, str(NUM_TOKENS), str(NUM_SEQUENCES)],
         cwd=ROOT,
         capture_output=True,
         text=True,
