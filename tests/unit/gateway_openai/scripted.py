@@ -50,6 +50,10 @@ class ScriptedGeneration:
         self.request_id = request.request_id
         self._steps = list(steps)
         self.closed = asyncio.Event()
+        self.is_patient = False
+
+    def be_patient(self) -> None:
+        self.is_patient = True
 
     def __aiter__(self) -> ScriptedGeneration:
         return self
