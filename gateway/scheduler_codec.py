@@ -174,12 +174,16 @@ def encode_abort(abort: Abort) -> scheduler_pb2.AbortRequest:
 
 def decode_progress(message: scheduler_pb2.AttachResponse) -> Progress:
     """Reads one message of the scheduler. Slices copy packed columns at once."""
+    sequence_ids, token_ids = message.sequence_ids[:], message.token_ids[:]
+    if len(message.ListFields()) == bool(sequence_ids) + bool(token_ids):
+        # Tokens and nothing else, as of most steps: to look at each of the other fields costs more than to read these.
+        return Progress([], [], [], sequence_ids, token_ids, [])
     return Progress(
         accepted=[Acceptance(item.handle, item.first_sequence_id) for item in message.accepted],
         failed=[Failure(item.handle, from_status(item.status)) for item in message.failed],
         prefilled=list(map(Prefill, message.prefilled_sequence_ids, message.num_cached_tokens)),
-        sequence_ids=message.sequence_ids[:],
-        token_ids=message.token_ids[:],
+        sequence_ids=sequence_ids,
+        token_ids=token_ids,
         ended=_decode_endings(message),
         recovered=tuple(
             Recovery(item.request_id, item.cause, item.num_replayed_tokens, item.exact) for item in message.recovered

@@ -39,16 +39,22 @@ PairsField = Literal["blocks_to_swap_out", "blocks_to_swap_in", "blocks_to_copy"
 
 def decode_step(message: worker_pb2.ExecuteModelRequest) -> Step:
     """Decodes a step. Nothing in it is checked yet."""
+    epoch, step_id = message.epoch, message.step_id
+    sequence_ids, num_new_tokens = tuple(message.sequence_ids[:]), _decode_column(message.num_new_tokens)
+    num_read = bool(epoch) + bool(step_id) + bool(sequence_ids) + bool(len(num_new_tokens))
+    if len(message.ListFields()) == num_read:
+        # These and nothing else, as of most steps: to look at each of the other fields costs more than to read these.
+        return Step(epoch, step_id, sequence_ids=sequence_ids, num_new_tokens=num_new_tokens)
     return Step(
-        epoch=message.epoch,
-        step_id=message.step_id,
+        epoch=epoch,
+        step_id=step_id,
         new_sequences=tuple(map(_decode_new_sequence, message.new_sequences)),
         forks=tuple(
             Fork(f.parent_sequence_id, f.child_sequence_id, f.sequence_index, _decode_column(f.block_ids))
             for f in message.forks
         ),
-        sequence_ids=tuple(message.sequence_ids[:]),
-        num_new_tokens=_decode_column(message.num_new_tokens),
+        sequence_ids=sequence_ids,
+        num_new_tokens=num_new_tokens,
         appended_sequence_ids=tuple(message.appended_sequence_ids[:]),
         appended_block_ids=_decode_column(message.appended_block_ids),
         replaced_tables=tuple((t.sequence_id, _decode_column(t.block_ids)) for t in message.replaced_tables),

@@ -14,7 +14,7 @@ from blockyard.inference.v1 import inference_pb2
 from blockyard.logprob_columns import Candidates, join_logprobs, split_logprobs
 from blockyard.scheduler.v1 import scheduler_pb2
 from gateway import codec, scheduler_codec
-from gateway.attachment import Abort, AbortReason, ModelFacts, Readiness, Submission
+from gateway.attachment import Abort, AbortReason, ModelFacts, Progress, Readiness, Submission
 from gateway.request import (
     Accepted,
     BeamOptions,
@@ -318,6 +318,21 @@ def test_recoveries_pass_through() -> None:
 def test_a_step_without_news_has_neither_facts_nor_readiness() -> None:
     progress = scheduler_codec.decode_progress(scheduler_pb2.AttachResponse(sequence_ids=[1], token_ids=[2]))
     assert progress.facts is None and progress.readiness is None
+
+
+def test_tokens_alone_are_read_at_once_and_with_anything_more_whole() -> None:
+    tokens: dict[str, Any] = {"sequence_ids": [1, 2], "token_ids": [8, 9]}
+    alone = scheduler_codec.decode_progress(scheduler_pb2.AttachResponse(**tokens))
+    assert alone == Progress([], [], [], [1, 2], [8, 9], [])
+    assert scheduler_codec.decode_progress(scheduler_pb2.AttachResponse()) == Progress([], [], [], [], [], [])
+    for more in (
+        {"readiness": scheduler_pb2.Readiness()},
+        {"finished_sequence_ids": [1], "finish_reasons": [sampling_pb2.FINISH_REASON_STOP]},
+        {"accepted": [scheduler_pb2.RequestAccepted(handle=3)]},
+    ):
+        progress = scheduler_codec.decode_progress(scheduler_pb2.AttachResponse(**tokens, **more))
+        assert progress != alone
+        assert (progress.sequence_ids, progress.token_ids) == ([1, 2], [8, 9])
 
 
 ENTRIES = [Candidates([4, 5, 4], [-2.0, -0.5, -2.0], [2, 1, 2]), Candidates([6], [-1.5], [3])]

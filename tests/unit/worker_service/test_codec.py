@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 
 from blockyard.common.v1 import sampling_pb2
@@ -101,3 +104,46 @@ def test_every_dtype_has_a_name() -> None:
             assert codec.encode_dtype(dtype) == number
     assert codec.DTYPES[pb.DTYPE_BFLOAT16] is torch.bfloat16
     assert set(codec.DEVICE_TYPES) == set(pb.DeviceType.values())
+
+
+STEADY = {"epoch": 3, "step_id": 9, "sequence_ids": [4, 5], "num_new_tokens": [1, 1]}
+MORE: dict[str, Any] = {
+    "appended_sequence_ids": [4],
+    "appended_block_ids": [7],
+    "replaced_tables": [pb.BlockTable(sequence_id=4, block_ids=[1])],
+    "blocks_to_swap_out": pb.BlockPairs(sources=[1], destinations=[2]),
+    "blocks_to_swap_in": pb.BlockPairs(sources=[1], destinations=[2]),
+    "blocks_to_copy": pb.BlockPairs(sources=[1], destinations=[2]),
+    "finished_sequence_ids": [2],
+    "input_sequence_ids": [4],
+    "input_token_ids": [8],
+    "forks": [pb.Fork(parent_sequence_id=4, child_sequence_id=6)],
+    "new_sequences": [pb.NewSequence(sequence_id=5)],
+}
+
+
+@pytest.mark.parametrize("without", [None, *STEADY])
+@pytest.mark.parametrize("field", [None, *MORE])
+def test_a_steady_step_is_read_at_once_and_one_with_anything_more_whole(field: str | None, without: str | None) -> None:
+    told = {**STEADY, **({field: MORE[field]} if field else {})}
+    told.pop(without, None)
+    step = codec.decode_step(pb.ExecuteModelRequest(**told))
+    assert (step.epoch, step.step_id) == (told.get("epoch", 0), told.get("step_id", 0))
+    assert step.sequence_ids == tuple(told.get("sequence_ids", ()))
+    assert step.num_new_tokens.tolist() == told.get("num_new_tokens", [])
+    read = {name for name in MORE if len(getattr(step, name))}
+    assert read == ({field} if field else set())
+
+
+def test_columns_that_are_empty_are_one_and_cannot_be_written() -> None:
+    step = codec.decode_step(pb.ExecuteModelRequest(epoch=1, step_id=1, finished_sequence_ids=[1]))
+    assert step.appended_block_ids is step.input_token_ids is step.blocks_to_copy.sources
+    assert not step.appended_block_ids.flags.writeable
+
+
+def test_times_leave_to_the_nanosecond() -> None:
+    times = StepTimes(queue_seconds=1.5, cache_operations_seconds=0.0, forward_seconds=2e-9, sample_seconds=0.25)
+    told = codec.encode_result(StepResult(1, 2, times=times)).times
+    assert (told.queue.ToNanoseconds(), told.sample.ToNanoseconds()) == (1_500_000_000, 250_000_000)
+    assert told.forward.nanos == 2
+    assert not told.HasField("cache_operations")
