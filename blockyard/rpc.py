@@ -228,7 +228,7 @@ def make_server(max_message_bytes: int, service_names: Sequence[str]) -> grpc.ai
 class Heartbeat:
     """Says whether the event loop that it was started on still turns."""
 
-    def __init__(self, max_age_seconds: float = 5.0, interval_seconds: float = 0.25) -> None:
+    def __init__(self, max_age_seconds: float = 5.0, interval_seconds: float = 1.0) -> None:
         self._max_age_seconds = max_age_seconds
         self._interval_seconds = interval_seconds
         self._beat = time.monotonic()
