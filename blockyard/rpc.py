@@ -51,7 +51,13 @@ def server_options(max_message_bytes: int) -> Options:
     ]
 
 
-def channel_options(max_message_bytes: int, *, keepalive_seconds: float = 30.0, use_proxy: bool = True) -> Options:
+def channel_options(
+    max_message_bytes: int,
+    *,
+    keepalive_seconds: float = 30.0,
+    use_proxy: bool = True,
+    max_reconnect_seconds: float = 1.0,
+) -> Options:
     """Options of a channel that receives messages up to this size and notices a dead peer within twice `keepalive`.
 
     `use_proxy`: heed the environment's `http_proxy`, which gRPC does even for a peer on the same machine.
@@ -71,7 +77,7 @@ def channel_options(max_message_bytes: int, *, keepalive_seconds: float = 30.0, 
         # In spite of its name, also the time that one attempt to connect may take at least: a busy peer needs more
         # than the first back-off to answer.
         ("grpc.min_reconnect_backoff_ms", 5_000),
-        ("grpc.max_reconnect_backoff_ms", 1_000),
+        ("grpc.max_reconnect_backoff_ms", int(max_reconnect_seconds * 1000)),
         # Channels to one address from one process stay apart, so that closing one does not touch the other.
         ("grpc.use_local_subchannel_pool", 1),
     ]
@@ -79,7 +85,8 @@ def channel_options(max_message_bytes: int, *, keepalive_seconds: float = 30.0, 
 
 def internal_channel(address: str) -> grpc.aio.Channel:
     """Opens a channel to another service of ours: `host:port`, or `unix:/path` on the same machine."""
-    options = channel_options(INTERNAL_MESSAGE_BYTES, keepalive_seconds=5.0, use_proxy=False)
+    # Services start at once, and those that are up wait for the others.
+    options = channel_options(INTERNAL_MESSAGE_BYTES, keepalive_seconds=5.0, use_proxy=False, max_reconnect_seconds=0.2)
     return grpc.aio.insecure_channel(address, options)
 
 
