@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 for_all = pytest.mark.parametrize("kernels", KERNELS, ids=str)
 for_compiled = pytest.mark.parametrize("kernels", COMPILED, ids=str)
-# Outputs and inputs: fewer than a vector, whole panels of both widths (16 and 32), one more and one less, odd outputs.
-SIZES = [(1, 2), (7, 6), (16, 16), (31, 34), (32, 48), (33, 50), (72, 320), (100, 2)]
+# Outputs and inputs: fewer than a vector, whole panels of both widths (16 and 32), and one more and less than those.
+SIZES = [(1, 2), (7, 6), (16, 16), (25, 34), (31, 4), (32, 48), (33, 50), (49, 10), (72, 320), (100, 2)]
 COUNTS = [1, 2, 3, 4, 5, 11, 12, 13, 25, 200]
 
 

@@ -229,7 +229,7 @@ void run_all(bool all_sizes) {
         elementwise<E>(width, 5);
         rows_of_a_table<E>(35, width);
     }
-    for (int64_t num_rows : {1, 31, 32, 70})
+    for (int64_t num_rows : {1, 25, 32, 49, 70})
         for (int64_t width : {2, 34, 160})
             for (int64_t count : {0, 1, 5, 13, 25})
                 for (Scheme scheme : {UNQUANTIZED, INT8}) products<E>(num_rows, width, count, scheme);
