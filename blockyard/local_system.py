@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 # What the kernel takes as the path of a Unix socket, with room for the longest name in the folder.
-MAX_FOLDER_BYTES = 107 - len("/scheduler.streams")
+MAX_FOLDER_BYTES = 107 - len("/scheduler")
 # Longer than a gateway drains.
 GATEWAY_GRACE_SECONDS = 40.0
 

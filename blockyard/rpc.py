@@ -200,29 +200,21 @@ def _guard_stream(inner: Callable[..., AsyncGenerator[Any]], method: str) -> Cal
 
 
 async def _answer(error: BaseException, context: grpc.aio.ServicerContext[Any, Any], method: str) -> None:
-    told = error_of(error, is_gone=context.cancelled(), method=method)
-    if told is None:
+    if isinstance(error, grpc.aio.AbortError | GeneratorExit | KeyboardInterrupt | SystemExit):
         raise error
+    if isinstance(error, asyncio.CancelledError):
+        if context.cancelled():
+            raise error
+        told = BlockyardError(Reason.DRAINING, "this server is stopping", retry_after_seconds=1.0)
+    elif isinstance(error, BlockyardError):
+        told = error
+    else:
+        log.exception("a handler failed", method=method)
+        told = BlockyardError(Reason.BUG, "internal error; the server's log has more")
     # The call may have ended meanwhile, by its client or by the server's stop: then nobody is left to be told.
     with suppress(grpc.aio.InternalError):
         await abort(context, told)
     raise asyncio.CancelledError
-
-
-def error_of(error: BaseException, *, is_gone: bool, method: str) -> BlockyardError | None:
-    """What a client is told of that which a handler raised; None where it is to be raised on.
-
-    `is_gone`: whether the client is.
-    """
-    if isinstance(error, grpc.aio.AbortError | GeneratorExit | KeyboardInterrupt | SystemExit):
-        return None
-    if isinstance(error, asyncio.CancelledError):
-        stopping = BlockyardError(Reason.DRAINING, "this server is stopping", retry_after_seconds=1.0)
-        return None if is_gone else stopping
-    if isinstance(error, BlockyardError):
-        return error
-    log.exception("a handler failed", method=method)
-    return BlockyardError(Reason.BUG, "internal error; the server's log has more")
 
 
 def make_server(max_message_bytes: int, service_names: Sequence[str]) -> grpc.aio.Server:

@@ -17,7 +17,6 @@ import grpc.aio
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.rpc import internal_channel
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
-from blockyard.streams import open_stream
 from blockyard.telemetry import EventLogger
 from gateway import scheduler_codec as codec
 from gateway.attachment import Abort, Add, ModelFacts, Outgoing, Progress, Readiness, Resume
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from blockyard.common.v1 import status_pb2
-    from blockyard.streams import Stream
 
 log = EventLogger(__name__)
 
@@ -34,7 +32,6 @@ FIRST_DELAY_SECONDS = 0.1
 MAX_DELAY_SECONDS = 0.5
 # Services that start together need not warn of each other.
 START_SECONDS = 10.0
-ATTACH = "/blockyard.scheduler.v1.SchedulerService/Attach"
 _STOPPING = "the gateway is stopping"
 # Requests of one message together, unless one is longer; a message stays well below the limit of 64 MiB.
 _MAX_MESSAGE_TOKENS = 4 * 1024 * 1024
@@ -174,16 +171,15 @@ class SchedulerLink:
         """Runs one stream to its end, and tells whether the scheduler said anything on it."""
         # A connection of its own: one that failed waits before it tries again, and a scheduler may be back by then.
         channel = internal_channel(self._address)
-        over_grpc: Any = scheduler_pb2_grpc.SchedulerServiceStub(channel).Attach
-        stream = await open_stream(self._address, ATTACH, scheduler_pb2.AttachResponse, over_grpc)
+        call: Any = scheduler_pb2_grpc.SchedulerServiceStub(channel).Attach()  # type: ignore[call-arg]
         writer: asyncio.Task[None] | None = None
         reason = self._unreachable()
         try:
-            await stream.write(scheduler_pb2.AttachRequest(hello=scheduler_pb2.Hello(gateway_id=self._gateway_id)))
-            writer = asyncio.create_task(self._write(stream), name="scheduler link writer")
-            await self._read(stream)
+            await call.write(scheduler_pb2.AttachRequest(hello=scheduler_pb2.Hello(gateway_id=self._gateway_id)))
+            writer = asyncio.create_task(self._write(call), name="scheduler link writer")
+            await self._read(call)
             reason = "the scheduler closed the connection"
-        except BlockyardError as error:
+        except grpc.RpcError as error:
             reason = self._why(error)
         except asyncio.CancelledError:
             reason = _STOPPING
@@ -192,20 +188,21 @@ class SchedulerLink:
             if writer is not None:
                 writer.cancel()
                 await asyncio.wait([writer])
-            stream.cancel()
+            call.cancel()
             await channel.close(None)
             was_attached = self._is_attached
             self._detached(reason)
         return was_attached
 
-    def _why(self, told: BlockyardError) -> str:
+    def _why(self, error: grpc.RpcError) -> str:
+        told = from_rpc_error(error)
         log.debug("attach ended", reason=str(told.reason), message=told.message)
         if self._is_attached:
             return f"the connection to the scheduler was lost: {told.message}"
         return f"{self._unreachable()}: {told.message}"
 
-    async def _read(self, stream: Stream[scheduler_pb2.AttachResponse]) -> None:
-        while (message := await stream.read()) is not None:
+    async def _read(self, call: Any) -> None:
+        while (message := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
             progress = codec.decode_progress(message)
             if not self._is_attached:
                 self._is_attached = self._has_warned = True
@@ -234,15 +231,15 @@ class SchedulerLink:
             log.warning("no scheduler", reason=reason)
         self._news.set()
 
-    async def _write(self, stream: Stream[scheduler_pb2.AttachResponse]) -> None:
+    async def _write(self, call: Any) -> None:
         while True:
             await self._has_outgoing.wait()
             self._has_outgoing.clear()
             outgoing, self._outgoing = self._outgoing, []
             for message in _batches(outgoing):
                 try:
-                    await stream.write(message)
-                except BlockyardError:
+                    await call.write(message)
+                except (grpc.RpcError, asyncio.InvalidStateError):
                     # The reader learns why.
                     return
 

@@ -134,7 +134,7 @@ class Engine:
         while not self._is_closed:
             facts, cache = await self.replica.set_up()
             self._prepare(cache)
-            steps = await self.replica.open_steps()
+            steps = self.replica.open_steps()
             self.facts = facts
             self._say(Readiness(True))
             log.info("ready", epoch=steps.epoch, replica_id=self.replica_id, max_model_len=facts.max_model_len)

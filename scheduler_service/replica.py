@@ -256,12 +256,12 @@ class Replica:
         if self.worker:
             self.worker = replace(self.worker, **changes)  # type: ignore[arg-type]
 
-    async def open_steps(self) -> StepStream:
+    def open_steps(self) -> StepStream:
         """Opens the next epoch's step stream, after `set_up`."""
         assert self.worker is not None
         self.epoch = self.worker.epoch + 1
         self._know(state=WorkerState.RUNNING, epoch=self.epoch)
-        return await self._link.open_steps(self.epoch)
+        return self._link.open_steps(self.epoch)
 
 
 def _facts(model: LoadedModel, cache: CacheInfo) -> ModelFacts:

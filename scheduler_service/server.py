@@ -11,7 +11,6 @@ from blockyard.rpc import INTERNAL_MESSAGE_BYTES, HealthServer, Heartbeat, PortT
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from blockyard.settings import load
 from blockyard.signals import on_stop_signal
-from blockyard.streams import StreamServer
 from blockyard.telemetry import EventLogger, configure_logging
 from scheduler_service.config import SchedulerConfiguration
 from scheduler_service.replica import Unusable
@@ -40,15 +39,13 @@ class Server:
         self._settings = configuration.service
         self.scheduling = Scheduling(configuration)
         self._heartbeat = Heartbeat()
-        servicer = SchedulerServicer(self.scheduling)
-        self._server = self._make_server(servicer)
-        self._streams = StreamServer({f"/{SERVICE_NAME}/Attach": (scheduler_pb2.AttachRequest, servicer.Attach)})
+        self._server = self._make_server()
         self._health: HealthServer | None = None
         self._running: asyncio.Task[None] | None = None
 
-    def _make_server(self, servicer: SchedulerServicer) -> grpc.aio.Server:
+    def _make_server(self) -> grpc.aio.Server:
         server = make_server(INTERNAL_MESSAGE_BYTES, [SERVICE_NAME])
-        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server)
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerServicer(self.scheduling), server)
         add_health(server, self._is_ready, self._heartbeat.is_alive)
         return server
 
@@ -63,7 +60,6 @@ class Server:
         if self._settings.scheduler_health_port >= 0:
             self._start_health()
         self._heartbeat.start()
-        await self._streams.start(self.address)
         await self._server.start()
         self._running = asyncio.create_task(self.scheduling.run(), name="scheduling")
         log.info(
@@ -91,9 +87,7 @@ class Server:
     async def stop(self) -> None:
         """Ends all streams with DRAINING, and closes everything. The workers go on: a successor takes them over."""
         self.scheduling.close()
-        # Its name is free before that of the server is.
-        self._streams.close()
-        await asyncio.gather(self._server.stop(STOP_SECONDS), self._streams.stop(STOP_SECONDS))
+        await self._server.stop(STOP_SECONDS)
         if self._running:
             self._running.cancel()
             await asyncio.wait({self._running})

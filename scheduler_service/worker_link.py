@@ -5,6 +5,7 @@ Every failure leaves here as a BlockyardError: NO_READY_WORKER where nobody answ
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +15,12 @@ import grpc.aio
 from blockyard import faults
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.rpc import internal_channel
-from blockyard.streams import open_stream
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_service import codec
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator
 
-    from blockyard.streams import Stream
     from scheduler_service.core.output import SchedulerOutput, StepResult
     from scheduler_service.facts import AvailableBlocks, CacheInfo, CachePlan, LoadedModel, LoadProgress, WorkerInfo
 
@@ -29,7 +28,7 @@ INFO_SECONDS = 5.0
 DEVICE_SECONDS = 120.0
 # Profiling and warm-up compile kernels; a dead worker is noticed by keepalive long before.
 SETUP_SECONDS = 1800.0
-EXECUTE_MODEL = "/blockyard.worker.v1.WorkerService/ExecuteModel"
+_EOF: Any = getattr(grpc.aio, "EOF")  # noqa: B009 - the stubs lack it
 
 
 @contextmanager
@@ -43,25 +42,30 @@ def _translated() -> Generator[None]:
 class StepStream:
     """The step stream of one epoch. One task sends, another receives; answers come in the order of the steps."""
 
-    def __init__(self, stream: Stream[worker_pb2.ExecuteModelResponse], epoch: int) -> None:
+    def __init__(self, call: Any, epoch: int) -> None:
         self.epoch = epoch
         # How long the worker was busy with the step that was answered last.
         self.step_seconds = 0.0
-        self._stream = stream
+        self._call = call
         self._last_answered = 0
 
     async def send(self, output: SchedulerOutput) -> None:
         """Sends one step; returns when it is on its way. Raises BlockyardError when the stream is broken."""
-        faults.reach(faults.BEFORE_SEND)
-        await self._stream.write(codec.encode_step(output, self.epoch))
-        faults.reach(faults.AFTER_SEND)
+        try:
+            with _translated():
+                faults.reach(faults.BEFORE_SEND)
+                await self._call.write(codec.encode_step(output, self.epoch))
+                faults.reach(faults.AFTER_SEND)
+        except asyncio.InvalidStateError:
+            raise _broken("the step stream has ended") from None
 
     async def receive(self) -> StepResult:
         """Waits for the next answer. Raises BlockyardError when the stream is broken or a step was refused; DRAINING
         when the worker stops: the steps that are not answered by then are not run."""
-        message = await self._stream.read()
-        if message is None:
-            raise BlockyardError(Reason.NO_READY_WORKER, "the worker ended the step stream")
+        with _translated():
+            message = await self._call.read()
+        if message is _EOF:
+            raise _broken("the worker ended the step stream")
         if message.draining:
             raise BlockyardError(Reason.DRAINING, "the worker was told to stop")
         result = codec.decode_answer(message)
@@ -77,7 +81,11 @@ class StepStream:
 
     def cancel(self) -> None:
         """Ends the stream."""
-        self._stream.cancel()
+        self._call.cancel()
+
+
+def _broken(message: str) -> BlockyardError:
+    return BlockyardError(Reason.NO_READY_WORKER, message)
 
 
 class WorkerLink:
@@ -145,11 +153,10 @@ class WorkerLink:
         with _translated():
             await self._stub.Shutdown(worker_pb2.ShutdownRequest(reason=reason), timeout=INFO_SECONDS)
 
-    async def open_steps(self, epoch: int) -> StepStream:
+    def open_steps(self, epoch: int) -> StepStream:
         """Opens the step stream of an epoch."""
-        over_grpc: Any = self._stub.ExecuteModel
-        stream = await open_stream(self.address, EXECUTE_MODEL, worker_pb2.ExecuteModelResponse, over_grpc)
-        return StepStream(stream, epoch)
+        execute_model: Any = self._stub.ExecuteModel
+        return StepStream(execute_model(), epoch)
 
     async def close(self) -> None:
         """Closes the connection."""

@@ -11,7 +11,6 @@ import sys
 from blockyard.rpc import INTERNAL_MESSAGE_BYTES, HealthServer, Heartbeat, PortTaken, add_health, bind, make_server
 from blockyard.settings import load
 from blockyard.signals import on_stop_signal
-from blockyard.streams import StreamServer
 from blockyard.telemetry import EventLogger, configure_logging
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from worker_service.config import WorkerConfiguration
@@ -49,7 +48,6 @@ class Server:
         )
         self._heartbeat = Heartbeat()
         self._server = make_server(INTERNAL_MESSAGE_BYTES, [SERVICE_NAME])
-        self._streams: StreamServer | None = None
         self._health: HealthServer | None = None
 
     def _is_ready(self) -> bool:
@@ -64,10 +62,6 @@ class Server:
         worker_id = f"{socket.gethostname()}/{self.address}"
         servicer = WorkerServicer(self.worker, worker_id, self._stop_soon)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, self._server)
-        self._streams = StreamServer(
-            {f"/{SERVICE_NAME}/ExecuteModel": (worker_pb2.ExecuteModelRequest, servicer.ExecuteModel)}
-        )
-        await self._streams.start(self.address)
         add_health(self._server, self._is_ready, self._heartbeat.is_alive)
         if self._settings.worker_health_port >= 0:
             host = "127.0.0.1" if self.address.startswith("unix:") else self.address.rpartition(":")[0]
@@ -93,8 +87,6 @@ class Server:
             log.warning("gave up the work that runs", after_seconds=STOP_SECONDS)
         if await self.worker.end_streams(CLOSE_SECONDS):
             await asyncio.sleep(LAST_WORDS_SECONDS)
-        if self._streams is not None:
-            await self._streams.stop(0.0)
         await self._server.stop(GRACE_SECONDS)
         if self._health is not None:
             self._health.stop()

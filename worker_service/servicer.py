@@ -90,16 +90,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         cache = await self._to_the_end(self._worker.initialize_cache(codec.decode_cache_request(request)))
         return worker_pb2.InitializeCacheResponse(cache=codec.encode_cache(cache))
 
-    async def ExecuteModel(  # type: ignore[override]
-        self, request_iterator: Any, context: Context
-    ) -> None:
+    async def ExecuteModel(self, request_iterator: Any, context: Context) -> AsyncIterator[Any]:
         """Runs one epoch's steps: a task reads them as they come, while answers go out in order."""
         stream = self._worker.open_stream()
         reader = asyncio.create_task(self._read(request_iterator, stream))
         try:
             async for result in stream.answers():
                 faults.reach(faults.BEFORE_ANSWER)
-                await context.write(codec.encode_result(result))
+                yield codec.encode_result(result)
                 faults.reach(faults.AFTER_ANSWER)
         finally:
             self._worker.close_stream(stream)
