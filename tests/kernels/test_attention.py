@@ -99,6 +99,7 @@ SHAPES = [
     AttentionShape(64, 1, 8, 0.3),
     AttentionShape(3, 1, 80, 0.11),
     AttentionShape(2, 2, 96, 0.1),
+    AttentionShape(6, 2, 20, 0.2),
 ]
 
 
@@ -117,7 +118,7 @@ def test_any_mix_of_pieces_and_decodes(shape: AttentionShape, kernels: Kernels):
 
 @for_all
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
-@pytest.mark.parametrize("head_dim", [8, 80])
+@pytest.mark.parametrize("head_dim", [8, 20, 80])
 def test_blocks_of_every_size_with_lengths_at_their_edges(block_size: int, head_dim: int, kernels: Kernels):
     lens = [block_size - 1, block_size, block_size + 1, 257, 2 * block_size]
     shape = AttentionShape(3, 1, head_dim, head_dim**-0.5)

@@ -170,7 +170,7 @@ def rotate(heads: torch.Tensor, rotary: torch.Tensor) -> torch.Tensor:
 
 @for_all
 @pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
-@pytest.mark.parametrize("head_dim", [8, 16, 64, 80, 96, 128])
+@pytest.mark.parametrize("head_dim", [8, 16, 20, 64, 80, 96, 128])
 def test_rotary_and_cache(head_dim: int, normed: bool, kernels: Kernels):
     """Two sequences, one in the middle of a block: queries come back rotated, keys and values lie in their slots."""
     backend, dtype = kernels.backend, kernels.dtype

@@ -63,7 +63,7 @@ def fenced(size: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, tor
 
 @for_all
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
-@pytest.mark.parametrize("head_dim", [8, 80])
+@pytest.mark.parametrize("head_dim", [8, 20, 80])
 def test_the_first_and_the_last_block_end_where_they_end(head_dim: int, block_size: int, kernels: Kernels):
     backend, shape = kernels.backend, AttentionShape(3, 1, head_dim, 0.3)
     pool, whole = fenced(kv_pool_shape(4, 1, 1, block_size, head_dim), kernels.dtype)

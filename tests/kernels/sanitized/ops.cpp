@@ -244,6 +244,7 @@ void run_all(bool all_sizes) {
                  Heads{7, 1, 16, block_size, 100, true},
                  Heads{6, 2, 80, block_size, 0, true},
                  Heads{64, 1, 8, block_size, 0, false},
+                 Heads{2, 1, 20, block_size, 40, true},
                  Heads{3, 1, 96, block_size, 1, false},
                  Heads{8, 1, 128, block_size, 300, true},
              })
