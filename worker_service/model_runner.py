@@ -42,6 +42,8 @@ TRIAL_SEQUENCES = 8
 NUM_TRIALS, MIN_TRIALS = 7, 2
 MAX_TRIAL_SECONDS = 0.3
 MIN_GAIN = 0.1
+# A longer step is worth all threads: a decode may gain little from them where memory is what it waits for, a prefill does.
+SMALL_STEP_SECONDS = 1e-3
 # Rows of prompts whose logits are made at a time, and their elements (16 MiB).
 MAX_PROMPT_ROWS = 512
 MAX_PROMPT_LOGITS = 1 << 22
@@ -59,8 +61,10 @@ class Outcome:
 
 
 def fewest_good_threads(seconds: Mapping[int, float]) -> int:
-    """Chooses among counts of threads, given what a step takes with each: more only where they gain a tenth."""
+    """Chooses among counts of threads, given what a step takes with each: for a small one more only if they gain a tenth."""
     chosen = min(seconds)
+    if seconds[chosen] > SMALL_STEP_SECONDS:
+        return max(seconds)
     for num_threads in sorted(seconds):
         if seconds[num_threads] < (1 - MIN_GAIN) * seconds[chosen]:
             chosen = num_threads

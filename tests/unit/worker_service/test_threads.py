@@ -27,14 +27,16 @@ def two_threads() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("seconds", "chosen"),
     [
-        ({1: 1.0}, 1),
-        ({1: 1.0, 2: 0.95}, 1),
-        ({1: 1.0, 2: 0.6}, 2),
-        ({2: 1.5, 1: 1.0}, 1),
-        ({1: 1.0, 4: 0.5, 8: 0.49}, 4),
+        ({1: 1e-4}, 1),
+        ({1: 1e-4, 2: 0.95e-4}, 1),
+        ({1: 1e-4, 2: 0.6e-4}, 2),
+        ({2: 1.5e-4, 1: 1e-4}, 1),
+        ({1: 1e-4, 4: 0.5e-4, 8: 0.49e-4}, 4),
+        ({1: 2e-3, 2: 1.9e-3}, 2),
+        ({2: 2e-3, 1: 1.5e-3}, 2),
     ],
 )
-def test_more_threads_only_where_they_gain(seconds: dict[int, float], chosen: int) -> None:
+def test_a_small_step_gets_more_threads_only_where_they_gain(seconds: dict[int, float], chosen: int) -> None:
     assert fewest_good_threads(seconds) == chosen
 
 
