@@ -42,7 +42,7 @@ TRIAL_SEQUENCES = 8
 NUM_TRIALS, MIN_TRIALS = 7, 2
 MAX_TRIAL_SECONDS = 0.3
 MIN_GAIN = 0.1
-# A longer step is worth all threads: a decode may gain little from them where memory is what it waits for, a prefill does.
+# A longer step is worth all threads: where a decode waits for memory it gains little from them, its prefills do.
 SMALL_STEP_SECONDS = 1e-3
 # Rows of prompts whose logits are made at a time, and their elements (16 MiB).
 MAX_PROMPT_ROWS = 512
@@ -61,7 +61,7 @@ class Outcome:
 
 
 def fewest_good_threads(seconds: Mapping[int, float]) -> int:
-    """Chooses among counts of threads, given what a step takes with each: for a small one more only if they gain a tenth."""
+    """Chooses among counts of threads, given what a step takes with each: more for a small one only if it gains a tenth."""
     chosen = min(seconds)
     if seconds[chosen] > SMALL_STEP_SECONDS:
         return max(seconds)
