@@ -17,12 +17,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from kernels.sampling import SamplingOps
 
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
 BlockTables = Sequence[Sequence[int] | Tensor] | npt.NDArray[np.integer[Any]]
@@ -143,6 +146,11 @@ class Backend(Protocol):
 
     name: str
     device: torch.device
+
+    @property
+    def sampling(self) -> SamplingOps:
+        """What it computes of logits."""
+        ...
 
     @property
     def identity(self) -> str:

@@ -8,48 +8,51 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from kernels.reference import logprobs as arithmetic
-from worker_service.step import Logprobs
+from worker_service.step import Logprobs, no_ids
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch import Tensor
+
+    from kernels.sampling import SamplingOps, TokenLogprobs
     from worker_service.step import Array
 
 
-def of_tokens(logits: Tensor, token_ids: Tensor, num_best: Array) -> Logprobs:
+def telling_bytes(ops: SamplingOps, num_rows: int, vocab_size: int) -> int:
+    """The most memory that telling of so many rows takes, their logits among it."""
+    return num_rows * vocab_size * np.dtype(np.float32).itemsize + ops.telling_bytes(num_rows, vocab_size)
+
+
+def of_tokens(ops: SamplingOps, logits: Tensor, rows: Array, token_ids: Array, num_best: Array) -> Logprobs:
     """Tells of tokens and of the best ones beside each.
 
     Args:
-        logits: float32 [n, vocabulary]: what the model says of each token's place.
-        token_ids: int64 [n], on the same device.
+        ops: of the device that the logits are on.
+        logits: float32 [any, vocabulary]: what the model says of each token's place.
+        rows: [n], which row is a token's.
+        token_ids: [n].
         num_best: [n], how many of the best, at most the vocabulary's size.
     """
-    best = arithmetic.best_tokens(logits, int(num_best.max(initial=0)))
-    candidates = torch.cat([token_ids[:, None], best], 1)
-    logprobs = arithmetic.log_softmax(logits).gather(1, candidates)
-    places = torch.arange(1, best.shape[1] + 1, device=logits.device).expand_as(best)
-    ranks = torch.cat([arithmetic.ranks(logits, token_ids)[:, None], places], 1)
-    return _columns(num_best + 1, candidates, logprobs, ranks)
+    most = int(num_best.max(initial=0))
+    found = ops.token_logprobs(logits, rows, token_ids, most)
+    places = np.broadcast_to(np.arange(1, most + 1), (len(rows), most))
+    return _columns(num_best + 1, found, np.concatenate([found.ranks[:, None], places], 1))
 
 
-def of_best(logits: Tensor, num_best: Array) -> Logprobs:
-    """Tells of the best tokens of each row [n, vocabulary], without ranks; tokens that are impossible are left out."""
-    scores = arithmetic.log_softmax(logits)
-    best = arithmetic.best_tokens(scores, int(num_best.max(initial=0)))
-    logprobs = scores.gather(1, best)
-    num_possible = (logprobs > float("-inf")).sum(-1).cpu().numpy()
-    return _columns(np.minimum(num_best, num_possible), best, logprobs)
+def of_best(ops: SamplingOps, logits: Tensor, rows: Array, num_best: Array) -> Logprobs:
+    """Tells of the best tokens of some rows [n], without ranks. Impossible ones are left out, maybe all of a row."""
+    found = ops.token_logprobs(logits, rows, None, int(num_best.max(initial=0)))
+    num_possible = np.count_nonzero(found.logprobs > -np.inf, -1)
+    return _columns(np.minimum(num_best, num_possible), found)
 
 
-def _columns(num_candidates: Array, token_ids: Tensor, logprobs: Tensor, ranks: Tensor | None = None) -> Logprobs:
+def _columns(num_candidates: Array, found: TokenLogprobs, ranks: Array | None = None) -> Logprobs:
     """Takes the first candidates of each row of tables [n, widest]."""
-    is_asked = np.arange(token_ids.shape[1]) < num_candidates[:, None]
-    tables = [token_ids, logprobs] if ranks is None else [token_ids, logprobs, ranks]
-    return Logprobs(num_candidates, *(table.cpu().numpy()[is_asked] for table in tables))
+    is_asked = np.arange(found.token_ids.shape[1]) < num_candidates[:, None]
+    told_ranks = no_ids() if ranks is None else ranks[is_asked]
+    return Logprobs(num_candidates, found.token_ids[is_asked], found.logprobs[is_asked], told_ranks)
 
 
 def concatenate(parts: Sequence[Logprobs]) -> Logprobs:

@@ -17,7 +17,7 @@ from worker_service import logprobs
 from worker_service.cache_engine import BlockFormat, allocate_pool
 from worker_service.input_batch import ROW
 from worker_service.memory import read_peak_memory, reset_peak_memory
-from worker_service.sampler import Candidates, Sampled, Sampler, SampleRows, sampling_bytes, telling_bytes
+from worker_service.sampler import Candidates, Sampled, Sampler, SampleRows, sampling_bytes
 from worker_service.sampling_state import SequenceLists, write_sampling
 from worker_service.step import MAX_LOGPROBS, Logprobs, NewSequence, PromptLogprobs, Sampling, no_ids
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.ops import CapturedStep
+    from kernels.sampling import Flags
     from worker_service.input_batch import InputBatch
     from worker_service.model_loader import LoadedModel
     from worker_service.step import Array
@@ -78,7 +79,7 @@ class ModelRunner:
         self.config = loaded.config
         self._model = loaded.model
         self._backend = loaded.backend
-        self._sampler = Sampler(self._backend.device)
+        self._sampler = Sampler(self._backend)
         self._captured: CapturedStep | None = None
 
     def capture(self, kv_pool: Tensor, sizes: CaptureSizes) -> None:
@@ -116,16 +117,19 @@ class ModelRunner:
         if outputs.logits is None:
             sampled, candidates = Sampled(outputs.best, ~outputs.finite, np.zeros_like(outputs.finite)), Candidates()
         else:
-            sampled, candidates = self._choose(outputs.logits, work, batch)
+            sampled, candidates = self._choose(outputs.logits, work, batch, outputs.finite)
         return Outcome(sampled, candidates, (), computed - started, time.perf_counter() - computed)
 
-    def _choose(self, logits: Tensor, work: Work, batch: InputBatch) -> tuple[Sampled, Candidates]:
+    def _choose(
+        self, logits: Tensor, work: Work, batch: InputBatch, finite: Flags | None = None
+    ) -> tuple[Sampled, Candidates]:
         """Samples the first rows and finds the candidates of the others, which are beams'."""
         sampled, candidates, num_sampled = Sampled(), Candidates(), len(work.sampled)
+        of_sampled, of_beams = (None, None) if finite is None else (finite[:num_sampled], finite[num_sampled:])
         if num_sampled:
-            sampled = self._sampler.sample(logits[:num_sampled], batch.sample_rows(work.sampled))
+            sampled = self._sampler.sample(logits[:num_sampled], batch.sample_rows(work.sampled), of_sampled)
         if len(work.beams):
-            candidates = self._sampler.candidates(logits[num_sampled:], batch.sample_rows(work.beams))
+            candidates = self._sampler.candidates(logits[num_sampled:], batch.sample_rows(work.beams), of_beams)
         return sampled, candidates
 
     def _tell_prompts(self, pieces: Sequence[PromptPiece], hidden: Tensor) -> tuple[PromptLogprobs, ...]:
@@ -147,7 +151,8 @@ class ModelRunner:
         for start in range(0, len(places), most):
             some = slice(start, start + most)
             logits = self._model.compute_logits(hidden[self._to_device(places[some])])
-            parts.append(logprobs.of_tokens(logits, self._to_device(token_ids[some]), num_best[some]))
+            rows = np.arange(len(logits))
+            parts.append(logprobs.of_tokens(self._backend.sampling, logits, rows, token_ids[some], num_best[some]))
         return logprobs.concatenate(parts)
 
     def _max_prompt_rows(self) -> int:
@@ -290,8 +295,9 @@ class ModelRunner:
         """What a step holds at once by its sizes alone: a layer's inner rows, and logits with their working copies."""
         config = self.config
         row = 4 * config.hidden_size + 3 * config.intermediate_size
-        sampling = sampling_bytes(num_sequences, config.vocab_size)
-        prompts = telling_bytes(min(self._max_prompt_rows(), num_tokens), config.vocab_size)
+        ops, num_prompt_rows = self._backend.sampling, min(self._max_prompt_rows(), num_tokens)
+        sampling = sampling_bytes(ops, num_sequences, config.vocab_size)
+        prompts = logprobs.telling_bytes(ops, num_prompt_rows, config.vocab_size)
         return num_tokens * row * config.dtype.itemsize + max(sampling, prompts)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from worker_service.sampling_state import SAMPLING_FIELDS, Method, SequenceLists, TokenCounts, write_sampling
+from worker_service.sampling_state import SAMPLING_FIELDS, SequenceLists, TokenCounts, write_sampling
 
 if TYPE_CHECKING:
     from worker_service.step import Array, NewSequence
@@ -88,7 +88,7 @@ class RequestTable:
         columns = self.columns.take(rows)
         lists = [self._lists[row] for row in rows.tolist()]
         editing = np.flatnonzero(columns["edits_logits"]).tolist()
-        is_plain = (columns["method"] == Method.GREEDY) & ~columns["edits_logits"] & (columns["logprobs"] < 0)
+        is_plain = (columns["temperature"] == 0) & ~columns["edits_logits"] & (columns["logprobs"] < 0)
         return Requests(
             columns=columns,
             lists=lists,

@@ -1,12 +1,12 @@
 """Chooses the next token of each row, or tells of its candidates: V1's order of edits, penalties and filters.
 
-Knows no sequences' ids and no blocks. A row's token follows from its own logits and parameters: rows are grouped only
-by what their own requests ask for, and kernels.reference.sampling keeps rows apart within a group.
+Knows no sequences' ids, no blocks and no filter's arithmetic. A row's token follows from its own logits and parameters:
+each edit is of named tokens of named rows, and the ops of `kernels.sampling` keep rows apart.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,36 +14,30 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels.reference import sampling
+from kernels import edits
+from kernels.sampling import Choices
 from worker_service import logprobs
-from worker_service.sampling_state import NUM_CANDIDATES, Method
 from worker_service.step import NO_LOGPROBS, Logprobs, no_ids
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from kernels.ops import Backend
+    from kernels.sampling import SamplingOps
     from worker_service.sampling_state import SequenceLists
     from worker_service.step import Array
 
 Flags = npt.NDArray[np.bool_]
 
 
-# Logits from which tokens are chosen at a time: sorting a whole vocabulary takes many times their memory.
-MAX_CHOSEN_LOGITS = 1 << 21
-SORTING_COPIES = 12
-# At most as many copies of all logits live at once: given, kept as they were, and two for log probabilities.
-LOGITS_COPIES = 4
+# At most as many copies of all logits live at once: given, and kept as they were.
+LOGITS_COPIES = 2
 
 
-def sampling_bytes(num_rows: int, vocab_size: int) -> int:
+def sampling_bytes(ops: SamplingOps, num_rows: int, vocab_size: int) -> int:
     """The most memory that sampling so many rows takes, their logits among it."""
-    num_chosen = min(num_rows * vocab_size, max(MAX_CHOSEN_LOGITS, vocab_size))
-    return telling_bytes(num_rows, vocab_size) + SORTING_COPIES * num_chosen * torch.float32.itemsize
-
-
-def telling_bytes(num_rows: int, vocab_size: int) -> int:
-    """The most memory that telling the log probabilities of so many rows takes, their logits among it."""
-    return LOGITS_COPIES * num_rows * vocab_size * torch.float32.itemsize
+    kept = LOGITS_COPIES * num_rows * vocab_size * torch.float32.itemsize
+    return kept + max(ops.choosing_bytes(num_rows, vocab_size), ops.telling_bytes(num_rows, vocab_size))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,84 +105,57 @@ class _FlatColumns:
 class Sampler:
     """Samples rows of logits on one device."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, backend: Backend) -> None:
+        self._ops = backend.sampling
+        self._device = backend.device
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, rows: SampleRows) -> Sampled:
+    def sample(self, logits: Tensor, rows: SampleRows, finite: Flags | None = None) -> Sampled:
         """Chooses a token for each row.
 
         Args:
             logits: float32 [R, vocabulary], on the device; overwritten.
             rows: what the rows ask for.
+            finite: [R], which rows hold finite numbers alone, if that is known.
         """
-        asks = rows.columns["logprobs"] >= 0
-        raw = logits[self._tensor(np.flatnonzero(asks))] if asks.any() else None
-        sound = self._prepare(logits, rows)
-        token_ids = self._choose(logits, rows, sound)
-        failed = ~sound.cpu().numpy()
+        columns = rows.columns
+        if finite is None:
+            finite = self._ops.finite_rows(logits)
+        asks, edited = columns["logprobs"] >= 0, columns["edits_logits"]
+        # What is told is of the logits before anything changed them.
+        spoiled = self._tensor(np.flatnonzero(asks & edited))
+        raw = logits[spoiled]
+        if edited.any():
+            self._edit(logits, rows)
+        token_ids = self._ops.choose(logits, _choices(rows))
+        failed = ~finite | (token_ids < 0)
         told = asks & ~failed
-        if raw is None or not told.any():
-            return Sampled(token_ids.cpu().numpy(), failed, told)
-        raw = raw if told[asks].all() else raw[self._tensor(told[asks])]
-        found = logprobs.of_tokens(raw, token_ids[self._tensor(told)], rows.columns["logprobs"][told])
-        return Sampled(token_ids.cpu().numpy(), failed, told, found)
+        if not told.any():
+            return Sampled(token_ids, failed, told)
+        logits[spoiled] = raw
+        places = np.flatnonzero(told)
+        found = logprobs.of_tokens(self._ops, logits, places, token_ids[places], columns["logprobs"][places])
+        return Sampled(token_ids, failed, told, found)
 
     @torch.inference_mode()
-    def candidates(self, logits: Tensor, rows: SampleRows) -> Candidates:
+    def candidates(self, logits: Tensor, rows: SampleRows, finite: Flags | None = None) -> Candidates:
         """Finds the likeliest tokens of each row of a beam search, after the edits that come before the temperature.
 
-        Args:
-            logits: float32 [R, vocabulary], on the device; overwritten.
-            rows: what the rows ask for.
+        Args: as of `sample`.
         """
-        sound = self._prepare(logits, rows)
-        failed = ~sound.cpu().numpy()
-        logits = logits[sound] if failed.any() else logits
-        return Candidates(failed, logprobs.of_best(logits, rows.columns["num_beam_candidates"][~failed]))
-
-    def _prepare(self, logits: Tensor, rows: SampleRows) -> Tensor:
-        """Edits logits, in place, and tells which rows can be sampled: bool [R]."""
-        sound = sampling.finite_rows(logits)
+        if finite is None:
+            finite = self._ops.finite_rows(logits)
         if rows.columns["edits_logits"].any():
             self._edit(logits, rows)
-            sound &= logits.max(-1).values > float("-inf")
-        return sound
-
-    def _choose(self, logits: Tensor, rows: SampleRows, sound: Tensor) -> Tensor:
-        methods = rows.columns["method"]
-        if not methods.any():
-            return sampling.argmax(logits)
-        if not bool(sound.all()):
-            # Keeps what is not a number out of the filters' sums; these rows' tokens are dropped.
-            logits[~sound] = 0
-        token_ids = torch.zeros(len(rows), dtype=torch.int64, device=self._device)
-        most = max(1, MAX_CHOSEN_LOGITS // logits.shape[1])
-        for method in np.unique(methods).tolist():
-            picked = np.flatnonzero(methods == method)
-            for some in (picked[start : start + most] for start in range(0, len(picked), most)):
-                index = torch.from_numpy(some).to(self._device)
-                chosen = logits if len(some) == len(rows) else logits[index]
-                token_ids[index] = self._apply(Method(method), chosen, rows.columns.take(some), rows.positions[some])
-        return token_ids
-
-    def _apply(self, method: Method, logits: Tensor, columns: npt.NDArray[np.void], positions: Array) -> Tensor:
-        if method is Method.GREEDY:
-            return sampling.argmax(logits)
-        keys = sampling.DrawKeys(
-            self._tensor(columns["seed"]), self._tensor(positions), self._tensor(columns["sequence_index"])
-        )
-        temperatures = self._tensor(columns["temperature"])
-        if method is Method.DRAW:
-            return sampling.draw(logits, temperatures, keys)
-        filters = sampling.Filters(
-            self._tensor(columns["top_k"]), self._tensor(columns["top_p"]), self._tensor(columns["min_p"])
-        )
-        num_candidates = NUM_CANDIDATES[method] or logits.shape[1]
-        return sampling.draw_filtered(logits, temperatures, filters, keys, num_candidates)
+        places = np.flatnonzero(finite)
+        found = logprobs.of_best(self._ops, logits, places, rows.columns["num_beam_candidates"][places])
+        has_some = found.num_candidates > 0
+        failed = np.ones(len(rows), np.bool_)
+        failed[places[has_some]] = False
+        return Candidates(failed, replace(found, num_candidates=found.num_candidates[has_some]))
 
     def _tensor(self, column: npt.NDArray[Any]) -> Tensor:
-        return torch.from_numpy(column.copy()).to(self._device)
+        return torch.from_numpy(column).to(self._device)
 
     def _edit(self, logits: Tensor, rows: SampleRows) -> None:
         """Allows, masks, adds biases, applies penalties: in this order, each for all rows.
@@ -211,12 +178,18 @@ class Sampler:
                 values = (columns[name] for name in names)
                 penalized.add(row, lists.counts.token_ids, lists.counts.output_counts, *values)
         if allowed:
-            sampling.allow_only(logits, *allowed.tensors(self._device))
+            edits.allow_only(logits, *allowed.tensors(self._device))
         if masked:
-            sampling.mask_tokens(logits, *masked.tensors(self._device))
+            edits.mask_tokens(logits, *masked.tensors(self._device))
         if biased:
-            sampling.add_bias(logits, *biased.tensors(self._device))
+            edits.add_bias(logits, *biased.tensors(self._device))
         if penalized:
             at_rows, token_ids, counts, *penalties = penalized.tensors(self._device)
             repetition, frequency, presence = penalties
-            sampling.apply_penalties(logits, at_rows, token_ids, counts, (repetition, frequency, presence))
+            edits.apply_penalties(logits, at_rows, token_ids, counts, (repetition, frequency, presence))
+
+
+def _choices(rows: SampleRows) -> Choices:
+    names = ("temperature", "top_k", "top_p", "min_p", "seed", "sequence_index")
+    temperature, top_k, top_p, min_p, seed, index = (np.ascontiguousarray(rows.columns[name]) for name in names)
+    return Choices(temperature, top_k, top_p, min_p, seed, rows.positions, index)

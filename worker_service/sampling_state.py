@@ -1,29 +1,27 @@
 """What the sampler keeps of each sequence: scalar columns of its row, and the lists that only some requests have.
 
-Owns the choice of a sampling method from a request's parameters. Knows no tensors and no batch.
+Owns what of a request's parameters counts as off. Knows no tensors and no batch.
 """
 
 from __future__ import annotations
 
 from copy import copy
-from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kernels.reference.sampling import CANDIDATE_COUNTS
 from worker_service.bad_words import BadWords
 
 if TYPE_CHECKING:
-    from worker_service.step import Array, NewSequence, Sampling
+    from worker_service.step import Array, NewSequence
 
 # Below this a temperature would only divide by next to nothing.
 GREEDY_TEMPERATURE = 1e-5
 
 SAMPLING_FIELDS: list[tuple[str, type[np.generic]]] = [
-    ("method", np.int8),
     ("edits_logits", np.bool_),
+    # 0: the likeliest token.
     ("temperature", np.float32),
     ("top_k", np.int64),
     ("top_p", np.float32),
@@ -40,36 +38,6 @@ SAMPLING_FIELDS: list[tuple[str, type[np.generic]]] = [
     # If not 0: nothing is sampled, so many candidates are told.
     ("num_beam_candidates", np.int64),
 ]
-
-
-class Method(IntEnum):
-    """How a row's token is chosen. A function of its request alone, so that the batch cannot change a draw."""
-
-    GREEDY = 0
-    DRAW = 1
-    FILTER_FEW = 2
-    FILTER_MANY = 3
-    FILTER_ALL = 4
-
-
-# How many candidates the filtering methods look at first; None: the whole vocabulary.
-NUM_CANDIDATES: dict[Method, int | None] = {
-    Method.FILTER_FEW: CANDIDATE_COUNTS[0],
-    Method.FILTER_MANY: CANDIDATE_COUNTS[1],
-    Method.FILTER_ALL: None,
-}
-
-
-def choose_method(sampling: Sampling, vocab_size: int) -> Method:
-    """Chooses the method for a request."""
-    few, many = CANDIDATE_COUNTS
-    if sampling.temperature < GREEDY_TEMPERATURE:
-        return Method.GREEDY
-    if 0 < sampling.top_k < vocab_size:
-        if sampling.top_k <= few:
-            return Method.FILTER_FEW
-        return Method.FILTER_MANY if sampling.top_k <= many else Method.FILTER_ALL
-    return Method.FILTER_MANY if sampling.top_p < 1 or sampling.min_p > 0 else Method.DRAW
 
 
 class TokenCounts:
@@ -143,10 +111,10 @@ class SequenceLists:
 def write_sampling(row: Any, sequence: NewSequence, lists: SequenceLists, vocab_size: int) -> None:
     """Writes a sequence's scalars into its row, a numpy record with SAMPLING_FIELDS."""
     sampling = sequence.sampling
-    row["method"] = choose_method(sampling, vocab_size)
     row["edits_logits"] = lists.edit_logits or (sequence.min_tokens > 0 and len(lists.stop_token_ids) > 0)
     row["top_k"] = sampling.top_k if sampling.top_k < vocab_size else 0
-    for name in ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"):
+    row["temperature"] = 0 if sampling.temperature < GREEDY_TEMPERATURE else sampling.temperature
+    for name in ("top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"):
         row[name] = getattr(sampling, name)
     # 64 bits, whatever their sign.
     row["seed"] = np.uint64(sampling.seed).astype(np.int64)

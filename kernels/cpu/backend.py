@@ -19,6 +19,7 @@ from kernels.cpu.library import Inputs, Kind, Library, Op, Rows, Scheme, availab
 from kernels.cpu.packed import ELEMENT_TYPES, CpuLinear
 from kernels.cpu.plan import CapturedPlan, Recording
 from kernels.cpu.quantized import Int8Linear
+from kernels.cpu.sampling import CpuSampling
 from kernels.reference import blocks, planning
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class CpuBackend:
         self._dtype = dtype
         self._type = ELEMENT_TYPES[dtype]
         self._executor = self._library.create_executor(torch.get_num_threads())
+        self.sampling = CpuSampling(self._executor)
         self._memory = WeightMemory()
         self._recording: Recording | None = None
         self._plans = WeakSet[CapturedPlan]()
@@ -89,7 +91,7 @@ class CpuBackend:
         """Sets how many threads compute, torch's own among them."""
         torch.set_num_threads(num_threads)
         if num_threads != self._executor.num_threads:
-            self._executor = self._library.create_executor(num_threads)
+            self._executor = self.sampling.executor = self._library.create_executor(num_threads)
             for plan in self._plans:
                 plan.executor = self._executor
 

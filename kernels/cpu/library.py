@@ -160,6 +160,10 @@ class Library:
             ctypes.c_int32,
             *(ctypes.c_void_p,) * 3,
         )
+        logits = (ctypes.c_void_p, *sizes)
+        self._library.blockyard_find_finite_rows.argtypes = (ctypes.c_void_p, *logits, ctypes.c_void_p)
+        self._library.blockyard_choose.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+        self._library.blockyard_tell.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 
     def create_executor(self, num_threads: int) -> Executor:
         """Starts a team of threads."""
@@ -197,6 +201,18 @@ class Executor:
         ops, seconds = (ctypes.c_int32 * size)(), (ctypes.c_double * size)()
         self._library.blockyard_phase_times(self._handle, ops, seconds, size)
         return list(zip(ops, seconds, strict=True))
+
+    def find_finite_rows(self, logits: int, shape: tuple[int, int], finite: int) -> None:
+        """Writes a byte for each row: 1 where all its numbers are finite."""
+        self._library.blockyard_find_finite_rows(self._handle, logits, *shape, finite)
+
+    def choose(self, choices: ctypes.Structure) -> None:
+        """Chooses tokens: see csrc/sampling.h."""
+        self._library.blockyard_choose(self._handle, ctypes.byref(choices))
+
+    def tell(self, tellings: ctypes.Structure) -> None:
+        """Tells of tokens: see csrc/sampling.h."""
+        self._library.blockyard_tell(self._handle, ctypes.byref(tellings))
 
     def __del__(self) -> None:
         self._library.blockyard_destroy(self._handle)

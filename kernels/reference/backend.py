@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels.reference import attention, blocks, elementwise, planning, probe
 from kernels.reference.linear import Method, ReferenceLinear, can_prepack, join_rows
+from kernels.reference.sampling import ReferenceSampling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,6 +39,7 @@ class ReferenceBackend:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.sampling = ReferenceSampling(device)
         # torch's version is what it depends on.
         self.identity = torch.__version__
         self._row_multiple = probe.ROW_MULTIPLES[0]

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.sampling import TokenLogprobs
+
 
 def log_softmax(logits: Tensor) -> Tensor:
     """Computes the log probabilities of all tokens: float32 [rows, vocabulary] -> the same."""
@@ -55,3 +57,13 @@ def ranks(logits: Tensor, token_ids: Tensor) -> Tensor:
     chosen = logits.gather(1, token_ids[:, None])
     comes_before = torch.arange(logits.shape[1], device=logits.device) < token_ids[:, None]
     return ((logits > chosen) | ((logits == chosen) & comes_before)).sum(-1) + 1
+
+
+def token_logprobs(logits: Tensor, token_ids: Tensor | None, num_best: int) -> TokenLogprobs:
+    """See `kernels.sampling.SamplingOps.token_logprobs`, of all rows."""
+    candidates = best_tokens(logits, num_best)
+    if token_ids is not None:
+        candidates = torch.cat([token_ids[:, None], candidates], 1)
+    values = log_softmax(logits).gather(1, candidates)
+    told = candidates.cpu().numpy(), values.cpu().numpy()
+    return TokenLogprobs(*told) if token_ids is None else TokenLogprobs(*told, ranks(logits, token_ids).cpu().numpy())

@@ -1,27 +1,25 @@
-"""Choosing tokens from logits, in torch: edits, penalties, filters and draws that a row owes to itself alone.
+"""The ops of sampling in torch: filters and draws that a row owes to itself alone. See `kernels.sampling`.
 
-Owns the arithmetic of sampling and knows no requests: every parameter comes as a column. A row's result depends on its
-own logits, parameters and key only, never on the rows beside it, their number or the threads: only reductions over the
-whole vocabulary or over a number of candidates that the row itself chooses, and element-wise functions whose bits do
-not depend on the length, are used.
-
-Draws are a race of exponentials: the token with the largest `logit / temperature - log(noise)` wins, which is a draw
-from the softmax (Gumbel 1954; Maddison et al. 2014). The noise of a token is a pure function of the request's seed, the
-output position, the sequence index and the token id, so filtering before or after drawing gives the same token.
+Only reductions over the whole vocabulary or over a number of candidates that the row itself chooses, and element-wise
+functions whose bits do not depend on the length, are used.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels.reference.logprobs import log_softmax
+from kernels.reference import logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from kernels.sampling import Choices, Flags, Integers, TokenLogprobs
 
 # Philox4x32-10: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 _WORD = 0xFFFFFFFF
@@ -29,14 +27,17 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 
-# The most that a penalty makes of a logit: divided by the lowest temperature it is finite still, and infinity, which
-# equals itself plus anything, would leave the filters nothing to keep.
-_MAX_LOGIT = 1e30
-
 # Rows whose noise is made at once, in elements: what stays in a core's second-level cache.
 _NOISE_ELEMENTS = 1 << 18
 # How many of a row's best tokens are looked at before its whole vocabulary is sorted; the last is for `top_p` alone.
 CANDIDATE_COUNTS = (64, 1024)
+# Logits from which tokens are chosen at a time: sorting a whole vocabulary takes many times their memory.
+MAX_CHOSEN_LOGITS = 1 << 21
+SORTING_COPIES = 12
+# What log probabilities of all tokens take, with their working copy.
+TELLING_COPIES = 2
+# In the place of a number of candidates: the first token is chosen, or one of all is drawn.
+GREEDY, UNFILTERED = -1, 0
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -114,45 +115,6 @@ def full_exponential_noise(keys: DrawKeys, vocab_size: int) -> Tensor:
     """Makes the noise of every token: float32 [rows, vocab_size]. Each counter gives four neighbours."""
     counters = torch.arange((vocab_size + 3) // 4, device=keys.seeds.device)[None]
     return _to_exponential(torch.stack(_words(keys, counters), 2).flatten(1)[:, :vocab_size])
-
-
-def allow_only(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
-    """Makes all other tokens of these rows impossible, in place: int64 columns of the same length."""
-    allowed = logits[rows, token_ids]
-    logits[rows.unique()] = float("-inf")
-    logits[rows, token_ids] = allowed
-
-
-def mask_tokens(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
-    """Makes tokens impossible, in place: `rows` and `token_ids` are int64 columns of the same length."""
-    logits[rows, token_ids] = float("-inf")
-
-
-def add_bias(logits: Tensor, rows: Tensor, token_ids: Tensor, bias: Tensor) -> None:
-    """Adds to the logits of tokens, in place: columns of the same length; each (row, token) stands once."""
-    logits[rows, token_ids] += bias
-
-
-def apply_penalties(
-    logits: Tensor,
-    rows: Tensor,
-    token_ids: Tensor,
-    output_counts: Tensor,
-    penalties: tuple[Tensor, Tensor, Tensor],
-) -> None:
-    """Applies the repetition, frequency and presence penalty, in place and in this order.
-
-    Args:
-        logits: float32 [rows, vocabulary].
-        rows, token_ids: int64 [n]: every token that stands in the prompt or the output of a row, once.
-        output_counts: float32 [n]: how often it stands in the output; 0 for a token of the prompt alone.
-        penalties: repetition, frequency, presence: float32 [n], each token's row's.
-    """
-    repetition, frequency, presence = penalties
-    values = logits[rows, token_ids]
-    values = torch.where(values > 0, values / repetition, values * repetition).clamp_(max=_MAX_LOGIT)
-    values = values - frequency * output_counts
-    logits[rows, token_ids] = values - presence * (output_counts > 0)
 
 
 def finite_rows(logits: Tensor) -> Tensor:
@@ -246,7 +208,7 @@ def _log_mass(logits: Tensor, temperatures: Tensor, filters: Filters) -> Tensor:
     mass = torch.full_like(temperatures, float("nan"))
     rows = ((filters.top_k == 0) & (filters.min_p <= 0) & (filters.top_p < 1)).nonzero()[:, 0]
     if rows.numel():
-        mass[rows] = -log_softmax(logits[rows] / temperatures[rows, None]).max(-1).values
+        mass[rows] = -logprobs.log_softmax(logits[rows] / temperatures[rows, None]).max(-1).values
     return mass
 
 
@@ -291,3 +253,78 @@ def _race(values: Tensor, token_ids: Tensor, keep: Tensor, keys: DrawKeys, vocab
         scores = (values[rows] - noise.log_()).masked_fill_(~keep[rows], float("-inf"))
         drawn.append(ids.gather(1, scores.argmax(-1, keepdim=True))[:, 0])
     return torch.cat(drawn)
+
+
+def numbers_of_candidates(choices: Choices, vocab_size: int) -> Integers:
+    """Tells how many candidates `draw_filtered` shall look at first in each row [R], or GREEDY, or UNFILTERED.
+
+    Follows from the row alone, so that the batch cannot change a draw.
+    """
+    few, many = CANDIDATE_COUNTS
+    top_k = choices.top_k
+    by_k = np.select([top_k == 0, top_k <= few, top_k <= many], [many, few, many], vocab_size)
+    is_filtered = (top_k > 0) | (choices.top_p < 1) | (choices.min_p > 0)
+    drawn = np.where(is_filtered, by_k, UNFILTERED)
+    return np.where(choices.temperatures > 0, drawn, GREEDY)
+
+
+def _parts(counts: Integers, most: int) -> Iterable[tuple[int, Integers]]:
+    """Cuts rows into pieces of one count each, and of so many rows at most: the count and the rows' places."""
+    for count in np.unique(counts).tolist():
+        picked = np.flatnonzero(counts == count)
+        for start in range(0, len(picked), most):
+            yield count, picked[start : start + most]
+
+
+class ReferenceSampling:
+    """See `kernels.sampling.SamplingOps`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def finite_rows(self, logits: Tensor) -> Flags:
+        """Tells which rows hold finite numbers alone."""
+        return finite_rows(logits).cpu().numpy()
+
+    def choose(self, logits: Tensor, choices: Choices) -> Integers:
+        """Chooses a token of each row; rows that are done alike are done together."""
+        hopeless = ~torch.isfinite(logits.max(-1).values)
+        if bool(hopeless.any()):
+            # Keeps what is not a number out of the filters' sums.
+            logits = logits.masked_fill(hopeless[:, None], 0)
+        counts = numbers_of_candidates(choices, logits.shape[1])
+        token_ids = torch.empty(len(logits), dtype=torch.int64, device=self._device)
+        for count, picked in _parts(counts, max(1, MAX_CHOSEN_LOGITS // logits.shape[1])):
+            some = logits if len(picked) == len(logits) else logits[self._tensor(picked)]
+            token_ids[self._tensor(picked)] = self._choose_alike(some, choices.take(picked), count)
+        return token_ids.masked_fill_(hopeless, -1).cpu().numpy()
+
+    def _choose_alike(self, logits: Tensor, choices: Choices, num_candidates: int) -> Tensor:
+        if num_candidates == GREEDY:
+            return argmax(logits)
+        columns = (choices.seeds, choices.positions, choices.sequence_indexes)
+        keys, temperatures = DrawKeys(*map(self._tensor, columns)), self._tensor(choices.temperatures)
+        if num_candidates == UNFILTERED:
+            return draw(logits, temperatures, keys)
+        filters = Filters(*map(self._tensor, (choices.top_k, choices.top_p, choices.min_p)))
+        return draw_filtered(logits, temperatures, filters, keys, num_candidates)
+
+    def token_logprobs(
+        self, logits: Tensor, rows: Integers, token_ids: Integers | None, num_best: int
+    ) -> TokenLogprobs:
+        """Tells of tokens of some rows, and of the best of each."""
+        all_in_order = len(rows) == len(logits) and bool((rows == np.arange(len(rows))).all())
+        some = logits if all_in_order else logits[self._tensor(rows)]
+        return logprobs.token_logprobs(some, None if token_ids is None else self._tensor(token_ids), num_best)
+
+    def choosing_bytes(self, num_rows: int, vocab_size: int) -> int:
+        """The most memory that `choose` takes beside the logits."""
+        num_chosen = min(num_rows * vocab_size, max(MAX_CHOSEN_LOGITS, vocab_size))
+        return SORTING_COPIES * num_chosen * torch.float32.itemsize
+
+    def telling_bytes(self, num_rows: int, vocab_size: int) -> int:
+        """The most memory that `token_logprobs` takes beside the logits."""
+        return TELLING_COPIES * num_rows * vocab_size * torch.float32.itemsize
+
+    def _tensor(self, column: npt.NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(column)).to(self._device)

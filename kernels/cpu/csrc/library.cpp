@@ -2,6 +2,7 @@
 #include "executor.h"
 #include "pack.h"
 #include "pack_int8.h"
+#include "sampling.h"
 
 namespace {
 
@@ -48,4 +49,10 @@ void blockyard_pack_int8(
     else
         pack_int8<float>((Executor*)executor, rows, num_panels, width, packed);
 }
+// The reductions of sampling: see sampling.h.
+void blockyard_find_finite_rows(void* executor, const float* logits, int64_t rows, int64_t vocab_size, uint8_t* finite) {
+    find_finite_rows(((Executor*)executor)->team(), logits, rows, vocab_size, finite);
+}
+void blockyard_choose(void* executor, const Choices* choices) { choose(((Executor*)executor)->team(), *choices); }
+void blockyard_tell(void* executor, const Tellings* tellings) { tell(((Executor*)executor)->team(), *tellings); }
 }

@@ -47,6 +47,7 @@ INLINE Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c
 INLINE Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 INLINE Floats min(Floats a, Floats b) { return _mm512_min_ps(a, b); }
 INLINE Mask greater(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+INLINE Mask at_least(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
 INLINE Mask equal(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 // True where one of both is not a number, too.
 INLINE Mask not_less(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ); }
@@ -63,6 +64,8 @@ INLINE Words lane_numbers() {
 // Lanes that are infinite or not a number.
 INLINE Mask not_finite(Floats x) { return _mm512_fpclass_ps_mask(x, 0x99); }
 INLINE bool any(Mask m) { return m != 0; }
+// One bit for each lane.
+INLINE uint32_t lane_bits(Mask m) { return m; }
 INLINE Floats nearest(Floats x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 // x times two to the power of n, a whole number from -126 to 127.
 INLINE Floats scale_by_power(Floats x, Floats n) { return _mm512_scalef_ps(x, n); }
@@ -90,6 +93,24 @@ INLINE Floats load(const bf16* p) { return widen(_mm256_loadu_si256((const __m25
 INLINE Floats load(const bf16* p, int n) { return widen(_mm256_maskz_loadu_epi16(first_lanes(n), p)); }
 INLINE void store(bf16* p, Floats x) { _mm256_storeu_si256((__m256i*)p, narrow(x)); }
 INLINE void store(bf16* p, Floats x, int n) { _mm256_mask_storeu_epi16(p, first_lanes(n), narrow(x)); }
+
+// Numbers from 0 in lanes of 64 bits.
+INLINE Words wide_lane_numbers() { return _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7); }
+// Products, of 64 bits, of the lower halves of lanes of 64 bits.
+INLINE Words multiply_wide(Words a, Words b) { return _mm512_mul_epu32(a, b); }
+INLINE Words upper_half(Words a) { return _mm512_srli_epi64(a, 32); }
+INLINE Words xor_words(Words a, Words b, Words c) { return _mm512_ternarylogic_epi32(a, b, c, 0x96); }
+INLINE Words min_unsigned(Words a, Words b) { return _mm512_min_epu32(a, b); }
+// Whether the lower half of some lane of 64 bits is at most the bound.
+INLINE bool any_lower_half_at_most(Words a, Words bound) { return _mm512_mask_cmple_epu32_mask(0x5555, a, bound) != 0; }
+INLINE Floats unsigned_to_floats(Words a) { return _mm512_cvtepu32_ps(a); }
+// A positive normal number as m * 2^e, m from half the root of two to the root of two: gives m, sets e.
+INLINE Floats split_exponent(Floats x, Floats& exponent) {
+    const Words bits = _mm512_castps_si512(x), half_root = _mm512_set1_epi32(0x3f3504f3);
+    const Words from = _mm512_sub_epi32(bits, half_root);
+    exponent = _mm512_cvtepi32_ps(_mm512_srai_epi32(from, 23));
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_and_si512(from, _mm512_set1_epi32(0x7fffff)), half_root));
+}
 
 template <class E>
 INLINE Floats dot(Floats sum, Words a, Words b);
@@ -136,6 +157,7 @@ INLINE Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c
 INLINE Floats max(Floats a, Floats b) { return _mm256_max_ps(a, b); }
 INLINE Floats min(Floats a, Floats b) { return _mm256_min_ps(a, b); }
 INLINE Mask greater(Floats a, Floats b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
+INLINE Mask at_least(Floats a, Floats b) { return _mm256_cmp_ps(a, b, _CMP_GE_OQ); }
 INLINE Mask equal(Floats a, Floats b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
 INLINE Mask not_less(Floats a, Floats b) { return _mm256_cmp_ps(a, b, _CMP_NLT_UQ); }
 INLINE Mask less(Words a, Words b) { return _mm256_castsi256_ps(_mm256_cmpgt_epi32(b, a)); }
@@ -149,6 +171,7 @@ INLINE Mask not_finite(Floats x) {
     return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(_mm256_castps_si256(x), exponent), exponent));
 }
 INLINE bool any(Mask m) { return _mm256_movemask_ps(m) != 0; }
+INLINE uint32_t lane_bits(Mask m) { return (uint32_t)_mm256_movemask_ps(m); }
 INLINE Floats nearest(Floats x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 INLINE Floats scale_by_power(Floats x, Floats n) {
     return mul(x, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23)));
@@ -185,6 +208,28 @@ INLINE void store(bf16* p, Floats x, int n) {
     alignas(16) bf16 part[VL];
     store(part, x);
     memcpy(p, part, sizeof(bf16) * (n < VL ? n : VL));
+}
+
+INLINE Words wide_lane_numbers() { return _mm256_setr_epi64x(0, 1, 2, 3); }
+INLINE Words multiply_wide(Words a, Words b) { return _mm256_mul_epu32(a, b); }
+INLINE Words upper_half(Words a) { return _mm256_srli_epi64(a, 32); }
+INLINE Words xor_words(Words a, Words b, Words c) { return _mm256_xor_si256(_mm256_xor_si256(a, b), c); }
+INLINE Words min_unsigned(Words a, Words b) { return _mm256_min_epu32(a, b); }
+INLINE bool any_lower_half_at_most(Words a, Words bound) {
+    const Words at_most = _mm256_cmpeq_epi32(_mm256_min_epu32(a, bound), a);
+    return (_mm256_movemask_ps(_mm256_castsi256_ps(at_most)) & 0x55) != 0;
+}
+INLINE Floats unsigned_to_floats(Words a) {
+    // Both halves are exact, so that it is rounded once.
+    const Floats high = _mm256_cvtepi32_ps(_mm256_srli_epi32(a, 16));
+    const Floats low = _mm256_cvtepi32_ps(_mm256_and_si256(a, _mm256_set1_epi32(0xffff)));
+    return _mm256_fmadd_ps(high, _mm256_set1_ps(65536.0f), low);
+}
+INLINE Floats split_exponent(Floats x, Floats& exponent) {
+    const Words bits = _mm256_castps_si256(x), half_root = _mm256_set1_epi32(0x3f3504f3);
+    const Words from = _mm256_sub_epi32(bits, half_root);
+    exponent = _mm256_cvtepi32_ps(_mm256_srai_epi32(from, 23));
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_and_si256(from, _mm256_set1_epi32(0x7fffff)), half_root));
 }
 
 template <class E>
@@ -232,6 +277,23 @@ INLINE Floats power_of_two(Floats x) {
     p = select(greater(lowest, x), p, zero());
 #endif
     return p;
+}
+
+// The natural logarithm of positive normal numbers, within 1 ulp or 1e-7. Cephes' polynomial.
+INLINE Floats logarithm(Floats x) {
+    Floats e, m = split_exponent(x, e), r = sub(m, broadcast(1.0f)), square = mul(r, r);
+    Floats p = broadcast(7.0376836292e-2f);
+    p = fma(p, r, broadcast(-1.1514610310e-1f));
+    p = fma(p, r, broadcast(1.1676998740e-1f));
+    p = fma(p, r, broadcast(-1.2420140846e-1f));
+    p = fma(p, r, broadcast(1.4249322787e-1f));
+    p = fma(p, r, broadcast(-1.6668057665e-1f));
+    p = fma(p, r, broadcast(2.0000714765e-1f));
+    p = fma(p, r, broadcast(-2.4999993993e-1f));
+    p = fma(p, r, broadcast(3.3333331174e-1f));
+    p = fma(mul(p, r), square, mul(e, broadcast(-2.12194440e-4f)));
+    p = fma(square, broadcast(-0.5f), p);
+    return fma(e, broadcast(0.693359375f), add(r, p));
 }
 
 // x / (1 + exp(-x)), as exact as `power_of_two`.

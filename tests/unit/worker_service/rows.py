@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 
+from kernels.ops import get_backend
 from worker_service.input_batch import ROW
-from worker_service.sampler import SampleRows
+from worker_service.sampler import Sampler, SampleRows
 from worker_service.sampling_state import SequenceLists, write_sampling
 from worker_service.step import NewSequence, Sampling, no_ids
 
@@ -32,3 +34,7 @@ def rows_of(*sequences: NewSequence) -> SampleRows:
     positions = np.array([len(one.token_ids) - one.prompt_length for one in sequences], np.int64)
     outputs = {row: one.token_ids[one.prompt_length :] for row, one in enumerate(sequences) if lists[row].bad_words}
     return SampleRows(columns, positions, lists, outputs)
+
+
+def make_sampler(cpu_kernels: str = "reference") -> Sampler:
+    return Sampler(get_backend(torch.device("cpu"), torch.float32, cpu_kernels))

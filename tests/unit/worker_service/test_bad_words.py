@@ -14,10 +14,9 @@ from blockyard.common.v1 import sampling_pb2
 from tests.kit.tiny_models import tiny_model
 from tests.unit.worker_service import driver
 from tests.unit.worker_service.executor import Epoch, make_executor, new_sequence
-from tests.unit.worker_service.rows import VOCAB, rows_of, sequence
+from tests.unit.worker_service.rows import VOCAB, make_sampler, rows_of, sequence
 from worker_service.bad_words import BadWords
 from worker_service.model_loader import load_model
-from worker_service.sampler import Sampler
 from worker_service.step import BlockPairs, Fork, Sampling
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def test_words_that_cannot_complete_are_none_at_all() -> None:
 
 
 def sampled(logits: torch.Tensor, *sequences: NewSequence) -> Sampled:
-    return Sampler(torch.device("cpu")).sample(logits.clone(), rows_of(*sequences))
+    return make_sampler().sample(logits.clone(), rows_of(*sequences))
 
 
 def logits_with(**best: float) -> torch.Tensor:

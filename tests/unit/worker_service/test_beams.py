@@ -13,9 +13,8 @@ import transformers
 from tests.kit.tiny_models import tiny_model
 from tests.unit.worker_service import driver
 from tests.unit.worker_service.executor import Epoch, candidates_of, make_executor, new_sequence
-from tests.unit.worker_service.rows import VOCAB, rows_of, sequence
+from tests.unit.worker_service.rows import VOCAB, make_sampler, rows_of, sequence
 from worker_service.model_loader import load_model
-from worker_service.sampler import Sampler
 from worker_service.step import BlockPairs, Fork, Sampling
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def beam(num_candidates: int = 4, **fields: Any) -> NewSequence:
 
 
 def candidates(logits: torch.Tensor, *sequences: NewSequence) -> Candidates:
-    return Sampler(torch.device("cpu")).candidates(logits.clone(), rows_of(*sequences))
+    return make_sampler().candidates(logits.clone(), rows_of(*sequences))
 
 
 def random_logits(num_rows: int) -> torch.Tensor:

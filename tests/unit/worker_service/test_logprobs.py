@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockyard.common.v1 import sampling_pb2
+from kernels.ops import get_backend
 from kernels.reference import logprobs as arithmetic
 from tests.kit.tiny_models import tiny_model
 from tests.unit.worker_service import driver
 from tests.unit.worker_service.executor import Epoch, candidates_of, make_executor, new_sequence
-from tests.unit.worker_service.rows import VOCAB, rows_of, sequence
+from tests.unit.worker_service.rows import VOCAB, make_sampler, rows_of, sequence
 from worker_service import logprobs, model_runner
 from worker_service.model_loader import load_model
-from worker_service.sampler import Sampler
 from worker_service.step import NO_LOGPROBS, Fork, Sampling
 
 if TYPE_CHECKING:
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from tests.unit.worker_service.driver import WorkerDriver
     from worker_service.model_loader import LoadedModel
     from worker_service.sampler import Sampled
-    from worker_service.step import NewSequence
+    from worker_service.step import Array, Logprobs, NewSequence
 
+CPU = torch.device("cpu")
 Told = list[list[tuple[int, float, int]]]
 PROMPT = [(7 * place * place + 3) % 300 for place in range(29)]
 TABLE = range(1, 11)
@@ -41,6 +42,11 @@ def random_logits(num_rows: int, vocab_size: int = VOCAB, seed: int = 0) -> torc
 
 
 # The arithmetic
+
+
+def of_tokens(logits: torch.Tensor, token_ids: Array, num_best: Array) -> Logprobs:
+    ops = get_backend(CPU, torch.float32, "reference").sampling
+    return logprobs.of_tokens(ops, logits, np.arange(len(logits)), token_ids, num_best)
 
 
 def best_by_definition(scores: Sequence[float], count: int) -> list[int]:
@@ -73,14 +79,14 @@ def test_the_best_are_those_of_the_definition(rows: list[list[float]], data: st.
 @pytest.mark.parametrize("num_threads", [1, 2, 4])
 def test_a_row_is_told_of_alike_in_any_company_and_with_any_threads(num_threads: int) -> None:
     logits = random_logits(12, 152_064).bfloat16().float()
-    token_ids = torch.arange(12) * 1000
+    token_ids = np.arange(12) * 1000
     counts = np.arange(12) % 6
-    whole = candidates_of(logprobs.of_tokens(logits, token_ids, counts))
+    whole = candidates_of(of_tokens(logits, token_ids, counts))
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(num_threads)
         for rows in ([3], [7, 1], [11, 4, 2, 9, 0]):
-            some = logprobs.of_tokens(logits[rows], token_ids[rows], counts[rows])
+            some = of_tokens(logits[rows], token_ids[rows], counts[rows])
             assert candidates_of(some) == [whole[row] for row in rows]
     finally:
         torch.set_num_threads(before)
@@ -99,15 +105,15 @@ def test_a_rows_mass_does_not_round_by_its_company() -> None:
 
 
 def test_more_than_the_vocabulary_are_the_whole_vocabulary() -> None:
-    told = candidates_of(logprobs.of_tokens(random_logits(2, 5), torch.tensor([4, 0]), np.array([5, 2])))
+    told = candidates_of(of_tokens(random_logits(2, 5), np.array([4, 0]), np.array([5, 2])))
     assert sorted(token_id for token_id, _, _ in told[0][1:]) == [0, 1, 2, 3, 4]
     assert sum(math.exp(value) for _, value, _ in told[0][1:]) == pytest.approx(1, abs=1e-6)
     assert [len(one) for one in told] == [6, 3]
 
 
 def test_columns_are_cut_and_joined_without_loss() -> None:
-    logits, token_ids, counts = random_logits(7, 50), torch.arange(7), np.array([0, 3, 1, 0, 0, 5, 2])
-    whole = logprobs.of_tokens(logits, token_ids, counts)
+    logits, token_ids, counts = random_logits(7, 50), np.arange(7), np.array([0, 3, 1, 0, 0, 5, 2])
+    whole = of_tokens(logits, token_ids, counts)
     for lengths in ([7], [1, 6], [3, 1, 3], [1] * 7):
         parts = logprobs.split(whole, lengths)
         assert [len(part) for part in parts] == lengths
@@ -119,7 +125,7 @@ def test_columns_are_cut_and_joined_without_loss() -> None:
 
 
 def sampled(logits: torch.Tensor, *sequences: NewSequence) -> Sampled:
-    return Sampler(torch.device("cpu")).sample(logits.clone(), rows_of(*sequences))
+    return make_sampler().sample(logits.clone(), rows_of(*sequences))
 
 
 def test_the_chosen_token_comes_first_with_its_rank_then_the_best() -> None:
@@ -189,12 +195,12 @@ def test_a_row_that_fails_is_not_told_of() -> None:
 
 @pytest.fixture(scope="module")
 def loaded() -> LoadedModel:
-    return load_model(tiny_model("llama"), torch.float32, torch.device("cpu"), lambda done, total: None)
+    return load_model(tiny_model("llama"), torch.float32, CPU, lambda done, total: None)
 
 
 @pytest.fixture(scope="module")
 def half() -> LoadedModel:
-    return load_model(tiny_model("qwen3"), torch.bfloat16, torch.device("cpu"), lambda done, total: None)
+    return load_model(tiny_model("qwen3"), torch.bfloat16, CPU, lambda done, total: None)
 
 
 @torch.no_grad()

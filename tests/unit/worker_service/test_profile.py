@@ -11,11 +11,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from kernels.reference.sampling import MAX_CHOSEN_LOGITS, ReferenceSampling
 from tests.kit.backends import build_kernels
 from tests.kit.tiny_models import tiny_model
 from worker_service.model_loader import load_model
 from worker_service.model_runner import ModelRunner
-from worker_service.sampler import MAX_CHOSEN_LOGITS, sampling_bytes, telling_bytes
+from worker_service.sampler import sampling_bytes
 
 ROOT = Path(__file__).parents[3]
 MIB = 1 << 20
@@ -91,7 +92,7 @@ def test_no_step_takes_more_than_was_promised(wide_model: Path, quantization: st
     assert done.returncode == 0, done.stderr
     assert not done.stderr, "the CPU kernels serve"
     promised, taken = map(int, done.stdout.split())
-    assert taken > 40 * MIB, "the steps were large"
+    assert taken > 30 * MIB, "the steps were large"
     assert taken <= promised + 8 * MIB
     assert promised < 3 * taken, "and the promise is not far from the truth"
 
@@ -106,7 +107,7 @@ def test_a_profile_tells_the_same_each_time() -> None:
 
 
 def test_choosing_takes_its_memory_for_some_rows_at_a_time() -> None:
-    vocab_size = 100_000
-    for_all = sampling_bytes(MAX_CHOSEN_LOGITS // vocab_size, vocab_size)
-    assert sampling_bytes(1000, vocab_size) < for_all + telling_bytes(1000, vocab_size)
-    assert sampling_bytes(1, 10 * MAX_CHOSEN_LOGITS) == 16 * 4 * 10 * MAX_CHOSEN_LOGITS, "one row at least"
+    ops, vocab_size = ReferenceSampling(torch.device("cpu")), 100_000
+    for_all = sampling_bytes(ops, MAX_CHOSEN_LOGITS // vocab_size, vocab_size)
+    assert sampling_bytes(ops, 1000, vocab_size) < for_all + 4 * 1000 * vocab_size * 4
+    assert ops.choosing_bytes(1, 10 * MAX_CHOSEN_LOGITS) == 12 * 4 * 10 * MAX_CHOSEN_LOGITS, "one row at least"

@@ -1,46 +1,42 @@
-"""The sampler's order of edits, its grouping by method, and rows that cannot be sampled."""
+"""The sampler's order of edits, rows of every kind side by side, and rows that cannot be sampled."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.unit.worker_service.rows import VOCAB, rows_of, sequence
-from worker_service.sampler import Sampler
-from worker_service.sampling_state import Method, TokenCounts, choose_method
-from worker_service.step import NewSequence, Sampling
+from tests.unit.worker_service.rows import VOCAB, make_sampler, rows_of, sequence
+from worker_service.sampling_state import TokenCounts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from worker_service.sampler import Sampler
+    from worker_service.step import NewSequence
+
+    Sample = Callable[..., list[int]]
 
 
 def logits_of(num_rows: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(num_rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def sample(logits: torch.Tensor, *sequences: NewSequence) -> list[int]:
-    sampled = Sampler(torch.device("cpu")).sample(logits.clone(), rows_of(*sequences))
-    assert not sampled.failed.any()
-    return sampled.token_ids.tolist()
+@pytest.fixture(params=["reference", "auto"])
+def sampler(request: pytest.FixtureRequest) -> Sampler:
+    return make_sampler(request.param)
 
 
-@pytest.mark.parametrize(
-    ("fields", "method"),
-    [
-        ({"temperature": 0.0}, Method.GREEDY),
-        ({"temperature": 9e-6, "top_k": 5}, Method.GREEDY),
-        ({"temperature": 1e-5}, Method.DRAW),
-        ({}, Method.DRAW),
-        ({"top_k": VOCAB}, Method.DRAW),
-        ({"top_k": 64}, Method.FILTER_FEW),
-        ({"top_k": 65, "top_p": 0.5}, Method.FILTER_MANY),
-        ({"top_k": 1025}, Method.FILTER_ALL),
-        ({"top_p": 0.99}, Method.FILTER_MANY),
-        ({"top_k": VOCAB + 7, "min_p": 0.1}, Method.FILTER_MANY),
-    ],
-)
-def test_the_method_follows_from_the_request(fields: dict[str, Any], method: Method) -> None:
-    assert choose_method(Sampling(**fields), VOCAB) is method
+@pytest.fixture
+def sample(sampler: Sampler) -> Sample:
+    def choose(logits: torch.Tensor, *sequences: NewSequence) -> list[int]:
+        sampled = sampler.sample(logits.clone(), rows_of(*sequences))
+        assert not sampled.failed.any()
+        return sampled.token_ids.tolist()
+
+    return choose
 
 
 MIXED = [
@@ -57,7 +53,7 @@ MIXED = [
 ]
 
 
-def test_rows_of_every_kind_are_sampled_alike_alone_and_together() -> None:
+def test_rows_of_every_kind_are_sampled_alike_alone_and_together(sample: Sample) -> None:
     logits = logits_of(len(MIXED))
     together = sample(logits, *MIXED)
     alone = [sample(logits[row : row + 1], one)[0] for row, one in enumerate(MIXED)]
@@ -66,7 +62,7 @@ def test_rows_of_every_kind_are_sampled_alike_alone_and_together() -> None:
     assert backwards[::-1] == together
 
 
-def test_a_draw_changes_with_seed_index_and_position() -> None:
+def test_a_draw_changes_with_seed_index_and_position(sample: Sample) -> None:
     logits = torch.zeros(1, VOCAB)
     base = sample(logits, sequence(seed=1))
     assert sample(logits, sequence(seed=1)) == base
@@ -77,7 +73,7 @@ def test_a_draw_changes_with_seed_index_and_position() -> None:
     assert sample(logits, sequence([3, 4], 2, seed=1)) == base
 
 
-def test_stop_tokens_are_masked_before_min_tokens() -> None:
+def test_stop_tokens_are_masked_before_min_tokens(sample: Sample) -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, [5, 6, 7]] = torch.tensor([3.0, 2.0, 1.0])
     greedy = {"temperature": 0.0, "min_tokens": 2, "stop_token_ids": (5, 6)}
@@ -86,14 +82,14 @@ def test_stop_tokens_are_masked_before_min_tokens() -> None:
     assert sample(logits, sequence([9, 9, 9], 1, **greedy)) == [5]
 
 
-def test_a_bias_does_not_lift_a_masked_token() -> None:
+def test_a_bias_does_not_lift_a_masked_token(sample: Sample) -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, 8] = 1.0
     one = sequence(temperature=0.0, min_tokens=1, stop_token_ids=(5,), logit_bias={5: 100.0})
     assert sample(logits, one) == [8]
 
 
-def test_penalties_come_after_the_bias() -> None:
+def test_penalties_come_after_the_bias(sample: Sample) -> None:
     logits = torch.full((1, VOCAB), -9.0)
     logits[0, 4], logits[0, 6] = 1.0, 2.0
     one = sequence([4], 1, temperature=0.0, repetition_penalty=2.0, logit_bias={4: 2.0})
@@ -112,20 +108,20 @@ def test_penalties_count_what_is_sampled() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_a_row_that_is_not_finite_fails_alone(bad: float) -> None:
+def test_a_row_that_is_not_finite_fails_alone(sample: Sample, sampler: Sampler, bad: float) -> None:
     logits = logits_of(len(MIXED))
     expected = sample(logits, *MIXED)
     for broken in range(len(MIXED)):
         spoiled = logits.clone()
         spoiled[broken, 17] = bad
-        sampled = Sampler(torch.device("cpu")).sample(spoiled, rows_of(*MIXED))
+        sampled = sampler.sample(spoiled, rows_of(*MIXED))
         assert np.flatnonzero(sampled.failed).tolist() == [broken]
         assert np.delete(sampled.token_ids, broken).tolist() == expected[:broken] + expected[broken + 1 :]
 
 
-def test_a_row_whose_every_token_is_masked_fails() -> None:
+def test_a_row_whose_every_token_is_masked_fails(sampler: Sampler) -> None:
     one = sequence(temperature=0.0, min_tokens=1, stop_token_ids=tuple(range(VOCAB)))
-    sampled = Sampler(torch.device("cpu")).sample(logits_of(2), rows_of(one, sequence(seed=1)))
+    sampled = sampler.sample(logits_of(2), rows_of(one, sequence(seed=1)))
     assert sampled.failed.tolist() == [True, False]
 
 
@@ -133,7 +129,7 @@ def test_a_row_whose_every_token_is_masked_fails() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1e-4, 1.0, 1e4, 3e38])
 @pytest.mark.parametrize("repetition_penalty", [1e-45, 1e-38, 1e-30, 3e38])
 def test_a_penalty_at_the_ends_of_its_range_leaves_the_others_alone(
-    repetition_penalty: float, temperature: float, fields: dict[str, Any]
+    sample: Sample, repetition_penalty: float, temperature: float, fields: dict[str, Any]
 ) -> None:
     logits, plain = logits_of(2), sequence(temperature=1.0, top_p=0.8, seed=4)
     penalized = sequence(list(range(50)), 50, temperature=temperature, repetition_penalty=repetition_penalty, **fields)
@@ -142,6 +138,6 @@ def test_a_penalty_at_the_ends_of_its_range_leaves_the_others_alone(
     assert drawn[:1] == sample(logits[:1], penalized)
 
 
-def test_stop_tokens_beyond_the_vocabulary_are_of_no_matter() -> None:
+def test_stop_tokens_beyond_the_vocabulary_are_of_no_matter(sample: Sample) -> None:
     one = sequence(temperature=0.0, min_tokens=1, stop_token_ids=(VOCAB, 2**31))
     assert sample(logits_of(1), one) == [int(logits_of(1).argmax())]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels import edits
 from kernels.reference import sampling
-from kernels.reference.sampling import DrawKeys, Filters
+from kernels.reference.sampling import GREEDY, UNFILTERED, DrawKeys, Filters, numbers_of_candidates
+from kernels.sampling import Choices
 
 WORD = 0xFFFFFFFF
 
@@ -249,7 +252,7 @@ def test_a_large_vocabulary_is_drawn_in_slabs_of_rows() -> None:
 def test_masked_tokens_are_never_drawn() -> None:
     logits = random_logits(200, 8)
     rows = torch.arange(200).repeat_interleave(3)
-    sampling.mask_tokens(logits, rows, torch.tensor([1, 4, 6]).repeat(200))
+    edits.mask_tokens(logits, rows, torch.tensor([1, 4, 6]).repeat(200))
     drawn = sampling.draw(logits, torch.full((200,), 3.0), keys(200))
     assert set(drawn.tolist()) == {0, 2, 3, 5, 7}
 
@@ -275,9 +278,7 @@ def test_penalties_are_what_their_definition_says(
     token_ids = torch.tensor(sorted(set(prompt) | set(output)))
     counts = torch.tensor([float(output.count(t)) for t in token_ids.tolist()])
     columns = [torch.full((len(token_ids),), value) for value in (repetition, frequency, presence)]
-    sampling.apply_penalties(
-        logits, torch.zeros_like(token_ids), token_ids, counts, (columns[0], columns[1], columns[2])
-    )
+    edits.apply_penalties(logits, torch.zeros_like(token_ids), token_ids, counts, (columns[0], columns[1], columns[2]))
     assert logits[0].tolist() == pytest.approx(expected, abs=1e-5)
 
 
@@ -287,3 +288,27 @@ def test_rows_that_are_not_finite_are_told() -> None:
     logits[2, 0] = float("inf")
     logits[4, 7] = float("-inf")
     assert sampling.finite_rows(logits).tolist() == [True, False, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p", "min_p", "expected"),
+    [
+        (0.0, 0, 1.0, 0.0, GREEDY),
+        (0.0, 5, 0.5, 0.1, GREEDY),
+        (1e-5, 0, 1.0, 0.0, UNFILTERED),
+        (1.0, 64, 1.0, 0.0, 64),
+        (1.0, 65, 0.5, 0.0, 1024),
+        (1.0, 1025, 1.0, 0.0, 2000),
+        (1.0, 0, 0.99, 0.0, 1024),
+        (1.0, 0, 1.0, 0.1, 1024),
+    ],
+)
+def test_how_many_candidates_are_looked_at_follows_from_the_row(
+    temperature: float, top_k: int, top_p: float, min_p: float, expected: int
+) -> None:
+    def column(value: float) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+        return np.array([value], np.float32)
+
+    nothing = np.zeros(1, np.int64)
+    one = Choices(column(temperature), np.array([top_k]), column(top_p), column(min_p), nothing, nothing, nothing)
+    assert numbers_of_candidates(one, 2000).tolist() == [expected]

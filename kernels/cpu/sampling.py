@@ -1,0 +1,127 @@
+"""The ops of sampling in C++: see csrc/sampling.h, of which the structures are mirrored here.
+
+Owns nothing but the arrays of a call, which releases the interpreter for as long as it runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kernels.sampling import TokenLogprobs
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from kernels.cpu.library import Executor
+    from kernels.sampling import Choices, Flags, Integers
+
+# Of a thread, for each token of the vocabulary: candidates of 8 bytes in a vector that grows by doubling.
+SCRATCH_BYTES = 25
+
+
+class _Choices(ctypes.Structure):
+    _fields_ = (
+        ("logits", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int64),
+        ("vocab_size", ctypes.c_int64),
+        ("temperatures", ctypes.c_void_p),
+        ("top_k", ctypes.c_void_p),
+        ("top_p", ctypes.c_void_p),
+        ("min_p", ctypes.c_void_p),
+        ("seeds", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("sequence_indexes", ctypes.c_void_p),
+        ("token_ids", ctypes.c_void_p),
+    )
+
+
+class _Tellings(ctypes.Structure):
+    _fields_ = (
+        ("logits", ctypes.c_void_p),
+        ("vocab_size", ctypes.c_int64),
+        ("num_rows", ctypes.c_int64),
+        ("rows", ctypes.c_void_p),
+        ("token_ids", ctypes.c_void_p),
+        ("num_best", ctypes.c_int64),
+        ("candidates", ctypes.c_void_p),
+        ("logprobs", ctypes.c_void_p),
+        ("ranks", ctypes.c_void_p),
+    )
+
+
+class CpuSampling:
+    """See `kernels.sampling.SamplingOps`. `executor` gives the team of the moment."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+
+    def finite_rows(self, logits: Tensor) -> Flags:
+        """Tells which rows hold finite numbers alone."""
+        finite = np.empty(len(logits), np.bool_)
+        self.executor.find_finite_rows(_address(logits), (len(logits), logits.shape[1]), finite.ctypes.data)
+        return finite
+
+    def choose(self, logits: Tensor, choices: Choices) -> Integers:
+        """Chooses a token of each row."""
+        token_ids = np.empty(len(logits), np.int64)
+        columns = (
+            _column(choices.temperatures, np.float32),
+            _column(choices.top_k, np.int64),
+            _column(choices.top_p, np.float32),
+            _column(choices.min_p, np.float32),
+            _column(choices.seeds, np.int64),
+            _column(choices.positions, np.int64),
+            _column(choices.sequence_indexes, np.int64),
+        )
+        addresses = (column.ctypes.data for column in (*columns, token_ids))
+        self.executor.choose(_Choices(_address(logits), len(logits), logits.shape[1], *addresses))
+        return token_ids
+
+    def token_logprobs(
+        self, logits: Tensor, rows: Integers, token_ids: Integers | None, num_best: int
+    ) -> TokenLogprobs:
+        """Tells of tokens of some rows, and of the best of each."""
+        width = num_best + (token_ids is not None)
+        candidates = np.empty((len(rows), width), np.int64)
+        logprobs = np.empty((len(rows), width), np.float32)
+        ranks = np.empty(0 if token_ids is None else len(rows), np.int64)
+        places = _column(rows, np.int64)
+        chosen = None if token_ids is None else _column(token_ids, np.int64)
+        self.executor.tell(
+            _Tellings(
+                _address(logits),
+                logits.shape[1],
+                len(rows),
+                places.ctypes.data,
+                None if chosen is None else chosen.ctypes.data,
+                num_best,
+                candidates.ctypes.data,
+                logprobs.ctypes.data,
+                ranks.ctypes.data,
+            )
+        )
+        return TokenLogprobs(candidates, logprobs, ranks)
+
+    def choosing_bytes(self, num_rows: int, vocab_size: int) -> int:
+        """The most memory that `choose` takes beside the logits."""
+        return self.executor.num_threads * vocab_size * SCRATCH_BYTES
+
+    def telling_bytes(self, num_rows: int, vocab_size: int) -> int:
+        """The most memory that `token_logprobs` takes beside the logits."""
+        return self.executor.num_threads * vocab_size * SCRATCH_BYTES
+
+
+def _address(logits: Tensor) -> int:
+    if not logits.is_contiguous():
+        raise ValueError("logits must be contiguous")
+    return logits.data_ptr()
+
+
+def _column(values: npt.NDArray[Any], dtype: type[np.generic]) -> npt.NDArray[Any]:
+    return np.ascontiguousarray(values, dtype)
