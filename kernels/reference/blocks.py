@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def swap_blocks(source_pool: Tensor, destination_pool: Tensor, pairs: BlockPairs) -> None:
-    """See `kernels.ops.Backend.swap_blocks`. Runs of neighbours are one copy each."""
+    """See `kernels.ops.Backend.swap_blocks`."""
     if source_pool.shape[1:] != destination_pool.shape[1:] or source_pool.dtype != destination_pool.dtype:
         raise ValueError(
             f"pools differ in layout: blocks of {tuple(source_pool.shape[1:])} {source_pool.dtype} "
@@ -22,8 +22,7 @@ def swap_blocks(source_pool: Tensor, destination_pool: Tensor, pairs: BlockPairs
         )
     _check_ids((source for source, _ in pairs), source_pool, "source")
     _check_ids((destination for _, destination in pairs), destination_pool, "destination")
-    for source, destination, length in _runs(pairs):
-        destination_pool[destination : destination + length].copy_(source_pool[source : source + length])
+    _copy_runs(source_pool, destination_pool, pairs)
 
 
 def copy_blocks(pool: Tensor, pairs: BlockPairs) -> None:
@@ -31,6 +30,10 @@ def copy_blocks(pool: Tensor, pairs: BlockPairs) -> None:
     if not pairs:
         return
     _check_ids((block for pair in pairs for block in pair), pool, "block")
+    if {source for source, _ in pairs}.isdisjoint(destination for _, destination in pairs):
+        # Nothing read is written: no copy between is needed.
+        _copy_runs(pool, pool, pairs)
+        return
     columns = torch.tensor(pairs, dtype=torch.int64, device=pool.device)
     pool.index_copy_(0, columns[:, 1], pool.index_select(0, columns[:, 0]))
 
@@ -41,8 +44,13 @@ def _check_ids(block_ids: Iterable[int], pool: Tensor, role: str) -> None:
             raise ValueError(f"{role} {block_id} is outside a pool of {pool.shape[0]} blocks")
 
 
+def _copy_runs(source_pool: Tensor, destination_pool: Tensor, pairs: BlockPairs) -> None:
+    for source, destination, length in _runs(pairs):
+        destination_pool[destination : destination + length].copy_(source_pool[source : source + length])
+
+
 def _runs(pairs: BlockPairs) -> Iterator[tuple[int, int, int]]:
-    """Joins pairs that go up together into (first source, first destination, length)."""
+    """Joins pairs that go up together, which are one copy, into (first source, first destination, length)."""
     start, length = (0, 0), 0
     for source, destination in pairs:
         if length and (source, destination) == (start[0] + length, start[1] + length):

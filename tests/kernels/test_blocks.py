@@ -58,11 +58,22 @@ def test_neighbours_are_one_copy():
 
 
 @for_all
-def test_copies_read_before_they_write(kernels: Kernels):
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [(1, 2), (2, 3), (0, 7), (3, 1)],
+        [(1, 2), (2, 3)],
+        [(0, 4), (1, 5), (2, 6), (0, 3)],
+        [(5, 1)],
+        [(2, 2), (3, 4)],
+    ],
+)
+def test_copies_read_before_they_write(kernels: Kernels, pairs: list[tuple[int, int]]):
     pool = make_pool(8, 4)
     expected = as_bytes(pool).clone()
-    kernels.backend.copy_blocks(pool, [(1, 2), (2, 3), (0, 7), (3, 1)])
-    expected[[2, 3, 7, 1]] = expected[[1, 2, 0, 3]]
+    kernels.backend.copy_blocks(pool, pairs)
+    sources, destinations = zip(*pairs, strict=True)
+    expected[list(destinations)] = as_bytes(make_pool(8, 4))[list(sources)]
     assert torch.equal(as_bytes(pool), expected)
 
 
