@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 RUNS = [
     run
     for name in INSTRUCTION_SETS[-1:]
-    for run in (Sanitized("ops", MEMORY, name, "-O0"), Sanitized("team", THREADS, name, arguments=("10",)))
+    for run in (
+        Sanitized("ops", MEMORY, name, "-O0"),
+        Sanitized("sampling", MEMORY, name, "-O0"),
+        Sanitized("team", THREADS, name, arguments=("10",)),
+    )
 ]
 
 

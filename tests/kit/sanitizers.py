@@ -60,6 +60,7 @@ def main() -> None:
     runs = [Sanitized("team", sanitizers, "avx2", arguments=("300",)) for sanitizers in (THREADS, MEMORY)]
     for name in supported_instruction_sets():
         runs += [Sanitized("ops", MEMORY, name, arguments=("all",)), Sanitized("ops", THREADS, name)]
+        runs += [Sanitized("sampling", MEMORY, name, arguments=("all",)), Sanitized("sampling", THREADS, name)]
     with tempfile.TemporaryDirectory(prefix="sanitized-") as folder:
         for run in runs:
             run.run(Path(folder))
