@@ -90,9 +90,10 @@ def test_gates_and_ups_are_those_of_plain_products(instruction_set: str, dtype: 
     backend = backend_for(instruction_set, dtype)
     weight, bias = random(2 * half, 75, dtype=dtype), random(2 * half, dtype=dtype, seed=1)
     hidden = random(29, 75, dtype=dtype, seed=2)
-    activate = get_backend(CPU, torch.float32, instruction_set).silu_and_mul
-    expected = activate(linear_int8(hidden, weight, bias)).to(dtype)
-    assert torch.equal(backend.linear(hidden, backend.pack_linear(weight, bias, gated=True)), expected)
+    gates, ups = linear_int8(hidden, weight, bias).double().chunk(2, dim=1)
+    got = backend.linear(hidden, backend.pack_linear(weight, bias, gated=True))
+    tolerance = 2**-7 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(got.double(), gates * gates.sigmoid() * ups, rtol=tolerance, atol=tolerance)
 
 
 @each_instruction_set
@@ -102,11 +103,11 @@ def test_a_row_does_not_depend_on_its_batch(instruction_set: str, dtype: torch.d
     packed = backend.pack_linear(random(200, 896, dtype=dtype))
     hidden = random(401, 896, dtype=dtype, seed=1)
     expected = backend.linear(hidden, packed)
-    for num_threads in (1, 3):
+    for num_threads in (3, 1):
         backend.set_num_threads(num_threads)
         for count in (1, 2, 3, 7, 12, 13, 64, 193):
-            parts = [backend.linear(part, packed) for part in hidden.split(count)]
-            assert torch.equal(torch.cat(parts), expected)
+            parts = [backend.linear(part, packed) for part in hidden[: 5 * count].split(count)]
+            assert torch.equal(torch.cat(parts), expected[: 5 * count])
 
 
 @each_instruction_set

@@ -23,9 +23,9 @@ class Executor : public Work {
         num_ops_ = num_ops;
         prepare_step(inputs);
         phases_.clear();
-        for (auto& scratch : scratch_) scratch.ahead = {};
+        for (auto& scratch : scratch_) scratch.ahead = {}, scratch.quantized_for = nullptr;
         for (int op = 0; op < num_ops; op++) {
-            if (ops[op].scheme == INT8) phases_.push_back({op, QUANTIZE});
+            if (ops[op].scheme == INT8 && !quantizes_alone(ops[op])) phases_.push_back({op, QUANTIZE});
             phases_.push_back({op, COMPUTE});
             if (ops[op].kind == HEAD) phases_.push_back({op, MERGE});
         }
@@ -95,7 +95,7 @@ class Executor : public Work {
    private:
     using Clock = std::chrono::steady_clock;
 
-    // What is done of an op in a phase. A product may need its rows quantized before, and the head its best merged after.
+    // What is done of an op in a phase. A product of many rows has them quantized before, the head its best merged after.
     enum Stage { QUANTIZE, COMPUTE, MERGE };
 
     struct Phase {
@@ -107,6 +107,8 @@ class Executor : public Work {
         std::unique_ptr<AttentionScratch<float>> attention32;
         std::unique_ptr<AttentionScratch<bf16>> attention16;
         std::vector<Best> best;
+        QuantizedRows quantized;
+        const Op* quantized_for = nullptr;
         Cursor ahead;
 
         template <class E>
@@ -164,6 +166,25 @@ class Executor : public Work {
             else
                 quantized_.quantize(i, (const E*)op.input + i * op.input_stride, op.in_features);
         }
+    }
+
+    // Whether each thread quantizes all rows for itself: of few elements that costs less than a wait for the others.
+    bool quantizes_alone(const Op& op) const {
+        constexpr int64_t FEW_ELEMENTS = 1 << 14;
+        return step_.num_rows(op.rows) * op.in_features <= FEW_ELEMENTS;
+    }
+
+    template <class E>
+    const QuantizedRows& quantized_rows(const Op& op, Scratch& mine) {
+        if (!quantizes_alone(op)) return quantized_;
+        if (mine.quantized_for != &op) {
+            const int64_t rows = step_.num_rows(op.rows);
+            mine.quantized.reserve(rows, op.in_features);
+            for (int64_t i = 0; i < rows; i++)
+                mine.quantized.quantize(i, (const E*)op.input + i * op.input_stride, op.in_features);
+            mine.quantized_for = &op;
+        }
+        return mine.quantized;
     }
 
     template <class E>
@@ -226,9 +247,10 @@ class Executor : public Work {
         const uint32_t* weight = (const uint32_t*)op.weight;
         Cursor& ahead = scratch_[thread].ahead;
         if (op.scheme == INT8) {
-            Dequantize<Epilogue> dequantize{epilogue, quantized_.scales(), op.scales, op.sums};
+            const QuantizedRows& rows = quantized_rows<E>(op, scratch_[thread]);
+            Dequantize<Epilogue> dequantize{epilogue, rows.scales(), op.scales, op.sums};
             LinearRunner<int8_t, Dequantize<Epilogue>> runner(
-                quantized_.words(), quantized_.stride_words(), weight, words_of<int8_t>(op.in_features), dequantize, ahead);
+                rows.words(), rows.stride_words(), weight, words_of<int8_t>(op.in_features), dequantize, ahead);
             run_units(op, begin, end, runner);
         } else {
             LinearRunner<E, Epilogue> runner(
