@@ -235,6 +235,8 @@ void run_all(bool all_sizes) {
                 for (Scheme scheme : {UNQUANTIZED, INT8}) products<E>(num_rows, width, count, scheme);
     products<E>(34, 6, 200, UNQUANTIZED);
     products<E>(34, 6, 200, INT8);
+    // So many elements that the threads quantize them together.
+    products<E>(34, 1000, 20, INT8);
     // Rows that a sum of bytes ends in the middle of.
     for (int64_t width : {33, 35})
         if (width % PER_WORD<E> == 0) products<E>(17, width, 3, INT8);
