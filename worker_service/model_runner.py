@@ -62,7 +62,7 @@ class Outcome:
 
 
 def fewest_good_threads(seconds: Mapping[int, float]) -> int:
-    """Chooses among counts of threads, given what a step takes with each: more for a small one only if it gains a tenth."""
+    """Chooses among counts of threads by what a step takes with each: more for a small one only if it gains a tenth."""
     chosen = min(seconds)
     if seconds[chosen] > SMALL_STEP_SECONDS:
         return max(seconds)

@@ -152,5 +152,6 @@ def test_the_lines_to_paste_work(served: dict[str, str]) -> None:
         command = line.replace("python ", f"{sys.executable} ", 1) if line.startswith("python") else f"{line} -sSf"
         done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
-        assert done.stdout.strip()
+        # A sampled answer may be empty: what is printed ends its line all the same.
+        assert done.stdout
     assert len(lines) == 2
