@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from kernels.cpu.huge_pages import WeightMemory
     from kernels.cpu.library import Executor
 
-# Sums of so many products of bytes stay within 32 bits.
-MAX_IN_FEATURES = 2**31 // (127 * 127)
+# Sums of so many products of bytes, less what the shift adds, stay within 32 bits.
+MAX_IN_FEATURES = 2**17
 
 
 class Int8Linear:
