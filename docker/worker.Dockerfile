@@ -6,8 +6,7 @@ ARG BASE_IMAGE=python:3.12-slim
 FROM ${BASE_IMAGE} AS kernels
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 WORKDIR /opt/blockyard
-COPY kernels/__init__.py kernels/__init__.py
-COPY kernels/cpu kernels/cpu
+COPY kernels kernels
 RUN python3 -m kernels.cpu.build
 
 FROM ${BASE_IMAGE}

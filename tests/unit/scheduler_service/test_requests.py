@@ -160,6 +160,8 @@ async def test_what_ended_under_another_scheduler_is_kept_too(harness: Harness) 
     server, client, other = await harness.scheduler(), await harness.client(), await harness.client("other")
     stream.reasons[1] = STOP
     await client.resubmit(stream)
+    # The other gateway's stream may be read first.
+    await until(lambda: server.scheduling.requests.find("r", 0.0) is not None)
     read = await other.read_again("r", n=2)
     assert await other.result(read) == oracle([1] * 20, 9, n=2)
     assert read.reasons == {0: LENGTH, 1: STOP}
