@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from worker_service.requests import ROW as ROW
 from worker_service.requests import RequestTable, with_rows
 from worker_service.roster import Roster, StepState, make_roster
 from worker_service.sampler import SampleRows

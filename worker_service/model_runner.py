@@ -15,8 +15,8 @@ import torch
 from kernels.ops import CaptureSizes, StepInputs
 from worker_service import logprobs
 from worker_service.cache_engine import BlockFormat, allocate_pool
-from worker_service.input_batch import ROW
 from worker_service.memory import read_peak_memory, reset_peak_memory
+from worker_service.requests import ROW
 from worker_service.sampler import Candidates, Sampled, Sampler, SampleRows, sampling_bytes
 from worker_service.sampling_state import SequenceLists, write_sampling
 from worker_service.step import MAX_LOGPROBS, Logprobs, NewSequence, PromptLogprobs, Sampling, no_ids

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from kernels.ops import get_backend
-from worker_service.input_batch import ROW
+from worker_service.requests import ROW
 from worker_service.sampler import Sampler, SampleRows
 from worker_service.sampling_state import SequenceLists, write_sampling
 from worker_service.step import NewSequence, Sampling, no_ids
