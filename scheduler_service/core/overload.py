@@ -17,6 +17,10 @@ MAX_RETRY_SECONDS = 300.0
 NUM_SLICES = 16
 """Into so many parts the window of a drain rate is cut: what is older leaves it a part at a time."""
 
+PROMISED_SHARE = 0.9
+"""Of the measured rate, so much is promised: at all of it, a rate that falls by a few percent while thousands wait
+elsewhere fills the queue before their turn, and they are sent away again."""
+
 
 class Limit(Enum):
     """Which limit keeps a request out."""
@@ -95,8 +99,10 @@ class DrainRate:
         measured_seconds = max(min(now - self._started_at, self._window_seconds), self._slice_seconds)
         num_requests = sum(part.num_requests for part in self._slices)
         num_tokens = sum(part.num_tokens for part in self._slices)
-        return measured_seconds * max(
-            _divide(overload.num_requests, num_requests), _divide(overload.num_tokens, num_tokens)
+        return (
+            measured_seconds
+            / PROMISED_SHARE
+            * max(_divide(overload.num_requests, num_requests), _divide(overload.num_tokens, num_tokens))
         )
 
     def _forget(self, now: float) -> None:

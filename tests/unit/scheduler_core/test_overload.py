@@ -8,6 +8,7 @@ from scheduler_service.core.overload import (
     MAX_RETRY_SECONDS,
     MIN_RETRY_SECONDS,
     NUM_SLICES,
+    PROMISED_SHARE,
     DrainRate,
     Limit,
     Overload,
@@ -24,15 +25,25 @@ def measured(seconds: int = 30, num_requests: int = 2, num_tokens: int = 100) ->
     return rate
 
 
+def told(rate: DrainRate, overload: Overload, now: float) -> float:
+    """After what time, by the whole rate."""
+    return rate.retry_after_seconds(overload, now) * PROMISED_SHARE
+
+
 def test_the_excess_is_divided_by_the_rate() -> None:
-    assert measured().retry_after_seconds(Overload(Limit.QUEUE_FULL, num_requests=6), 30.0) == pytest.approx(3, rel=0.1)
-    assert measured().retry_after_seconds(Overload(Limit.TOKEN_BACKLOG, num_tokens=700), 30.0) == pytest.approx(
-        7, rel=0.1
-    )
+    assert told(measured(), Overload(Limit.QUEUE_FULL, num_requests=6), 30.0) == pytest.approx(3, rel=0.1)
+    assert told(measured(), Overload(Limit.TOKEN_BACKLOG, num_tokens=700), 30.0) == pytest.approx(7, rel=0.1)
+
+
+def test_less_than_the_rate_is_promised() -> None:
+    """Else those who come back when they were told to find the queue full as soon as the rate falls a little."""
+    rate = measured(num_requests=10)
+    last = max(rate.retry_after_seconds(ONE_REQUEST, 30.0) for _ in range(1000))
+    assert 1000 / last <= 10 * 0.95
 
 
 def test_a_young_process_divides_by_its_age() -> None:
-    assert measured(4).retry_after_seconds(Overload(Limit.QUEUE_FULL, num_requests=6), 4.0) == pytest.approx(3)
+    assert told(measured(4), Overload(Limit.QUEUE_FULL, num_requests=6), 4.0) == pytest.approx(3)
 
 
 def test_a_little_is_not_worth_less_than_a_moment() -> None:
@@ -48,21 +59,21 @@ def test_what_left_the_window_does_not_count() -> None:
     rate = measured(30, num_requests=100)
     for now in range(30, 61):
         rate.note(1, 1, float(now))
-    assert rate.retry_after_seconds(ONE_REQUEST, 61.0) == pytest.approx(1, rel=0.15)
+    assert told(rate, ONE_REQUEST, 61.0) == pytest.approx(1, rel=0.15)
 
 
 def test_those_sent_away_are_told_to_come_one_after_another() -> None:
     rate = measured()
-    told = [rate.retry_after_seconds(ONE_REQUEST, 30.0) for _ in range(4)]
-    assert told == pytest.approx([0.5, 1.0, 1.5, 2.0], rel=0.1)
-    assert rate.retry_after_seconds(ONE_REQUEST, 31.0) == pytest.approx(1.5, rel=0.15)
+    times = [rate.retry_after_seconds(ONE_REQUEST, 30.0) for _ in range(4)]
+    assert times == pytest.approx([number * times[0] for number in (1, 2, 3, 4)])
+    assert rate.retry_after_seconds(ONE_REQUEST, 31.0) == pytest.approx(5 * times[0] - 1, rel=0.1)
 
 
 def test_promises_end_with_the_longest_time() -> None:
     rate = measured()
-    told = [rate.retry_after_seconds(ONE_REQUEST, 30.0) for _ in range(1000)]
-    assert told[-1] == MAX_RETRY_SECONDS
-    assert told == sorted(told)
+    times = [rate.retry_after_seconds(ONE_REQUEST, 30.0) for _ in range(1000)]
+    assert times[-1] == MAX_RETRY_SECONDS
+    assert times == sorted(times)
     # They hold nobody up once they are over.
     assert rate.has_promised(30.0 + MAX_RETRY_SECONDS - 1)
     now = 30.0 + MAX_RETRY_SECONDS
