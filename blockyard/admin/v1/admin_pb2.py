@@ -23,9 +23,10 @@ _sym_db = _symbol_database.Default()
 
 
 from blockyard.common.v1 import status_pb2 as blockyard_dot_common_dot_v1_dot_status__pb2
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x62lockyard/admin/v1/admin.proto\x12\x12\x62lockyard.admin.v1\x1a blockyard/common/v1/status.proto\"\x12\n\x10GetStatusRequest\"\x80\x01\n\x11GetStatusResponse\x12\x32\n\x07gateway\x18\x01 \x01(\x0b\x32!.blockyard.admin.v1.GatewayStatus\x12\x37\n\tscheduler\x18\x02 \x01(\x0b\x32$.blockyard.common.v1.SchedulerStatus\"j\n\rGatewayStatus\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x14\n\x0cnum_requests\x18\x05 \x01(\r2h\n\x0c\x41\x64minService\x12X\n\tGetStatus\x12$.blockyard.admin.v1.GetStatusRequest\x1a%.blockyard.admin.v1.GetStatusResponseBK\n\x16\x64\x65v.blockyard.admin.v1P\x01Z/blockyard.dev/protos/blockyard/admin/v1;adminv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x62lockyard/admin/v1/admin.proto\x12\x12\x62lockyard.admin.v1\x1a blockyard/common/v1/status.proto\x1a\x1egoogle/protobuf/duration.proto\"\x12\n\x10GetStatusRequest\"\x80\x01\n\x11GetStatusResponse\x12\x32\n\x07gateway\x18\x01 \x01(\x0b\x32!.blockyard.admin.v1.GatewayStatus\x12\x37\n\tscheduler\x18\x02 \x01(\x0b\x32$.blockyard.common.v1.SchedulerStatus\"\xfb\x02\n\rGatewayStatus\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x14\n\x0cnum_requests\x18\x05 \x01(\r\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x12)\n\x06uptime\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bnum_readers\x18\x08 \x01(\r\x12?\n\x13time_to_first_token\x18\t \x01(\x0b\x32\".blockyard.common.v1.LatencyTotals\x12?\n\x13inter_token_latency\x18\n \x01(\x0b\x32\".blockyard.common.v1.LatencyTotals\x12;\n\x0frequest_latency\x18\x0b \x01(\x0b\x32\".blockyard.common.v1.LatencyTotals2h\n\x0c\x41\x64minService\x12X\n\tGetStatus\x12$.blockyard.admin.v1.GetStatusRequest\x1a%.blockyard.admin.v1.GetStatusResponseBK\n\x16\x64\x65v.blockyard.admin.v1P\x01Z/blockyard.dev/protos/blockyard/admin/v1;adminv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,12 +34,12 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'blockyard.admin.v1.admin_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\026dev.blockyard.admin.v1P\001Z/blockyard.dev/protos/blockyard/admin/v1;adminv1'
-  _globals['_GETSTATUSREQUEST']._serialized_start=88
-  _globals['_GETSTATUSREQUEST']._serialized_end=106
-  _globals['_GETSTATUSRESPONSE']._serialized_start=109
-  _globals['_GETSTATUSRESPONSE']._serialized_end=237
-  _globals['_GATEWAYSTATUS']._serialized_start=239
-  _globals['_GATEWAYSTATUS']._serialized_end=345
-  _globals['_ADMINSERVICE']._serialized_start=347
-  _globals['_ADMINSERVICE']._serialized_end=451
+  _globals['_GETSTATUSREQUEST']._serialized_start=120
+  _globals['_GETSTATUSREQUEST']._serialized_end=138
+  _globals['_GETSTATUSRESPONSE']._serialized_start=141
+  _globals['_GETSTATUSRESPONSE']._serialized_end=269
+  _globals['_GATEWAYSTATUS']._serialized_start=272
+  _globals['_GATEWAYSTATUS']._serialized_end=651
+  _globals['_ADMINSERVICE']._serialized_start=653
+  _globals['_ADMINSERVICE']._serialized_end=757
 # @@protoc_insertion_point(module_scope)

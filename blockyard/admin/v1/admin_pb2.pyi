@@ -5,6 +5,7 @@ isort:skip_file
 
 from blockyard.common.v1 import status_pb2 as _status_pb2
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 import builtins as _builtins
 import sys
@@ -75,6 +76,12 @@ class GatewayStatus(_message.Message):
     READY_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     NUM_REQUESTS_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    UPTIME_FIELD_NUMBER: _builtins.int
+    NUM_READERS_FIELD_NUMBER: _builtins.int
+    TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    INTER_TOKEN_LATENCY_FIELD_NUMBER: _builtins.int
+    REQUEST_LATENCY_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     """Random for each process."""
     version: _builtins.str
@@ -85,6 +92,26 @@ class GatewayStatus(_message.Message):
     """If not: what is missing, for a person."""
     num_requests: _builtins.int
     """Requests that run."""
+    draining: _builtins.bool
+    """It was drained or is stopping: it is not ready, and serves what comes nevertheless."""
+    num_readers: _builtins.int
+    """Answers that somebody reads."""
+    @_builtins.property
+    def uptime(self) -> _duration_pb2.Duration:
+        """How long it has run."""
+
+    @_builtins.property
+    def time_to_first_token(self) -> _status_pb2.LatencyTotals:
+        """From a request to its first token, as its reader saw it: of all requests so far."""
+
+    @_builtins.property
+    def inter_token_latency(self) -> _status_pb2.LatencyTotals:
+        """From one token to the next, of all answers so far."""
+
+    @_builtins.property
+    def request_latency(self) -> _status_pb2.LatencyTotals:
+        """From a request to the end of its answer: of all requests so far."""
+
     def __init__(
         self,
         *,
@@ -93,10 +120,16 @@ class GatewayStatus(_message.Message):
         ready: _builtins.bool = ...,
         message: _builtins.str = ...,
         num_requests: _builtins.int = ...,
+        draining: _builtins.bool = ...,
+        uptime: _duration_pb2.Duration | None = ...,
+        num_readers: _builtins.int = ...,
+        time_to_first_token: _status_pb2.LatencyTotals | None = ...,
+        inter_token_latency: _status_pb2.LatencyTotals | None = ...,
+        request_latency: _status_pb2.LatencyTotals | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["inter_token_latency", b"inter_token_latency", "request_latency", b"request_latency", "time_to_first_token", b"time_to_first_token", "uptime", b"uptime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "message", b"message", "num_requests", b"num_requests", "ready", b"ready", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "gateway_id", b"gateway_id", "inter_token_latency", b"inter_token_latency", "message", b"message", "num_readers", b"num_readers", "num_requests", b"num_requests", "ready", b"ready", "request_latency", b"request_latency", "time_to_first_token", b"time_to_first_token", "uptime", b"uptime", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,9 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n blockyard/common/v1/status.proto\x12\x13\x62lockyard.common.v1\"\x99\x01\n\x0cWorkerStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12/\n\x05state\x18\x04 \x01(\x0e\x32 .blockyard.common.v1.WorkerState\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x0f\n\x07message\x18\x06 \x01(\t\"Y\n\x0f\x42lockPoolStatus\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\x02 \x01(\r\x12\x19\n\x11num_cached_blocks\x18\x03 \x01(\r\"\xd4\x03\n\rReplicaStatus\x12\x12\n\nreplica_id\x18\x01 \x01(\r\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0f\n\x07step_id\x18\x04 \x01(\x04\x12\x32\n\x07workers\x18\x05 \x03(\x0b\x32!.blockyard.common.v1.WorkerStatus\x12;\n\rdevice_blocks\x18\x06 \x01(\x0b\x32$.blockyard.common.v1.BlockPoolStatus\x12\x39\n\x0bhost_blocks\x18\x07 \x01(\x0b\x32$.blockyard.common.v1.BlockPoolStatus\x12\x1d\n\x15num_running_sequences\x18\x08 \x01(\r\x12\x1d\n\x15num_swapped_sequences\x18\t \x01(\r\x12\x1a\n\x12num_prefill_pieces\x18\n \x01(\x04\x12 \n\x18num_recomputed_sequences\x18\x0b \x01(\x04\x12\x1e\n\x16num_swapped_out_blocks\x18\x0c \x01(\x04\x12\x1d\n\x15num_swapped_in_blocks\x18\r \x01(\x04\x12\x19\n\x11num_copied_blocks\x18\x0e \x01(\x04\"\x9e\x02\n\x0fSchedulerStatus\x12\x34\n\x08replicas\x18\x01 \x03(\x0b\x32\".blockyard.common.v1.ReplicaStatus\x12\x1c\n\x14num_waiting_requests\x18\x02 \x01(\r\x12\x14\n\x0cnum_gateways\x18\x03 \x01(\r\x12\x17\n\x0fnum_preemptions\x18\x04 \x01(\x04\x12\x19\n\x11num_cached_tokens\x18\x05 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x06 \x01(\x04\x12\x1d\n\x15num_completion_tokens\x18\x07 \x01(\x04\x12\x16\n\x0enum_recoveries\x18\x08 \x01(\x04\x12\x1b\n\x13num_replayed_tokens\x18\t \x01(\x04*\xd3\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14WORKER_STATE_CREATED\x10\x01\x12\x1d\n\x19WORKER_STATE_DEVICE_READY\x10\x02\x12\x17\n\x13WORKER_STATE_LOADED\x10\x03\x12\x1c\n\x18WORKER_STATE_CACHE_READY\x10\x04\x12\x18\n\x14WORKER_STATE_RUNNING\x10\x05\x12\x1c\n\x18WORKER_STATE_UNREACHABLE\x10\x06\x42N\n\x17\x64\x65v.blockyard.common.v1P\x01Z1blockyard.dev/protos/blockyard/common/v1;commonv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n blockyard/common/v1/status.proto\x12\x13\x62lockyard.common.v1\x1a\x1egoogle/protobuf/duration.proto\"\xe6\x01\n\x0cWorkerStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12/\n\x05state\x18\x04 \x01(\x0e\x32 .blockyard.common.v1.WorkerState\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x0f\n\x07message\x18\x06 \x01(\t\x12\x15\n\rweights_bytes\x18\x07 \x01(\x04\x12\x1a\n\x12\x64\x65vice_cache_bytes\x18\x08 \x01(\x04\x12\x18\n\x10host_cache_bytes\x18\t \x01(\x04\"Y\n\x0f\x42lockPoolStatus\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\x02 \x01(\r\x12\x19\n\x11num_cached_blocks\x18\x03 \x01(\r\"\x89\x06\n\rReplicaStatus\x12\x12\n\nreplica_id\x18\x01 \x01(\r\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0f\n\x07step_id\x18\x04 \x01(\x04\x12\x32\n\x07workers\x18\x05 \x03(\x0b\x32!.blockyard.common.v1.WorkerStatus\x12;\n\rdevice_blocks\x18\x06 \x01(\x0b\x32$.blockyard.common.v1.BlockPoolStatus\x12\x39\n\x0bhost_blocks\x18\x07 \x01(\x0b\x32$.blockyard.common.v1.BlockPoolStatus\x12\x1d\n\x15num_running_sequences\x18\x08 \x01(\r\x12\x1d\n\x15num_swapped_sequences\x18\t \x01(\r\x12\x1a\n\x12num_prefill_pieces\x18\n \x01(\x04\x12 \n\x18num_recomputed_sequences\x18\x0b \x01(\x04\x12\x1e\n\x16num_swapped_out_blocks\x18\x0c \x01(\x04\x12\x1d\n\x15num_swapped_in_blocks\x18\r \x01(\x04\x12\x19\n\x11num_copied_blocks\x18\x0e \x01(\x04\x12\x34\n\x0b\x64rain_state\x18\x0f \x01(\x0e\x32\x1f.blockyard.common.v1.DrainState\x12\x1d\n\x15num_waiting_sequences\x18\x10 \x01(\r\x12\x1b\n\x13num_steps_in_flight\x18\x11 \x01(\r\x12\x11\n\tnum_steps\x18\x12 \x01(\x04\x12,\n\tstep_time\x18\x13 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11num_prompt_tokens\x18\x14 \x01(\x04\x12\x19\n\x11num_cached_tokens\x18\x15 \x01(\x04\x12\x1d\n\x15num_completion_tokens\x18\x16 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x17 \x01(\x04\x12\x12\n\nblock_size\x18\x18 \x01(\r\"\x8e\x01\n\x0eRecoveryStatus\x12\x12\n\nreplica_id\x18\x01 \x01(\r\x12&\n\x03\x61ge\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05\x63\x61use\x18\x03 \x01(\t\x12\x14\n\x0cnum_requests\x18\x04 \x01(\r\x12\x1b\n\x13num_replayed_tokens\x18\x05 \x01(\x04\"F\n\rLatencyTotals\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x12&\n\x03sum\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xc5\x03\n\x0fSchedulerStatus\x12\x34\n\x08replicas\x18\x01 \x03(\x0b\x32\".blockyard.common.v1.ReplicaStatus\x12\x1c\n\x14num_waiting_requests\x18\x02 \x01(\r\x12\x14\n\x0cnum_gateways\x18\x03 \x01(\r\x12\x17\n\x0fnum_preemptions\x18\x04 \x01(\x04\x12\x19\n\x11num_cached_tokens\x18\x05 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x06 \x01(\x04\x12\x1d\n\x15num_completion_tokens\x18\x07 \x01(\x04\x12\x16\n\x0enum_recoveries\x18\x08 \x01(\x04\x12\x1b\n\x13num_replayed_tokens\x18\t \x01(\x04\x12\x0f\n\x07version\x18\n \x01(\t\x12)\n\x06uptime\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12num_waiting_tokens\x18\x0c \x01(\x04\x12\x14\n\x0cnum_requests\x18\r \x01(\r\x12\x37\n\nrecoveries\x18\x0e \x03(\x0b\x32#.blockyard.common.v1.RecoveryStatus*\xd3\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14WORKER_STATE_CREATED\x10\x01\x12\x1d\n\x19WORKER_STATE_DEVICE_READY\x10\x02\x12\x17\n\x13WORKER_STATE_LOADED\x10\x03\x12\x1c\n\x18WORKER_STATE_CACHE_READY\x10\x04\x12\x18\n\x14WORKER_STATE_RUNNING\x10\x05\x12\x1c\n\x18WORKER_STATE_UNREACHABLE\x10\x06*\\\n\nDrainState\x12\x1b\n\x17\x44RAIN_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x44RAIN_STATE_DRAINING\x10\x01\x12\x17\n\x13\x44RAIN_STATE_DRAINED\x10\x02\x42N\n\x17\x64\x65v.blockyard.common.v1P\x01Z1blockyard.dev/protos/blockyard/common/v1;commonv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,14 +33,20 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'blockyard.common.v1.status_
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\027dev.blockyard.common.v1P\001Z1blockyard.dev/protos/blockyard/common/v1;commonv1'
-  _globals['_WORKERSTATE']._serialized_start=1065
-  _globals['_WORKERSTATE']._serialized_end=1276
-  _globals['_WORKERSTATUS']._serialized_start=58
-  _globals['_WORKERSTATUS']._serialized_end=211
-  _globals['_BLOCKPOOLSTATUS']._serialized_start=213
-  _globals['_BLOCKPOOLSTATUS']._serialized_end=302
-  _globals['_REPLICASTATUS']._serialized_start=305
-  _globals['_REPLICASTATUS']._serialized_end=773
-  _globals['_SCHEDULERSTATUS']._serialized_start=776
-  _globals['_SCHEDULERSTATUS']._serialized_end=1062
+  _globals['_WORKERSTATE']._serialized_start=1867
+  _globals['_WORKERSTATE']._serialized_end=2078
+  _globals['_DRAINSTATE']._serialized_start=2080
+  _globals['_DRAINSTATE']._serialized_end=2172
+  _globals['_WORKERSTATUS']._serialized_start=90
+  _globals['_WORKERSTATUS']._serialized_end=320
+  _globals['_BLOCKPOOLSTATUS']._serialized_start=322
+  _globals['_BLOCKPOOLSTATUS']._serialized_end=411
+  _globals['_REPLICASTATUS']._serialized_start=414
+  _globals['_REPLICASTATUS']._serialized_end=1191
+  _globals['_RECOVERYSTATUS']._serialized_start=1194
+  _globals['_RECOVERYSTATUS']._serialized_end=1336
+  _globals['_LATENCYTOTALS']._serialized_start=1338
+  _globals['_LATENCYTOTALS']._serialized_end=1408
+  _globals['_SCHEDULERSTATUS']._serialized_start=1411
+  _globals['_SCHEDULERSTATUS']._serialized_end=1864
 # @@protoc_insertion_point(module_scope)

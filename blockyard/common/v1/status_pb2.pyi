@@ -5,6 +5,7 @@ isort:skip_file
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -59,6 +60,30 @@ WORKER_STATE_UNREACHABLE: WorkerState.ValueType  # 6
 """No process answers at its address."""
 Global___WorkerState: _TypeAlias = WorkerState  # noqa: Y015
 
+class _DrainState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DrainStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DrainState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DRAIN_STATE_UNSPECIFIED: _DrainState.ValueType  # 0
+    """It takes requests."""
+    DRAIN_STATE_DRAINING: _DrainState.ValueType  # 1
+    """It takes no new ones, and finishes or hands over those that it has."""
+    DRAIN_STATE_DRAINED: _DrainState.ValueType  # 2
+    """It has none. Its worker is left alone until the replica is undrained."""
+
+class DrainState(_DrainState, metaclass=_DrainStateEnumTypeWrapper):
+    """Whether a replica takes requests, as an operator wants it."""
+
+DRAIN_STATE_UNSPECIFIED: DrainState.ValueType  # 0
+"""It takes requests."""
+DRAIN_STATE_DRAINING: DrainState.ValueType  # 1
+"""It takes no new ones, and finishes or hands over those that it has."""
+DRAIN_STATE_DRAINED: DrainState.ValueType  # 2
+"""It has none. Its worker is left alone until the replica is undrained."""
+Global___DrainState: _TypeAlias = DrainState  # noqa: Y015
+
 @_typing.final
 class WorkerStatus(_message.Message):
     """One worker, as its scheduler sees it."""
@@ -71,6 +96,9 @@ class WorkerStatus(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    WEIGHTS_BYTES_FIELD_NUMBER: _builtins.int
+    DEVICE_CACHE_BYTES_FIELD_NUMBER: _builtins.int
+    HOST_CACHE_BYTES_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """Where the scheduler reaches it."""
     worker_id: _builtins.str
@@ -83,6 +111,12 @@ class WorkerStatus(_message.Message):
     """The device, in words."""
     message: _builtins.str
     """What went wrong last, if anything."""
+    weights_bytes: _builtins.int
+    """Bytes of the weights; 0 before they are loaded."""
+    device_cache_bytes: _builtins.int
+    """Bytes of the blocks on the device; 0 before the pools exist."""
+    host_cache_bytes: _builtins.int
+    """Bytes of the blocks in the swap pool."""
     def __init__(
         self,
         *,
@@ -92,10 +126,13 @@ class WorkerStatus(_message.Message):
         state: Global___WorkerState.ValueType = ...,
         device: _builtins.str = ...,
         message: _builtins.str = ...,
+        weights_bytes: _builtins.int = ...,
+        device_cache_bytes: _builtins.int = ...,
+        host_cache_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "incarnation", b"incarnation", "message", b"message", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "device_cache_bytes", b"device_cache_bytes", "host_cache_bytes", b"host_cache_bytes", "incarnation", b"incarnation", "message", b"message", "state", b"state", "weights_bytes", b"weights_bytes", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -151,6 +188,16 @@ class ReplicaStatus(_message.Message):
     NUM_SWAPPED_OUT_BLOCKS_FIELD_NUMBER: _builtins.int
     NUM_SWAPPED_IN_BLOCKS_FIELD_NUMBER: _builtins.int
     NUM_COPIED_BLOCKS_FIELD_NUMBER: _builtins.int
+    DRAIN_STATE_FIELD_NUMBER: _builtins.int
+    NUM_WAITING_SEQUENCES_FIELD_NUMBER: _builtins.int
+    NUM_STEPS_IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    NUM_STEPS_FIELD_NUMBER: _builtins.int
+    STEP_TIME_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     replica_id: _builtins.int
     """Its number."""
     ready: _builtins.bool
@@ -173,6 +220,26 @@ class ReplicaStatus(_message.Message):
     """Blocks read from the swap pool, since the replica was set up."""
     num_copied_blocks: _builtins.int
     """Blocks copied because a shared one was to be written, since the replica was set up."""
+    drain_state: Global___DrainState.ValueType
+    """Whether it takes requests, as an operator wants it."""
+    num_waiting_sequences: _builtins.int
+    """Sequences that it was given and that wait to be admitted."""
+    num_steps_in_flight: _builtins.int
+    """Steps sent and not answered."""
+    num_steps: _builtins.int
+    """Steps answered, since the scheduler started. Like all such totals it only grows: two readings and the uptimes that
+    came with them give a rate.
+    """
+    num_prompt_tokens: _builtins.int
+    """Prompt tokens admitted, since the replica was set up."""
+    num_cached_tokens: _builtins.int
+    """Of these, found in the prefix cache."""
+    num_completion_tokens: _builtins.int
+    """Tokens sampled, since the replica was set up."""
+    num_preemptions: _builtins.int
+    """Preemptions, since the replica was set up."""
+    block_size: _builtins.int
+    """Tokens of a block; 0 before the pools exist."""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerStatus]:
         """Its workers, by rank."""
@@ -184,6 +251,10 @@ class ReplicaStatus(_message.Message):
     @_builtins.property
     def host_blocks(self) -> Global___BlockPoolStatus:
         """Blocks in the swap pool."""
+
+    @_builtins.property
+    def step_time(self) -> _duration_pb2.Duration:
+        """How long its worker was busy with these steps."""
 
     def __init__(
         self,
@@ -202,14 +273,92 @@ class ReplicaStatus(_message.Message):
         num_swapped_out_blocks: _builtins.int = ...,
         num_swapped_in_blocks: _builtins.int = ...,
         num_copied_blocks: _builtins.int = ...,
+        drain_state: Global___DrainState.ValueType = ...,
+        num_waiting_sequences: _builtins.int = ...,
+        num_steps_in_flight: _builtins.int = ...,
+        num_steps: _builtins.int = ...,
+        step_time: _duration_pb2.Duration | None = ...,
+        num_prompt_tokens: _builtins.int = ...,
+        num_cached_tokens: _builtins.int = ...,
+        num_completion_tokens: _builtins.int = ...,
+        num_preemptions: _builtins.int = ...,
+        block_size: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["device_blocks", b"device_blocks", "host_blocks", b"host_blocks"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["device_blocks", b"device_blocks", "host_blocks", b"host_blocks", "step_time", b"step_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_blocks", b"device_blocks", "epoch", b"epoch", "host_blocks", b"host_blocks", "num_copied_blocks", b"num_copied_blocks", "num_prefill_pieces", b"num_prefill_pieces", "num_recomputed_sequences", b"num_recomputed_sequences", "num_running_sequences", b"num_running_sequences", "num_swapped_in_blocks", b"num_swapped_in_blocks", "num_swapped_out_blocks", b"num_swapped_out_blocks", "num_swapped_sequences", b"num_swapped_sequences", "ready", b"ready", "replica_id", b"replica_id", "step_id", b"step_id", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "device_blocks", b"device_blocks", "drain_state", b"drain_state", "epoch", b"epoch", "host_blocks", b"host_blocks", "num_cached_tokens", b"num_cached_tokens", "num_completion_tokens", b"num_completion_tokens", "num_copied_blocks", b"num_copied_blocks", "num_preemptions", b"num_preemptions", "num_prefill_pieces", b"num_prefill_pieces", "num_prompt_tokens", b"num_prompt_tokens", "num_recomputed_sequences", b"num_recomputed_sequences", "num_running_sequences", b"num_running_sequences", "num_steps", b"num_steps", "num_steps_in_flight", b"num_steps_in_flight", "num_swapped_in_blocks", b"num_swapped_in_blocks", "num_swapped_out_blocks", b"num_swapped_out_blocks", "num_swapped_sequences", b"num_swapped_sequences", "num_waiting_sequences", b"num_waiting_sequences", "ready", b"ready", "replica_id", b"replica_id", "step_id", b"step_id", "step_time", b"step_time", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReplicaStatus: _TypeAlias = ReplicaStatus  # noqa: Y015
+
+@_typing.final
+class RecoveryStatus(_message.Message):
+    """A replica lost its worker, or was drained, and what it had went on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_ID_FIELD_NUMBER: _builtins.int
+    AGE_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    NUM_REQUESTS_FIELD_NUMBER: _builtins.int
+    NUM_REPLAYED_TOKENS_FIELD_NUMBER: _builtins.int
+    replica_id: _builtins.int
+    """Which replica."""
+    cause: _builtins.str
+    """In words: what happened."""
+    num_requests: _builtins.int
+    """Requests that had tokens in its cache."""
+    num_replayed_tokens: _builtins.int
+    """Their tokens, prompt and output, that had to be computed once more."""
+    @_builtins.property
+    def age(self) -> _duration_pb2.Duration:
+        """How long ago."""
+
+    def __init__(
+        self,
+        *,
+        replica_id: _builtins.int = ...,
+        age: _duration_pb2.Duration | None = ...,
+        cause: _builtins.str = ...,
+        num_requests: _builtins.int = ...,
+        num_replayed_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "cause", b"cause", "num_replayed_tokens", b"num_replayed_tokens", "num_requests", b"num_requests", "replica_id", b"replica_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecoveryStatus: _TypeAlias = RecoveryStatus  # noqa: Y015
+
+@_typing.final
+class LatencyTotals(_message.Message):
+    """Durations of one kind: how many there were, and what they are together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    SUM_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    """How many."""
+    @_builtins.property
+    def sum(self) -> _duration_pb2.Duration:
+        """Their sum."""
+
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+        sum: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sum", b"sum"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "sum", b"sum"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LatencyTotals: _TypeAlias = LatencyTotals  # noqa: Y015
 
 @_typing.final
 class SchedulerStatus(_message.Message):
@@ -226,6 +375,11 @@ class SchedulerStatus(_message.Message):
     NUM_COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_RECOVERIES_FIELD_NUMBER: _builtins.int
     NUM_REPLAYED_TOKENS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    UPTIME_FIELD_NUMBER: _builtins.int
+    NUM_WAITING_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_REQUESTS_FIELD_NUMBER: _builtins.int
+    RECOVERIES_FIELD_NUMBER: _builtins.int
     num_waiting_requests: _builtins.int
     """Requests that wait to be admitted."""
     num_gateways: _builtins.int
@@ -242,9 +396,23 @@ class SchedulerStatus(_message.Message):
     """Times that a worker was lost and its requests went on, since start."""
     num_replayed_tokens: _builtins.int
     """Tokens of such requests, prompt and output, that had to be computed once more, since start."""
+    version: _builtins.str
+    """Its version."""
+    num_waiting_tokens: _builtins.int
+    """Prompt tokens of the requests that wait for a replica."""
+    num_requests: _builtins.int
+    """Requests that are live: waiting, running, or preempted."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaStatus]:
         """Every copy of the model."""
+
+    @_builtins.property
+    def uptime(self) -> _duration_pb2.Duration:
+        """How long it has run. Totals over the difference of two uptimes are rates."""
+
+    @_builtins.property
+    def recoveries(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecoveryStatus]:
+        """The last recoveries, latest first; sixteen at most."""
 
     def __init__(
         self,
@@ -258,10 +426,15 @@ class SchedulerStatus(_message.Message):
         num_completion_tokens: _builtins.int = ...,
         num_recoveries: _builtins.int = ...,
         num_replayed_tokens: _builtins.int = ...,
+        version: _builtins.str = ...,
+        uptime: _duration_pb2.Duration | None = ...,
+        num_waiting_tokens: _builtins.int = ...,
+        num_requests: _builtins.int = ...,
+        recoveries: _abc.Iterable[Global___RecoveryStatus] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["uptime", b"uptime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_tokens", b"num_cached_tokens", "num_completion_tokens", b"num_completion_tokens", "num_gateways", b"num_gateways", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_recoveries", b"num_recoveries", "num_replayed_tokens", b"num_replayed_tokens", "num_waiting_requests", b"num_waiting_requests", "replicas", b"replicas"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_tokens", b"num_cached_tokens", "num_completion_tokens", b"num_completion_tokens", "num_gateways", b"num_gateways", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_recoveries", b"num_recoveries", "num_replayed_tokens", b"num_replayed_tokens", "num_requests", b"num_requests", "num_waiting_requests", b"num_waiting_requests", "num_waiting_tokens", b"num_waiting_tokens", "recoveries", b"recoveries", "replicas", b"replicas", "uptime", b"uptime", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
