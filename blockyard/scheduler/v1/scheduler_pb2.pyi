@@ -5,6 +5,7 @@ isort:skip_file
 
 from blockyard.common.v1 import sampling_pb2 as _sampling_pb2
 from blockyard.common.v1 import status_pb2 as _status_pb2_1
+from blockyard.common.v1 import trace_pb2 as _trace_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
@@ -135,6 +136,7 @@ class AddRequest(_message.Message):
     REMAINING_TIME_FIELD_NUMBER: _builtins.int
     BEAM_SEARCH_FIELD_NUMBER: _builtins.int
     RESUBMISSION_FIELD_NUMBER: _builtins.int
+    TRACE_CONTEXT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique among the live requests of the scheduler: the tenant's name, "/" and the client's id; the latter alone where
     there is no tenant.
@@ -183,6 +185,12 @@ class AddRequest(_message.Message):
     def resubmission(self) -> Global___Resubmission:
         """Set when the request was accepted before, by a scheduler that may be gone: no limit of the queue holds for it."""
 
+    @_builtins.property
+    def trace_context(self) -> _trace_pb2.TraceContext:
+        """Set for a request that is traced: the gateway's span of it. It is no part of what was asked: of two requests that
+        differ in it alone the body digests are equal. Kept with the request: a resubmission and a resume have it too.
+        """
+
     def __init__(
         self,
         *,
@@ -202,10 +210,11 @@ class AddRequest(_message.Message):
         remaining_time: _duration_pb2.Duration | None = ...,
         beam_search: _sampling_pb2.BeamSearch | None = ...,
         resubmission: Global___Resubmission | None = ...,
+        trace_context: _trace_pb2.TraceContext | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["beam_search", b"beam_search", "max_queue_time", b"max_queue_time", "remaining_time", b"remaining_time", "resubmission", b"resubmission", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["beam_search", b"beam_search", "max_queue_time", b"max_queue_time", "remaining_time", b"remaining_time", "resubmission", b"resubmission", "sampling", b"sampling", "trace_context", b"trace_context"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beam_search", b"beam_search", "body_digest", b"body_digest", "gateway_state", b"gateway_state", "handle", b"handle", "max_queue_time", b"max_queue_time", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "n", b"n", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "remaining_time", b"remaining_time", "request_id", b"request_id", "resubmission", b"resubmission", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beam_search", b"beam_search", "body_digest", b"body_digest", "gateway_state", b"gateway_state", "handle", b"handle", "max_queue_time", b"max_queue_time", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "n", b"n", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "remaining_time", b"remaining_time", "request_id", b"request_id", "resubmission", b"resubmission", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "trace_context", b"trace_context"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,6 +5,7 @@ isort:skip_file
 
 from blockyard.common.v1 import sampling_pb2 as _sampling_pb2
 from blockyard.common.v1 import status_pb2 as _status_pb2
+from blockyard.common.v1 import trace_pb2 as _trace_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
@@ -722,6 +723,7 @@ class NewSequence(_message.Message):
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     NUM_BEAM_CANDIDATES_FIELD_NUMBER: _builtins.int
+    TRACE_CONTEXT_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
     """Unique within the epoch."""
     sequence_index: _builtins.int
@@ -752,6 +754,12 @@ class NewSequence(_message.Message):
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """After one of these the row computes nothing more."""
 
+    @_builtins.property
+    def trace_context(self) -> _trace_pb2.TraceContext:
+        """Set for a sequence whose request is traced: the span that the worker's spans of it hang under. Its children hang
+        under the same.
+        """
+
     def __init__(
         self,
         *,
@@ -765,10 +773,11 @@ class NewSequence(_message.Message):
         min_tokens: _builtins.int = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         num_beam_candidates: _builtins.int = ...,
+        trace_context: _trace_pb2.TraceContext | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "trace_context", b"trace_context"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "min_tokens", b"min_tokens", "num_beam_candidates", b"num_beam_candidates", "num_computed_tokens", b"num_computed_tokens", "prompt_length", b"prompt_length", "sampling", b"sampling", "sequence_id", b"sequence_id", "sequence_index", b"sequence_index", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "min_tokens", b"min_tokens", "num_beam_candidates", b"num_beam_candidates", "num_computed_tokens", b"num_computed_tokens", "prompt_length", b"prompt_length", "sampling", b"sampling", "sequence_id", b"sequence_id", "sequence_index", b"sequence_index", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids", "trace_context", b"trace_context"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
