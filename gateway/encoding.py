@@ -6,9 +6,12 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
+from gateway.chat import prompt_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gateway.chat import Conversation
     from gateway.request import GenerationRequest
     from gateway.tokenizer import Tokenizer
 
@@ -28,10 +31,17 @@ class Encoding:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def prompt_of(self, request: GenerationRequest) -> tuple[int, ...]:
-        """The ids of a request's prompt."""
-        if not isinstance(request.prompt, str):
-            return request.prompt
-        return tuple(await self.encode(request.prompt, add_special_tokens=request.add_special_tokens))
+        """The ids of a request's prompt; raises BlockyardError where it has none."""
+        prompt = request.prompt
+        if isinstance(prompt, tuple):
+            return prompt
+        if isinstance(prompt, str):
+            return tuple(await self.encode(prompt, add_special_tokens=request.add_special_tokens))
+        return tuple(await self._run(prompt.num_characters, lambda: self._encode_conversation(prompt)))
+
+    def _encode_conversation(self, conversation: Conversation) -> list[int]:
+        # The template has put special tokens where they belong.
+        return self._tokenizer.encode(prompt_of(conversation, self._tokenizer), add_special_tokens=False)
 
     async def bad_words_of(self, request: GenerationRequest) -> list[tuple[int, ...]]:
         """The token sequences that a request's bad words forbid."""

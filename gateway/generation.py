@@ -158,6 +158,10 @@ class GenerationService:
                 raise
         return [request_id for name, request_id in names.items() if name in cancelled]
 
+    async def prompt_of(self, request: GenerationRequest) -> tuple[int, ...]:
+        """Tells the ids of a request's prompt; raises BlockyardError for a conversation that makes none."""
+        return await self._encoding.prompt_of(request)
+
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Turns text into ids, a long one in a thread."""
         return await self._encoding.encode(text, add_special_tokens=add_special_tokens)

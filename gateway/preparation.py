@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from array import array
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from blockyard.errors import invalid
+from blockyard.errors import BlockyardError, invalid
 from gateway import state_codec
 from gateway.answer import AnswerRules, SequenceAnswer
 from gateway.naming import wire_id
@@ -17,12 +17,26 @@ from gateway.transcript import Origin, Transcript
 from gateway.validation import ModelLimits, complete, find_violations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
+    from blockyard.errors import Violation
     from gateway.attachment import ModelFacts, Submission
     from gateway.encoding import Encoding
     from gateway.request import GenerationRequest
     from gateway.tokenizer import Tokenizer
+
+
+T = TypeVar("T")
+
+
+async def _told(work: Awaitable[T]) -> tuple[T | None, tuple[Violation, ...]]:
+    """What comes of some work, or the violations that it ends with; raises any other BlockyardError."""
+    try:
+        return await work, ()
+    except BlockyardError as error:
+        if not error.violations:
+            raise
+        return None, error.violations
 
 
 class Preparation:
@@ -46,19 +60,21 @@ class Preparation:
 
         Raises BlockyardError: every violation at once, or what `facts` raises, which is asked when they are needed.
         """
-        token_ids = await self._encoding.prompt_of(request)
-        bad_word_ids = await self._encoding.bad_words_of(request)
+        token_ids, wrong = await _told(self._encoding.prompt_of(request))
+        bad_word_ids, wrong_words = await _told(self._encoding.bad_words_of(request))
         known = facts()
         limits = ModelLimits(self._model_name, known.vocab_size, known.max_model_len, self._tokenizer.end_token_ids)
-        if violations := find_violations(request, token_ids, limits, bad_word_ids=bad_word_ids):
+        found = find_violations(request, token_ids, limits, bad_word_ids=bad_word_ids or ())
+        if violations := [*wrong, *wrong_words, *found]:
             raise invalid(violations)
+        assert token_ids is not None
         submission = complete(
             request,
             token_ids,
             limits,
             generation_defaults=self._tokenizer.generation_defaults,
             gateway_seed=self._seed,
-            bad_word_ids=bad_word_ids,
+            bad_word_ids=bad_word_ids or (),
         )
         # An array, since it is kept as long as the request.
         name, prompt = wire_id(request.tenant, request.request_id), array("I", token_ids)

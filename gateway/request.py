@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gateway.chat import Conversation
+
 
 class FinishReason(Enum):
     """Why a sequence ended; the values are those of the OpenAI API."""
@@ -77,12 +79,12 @@ class StopOptions:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One request. `prompt` is text, or token ids to which nothing is added.
+    """One request. `prompt` is text, or token ids or a conversation, to which nothing is added.
 
-    `add_special_tokens` is false for a rendered chat template, which holds them already.
+    `add_special_tokens` is false for a text that holds them already.
     """
 
-    prompt: str | tuple[int, ...]
+    prompt: str | tuple[int, ...] | Conversation
     request_id: str = ""
     model: str = ""
     sampling: SamplingOptions = SamplingOptions()

@@ -149,7 +149,7 @@ def as_float32(value: float) -> float:
 
 def find_violations(
     request: GenerationRequest,
-    prompt_token_ids: tuple[int, ...],
+    prompt_token_ids: tuple[int, ...] | None,
     limits: ModelLimits,
     *,
     bad_word_ids: Sequence[tuple[int, ...]] = (),
@@ -158,19 +158,19 @@ def find_violations(
 
     Args:
         request: as it came.
-        prompt_token_ids: of its prompt.
+        prompt_token_ids: of its prompt; None where it has none, which has been told.
         limits: of the model.
         bad_word_ids: what the tokenizer made of its bad words.
     """
     return [
         *_identity(request, limits),
-        *_prompt(request, prompt_token_ids, limits),
+        *(() if prompt_token_ids is None else _prompt(request, prompt_token_ids, limits)),
         *(violation for rule in _RANGES for violation in rule.violations(request)),
         *_logit_bias(request, limits),
         *_bad_words(request, limits),
         *_allowed_token_ids(request, bad_word_ids, limits),
         *_stop(request, limits),
-        *_length(request, len(prompt_token_ids), limits),
+        *_length(request, len(prompt_token_ids or ()), limits),
         *_beams(request),
     ]
 

@@ -6,6 +6,7 @@ import uuid
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from blockyard.errors import BlockyardError
 from gateway.request import (
     BeamOptions,
     EarlyStopping,
@@ -74,7 +75,7 @@ class Call:
     def prompt_token_ids(self, prompt: int) -> tuple[int, ...]:
         """Gives the ids of a prompt, once `tokenized`."""
         told = self.requests[prompt].prompt
-        return () if isinstance(told, str) else told
+        return told if isinstance(told, tuple) else ()
 
 
 def understand_completion(body: CompletionBody, tokenizer: Tokenizer) -> Call:
@@ -128,19 +129,18 @@ async def tokenized(call: Call, service: GenerationService) -> Call:
     """Turns prompts that are text into ids, where the answer has to show these or what they are like."""
     if not (call.returns_token_ids or call.echoes_logprobs):
         return call
-    requests: list[GenerationRequest] = []
-    for request in call.requests:
-        if isinstance(request.prompt, str):
-            token_ids = await service.encode(request.prompt, add_special_tokens=request.add_special_tokens)
-            request = replace(request, prompt=tuple(token_ids))
-        requests.append(request)
+    try:
+        requests = [replace(request, prompt=await service.prompt_of(request)) for request in call.requests]
+    except BlockyardError:
+        # The start tells it too, with all else that is wrong.
+        return call
     return replace(call, requests=tuple(requests), first_tokens=tuple(_first_token(r, service) for r in requests))
 
 
 def _first_token(request: GenerationRequest, service: GenerationService) -> tuple[str, bytes]:
     texts = service.tokenizer.token_texts(skip_special_tokens=request.skip_special_tokens)
     # An empty prompt is refused later, with all else that is wrong.
-    return texts.of(request.prompt[0]) if request.prompt and not isinstance(request.prompt, str) else ("", b"")
+    return texts.of(request.prompt[0]) if request.prompt and isinstance(request.prompt, tuple) else ("", b"")
 
 
 def _request(body: GenerationBody, max_tokens: int | None) -> GenerationRequest:

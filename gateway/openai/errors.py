@@ -35,8 +35,11 @@ _PARAMETERS = {
     "stop_strings": "stop",
     "include_stop_in_output": "include_stop_str_in_output",
     "width": "best_of",
+    "template_arguments": "chat_template_kwargs",
 }
-_PATH = re.compile(r"(?:sampling\.|stop\.|beam_search\.)?(\w+)(.*)", re.DOTALL)
+_PATH = re.compile(r"(?:sampling\.|stop\.|beam_search\.|conversation\.)?(\w+)(.*)", re.DOTALL)
+# What the proto says of a tool and of a call, the API says of their function.
+_OF_FUNCTION = re.compile(r"((?:tools|tool_calls)\[\d+\])\.(name|description|parameters|arguments)")
 
 
 def rename(error: BlockyardError, names: Mapping[str, str]) -> BlockyardError:
@@ -63,7 +66,7 @@ def _parameter(field: str, names: Mapping[str, str]) -> str:
     if match is None:
         return field
     name = _PARAMETERS.get(match[1], match[1])
-    return names.get(name, name) + match[2]
+    return _OF_FUNCTION.sub(r"\1.function.\2", names.get(name, name) + match[2])
 
 
 def from_validation(error: pydantic.ValidationError) -> BlockyardError:

@@ -49,7 +49,7 @@ def read_state(request: GenerationRequest) -> state_pb2.HttpCall:
 def call_of(requests: list[GenerationRequest], tokenizer: Tokenizer) -> Call:
     """Makes the call again of its requests, whose prompts are ids, as a stream."""
     told = read_state(requests[0])
-    prompts = [request.prompt for request in requests if not isinstance(request.prompt, str)]
+    prompts = [request.prompt for request in requests if isinstance(request.prompt, tuple)]
     texts = tokenizer.token_texts(skip_special_tokens=requests[0].skip_special_tokens)
     return Call(
         told.call_id,

@@ -61,5 +61,5 @@ def test_a_template_that_refuses_is_the_requests_fault(source: str, told: str) -
     with pytest.raises(BlockyardError) as raised:
         render(source)
     assert raised.value.reason is Reason.FIELD_INVALID
-    assert raised.value.violations[0].field == "messages"
+    assert raised.value.violations[0].field == "conversation.messages"
     assert told in raised.value.message.lower()

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from blockyard.errors import BlockyardError, Reason
+from gateway.chat import Conversation, prompt_of
 from gateway.generation import ModelCard
 from gateway.request import Accepted, Delta, Finished, FinishReason, Recovered, TokenLogprob, TokenLogprobs
 
@@ -97,6 +98,12 @@ class ScriptedService:
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens)
+
+    async def prompt_of(self, request: GenerationRequest) -> tuple[int, ...]:
+        prompt = request.prompt
+        if isinstance(prompt, Conversation):
+            return tuple(self.tokenizer.encode(prompt_of(prompt, self.tokenizer), add_special_tokens=False))
+        return tuple(self.tokenizer.encode(prompt, request.add_special_tokens)) if isinstance(prompt, str) else prompt
 
     def is_ready(self) -> bool:
         return self.ready

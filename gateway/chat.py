@@ -1,0 +1,244 @@
+"""A conversation and the prompt that it is: what both fronts hand to the core for a chat. Knows no messages of either.
+
+The rules of a conversation are here, once; their fields are paths in the proto (`conversation.messages[0].role`). What
+becomes of it is the model's to say, by its chat template, which is given what `transformers` would give it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from blockyard.errors import Violation, invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+# Over HTTP finding a longer list wrong would hold up everybody else; over gRPC the same limits hold.
+MAX_MESSAGES = 4096
+MAX_TOOLS = 1024
+# What a template is given by the call itself.
+RESERVED_ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt"})
+# Goes behind the message that is continued, so that its end is found in the prompt. Nobody writes it: U+10FFFF is no
+# character. The space tells whether the template trims its messages.
+_END_OF_MESSAGE = "\U0010ffffend\U0010ffff "
+
+
+class Role(Enum):
+    """Who says something. Templates know DEVELOPER, which is what newer models call SYSTEM, under the old name."""
+
+    SYSTEM = "system"
+    DEVELOPER = "developer"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+class ToolChoice(Enum):
+    """Whether the model may call tools. NONE: it is told of none."""
+
+    AUTO = "auto"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the assistant has made. `arguments`: as the model wrote them, a JSON object if it wrote one."""
+
+    name: str
+    arguments: str = ""
+    call_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message. None: what is not there; a role that nobody knows is none.
+
+    `tool_call_id` and `name` of a TOOL's message say which call it answers.
+    """
+
+    role: Role | None
+    content: str | None = None
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call. `parameters`: a JSON schema as text, or empty for none."""
+
+    name: str
+    description: str = ""
+    parameters: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A prompt in messages.
+
+    Attributes:
+        messages: in order.
+        tools: that the model is told of.
+        tool_choice: None is one that nobody knows.
+        add_generation_prompt: the prompt ends where the assistant begins to speak; None: unless a message is continued.
+        continue_final_message: the prompt ends where the last message does, which the answer goes on with.
+        template_arguments: variables of the template beside those that it always has.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice | None = ToolChoice.AUTO
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    template_arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def num_characters(self) -> int:
+        """About how much there is to read."""
+        told = sum(len(message.content or "") for message in self.messages)
+        return told + sum(len(tool.description) + len(tool.parameters) for tool in self.tools)
+
+
+class Renderer(Protocol):
+    """What has a chat template: the tokenizer."""
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """Renders messages; raises BlockyardError FEATURE_DISABLED without a template, FIELD_INVALID if it refuses."""
+        ...
+
+
+def joined(parts: Sequence[str]) -> str | None:
+    """Makes one content of its parts, a line for each; None where there are none."""
+    return "\n".join(parts) if parts else None
+
+
+def prompt_of(conversation: Conversation, renderer: Renderer) -> str:
+    """Makes the prompt of a conversation, special tokens and all.
+
+    Raises BlockyardError FIELD_INVALID, with all that is wrong or what the template says; FEATURE_DISABLED.
+    """
+    if violations := list(find_violations(conversation)):
+        raise invalid(violations)
+    messages = conversation.messages
+    if conversation.continue_final_message:
+        last = replace(messages[-1], content=f"{messages[-1].content}{_END_OF_MESSAGE}")
+        messages = (*messages[:-1], last)
+    adds = conversation.add_generation_prompt
+    tools = conversation.tools if conversation.tool_choice is not ToolChoice.NONE else ()
+    rendered = renderer.apply_chat_template(
+        [_message_for_template(message) for message in messages],
+        add_generation_prompt=not conversation.continue_final_message if adds is None else adds,
+        # A template asks whether there are any.
+        tools=[_tool_for_template(tool) for tool in tools] or None,
+        **conversation.template_arguments,
+    )
+    return _cut_behind_final_message(rendered) if conversation.continue_final_message else rendered
+
+
+def _cut_behind_final_message(rendered: str) -> str:
+    """Leaves out what the template puts behind the message that is continued: the rule of `transformers`."""
+    end = rendered.rfind(_END_OF_MESSAGE.strip())
+    if end < 0:
+        told = "the model's chat template leaves out the final message, or changes it"
+        raise invalid([Violation("conversation.continue_final_message", told)])
+    # Of a template that trims its messages the prompt ends without white space too.
+    return rendered[:end] if rendered.startswith(_END_OF_MESSAGE, end) else rendered[:end].rstrip()
+
+
+def _message_for_template(message: Message) -> dict[str, Any]:
+    """Gives what a template reads: only what is there, but for a content, which they all take for granted."""
+    assert message.role is not None
+    told: dict[str, Any] = {
+        "role": (Role.SYSTEM if message.role is Role.DEVELOPER else message.role).value,
+        "content": message.content or "",
+        "name": message.name,
+        "reasoning_content": message.reasoning_content,
+        "tool_calls": [_call_for_template(call) for call in message.tool_calls] or None,
+        "tool_call_id": message.tool_call_id,
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _call_for_template(call: ToolCall) -> dict[str, Any]:
+    arguments = _read_object(call.arguments)
+    # Templates print an object as JSON; printing the text so would quote it.
+    function = {"name": call.name, "arguments": call.arguments if arguments is None else arguments}
+    return {"id": call.call_id, "type": "function", "function": function}
+
+
+def _tool_for_template(tool: Tool) -> dict[str, Any]:
+    parameters = _read_object(tool.parameters) if tool.parameters else None
+    told = {"name": tool.name, "description": tool.description or None, "parameters": parameters}
+    return {"type": "function", "function": {name: value for name, value in told.items() if value is not None}}
+
+
+def _read_object(text: str) -> dict[str, Any] | None:
+    """Reads a JSON object, of which nothing at all is an empty one; None for anything else."""
+    if not text.strip():
+        return {}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+
+
+def find_violations(conversation: Conversation) -> Iterator[Violation]:
+    """Tells all that is wrong with a conversation, whatever the template."""
+    if not conversation.messages:
+        yield Violation("conversation.messages", "must not be empty")
+    if len(conversation.messages) > MAX_MESSAGES:
+        told = f"at most {MAX_MESSAGES}, not {len(conversation.messages)}"
+        yield Violation("conversation.messages", told)
+    for number, message in enumerate(conversation.messages[:MAX_MESSAGES]):
+        yield from _of_message(message, f"conversation.messages[{number}]")
+    yield from _of_tools(conversation)
+    if taken := RESERVED_ARGUMENTS.intersection(conversation.template_arguments):
+        told = f"must not name {', '.join(sorted(taken))}: the call itself gives it"
+        yield Violation("conversation.template_arguments", told)
+    yield from _of_the_end(conversation)
+
+
+def _of_message(message: Message, place: str) -> Iterator[Violation]:
+    if message.role is None:
+        yield Violation(f"{place}.role", f"must be one of {', '.join(role.value for role in Role)}")
+    if message.tool_calls and message.role is not Role.ASSISTANT:
+        yield Violation(f"{place}.tool_calls", "are made by the assistant alone")
+    if message.tool_call_id is not None and message.role is not Role.TOOL:
+        yield Violation(f"{place}.tool_call_id", "goes with a message of a tool alone")
+    for number, call in enumerate(message.tool_calls):
+        if not call.name:
+            yield Violation(f"{place}.tool_calls[{number}].name", "must not be empty")
+
+
+def _of_tools(conversation: Conversation) -> Iterator[Violation]:
+    if len(conversation.tools) > MAX_TOOLS:
+        yield Violation("conversation.tools", f"at most {MAX_TOOLS}, not {len(conversation.tools)}")
+    for number, tool in enumerate(conversation.tools[:MAX_TOOLS]):
+        if not tool.name:
+            yield Violation(f"conversation.tools[{number}].name", "must not be empty")
+        if _read_object(tool.parameters) is None:
+            yield Violation(f"conversation.tools[{number}].parameters", "must be a JSON schema, which is an object")
+    if conversation.tool_choice is None:
+        yield Violation("conversation.tool_choice", "must be auto or none")
+
+
+def _of_the_end(conversation: Conversation) -> Iterator[Violation]:
+    if not conversation.continue_final_message:
+        return
+    if conversation.add_generation_prompt:
+        told = "does not go with add_generation_prompt, which begins a message of its own"
+        yield Violation("conversation.continue_final_message", told)
+    if conversation.messages and conversation.messages[-1].content is None:
+        yield Violation("conversation.continue_final_message", "needs a final message with content")
