@@ -22,11 +22,12 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from blockyard.common.v1 import administration_pb2 as blockyard_dot_common_dot_v1_dot_administration__pb2
 from blockyard.common.v1 import status_pb2 as blockyard_dot_common_dot_v1_dot_status__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x62lockyard/admin/v1/admin.proto\x12\x12\x62lockyard.admin.v1\x1a blockyard/common/v1/status.proto\x1a\x1egoogle/protobuf/duration.proto\"\x12\n\x10GetStatusRequest\"\x80\x01\n\x11GetStatusResponse\x12\x32\n\x07gateway\x18\x01 \x01(\x0b\x32!.blockyard.admin.v1.GatewayStatus\x12\x37\n\tscheduler\x18\x02 \x01(\x0b\x32$.blockyard.common.v1.SchedulerStatus\"\xfb\x02\n\rGatewayStatus\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x14\n\x0cnum_requests\x18\x05 \x01(\r\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x12)\n\x06uptime\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bnum_readers\x18\x08 \x01(\r\x12?\n\x13time_to_first_token\x18\t \x01(\x0b\x32\".blockyard.common.v1.LatencyTotals\x12?\n\x13inter_token_latency\x18\n \x01(\x0b\x32\".blockyard.common.v1.LatencyTotals\x12;\n\x0frequest_latency\x18\x0b \x01(\x0b\x32\".blockyard.common.v1.LatencyTotals2h\n\x0c\x41\x64minService\x12X\n\tGetStatus\x12$.blockyard.admin.v1.GetStatusRequest\x1a%.blockyard.admin.v1.GetStatusResponseBK\n\x16\x64\x65v.blockyard.admin.v1P\x01Z/blockyard.dev/protos/blockyard/admin/v1;adminv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x62lockyard/admin/v1/admin.proto\x12\x12\x62lockyard.admin.v1\x1a(blockyard/common/v1/administration.proto\x1a blockyard/common/v1/status.proto\x1a\x1egoogle/protobuf/duration.proto\"\x12\n\x10GetStatusRequest\"\x80\x01\n\x11GetStatusResponse\x12\x32\n\x07gateway\x18\x01 \x01(\x0b\x32!.blockyard.admin.v1.GatewayStatus\x12\x37\n\tscheduler\x18\x02 \x01(\x0b\x32$.blockyard.common.v1.SchedulerStatus\"\xfb\x02\n\rGatewayStatus\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x14\n\x0cnum_requests\x18\x05 \x01(\r\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x12)\n\x06uptime\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bnum_readers\x18\x08 \x01(\r\x12?\n\x13time_to_first_token\x18\t \x01(\x0b\x32\".blockyard.common.v1.LatencyTotals\x12?\n\x13inter_token_latency\x18\n \x01(\x0b\x32\".blockyard.common.v1.LatencyTotals\x12;\n\x0frequest_latency\x18\x0b \x01(\x0b\x32\".blockyard.common.v1.LatencyTotals\"\x15\n\x13\x44rainGatewayRequest\"J\n\x14\x44rainGatewayResponse\x12\x32\n\x07gateway\x18\x01 \x01(\x0b\x32!.blockyard.admin.v1.GatewayStatus\"\x17\n\x15UndrainGatewayRequest\"L\n\x16UndrainGatewayResponse\x12\x32\n\x07gateway\x18\x01 \x01(\x0b\x32!.blockyard.admin.v1.GatewayStatus\"&\n\x13\x44rainReplicaRequest\x12\x0f\n\x07replica\x18\x01 \x01(\t\"_\n\x14\x44rainReplicaResponse\x12\x33\n\x07replica\x18\x01 \x01(\x0b\x32\".blockyard.common.v1.ReplicaStatus\x12\x12\n\nhands_over\x18\x02 \x01(\x08\"(\n\x15UndrainReplicaRequest\x12\x0f\n\x07replica\x18\x01 \x01(\t\"M\n\x16UndrainReplicaResponse\x12\x33\n\x07replica\x18\x01 \x01(\x0b\x32\".blockyard.common.v1.ReplicaStatus\"*\n\x17ResetPrefixCacheRequest\x12\x0f\n\x07replica\x18\x01 \x01(\t\"R\n\x18ResetPrefixCacheResponse\x12\x36\n\x08replicas\x18\x01 \x03(\x0b\x32$.blockyard.admin.v1.PrefixCacheReset\"\xac\x01\n\x10PrefixCacheReset\x12\x12\n\nreplica_id\x18\x01 \x01(\r\x12#\n\x1bnum_forgotten_device_blocks\x18\x02 \x01(\r\x12!\n\x19num_forgotten_host_blocks\x18\x03 \x01(\r\x12\x1e\n\x16num_kept_device_blocks\x18\x04 \x01(\r\x12\x1c\n\x14num_kept_host_blocks\x18\x05 \x01(\r\"S\n\x12SetLogLevelRequest\x12,\n\x05level\x18\x01 \x01(\x0e\x32\x1d.blockyard.common.v1.LogLevel\x12\x0f\n\x07process\x18\x02 \x01(\t\"M\n\x13SetLogLevelResponse\x12\x36\n\tprocesses\x18\x01 \x03(\x0b\x32#.blockyard.admin.v1.ProcessLogLevel\"j\n\x0fProcessLogLevel\x12\x0f\n\x07process\x18\x01 \x01(\t\x12\x35\n\x0eprevious_level\x18\x02 \x01(\x0e\x32\x1d.blockyard.common.v1.LogLevel\x12\x0f\n\x07message\x18\x03 \x01(\t\"\\\n\x13StartProfileRequest\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x34\n\x07options\x18\x02 \x01(\x0b\x32#.blockyard.common.v1.ProfileOptions\"`\n\x14StartProfileResponse\x12\x12\n\nreplica_id\x18\x01 \x01(\r\x12\x34\n\x07options\x18\x02 \x01(\x0b\x32#.blockyard.common.v1.ProfileOptions\"%\n\x12StopProfileRequest\x12\x0f\n\x07replica\x18\x01 \x01(\t\"Y\n\x13StopProfileResponse\x12\x34\n\x07summary\x18\x01 \x01(\x0b\x32#.blockyard.common.v1.ProfileSummary\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"(\n\x10\x44umpStateRequest\x12\x14\n\x0cmax_requests\x18\x01 \x01(\r\"F\n\x11\x44umpStateResponse\x12\x31\n\x05state\x18\x01 \x01(\x0b\x32\".blockyard.admin.v1.SchedulerState\"\xf6\x01\n\x0eSchedulerState\x12\x34\n\x06status\x18\x01 \x01(\x0b\x32$.blockyard.common.v1.SchedulerStatus\x12\x32\n\x08replicas\x18\x02 \x03(\x0b\x32 .blockyard.admin.v1.ReplicaState\x12\x32\n\x08requests\x18\x03 \x03(\x0b\x32 .blockyard.admin.v1.RequestState\x12\x14\n\x0cnum_requests\x18\x04 \x01(\r\x12\x13\n\x0bgateway_ids\x18\x05 \x03(\t\x12\x1b\n\x13suspect_request_ids\x18\x06 \x03(\t\"P\n\x0cReplicaState\x12\x12\n\nreplica_id\x18\x01 \x01(\r\x12,\n\x05steps\x18\x02 \x03(\x0b\x32\x1d.blockyard.admin.v1.StepState\"G\n\tStepState\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x15\n\rnum_sequences\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\"\xd4\x02\n\x0cRequestState\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x10\n\x08priority\x18\x03 \x01(\x05\x12&\n\x03\x61ge\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\nreplica_id\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11num_prompt_tokens\x18\x06 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x07 \x01(\r\x12\x12\n\nmax_length\x18\x08 \x01(\r\x12\x0f\n\x07readers\x18\t \x03(\t\x12\x15\n\ris_recovering\x18\n \x01(\x08\x12\x16\n\x0eis_beam_search\x18\x0b \x01(\x08\x12\x34\n\tsequences\x18\x0c \x03(\x0b\x32!.blockyard.admin.v1.SequenceStateB\r\n\x0b_replica_id\"\xcf\x01\n\rSequenceState\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x16\n\x0esequence_index\x18\x02 \x01(\r\x12\x0e\n\x06status\x18\x03 \x01(\t\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x05 \x01(\r\x12\x1c\n\x14num_scheduled_tokens\x18\x06 \x01(\r\x12\x19\n\x11num_device_blocks\x18\x07 \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\x08 \x01(\r2\xee\x07\n\x0c\x41\x64minService\x12X\n\tGetStatus\x12$.blockyard.admin.v1.GetStatusRequest\x1a%.blockyard.admin.v1.GetStatusResponse\x12\x61\n\x0c\x44rainGateway\x12\'.blockyard.admin.v1.DrainGatewayRequest\x1a(.blockyard.admin.v1.DrainGatewayResponse\x12g\n\x0eUndrainGateway\x12).blockyard.admin.v1.UndrainGatewayRequest\x1a*.blockyard.admin.v1.UndrainGatewayResponse\x12\x61\n\x0c\x44rainReplica\x12\'.blockyard.admin.v1.DrainReplicaRequest\x1a(.blockyard.admin.v1.DrainReplicaResponse\x12g\n\x0eUndrainReplica\x12).blockyard.admin.v1.UndrainReplicaRequest\x1a*.blockyard.admin.v1.UndrainReplicaResponse\x12m\n\x10ResetPrefixCache\x12+.blockyard.admin.v1.ResetPrefixCacheRequest\x1a,.blockyard.admin.v1.ResetPrefixCacheResponse\x12^\n\x0bSetLogLevel\x12&.blockyard.admin.v1.SetLogLevelRequest\x1a\'.blockyard.admin.v1.SetLogLevelResponse\x12\x61\n\x0cStartProfile\x12\'.blockyard.admin.v1.StartProfileRequest\x1a(.blockyard.admin.v1.StartProfileResponse\x12`\n\x0bStopProfile\x12&.blockyard.admin.v1.StopProfileRequest\x1a\'.blockyard.admin.v1.StopProfileResponse0\x01\x12X\n\tDumpState\x12$.blockyard.admin.v1.DumpStateRequest\x1a%.blockyard.admin.v1.DumpStateResponseBK\n\x16\x64\x65v.blockyard.admin.v1P\x01Z/blockyard.dev/protos/blockyard/admin/v1;adminv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,12 +35,62 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'blockyard.admin.v1.admin_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\026dev.blockyard.admin.v1P\001Z/blockyard.dev/protos/blockyard/admin/v1;adminv1'
-  _globals['_GETSTATUSREQUEST']._serialized_start=120
-  _globals['_GETSTATUSREQUEST']._serialized_end=138
-  _globals['_GETSTATUSRESPONSE']._serialized_start=141
-  _globals['_GETSTATUSRESPONSE']._serialized_end=269
-  _globals['_GATEWAYSTATUS']._serialized_start=272
-  _globals['_GATEWAYSTATUS']._serialized_end=651
-  _globals['_ADMINSERVICE']._serialized_start=653
-  _globals['_ADMINSERVICE']._serialized_end=757
+  _globals['_GETSTATUSREQUEST']._serialized_start=162
+  _globals['_GETSTATUSREQUEST']._serialized_end=180
+  _globals['_GETSTATUSRESPONSE']._serialized_start=183
+  _globals['_GETSTATUSRESPONSE']._serialized_end=311
+  _globals['_GATEWAYSTATUS']._serialized_start=314
+  _globals['_GATEWAYSTATUS']._serialized_end=693
+  _globals['_DRAINGATEWAYREQUEST']._serialized_start=695
+  _globals['_DRAINGATEWAYREQUEST']._serialized_end=716
+  _globals['_DRAINGATEWAYRESPONSE']._serialized_start=718
+  _globals['_DRAINGATEWAYRESPONSE']._serialized_end=792
+  _globals['_UNDRAINGATEWAYREQUEST']._serialized_start=794
+  _globals['_UNDRAINGATEWAYREQUEST']._serialized_end=817
+  _globals['_UNDRAINGATEWAYRESPONSE']._serialized_start=819
+  _globals['_UNDRAINGATEWAYRESPONSE']._serialized_end=895
+  _globals['_DRAINREPLICAREQUEST']._serialized_start=897
+  _globals['_DRAINREPLICAREQUEST']._serialized_end=935
+  _globals['_DRAINREPLICARESPONSE']._serialized_start=937
+  _globals['_DRAINREPLICARESPONSE']._serialized_end=1032
+  _globals['_UNDRAINREPLICAREQUEST']._serialized_start=1034
+  _globals['_UNDRAINREPLICAREQUEST']._serialized_end=1074
+  _globals['_UNDRAINREPLICARESPONSE']._serialized_start=1076
+  _globals['_UNDRAINREPLICARESPONSE']._serialized_end=1153
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=1155
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=1197
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=1199
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=1281
+  _globals['_PREFIXCACHERESET']._serialized_start=1284
+  _globals['_PREFIXCACHERESET']._serialized_end=1456
+  _globals['_SETLOGLEVELREQUEST']._serialized_start=1458
+  _globals['_SETLOGLEVELREQUEST']._serialized_end=1541
+  _globals['_SETLOGLEVELRESPONSE']._serialized_start=1543
+  _globals['_SETLOGLEVELRESPONSE']._serialized_end=1620
+  _globals['_PROCESSLOGLEVEL']._serialized_start=1622
+  _globals['_PROCESSLOGLEVEL']._serialized_end=1728
+  _globals['_STARTPROFILEREQUEST']._serialized_start=1730
+  _globals['_STARTPROFILEREQUEST']._serialized_end=1822
+  _globals['_STARTPROFILERESPONSE']._serialized_start=1824
+  _globals['_STARTPROFILERESPONSE']._serialized_end=1920
+  _globals['_STOPPROFILEREQUEST']._serialized_start=1922
+  _globals['_STOPPROFILEREQUEST']._serialized_end=1959
+  _globals['_STOPPROFILERESPONSE']._serialized_start=1961
+  _globals['_STOPPROFILERESPONSE']._serialized_end=2050
+  _globals['_DUMPSTATEREQUEST']._serialized_start=2052
+  _globals['_DUMPSTATEREQUEST']._serialized_end=2092
+  _globals['_DUMPSTATERESPONSE']._serialized_start=2094
+  _globals['_DUMPSTATERESPONSE']._serialized_end=2164
+  _globals['_SCHEDULERSTATE']._serialized_start=2167
+  _globals['_SCHEDULERSTATE']._serialized_end=2413
+  _globals['_REPLICASTATE']._serialized_start=2415
+  _globals['_REPLICASTATE']._serialized_end=2495
+  _globals['_STEPSTATE']._serialized_start=2497
+  _globals['_STEPSTATE']._serialized_end=2568
+  _globals['_REQUESTSTATE']._serialized_start=2571
+  _globals['_REQUESTSTATE']._serialized_end=2911
+  _globals['_SEQUENCESTATE']._serialized_start=2914
+  _globals['_SEQUENCESTATE']._serialized_end=3121
+  _globals['_ADMINSERVICE']._serialized_start=3124
+  _globals['_ADMINSERVICE']._serialized_end=4130
 # @@protoc_insertion_point(module_scope)

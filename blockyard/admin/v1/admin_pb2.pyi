@@ -3,10 +3,13 @@
 isort:skip_file
 """
 
+from blockyard.common.v1 import administration_pb2 as _administration_pb2
 from blockyard.common.v1 import status_pb2 as _status_pb2
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -134,3 +137,733 @@ class GatewayStatus(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GatewayStatus: _TypeAlias = GatewayStatus  # noqa: Y015
+
+@_typing.final
+class DrainGatewayRequest(_message.Message):
+    """Asks this gateway to be not ready."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainGatewayRequest: _TypeAlias = DrainGatewayRequest  # noqa: Y015
+
+@_typing.final
+class DrainGatewayResponse(_message.Message):
+    """It is not ready any more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GATEWAY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def gateway(self) -> Global___GatewayStatus:
+        """This gateway, now."""
+
+    def __init__(
+        self,
+        *,
+        gateway: Global___GatewayStatus | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["gateway", b"gateway"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway", b"gateway"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainGatewayResponse: _TypeAlias = DrainGatewayResponse  # noqa: Y015
+
+@_typing.final
+class UndrainGatewayRequest(_message.Message):
+    """Asks this gateway to be ready again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndrainGatewayRequest: _TypeAlias = UndrainGatewayRequest  # noqa: Y015
+
+@_typing.final
+class UndrainGatewayResponse(_message.Message):
+    """It is as ready as its scheduler."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GATEWAY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def gateway(self) -> Global___GatewayStatus:
+        """This gateway, now."""
+
+    def __init__(
+        self,
+        *,
+        gateway: Global___GatewayStatus | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["gateway", b"gateway"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway", b"gateway"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndrainGatewayResponse: _TypeAlias = UndrainGatewayResponse  # noqa: Y015
+
+@_typing.final
+class DrainReplicaRequest(_message.Message):
+    """Asks a replica to take no new requests."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    """Which."""
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replica", b"replica"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainReplicaRequest: _TypeAlias = DrainReplicaRequest  # noqa: Y015
+
+@_typing.final
+class DrainReplicaResponse(_message.Message):
+    """It takes none any more; GetStatus tells when it has none."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    HANDS_OVER_FIELD_NUMBER: _builtins.int
+    hands_over: _builtins.bool
+    """What it has goes on at other replicas; else it finishes that."""
+    @_builtins.property
+    def replica(self) -> _status_pb2.ReplicaStatus:
+        """The replica, now."""
+
+    def __init__(
+        self,
+        *,
+        replica: _status_pb2.ReplicaStatus | None = ...,
+        hands_over: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["replica", b"replica"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hands_over", b"hands_over", "replica", b"replica"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainReplicaResponse: _TypeAlias = DrainReplicaResponse  # noqa: Y015
+
+@_typing.final
+class UndrainReplicaRequest(_message.Message):
+    """Asks a replica to take requests again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    """Which."""
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replica", b"replica"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndrainReplicaRequest: _TypeAlias = UndrainReplicaRequest  # noqa: Y015
+
+@_typing.final
+class UndrainReplicaResponse(_message.Message):
+    """It does, as soon as its worker is set up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def replica(self) -> _status_pb2.ReplicaStatus:
+        """The replica, now."""
+
+    def __init__(
+        self,
+        *,
+        replica: _status_pb2.ReplicaStatus | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["replica", b"replica"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replica", b"replica"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndrainReplicaResponse: _TypeAlias = UndrainReplicaResponse  # noqa: Y015
+
+@_typing.final
+class ResetPrefixCacheRequest(_message.Message):
+    """Asks to forget prefixes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    """Of which replica; empty: of all."""
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replica", b"replica"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetPrefixCacheRequest: _TypeAlias = ResetPrefixCacheRequest  # noqa: Y015
+
+@_typing.final
+class ResetPrefixCacheResponse(_message.Message):
+    """What was forgotten."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___PrefixCacheReset]:
+        """For each replica that has pools."""
+
+    def __init__(
+        self,
+        *,
+        replicas: _abc.Iterable[Global___PrefixCacheReset] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replicas", b"replicas"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetPrefixCacheResponse: _TypeAlias = ResetPrefixCacheResponse  # noqa: Y015
+
+@_typing.final
+class PrefixCacheReset(_message.Message):
+    """What one replica forgot."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_ID_FIELD_NUMBER: _builtins.int
+    NUM_FORGOTTEN_DEVICE_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_FORGOTTEN_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_KEPT_DEVICE_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_KEPT_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    replica_id: _builtins.int
+    """Which replica."""
+    num_forgotten_device_blocks: _builtins.int
+    """Device blocks that cannot be found any more."""
+    num_forgotten_host_blocks: _builtins.int
+    """Host blocks that cannot be found any more."""
+    num_kept_device_blocks: _builtins.int
+    """Device blocks that sequences use: they can still be found."""
+    num_kept_host_blocks: _builtins.int
+    """Host blocks that sequences use: they can still be found."""
+    def __init__(
+        self,
+        *,
+        replica_id: _builtins.int = ...,
+        num_forgotten_device_blocks: _builtins.int = ...,
+        num_forgotten_host_blocks: _builtins.int = ...,
+        num_kept_device_blocks: _builtins.int = ...,
+        num_kept_host_blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_forgotten_device_blocks", b"num_forgotten_device_blocks", "num_forgotten_host_blocks", b"num_forgotten_host_blocks", "num_kept_device_blocks", b"num_kept_device_blocks", "num_kept_host_blocks", b"num_kept_host_blocks", "replica_id", b"replica_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefixCacheReset: _TypeAlias = PrefixCacheReset  # noqa: Y015
+
+@_typing.final
+class SetLogLevelRequest(_message.Message):
+    """Asks processes to log more, or less."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
+    level: _administration_pb2.LogLevel.ValueType
+    """The least important events to write."""
+    process: _builtins.str
+    """"gateway" (the one that is asked), "scheduler", or a replica: its worker; empty: all of them."""
+    def __init__(
+        self,
+        *,
+        level: _administration_pb2.LogLevel.ValueType = ...,
+        process: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "process", b"process"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetLogLevelRequest: _TypeAlias = SetLogLevelRequest  # noqa: Y015
+
+@_typing.final
+class SetLogLevelResponse(_message.Message):
+    """What was changed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROCESSES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def processes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProcessLogLevel]:
+        """Each process."""
+
+    def __init__(
+        self,
+        *,
+        processes: _abc.Iterable[Global___ProcessLogLevel] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["processes", b"processes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetLogLevelResponse: _TypeAlias = SetLogLevelResponse  # noqa: Y015
+
+@_typing.final
+class ProcessLogLevel(_message.Message):
+    """One process's log."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROCESS_FIELD_NUMBER: _builtins.int
+    PREVIOUS_LEVEL_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    process: _builtins.str
+    """"gateway", "scheduler", or a worker's address."""
+    previous_level: _administration_pb2.LogLevel.ValueType
+    """What it wrote before."""
+    message: _builtins.str
+    """If it could not be told: why."""
+    def __init__(
+        self,
+        *,
+        process: _builtins.str = ...,
+        previous_level: _administration_pb2.LogLevel.ValueType = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "previous_level", b"previous_level", "process", b"process"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProcessLogLevel: _TypeAlias = ProcessLogLevel  # noqa: Y015
+
+@_typing.final
+class StartProfileRequest(_message.Message):
+    """Asks for a profile."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    """Of which replica's worker."""
+    @_builtins.property
+    def options(self) -> _administration_pb2.ProfileOptions:
+        """What to profile."""
+
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+        options: _administration_pb2.ProfileOptions | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["options", b"options", "replica", b"replica"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartProfileRequest: _TypeAlias = StartProfileRequest  # noqa: Y015
+
+@_typing.final
+class StartProfileResponse(_message.Message):
+    """It is recorded from now on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_ID_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    replica_id: _builtins.int
+    """Which replica."""
+    @_builtins.property
+    def options(self) -> _administration_pb2.ProfileOptions:
+        """As they are: the detail chosen, the steps allowed."""
+
+    def __init__(
+        self,
+        *,
+        replica_id: _builtins.int = ...,
+        options: _administration_pb2.ProfileOptions | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["options", b"options", "replica_id", b"replica_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartProfileResponse: _TypeAlias = StartProfileResponse  # noqa: Y015
+
+@_typing.final
+class StopProfileRequest(_message.Message):
+    """Asks for the profile."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    """Of which replica's worker."""
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replica", b"replica"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopProfileRequest: _TypeAlias = StopProfileRequest  # noqa: Y015
+
+@_typing.final
+class StopProfileResponse(_message.Message):
+    """The profile."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUMMARY_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """Then: the next piece of the file, which is a trace in the Trace Event Format (JSON), compressed by gzip. Perfetto
+    and chrome://tracing open it as it is.
+    """
+    @_builtins.property
+    def summary(self) -> _administration_pb2.ProfileSummary:
+        """First, alone."""
+
+    def __init__(
+        self,
+        *,
+        summary: _administration_pb2.ProfileSummary | None = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["summary", b"summary"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "summary", b"summary"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopProfileResponse: _TypeAlias = StopProfileResponse  # noqa: Y015
+
+@_typing.final
+class DumpStateRequest(_message.Message):
+    """Asks for the scheduler's state."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_REQUESTS_FIELD_NUMBER: _builtins.int
+    max_requests: _builtins.int
+    """Requests to tell at most, in the order in which they came; 0: 1,000."""
+    def __init__(
+        self,
+        *,
+        max_requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_requests", b"max_requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DumpStateRequest: _TypeAlias = DumpStateRequest  # noqa: Y015
+
+@_typing.final
+class DumpStateResponse(_message.Message):
+    """The scheduler's state."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def state(self) -> Global___SchedulerState:
+        """Everything in it is of one moment."""
+
+    def __init__(
+        self,
+        *,
+        state: Global___SchedulerState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DumpStateResponse: _TypeAlias = DumpStateResponse  # noqa: Y015
+
+@_typing.final
+class SchedulerState(_message.Message):
+    """What a scheduler has."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    NUM_REQUESTS_FIELD_NUMBER: _builtins.int
+    GATEWAY_IDS_FIELD_NUMBER: _builtins.int
+    SUSPECT_REQUEST_IDS_FIELD_NUMBER: _builtins.int
+    num_requests: _builtins.int
+    """Live requests in all."""
+    @_builtins.property
+    def status(self) -> _status_pb2.SchedulerStatus:
+        """As GetStatus tells it."""
+
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaState]:
+        """Each replica that was ever set up."""
+
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestState]:
+        """Live requests: all of them, or the first of them."""
+
+    @_builtins.property
+    def gateway_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Gateways that are attached."""
+
+    @_builtins.property
+    def suspect_request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Requests that may be why workers died; they run with nobody who may be too."""
+
+    def __init__(
+        self,
+        *,
+        status: _status_pb2.SchedulerStatus | None = ...,
+        replicas: _abc.Iterable[Global___ReplicaState] | None = ...,
+        requests: _abc.Iterable[Global___RequestState] | None = ...,
+        num_requests: _builtins.int = ...,
+        gateway_ids: _abc.Iterable[_builtins.str] | None = ...,
+        suspect_request_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_ids", b"gateway_ids", "num_requests", b"num_requests", "replicas", b"replicas", "requests", b"requests", "status", b"status", "suspect_request_ids", b"suspect_request_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SchedulerState: _TypeAlias = SchedulerState  # noqa: Y015
+
+@_typing.final
+class ReplicaState(_message.Message):
+    """What a replica is at."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_ID_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    replica_id: _builtins.int
+    """Which."""
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepState]:
+        """Steps sent and not answered, oldest first."""
+
+    def __init__(
+        self,
+        *,
+        replica_id: _builtins.int = ...,
+        steps: _abc.Iterable[Global___StepState] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replica_id", b"replica_id", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaState: _TypeAlias = ReplicaState  # noqa: Y015
+
+@_typing.final
+class StepState(_message.Message):
+    """A step on its way."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_ID_FIELD_NUMBER: _builtins.int
+    NUM_SEQUENCES_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    step_id: _builtins.int
+    """Its number within the epoch."""
+    num_sequences: _builtins.int
+    """Sequences that it computes."""
+    num_tokens: _builtins.int
+    """Tokens that it computes."""
+    def __init__(
+        self,
+        *,
+        step_id: _builtins.int = ...,
+        num_sequences: _builtins.int = ...,
+        num_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_sequences", b"num_sequences", "num_tokens", b"num_tokens", "step_id", b"step_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepState: _TypeAlias = StepState  # noqa: Y015
+
+@_typing.final
+class RequestState(_message.Message):
+    """A live request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    AGE_FIELD_NUMBER: _builtins.int
+    REPLICA_ID_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_LENGTH_FIELD_NUMBER: _builtins.int
+    READERS_FIELD_NUMBER: _builtins.int
+    IS_RECOVERING_FIELD_NUMBER: _builtins.int
+    IS_BEAM_SEARCH_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Its name: the tenant's, "/" and the client's; the latter alone where there is no tenant."""
+    tenant: _builtins.str
+    """Whose."""
+    priority: _builtins.int
+    """Less is sooner."""
+    replica_id: _builtins.int
+    """The replica that has it; absent: it waits for one."""
+    num_prompt_tokens: _builtins.int
+    """Tokens of its prompt."""
+    num_cached_tokens: _builtins.int
+    """Of these, found in the prefix cache."""
+    max_length: _builtins.int
+    """The most tokens that it may have, its prompt among them."""
+    is_recovering: _builtins.bool
+    """Its worker was lost, and it has not gone on yet."""
+    is_beam_search: _builtins.bool
+    """It is a beam search: its sequences are its beams."""
+    @_builtins.property
+    def age(self) -> _duration_pb2.Duration:
+        """How long ago it came."""
+
+    @_builtins.property
+    def readers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Who reads it: names of gateways' streams. Empty: nobody, for now."""
+
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceState]:
+        """What is computed of it, sequence by sequence."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        priority: _builtins.int = ...,
+        age: _duration_pb2.Duration | None = ...,
+        replica_id: _builtins.int | None = ...,
+        num_prompt_tokens: _builtins.int = ...,
+        num_cached_tokens: _builtins.int = ...,
+        max_length: _builtins.int = ...,
+        readers: _abc.Iterable[_builtins.str] | None = ...,
+        is_recovering: _builtins.bool = ...,
+        is_beam_search: _builtins.bool = ...,
+        sequences: _abc.Iterable[Global___SequenceState] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_replica_id", b"_replica_id", "age", b"age", "replica_id", b"replica_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_replica_id", b"_replica_id", "age", b"age", "is_beam_search", b"is_beam_search", "is_recovering", b"is_recovering", "max_length", b"max_length", "num_cached_tokens", b"num_cached_tokens", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "readers", b"readers", "replica_id", b"replica_id", "request_id", b"request_id", "sequences", b"sequences", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__replica_id: _TypeAlias = _typing.Literal["replica_id"]  # noqa: Y015
+    _WhichOneofArgType__replica_id: _TypeAlias = _typing.Literal["_replica_id", b"_replica_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__replica_id) -> _WhichOneofReturnType__replica_id | None: ...
+
+Global___RequestState: _TypeAlias = RequestState  # noqa: Y015
+
+@_typing.final
+class SequenceState(_message.Message):
+    """One sequence of a request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    SEQUENCE_INDEX_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_SCHEDULED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_DEVICE_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    sequence_id: _builtins.int
+    """Unique in the scheduler."""
+    sequence_index: _builtins.int
+    """Which of its request's."""
+    status: _builtins.str
+    """WAITING, RUNNING, SWAPPED, PARKED (a beam until all have proposed) or FINISHED."""
+    num_tokens: _builtins.int
+    """Tokens known, prompt and output."""
+    num_computed_tokens: _builtins.int
+    """Of these, with KV by the answers so far."""
+    num_scheduled_tokens: _builtins.int
+    """Tokens with KV once all steps on their way are answered."""
+    num_device_blocks: _builtins.int
+    """Device blocks in its table."""
+    num_host_blocks: _builtins.int
+    """Host blocks."""
+    def __init__(
+        self,
+        *,
+        sequence_id: _builtins.int = ...,
+        sequence_index: _builtins.int = ...,
+        status: _builtins.str = ...,
+        num_tokens: _builtins.int = ...,
+        num_computed_tokens: _builtins.int = ...,
+        num_scheduled_tokens: _builtins.int = ...,
+        num_device_blocks: _builtins.int = ...,
+        num_host_blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_computed_tokens", b"num_computed_tokens", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "num_scheduled_tokens", b"num_scheduled_tokens", "num_tokens", b"num_tokens", "sequence_id", b"sequence_id", "sequence_index", b"sequence_index", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SequenceState: _TypeAlias = SequenceState  # noqa: Y015

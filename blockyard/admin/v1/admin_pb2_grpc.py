@@ -26,7 +26,11 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """What an operator asks of a running system. On its own port.
+    """What an operator asks of a running system. A gateway answers it on a port of its own, and passes on what is the
+    scheduler's to answer; the scheduler answers it on the port that gateways use, but for what is a gateway's.
+
+    A replica is named by its number, or by its worker's address, name or incarnation; where there is but one replica,
+    it may be left out. An unknown name is FIELD_INVALID, and the message says which there are.
     """
 
     def __init__(self, channel):
@@ -40,14 +44,131 @@ class AdminServiceStub:
                 request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.DrainGateway = channel.unary_unary(
+                '/blockyard.admin.v1.AdminService/DrainGateway',
+                request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.DrainGatewayRequest.SerializeToString,
+                response_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.DrainGatewayResponse.FromString,
+                _registered_method=True)
+        self.UndrainGateway = channel.unary_unary(
+                '/blockyard.admin.v1.AdminService/UndrainGateway',
+                request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.UndrainGatewayRequest.SerializeToString,
+                response_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.UndrainGatewayResponse.FromString,
+                _registered_method=True)
+        self.DrainReplica = channel.unary_unary(
+                '/blockyard.admin.v1.AdminService/DrainReplica',
+                request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.DrainReplicaRequest.SerializeToString,
+                response_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.DrainReplicaResponse.FromString,
+                _registered_method=True)
+        self.UndrainReplica = channel.unary_unary(
+                '/blockyard.admin.v1.AdminService/UndrainReplica',
+                request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.UndrainReplicaRequest.SerializeToString,
+                response_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.UndrainReplicaResponse.FromString,
+                _registered_method=True)
+        self.ResetPrefixCache = channel.unary_unary(
+                '/blockyard.admin.v1.AdminService/ResetPrefixCache',
+                request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.SerializeToString,
+                response_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.ResetPrefixCacheResponse.FromString,
+                _registered_method=True)
+        self.SetLogLevel = channel.unary_unary(
+                '/blockyard.admin.v1.AdminService/SetLogLevel',
+                request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.SetLogLevelRequest.SerializeToString,
+                response_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.SetLogLevelResponse.FromString,
+                _registered_method=True)
+        self.StartProfile = channel.unary_unary(
+                '/blockyard.admin.v1.AdminService/StartProfile',
+                request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.StartProfileRequest.SerializeToString,
+                response_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.StartProfileResponse.FromString,
+                _registered_method=True)
+        self.StopProfile = channel.unary_stream(
+                '/blockyard.admin.v1.AdminService/StopProfile',
+                request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.StopProfileRequest.SerializeToString,
+                response_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.StopProfileResponse.FromString,
+                _registered_method=True)
+        self.DumpState = channel.unary_unary(
+                '/blockyard.admin.v1.AdminService/DumpState',
+                request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.DumpStateRequest.SerializeToString,
+                response_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.DumpStateResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
-    """What an operator asks of a running system. On its own port.
+    """What an operator asks of a running system. A gateway answers it on a port of its own, and passes on what is the
+    scheduler's to answer; the scheduler answers it on the port that gateways use, but for what is a gateway's.
+
+    A replica is named by its number, or by its worker's address, name or incarnation; where there is but one replica,
+    it may be left out. An unknown name is FIELD_INVALID, and the message says which there are.
     """
 
     def GetStatus(self, request, context):
         """Tells how the gateway, the scheduler and the workers are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainGateway(self, request, context):
+        """Has this gateway say that it is not ready, so that balancers send requests elsewhere. It serves all that comes
+        nevertheless. Gateways only; idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UndrainGateway(self, request, context):
+        """Takes that back. WRONG_STATE in a gateway that was told to end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainReplica(self, request, context):
+        """Has a replica take no new requests. Where another replica takes requests it finishes the steps on their way, and all
+        that it has goes on there; where there is none it finishes what it has, or hands it over once there is one. Then its
+        worker is left alone, through restarts too, until the replica is undrained or the scheduler ends. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UndrainReplica(self, request, context):
+        """Has it take requests again. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResetPrefixCache(self, request, context):
+        """Forgets what prefix caches hold, on the device and in the swap pool. Blocks that sequences use stay, and can be
+        found as long as they do.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetLogLevel(self, request, context):
+        """Changes what processes log, until they end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StartProfile(self, request, context):
+        """Begins to profile a worker. WRONG_STATE while one is recorded; one that was not fetched is discarded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StopProfile(self, request, context):
+        """Ends the profile of a worker and tells it: its summary, then a file, in pieces. It can be fetched again until the
+        next one begins. WRONG_STATE without one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DumpState(self, request, context):
+        """Tells what the scheduler has: each request, where it is, and what it holds. No text, no token ids.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -61,6 +182,51 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.GetStatusRequest.FromString,
                     response_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.GetStatusResponse.SerializeToString,
             ),
+            'DrainGateway': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainGateway,
+                    request_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.DrainGatewayRequest.FromString,
+                    response_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.DrainGatewayResponse.SerializeToString,
+            ),
+            'UndrainGateway': grpc.unary_unary_rpc_method_handler(
+                    servicer.UndrainGateway,
+                    request_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.UndrainGatewayRequest.FromString,
+                    response_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.UndrainGatewayResponse.SerializeToString,
+            ),
+            'DrainReplica': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainReplica,
+                    request_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.DrainReplicaRequest.FromString,
+                    response_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.DrainReplicaResponse.SerializeToString,
+            ),
+            'UndrainReplica': grpc.unary_unary_rpc_method_handler(
+                    servicer.UndrainReplica,
+                    request_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.UndrainReplicaRequest.FromString,
+                    response_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.UndrainReplicaResponse.SerializeToString,
+            ),
+            'ResetPrefixCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetPrefixCache,
+                    request_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.FromString,
+                    response_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.ResetPrefixCacheResponse.SerializeToString,
+            ),
+            'SetLogLevel': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetLogLevel,
+                    request_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.SetLogLevelRequest.FromString,
+                    response_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.SetLogLevelResponse.SerializeToString,
+            ),
+            'StartProfile': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartProfile,
+                    request_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.StartProfileRequest.FromString,
+                    response_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.StartProfileResponse.SerializeToString,
+            ),
+            'StopProfile': grpc.unary_stream_rpc_method_handler(
+                    servicer.StopProfile,
+                    request_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.StopProfileRequest.FromString,
+                    response_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.StopProfileResponse.SerializeToString,
+            ),
+            'DumpState': grpc.unary_unary_rpc_method_handler(
+                    servicer.DumpState,
+                    request_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.DumpStateRequest.FromString,
+                    response_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.DumpStateResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'blockyard.admin.v1.AdminService', rpc_method_handlers)
@@ -70,7 +236,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """What an operator asks of a running system. On its own port.
+    """What an operator asks of a running system. A gateway answers it on a port of its own, and passes on what is the
+    scheduler's to answer; the scheduler answers it on the port that gateways use, but for what is a gateway's.
+
+    A replica is named by its number, or by its worker's address, name or incarnation; where there is but one replica,
+    it may be left out. An unknown name is FIELD_INVALID, and the message says which there are.
     """
 
     @staticmethod
@@ -90,6 +260,249 @@ class AdminService:
             '/blockyard.admin.v1.AdminService/GetStatus',
             blockyard_dot_admin_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
             blockyard_dot_admin_dot_v1_dot_admin__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainGateway(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.admin.v1.AdminService/DrainGateway',
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.DrainGatewayRequest.SerializeToString,
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.DrainGatewayResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UndrainGateway(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.admin.v1.AdminService/UndrainGateway',
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.UndrainGatewayRequest.SerializeToString,
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.UndrainGatewayResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainReplica(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.admin.v1.AdminService/DrainReplica',
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.DrainReplicaRequest.SerializeToString,
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.DrainReplicaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UndrainReplica(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.admin.v1.AdminService/UndrainReplica',
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.UndrainReplicaRequest.SerializeToString,
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.UndrainReplicaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetPrefixCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.admin.v1.AdminService/ResetPrefixCache',
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.SerializeToString,
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.ResetPrefixCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetLogLevel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.admin.v1.AdminService/SetLogLevel',
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.SetLogLevelRequest.SerializeToString,
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.SetLogLevelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.admin.v1.AdminService/StartProfile',
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.StartProfileRequest.SerializeToString,
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.StartProfileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/blockyard.admin.v1.AdminService/StopProfile',
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.StopProfileRequest.SerializeToString,
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.StopProfileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DumpState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.admin.v1.AdminService/DumpState',
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.DumpStateRequest.SerializeToString,
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.DumpStateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,7 +27,12 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminServiceStub:
-    """What an operator asks of a running system. On its own port."""
+    """What an operator asks of a running system. A gateway answers it on a port of its own, and passes on what is the
+    scheduler's to answer; the scheduler answers it on the port that gateways use, but for what is a gateway's.
+
+    A replica is named by its number, or by its worker's address, name or incarnation; where there is but one replica,
+    it may be left out. An unknown name is FIELD_INVALID, and the message says which there are.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -35,17 +40,81 @@ class AdminServiceStub:
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     GetStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]
     """Tells how the gateway, the scheduler and the workers are."""
+    DrainGateway: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainGatewayRequest, _admin_pb2.DrainGatewayResponse]
+    """Has this gateway say that it is not ready, so that balancers send requests elsewhere. It serves all that comes
+    nevertheless. Gateways only; idempotent.
+    """
+    UndrainGateway: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UndrainGatewayRequest, _admin_pb2.UndrainGatewayResponse]
+    """Takes that back. WRONG_STATE in a gateway that was told to end."""
+    DrainReplica: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainReplicaRequest, _admin_pb2.DrainReplicaResponse]
+    """Has a replica take no new requests. Where another replica takes requests it finishes the steps on their way, and all
+    that it has goes on there; where there is none it finishes what it has, or hands it over once there is one. Then its
+    worker is left alone, through restarts too, until the replica is undrained or the scheduler ends. Idempotent.
+    """
+    UndrainReplica: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UndrainReplicaRequest, _admin_pb2.UndrainReplicaResponse]
+    """Has it take requests again. Idempotent."""
+    ResetPrefixCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResetPrefixCacheRequest, _admin_pb2.ResetPrefixCacheResponse]
+    """Forgets what prefix caches hold, on the device and in the swap pool. Blocks that sequences use stay, and can be
+    found as long as they do.
+    """
+    SetLogLevel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetLogLevelRequest, _admin_pb2.SetLogLevelResponse]
+    """Changes what processes log, until they end."""
+    StartProfile: _grpc.UnaryUnaryMultiCallable[_admin_pb2.StartProfileRequest, _admin_pb2.StartProfileResponse]
+    """Begins to profile a worker. WRONG_STATE while one is recorded; one that was not fetched is discarded."""
+    StopProfile: _grpc.UnaryStreamMultiCallable[_admin_pb2.StopProfileRequest, _admin_pb2.StopProfileResponse]
+    """Ends the profile of a worker and tells it: its summary, then a file, in pieces. It can be fetched again until the
+    next one begins. WRONG_STATE without one.
+    """
+    DumpState: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DumpStateRequest, _admin_pb2.DumpStateResponse]
+    """Tells what the scheduler has: each request, where it is, and what it holds. No text, no token ids."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
-    """What an operator asks of a running system. On its own port."""
+    """What an operator asks of a running system. A gateway answers it on a port of its own, and passes on what is the
+    scheduler's to answer; the scheduler answers it on the port that gateways use, but for what is a gateway's.
+
+    A replica is named by its number, or by its worker's address, name or incarnation; where there is but one replica,
+    it may be left out. An unknown name is FIELD_INVALID, and the message says which there are.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]  # type: ignore[assignment]
     """Tells how the gateway, the scheduler and the workers are."""
+    DrainGateway: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainGatewayRequest, _admin_pb2.DrainGatewayResponse]  # type: ignore[assignment]
+    """Has this gateway say that it is not ready, so that balancers send requests elsewhere. It serves all that comes
+    nevertheless. Gateways only; idempotent.
+    """
+    UndrainGateway: _aio.UnaryUnaryMultiCallable[_admin_pb2.UndrainGatewayRequest, _admin_pb2.UndrainGatewayResponse]  # type: ignore[assignment]
+    """Takes that back. WRONG_STATE in a gateway that was told to end."""
+    DrainReplica: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainReplicaRequest, _admin_pb2.DrainReplicaResponse]  # type: ignore[assignment]
+    """Has a replica take no new requests. Where another replica takes requests it finishes the steps on their way, and all
+    that it has goes on there; where there is none it finishes what it has, or hands it over once there is one. Then its
+    worker is left alone, through restarts too, until the replica is undrained or the scheduler ends. Idempotent.
+    """
+    UndrainReplica: _aio.UnaryUnaryMultiCallable[_admin_pb2.UndrainReplicaRequest, _admin_pb2.UndrainReplicaResponse]  # type: ignore[assignment]
+    """Has it take requests again. Idempotent."""
+    ResetPrefixCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResetPrefixCacheRequest, _admin_pb2.ResetPrefixCacheResponse]  # type: ignore[assignment]
+    """Forgets what prefix caches hold, on the device and in the swap pool. Blocks that sequences use stay, and can be
+    found as long as they do.
+    """
+    SetLogLevel: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetLogLevelRequest, _admin_pb2.SetLogLevelResponse]  # type: ignore[assignment]
+    """Changes what processes log, until they end."""
+    StartProfile: _aio.UnaryUnaryMultiCallable[_admin_pb2.StartProfileRequest, _admin_pb2.StartProfileResponse]  # type: ignore[assignment]
+    """Begins to profile a worker. WRONG_STATE while one is recorded; one that was not fetched is discarded."""
+    StopProfile: _aio.UnaryStreamMultiCallable[_admin_pb2.StopProfileRequest, _admin_pb2.StopProfileResponse]  # type: ignore[assignment]
+    """Ends the profile of a worker and tells it: its summary, then a file, in pieces. It can be fetched again until the
+    next one begins. WRONG_STATE without one.
+    """
+    DumpState: _aio.UnaryUnaryMultiCallable[_admin_pb2.DumpStateRequest, _admin_pb2.DumpStateResponse]  # type: ignore[assignment]
+    """Tells what the scheduler has: each request, where it is, and what it holds. No text, no token ids."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What an operator asks of a running system. On its own port."""
+    """What an operator asks of a running system. A gateway answers it on a port of its own, and passes on what is the
+    scheduler's to answer; the scheduler answers it on the port that gateways use, but for what is a gateway's.
+
+    A replica is named by its number, or by its worker's address, name or incarnation; where there is but one replica,
+    it may be left out. An unknown name is FIELD_INVALID, and the message says which there are.
+    """
 
     @_abc_1.abstractmethod
     def GetStatus(
@@ -54,5 +123,86 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetStatusResponse, _abc.Awaitable[_admin_pb2.GetStatusResponse]]:
         """Tells how the gateway, the scheduler and the workers are."""
+
+    @_abc_1.abstractmethod
+    def DrainGateway(
+        self,
+        request: _admin_pb2.DrainGatewayRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DrainGatewayResponse, _abc.Awaitable[_admin_pb2.DrainGatewayResponse]]:
+        """Has this gateway say that it is not ready, so that balancers send requests elsewhere. It serves all that comes
+        nevertheless. Gateways only; idempotent.
+        """
+
+    @_abc_1.abstractmethod
+    def UndrainGateway(
+        self,
+        request: _admin_pb2.UndrainGatewayRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.UndrainGatewayResponse, _abc.Awaitable[_admin_pb2.UndrainGatewayResponse]]:
+        """Takes that back. WRONG_STATE in a gateway that was told to end."""
+
+    @_abc_1.abstractmethod
+    def DrainReplica(
+        self,
+        request: _admin_pb2.DrainReplicaRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DrainReplicaResponse, _abc.Awaitable[_admin_pb2.DrainReplicaResponse]]:
+        """Has a replica take no new requests. Where another replica takes requests it finishes the steps on their way, and all
+        that it has goes on there; where there is none it finishes what it has, or hands it over once there is one. Then its
+        worker is left alone, through restarts too, until the replica is undrained or the scheduler ends. Idempotent.
+        """
+
+    @_abc_1.abstractmethod
+    def UndrainReplica(
+        self,
+        request: _admin_pb2.UndrainReplicaRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.UndrainReplicaResponse, _abc.Awaitable[_admin_pb2.UndrainReplicaResponse]]:
+        """Has it take requests again. Idempotent."""
+
+    @_abc_1.abstractmethod
+    def ResetPrefixCache(
+        self,
+        request: _admin_pb2.ResetPrefixCacheRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ResetPrefixCacheResponse, _abc.Awaitable[_admin_pb2.ResetPrefixCacheResponse]]:
+        """Forgets what prefix caches hold, on the device and in the swap pool. Blocks that sequences use stay, and can be
+        found as long as they do.
+        """
+
+    @_abc_1.abstractmethod
+    def SetLogLevel(
+        self,
+        request: _admin_pb2.SetLogLevelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.SetLogLevelResponse, _abc.Awaitable[_admin_pb2.SetLogLevelResponse]]:
+        """Changes what processes log, until they end."""
+
+    @_abc_1.abstractmethod
+    def StartProfile(
+        self,
+        request: _admin_pb2.StartProfileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.StartProfileResponse, _abc.Awaitable[_admin_pb2.StartProfileResponse]]:
+        """Begins to profile a worker. WRONG_STATE while one is recorded; one that was not fetched is discarded."""
+
+    @_abc_1.abstractmethod
+    def StopProfile(
+        self,
+        request: _admin_pb2.StopProfileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.StopProfileResponse], _abc.AsyncIterator[_admin_pb2.StopProfileResponse]]:
+        """Ends the profile of a worker and tells it: its summary, then a file, in pieces. It can be fetched again until the
+        next one begins. WRONG_STATE without one.
+        """
+
+    @_abc_1.abstractmethod
+    def DumpState(
+        self,
+        request: _admin_pb2.DumpStateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DumpStateResponse, _abc.Awaitable[_admin_pb2.DumpStateResponse]]:
+        """Tells what the scheduler has: each request, where it is, and what it holds. No text, no token ids."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -22,6 +22,7 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from blockyard.common.v1 import administration_pb2 as blockyard_dot_common_dot_v1_dot_administration__pb2
 from blockyard.common.v1 import sampling_pb2 as blockyard_dot_common_dot_v1_dot_sampling__pb2
 from blockyard.common.v1 import status_pb2 as blockyard_dot_common_dot_v1_dot_status__pb2
 from blockyard.common.v1 import trace_pb2 as blockyard_dot_common_dot_v1_dot_trace__pb2
@@ -29,7 +30,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n blockyard/worker/v1/worker.proto\x12\x13\x62lockyard.worker.v1\x1a\"blockyard/common/v1/sampling.proto\x1a blockyard/common/v1/status.proto\x1a\x1f\x62lockyard/common/v1/trace.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\"\x16\n\x14GetWorkerInfoRequest\"\xb4\x02\n\x15GetWorkerInfoResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x13\n\x0b\x61pi_version\x18\x03 \x01(\t\x12/\n\x05state\x18\x04 \x01(\x0e\x32 .blockyard.common.v1.WorkerState\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x1c\n\x14\x63onfiguration_digest\x18\x06 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12/\n\x05model\x18\x08 \x01(\x0b\x32 .blockyard.worker.v1.LoadedModel\x12-\n\x05\x63\x61\x63he\x18\t \x01(\x0b\x32\x1e.blockyard.worker.v1.CacheInfo\x12\x10\n\x08\x64raining\x18\n \x01(\x08\"\xb6\x01\n\tCacheInfo\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\x19\n\x11num_device_blocks\x18\x02 \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\x03 \x01(\r\x12\x19\n\x11\x63\x61\x63he_block_bytes\x18\x04 \x01(\x04\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x16\n\x0e\x64\x65terminism_id\x18\x06 \x01(\t\x12\x17\n\x0f\x62\x61tch_invariant\x18\x07 \x01(\x08\"\x92\x01\n\x11InitDeviceRequest\x12\x34\n\x0b\x64\x65vice_type\x18\x01 \x01(\x0e\x32\x1f.blockyard.worker.v1.DeviceType\x12)\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1a.blockyard.worker.v1.Dtype\x12\x1c\n\x14\x63onfiguration_digest\x18\x03 \x01(\t\"$\n\x12InitDeviceResponse\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\"l\n\x10LoadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x37\n\x0cquantization\x18\x03 \x01(\x0e\x32!.blockyard.worker.v1.Quantization\"\x87\x01\n\x11LoadModelResponse\x12\x35\n\x08progress\x18\x01 \x01(\x0b\x32!.blockyard.worker.v1.LoadProgressH\x00\x12\x32\n\x06loaded\x18\x02 \x01(\x0b\x32 .blockyard.worker.v1.LoadedModelH\x00\x42\x07\n\x05\x65vent\"7\n\x0cLoadProgress\x12\x12\n\ndone_bytes\x18\x01 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\"\xf9\x01\n\x0bLoadedModel\x12\x14\n\x0c\x61rchitecture\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x14\n\x0cmodel_digest\x18\x04 \x01(\t\x12\x16\n\x0eweights_digest\x18\x05 \x01(\t\x12\x17\n\x0fparameter_bytes\x18\x06 \x01(\x04\x12)\n\x05\x64type\x18\x07 \x01(\x0e\x32\x1a.blockyard.worker.v1.Dtype\x12\x37\n\x0cquantization\x18\x08 \x01(\x0e\x32!.blockyard.worker.v1.Quantization\"\xab\x01\n\"DetermineNumAvailableBlocksRequest\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12!\n\x19\x64\x65vice_memory_utilization\x18\x02 \x01(\x02\x12\x18\n\x10swap_space_bytes\x18\x03 \x01(\x04\x12\x1e\n\x16max_num_batched_tokens\x18\x04 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x05 \x01(\r\"\xbe\x01\n#DetermineNumAvailableBlocksResponse\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\x19\n\x11num_device_blocks\x18\x02 \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\x03 \x01(\r\x12\x19\n\x11\x63\x61\x63he_block_bytes\x18\x04 \x01(\x04\x12\x34\n\x06memory\x18\x05 \x01(\x0b\x32$.blockyard.worker.v1.MemoryBreakdown\"\x97\x01\n\x0fMemoryBreakdown\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x04\x12\x14\n\x0c\x62udget_bytes\x18\x02 \x01(\x04\x12\x15\n\rweights_bytes\x18\x03 \x01(\x04\x12\x18\n\x10\x61\x63tivation_bytes\x18\x04 \x01(\x04\x12\x13\n\x0bother_bytes\x18\x05 \x01(\x04\x12\x13\n\x0b\x63\x61\x63he_bytes\x18\x06 \x01(\x04\"\xad\x01\n\x16InitializeCacheRequest\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\x19\n\x11num_device_blocks\x18\x02 \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\x03 \x01(\r\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x05 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x06 \x01(\r\"H\n\x17InitializeCacheResponse\x12-\n\x05\x63\x61\x63he\x18\x01 \x01(\x0b\x32\x1e.blockyard.worker.v1.CacheInfo\"\xc1\x04\n\x13\x45xecuteModelRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x37\n\rnew_sequences\x18\x03 \x03(\x0b\x32 .blockyard.worker.v1.NewSequence\x12(\n\x05\x66orks\x18\x04 \x03(\x0b\x32\x19.blockyard.worker.v1.Fork\x12\x14\n\x0csequence_ids\x18\x05 \x03(\x04\x12\x16\n\x0enum_new_tokens\x18\x06 \x03(\r\x12\x1d\n\x15\x61ppended_sequence_ids\x18\x07 \x03(\x04\x12\x1a\n\x12\x61ppended_block_ids\x18\x08 \x03(\r\x12\x38\n\x0freplaced_tables\x18\t \x03(\x0b\x32\x1f.blockyard.worker.v1.BlockTable\x12;\n\x12\x62locks_to_swap_out\x18\n \x01(\x0b\x32\x1f.blockyard.worker.v1.BlockPairs\x12:\n\x11\x62locks_to_swap_in\x18\x0b \x01(\x0b\x32\x1f.blockyard.worker.v1.BlockPairs\x12\x37\n\x0e\x62locks_to_copy\x18\x0c \x01(\x0b\x32\x1f.blockyard.worker.v1.BlockPairs\x12\x1d\n\x15\x66inished_sequence_ids\x18\r \x03(\x04\x12\x1a\n\x12input_sequence_ids\x18\x0e \x03(\x04\x12\x17\n\x0finput_token_ids\x18\x0f \x03(\r\"\xce\x02\n\x0bNewSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x16\n\x0esequence_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x15\n\rprompt_length\x18\x04 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x05 \x01(\r\x12\x11\n\tblock_ids\x18\x06 \x03(\r\x12\x35\n\x08sampling\x18\x07 \x01(\x0b\x32#.blockyard.common.v1.SamplingParams\x12\x12\n\nmin_tokens\x18\x08 \x01(\r\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x1b\n\x13num_beam_candidates\x18\n \x01(\r\x12\x38\n\rtrace_context\x18\x0b \x01(\x0b\x32!.blockyard.common.v1.TraceContext\"h\n\x04\x46ork\x12\x1a\n\x12parent_sequence_id\x18\x01 \x01(\x04\x12\x19\n\x11\x63hild_sequence_id\x18\x02 \x01(\x04\x12\x16\n\x0esequence_index\x18\x03 \x01(\r\x12\x11\n\tblock_ids\x18\x04 \x03(\r\"4\n\nBlockTable\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x11\n\tblock_ids\x18\x02 \x03(\r\"3\n\nBlockPairs\x12\x0f\n\x07sources\x18\x01 \x03(\r\x12\x14\n\x0c\x64\x65stinations\x18\x02 \x03(\r\"\xfb\x03\n\x14\x45xecuteModelResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x14\n\x0csequence_ids\x18\x03 \x03(\x04\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x1c\n\x14skipped_sequence_ids\x18\x05 \x03(\x04\x12\x36\n\x08\x66\x61ilures\x18\x06 \x03(\x0b\x32$.blockyard.worker.v1.SequenceFailure\x12#\n\x07refusal\x18\x07 \x01(\x0b\x32\x12.google.rpc.Status\x12-\n\x05times\x18\x08 \x01(\x0b\x32\x1e.blockyard.worker.v1.StepTimes\x12\x1c\n\x14logprob_sequence_ids\x18\t \x03(\x04\x12/\n\x08logprobs\x18\n \x01(\x0b\x32\x1d.blockyard.common.v1.Logprobs\x12<\n\x0fprompt_logprobs\x18\x0b \x03(\x0b\x32#.blockyard.common.v1.PromptLogprobs\x12\x19\n\x11\x62\x65\x61m_sequence_ids\x18\x0c \x03(\x04\x12\x36\n\x0f\x62\x65\x61m_candidates\x18\r \x01(\x0b\x32\x1d.blockyard.common.v1.Logprobs\x12\x10\n\x08\x64raining\x18\x0e \x01(\x08\"J\n\x0fSequenceFailure\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\"\n\x06status\x18\x02 \x01(\x0b\x32\x12.google.rpc.Status\"\xc1\x01\n\tStepTimes\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x10\x63\x61\x63he_operations\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07\x66orward\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06sample\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"!\n\x0fShutdownRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x12\n\x10ShutdownResponse\"I\n\x15\x43hecksumBlocksRequest\x12\x18\n\x10\x64\x65vice_block_ids\x18\x01 \x03(\r\x12\x16\n\x0ehost_block_ids\x18\x02 \x03(\r\"J\n\x16\x43hecksumBlocksResponse\x12\x18\n\x10\x64\x65vice_checksums\x18\x01 \x03(\x0c\x12\x16\n\x0ehost_checksums\x18\x02 \x03(\x0c*T\n\nDeviceType\x12\x1b\n\x17\x44\x45VICE_TYPE_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x44\x45VICE_TYPE_CPU\x10\x01\x12\x14\n\x10\x44\x45VICE_TYPE_CUDA\x10\x02*X\n\x05\x44type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rDTYPE_FLOAT32\x10\x01\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\x02\x12\x11\n\rDTYPE_FLOAT16\x10\x03*C\n\x0cQuantization\x12\x1c\n\x18QUANTIZATION_UNSPECIFIED\x10\x00\x12\x15\n\x11QUANTIZATION_INT8\x10\x01\x32\xe2\x06\n\rWorkerService\x12\x66\n\rGetWorkerInfo\x12).blockyard.worker.v1.GetWorkerInfoRequest\x1a*.blockyard.worker.v1.GetWorkerInfoResponse\x12]\n\nInitDevice\x12&.blockyard.worker.v1.InitDeviceRequest\x1a\'.blockyard.worker.v1.InitDeviceResponse\x12\\\n\tLoadModel\x12%.blockyard.worker.v1.LoadModelRequest\x1a&.blockyard.worker.v1.LoadModelResponse0\x01\x12\x90\x01\n\x1b\x44\x65termineNumAvailableBlocks\x12\x37.blockyard.worker.v1.DetermineNumAvailableBlocksRequest\x1a\x38.blockyard.worker.v1.DetermineNumAvailableBlocksResponse\x12l\n\x0fInitializeCache\x12+.blockyard.worker.v1.InitializeCacheRequest\x1a,.blockyard.worker.v1.InitializeCacheResponse\x12g\n\x0c\x45xecuteModel\x12(.blockyard.worker.v1.ExecuteModelRequest\x1a).blockyard.worker.v1.ExecuteModelResponse(\x01\x30\x01\x12W\n\x08Shutdown\x12$.blockyard.worker.v1.ShutdownRequest\x1a%.blockyard.worker.v1.ShutdownResponse\x12i\n\x0e\x43hecksumBlocks\x12*.blockyard.worker.v1.ChecksumBlocksRequest\x1a+.blockyard.worker.v1.ChecksumBlocksResponseBN\n\x17\x64\x65v.blockyard.worker.v1P\x01Z1blockyard.dev/protos/blockyard/worker/v1;workerv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n blockyard/worker/v1/worker.proto\x12\x13\x62lockyard.worker.v1\x1a(blockyard/common/v1/administration.proto\x1a\"blockyard/common/v1/sampling.proto\x1a blockyard/common/v1/status.proto\x1a\x1f\x62lockyard/common/v1/trace.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\"\x16\n\x14GetWorkerInfoRequest\"\xb4\x02\n\x15GetWorkerInfoResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x13\n\x0b\x61pi_version\x18\x03 \x01(\t\x12/\n\x05state\x18\x04 \x01(\x0e\x32 .blockyard.common.v1.WorkerState\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x1c\n\x14\x63onfiguration_digest\x18\x06 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12/\n\x05model\x18\x08 \x01(\x0b\x32 .blockyard.worker.v1.LoadedModel\x12-\n\x05\x63\x61\x63he\x18\t \x01(\x0b\x32\x1e.blockyard.worker.v1.CacheInfo\x12\x10\n\x08\x64raining\x18\n \x01(\x08\"\xb6\x01\n\tCacheInfo\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\x19\n\x11num_device_blocks\x18\x02 \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\x03 \x01(\r\x12\x19\n\x11\x63\x61\x63he_block_bytes\x18\x04 \x01(\x04\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x16\n\x0e\x64\x65terminism_id\x18\x06 \x01(\t\x12\x17\n\x0f\x62\x61tch_invariant\x18\x07 \x01(\x08\"\x92\x01\n\x11InitDeviceRequest\x12\x34\n\x0b\x64\x65vice_type\x18\x01 \x01(\x0e\x32\x1f.blockyard.worker.v1.DeviceType\x12)\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1a.blockyard.worker.v1.Dtype\x12\x1c\n\x14\x63onfiguration_digest\x18\x03 \x01(\t\"$\n\x12InitDeviceResponse\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\"l\n\x10LoadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x37\n\x0cquantization\x18\x03 \x01(\x0e\x32!.blockyard.worker.v1.Quantization\"\x87\x01\n\x11LoadModelResponse\x12\x35\n\x08progress\x18\x01 \x01(\x0b\x32!.blockyard.worker.v1.LoadProgressH\x00\x12\x32\n\x06loaded\x18\x02 \x01(\x0b\x32 .blockyard.worker.v1.LoadedModelH\x00\x42\x07\n\x05\x65vent\"7\n\x0cLoadProgress\x12\x12\n\ndone_bytes\x18\x01 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\"\xf9\x01\n\x0bLoadedModel\x12\x14\n\x0c\x61rchitecture\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x14\n\x0cmodel_digest\x18\x04 \x01(\t\x12\x16\n\x0eweights_digest\x18\x05 \x01(\t\x12\x17\n\x0fparameter_bytes\x18\x06 \x01(\x04\x12)\n\x05\x64type\x18\x07 \x01(\x0e\x32\x1a.blockyard.worker.v1.Dtype\x12\x37\n\x0cquantization\x18\x08 \x01(\x0e\x32!.blockyard.worker.v1.Quantization\"\xab\x01\n\"DetermineNumAvailableBlocksRequest\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12!\n\x19\x64\x65vice_memory_utilization\x18\x02 \x01(\x02\x12\x18\n\x10swap_space_bytes\x18\x03 \x01(\x04\x12\x1e\n\x16max_num_batched_tokens\x18\x04 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x05 \x01(\r\"\xbe\x01\n#DetermineNumAvailableBlocksResponse\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\x19\n\x11num_device_blocks\x18\x02 \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\x03 \x01(\r\x12\x19\n\x11\x63\x61\x63he_block_bytes\x18\x04 \x01(\x04\x12\x34\n\x06memory\x18\x05 \x01(\x0b\x32$.blockyard.worker.v1.MemoryBreakdown\"\x97\x01\n\x0fMemoryBreakdown\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x04\x12\x14\n\x0c\x62udget_bytes\x18\x02 \x01(\x04\x12\x15\n\rweights_bytes\x18\x03 \x01(\x04\x12\x18\n\x10\x61\x63tivation_bytes\x18\x04 \x01(\x04\x12\x13\n\x0bother_bytes\x18\x05 \x01(\x04\x12\x13\n\x0b\x63\x61\x63he_bytes\x18\x06 \x01(\x04\"\xad\x01\n\x16InitializeCacheRequest\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\x19\n\x11num_device_blocks\x18\x02 \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\x03 \x01(\r\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x05 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x06 \x01(\r\"H\n\x17InitializeCacheResponse\x12-\n\x05\x63\x61\x63he\x18\x01 \x01(\x0b\x32\x1e.blockyard.worker.v1.CacheInfo\"\xc1\x04\n\x13\x45xecuteModelRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x37\n\rnew_sequences\x18\x03 \x03(\x0b\x32 .blockyard.worker.v1.NewSequence\x12(\n\x05\x66orks\x18\x04 \x03(\x0b\x32\x19.blockyard.worker.v1.Fork\x12\x14\n\x0csequence_ids\x18\x05 \x03(\x04\x12\x16\n\x0enum_new_tokens\x18\x06 \x03(\r\x12\x1d\n\x15\x61ppended_sequence_ids\x18\x07 \x03(\x04\x12\x1a\n\x12\x61ppended_block_ids\x18\x08 \x03(\r\x12\x38\n\x0freplaced_tables\x18\t \x03(\x0b\x32\x1f.blockyard.worker.v1.BlockTable\x12;\n\x12\x62locks_to_swap_out\x18\n \x01(\x0b\x32\x1f.blockyard.worker.v1.BlockPairs\x12:\n\x11\x62locks_to_swap_in\x18\x0b \x01(\x0b\x32\x1f.blockyard.worker.v1.BlockPairs\x12\x37\n\x0e\x62locks_to_copy\x18\x0c \x01(\x0b\x32\x1f.blockyard.worker.v1.BlockPairs\x12\x1d\n\x15\x66inished_sequence_ids\x18\r \x03(\x04\x12\x1a\n\x12input_sequence_ids\x18\x0e \x03(\x04\x12\x17\n\x0finput_token_ids\x18\x0f \x03(\r\"\xce\x02\n\x0bNewSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x16\n\x0esequence_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x15\n\rprompt_length\x18\x04 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x05 \x01(\r\x12\x11\n\tblock_ids\x18\x06 \x03(\r\x12\x35\n\x08sampling\x18\x07 \x01(\x0b\x32#.blockyard.common.v1.SamplingParams\x12\x12\n\nmin_tokens\x18\x08 \x01(\r\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x1b\n\x13num_beam_candidates\x18\n \x01(\r\x12\x38\n\rtrace_context\x18\x0b \x01(\x0b\x32!.blockyard.common.v1.TraceContext\"h\n\x04\x46ork\x12\x1a\n\x12parent_sequence_id\x18\x01 \x01(\x04\x12\x19\n\x11\x63hild_sequence_id\x18\x02 \x01(\x04\x12\x16\n\x0esequence_index\x18\x03 \x01(\r\x12\x11\n\tblock_ids\x18\x04 \x03(\r\"4\n\nBlockTable\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x11\n\tblock_ids\x18\x02 \x03(\r\"3\n\nBlockPairs\x12\x0f\n\x07sources\x18\x01 \x03(\r\x12\x14\n\x0c\x64\x65stinations\x18\x02 \x03(\r\"\xfb\x03\n\x14\x45xecuteModelResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x14\n\x0csequence_ids\x18\x03 \x03(\x04\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x1c\n\x14skipped_sequence_ids\x18\x05 \x03(\x04\x12\x36\n\x08\x66\x61ilures\x18\x06 \x03(\x0b\x32$.blockyard.worker.v1.SequenceFailure\x12#\n\x07refusal\x18\x07 \x01(\x0b\x32\x12.google.rpc.Status\x12-\n\x05times\x18\x08 \x01(\x0b\x32\x1e.blockyard.worker.v1.StepTimes\x12\x1c\n\x14logprob_sequence_ids\x18\t \x03(\x04\x12/\n\x08logprobs\x18\n \x01(\x0b\x32\x1d.blockyard.common.v1.Logprobs\x12<\n\x0fprompt_logprobs\x18\x0b \x03(\x0b\x32#.blockyard.common.v1.PromptLogprobs\x12\x19\n\x11\x62\x65\x61m_sequence_ids\x18\x0c \x03(\x04\x12\x36\n\x0f\x62\x65\x61m_candidates\x18\r \x01(\x0b\x32\x1d.blockyard.common.v1.Logprobs\x12\x10\n\x08\x64raining\x18\x0e \x01(\x08\"J\n\x0fSequenceFailure\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\"\n\x06status\x18\x02 \x01(\x0b\x32\x12.google.rpc.Status\"\xc1\x01\n\tStepTimes\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x10\x63\x61\x63he_operations\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07\x66orward\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06sample\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"K\n\x13StartProfileRequest\x12\x34\n\x07options\x18\x01 \x01(\x0b\x32#.blockyard.common.v1.ProfileOptions\"L\n\x14StartProfileResponse\x12\x34\n\x07options\x18\x01 \x01(\x0b\x32#.blockyard.common.v1.ProfileOptions\"\x14\n\x12StopProfileRequest\"Y\n\x13StopProfileResponse\x12\x34\n\x07summary\x18\x01 \x01(\x0b\x32#.blockyard.common.v1.ProfileSummary\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"B\n\x12SetLogLevelRequest\x12,\n\x05level\x18\x01 \x01(\x0e\x32\x1d.blockyard.common.v1.LogLevel\"L\n\x13SetLogLevelResponse\x12\x35\n\x0eprevious_level\x18\x01 \x01(\x0e\x32\x1d.blockyard.common.v1.LogLevel\"!\n\x0fShutdownRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x12\n\x10ShutdownResponse\"I\n\x15\x43hecksumBlocksRequest\x12\x18\n\x10\x64\x65vice_block_ids\x18\x01 \x03(\r\x12\x16\n\x0ehost_block_ids\x18\x02 \x03(\r\"J\n\x16\x43hecksumBlocksResponse\x12\x18\n\x10\x64\x65vice_checksums\x18\x01 \x03(\x0c\x12\x16\n\x0ehost_checksums\x18\x02 \x03(\x0c*T\n\nDeviceType\x12\x1b\n\x17\x44\x45VICE_TYPE_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x44\x45VICE_TYPE_CPU\x10\x01\x12\x14\n\x10\x44\x45VICE_TYPE_CUDA\x10\x02*X\n\x05\x44type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rDTYPE_FLOAT32\x10\x01\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\x02\x12\x11\n\rDTYPE_FLOAT16\x10\x03*C\n\x0cQuantization\x12\x1c\n\x18QUANTIZATION_UNSPECIFIED\x10\x00\x12\x15\n\x11QUANTIZATION_INT8\x10\x01\x32\x8d\t\n\rWorkerService\x12\x66\n\rGetWorkerInfo\x12).blockyard.worker.v1.GetWorkerInfoRequest\x1a*.blockyard.worker.v1.GetWorkerInfoResponse\x12]\n\nInitDevice\x12&.blockyard.worker.v1.InitDeviceRequest\x1a\'.blockyard.worker.v1.InitDeviceResponse\x12\\\n\tLoadModel\x12%.blockyard.worker.v1.LoadModelRequest\x1a&.blockyard.worker.v1.LoadModelResponse0\x01\x12\x90\x01\n\x1b\x44\x65termineNumAvailableBlocks\x12\x37.blockyard.worker.v1.DetermineNumAvailableBlocksRequest\x1a\x38.blockyard.worker.v1.DetermineNumAvailableBlocksResponse\x12l\n\x0fInitializeCache\x12+.blockyard.worker.v1.InitializeCacheRequest\x1a,.blockyard.worker.v1.InitializeCacheResponse\x12g\n\x0c\x45xecuteModel\x12(.blockyard.worker.v1.ExecuteModelRequest\x1a).blockyard.worker.v1.ExecuteModelResponse(\x01\x30\x01\x12\x63\n\x0cStartProfile\x12(.blockyard.worker.v1.StartProfileRequest\x1a).blockyard.worker.v1.StartProfileResponse\x12\x62\n\x0bStopProfile\x12\'.blockyard.worker.v1.StopProfileRequest\x1a(.blockyard.worker.v1.StopProfileResponse0\x01\x12`\n\x0bSetLogLevel\x12\'.blockyard.worker.v1.SetLogLevelRequest\x1a(.blockyard.worker.v1.SetLogLevelResponse\x12W\n\x08Shutdown\x12$.blockyard.worker.v1.ShutdownRequest\x1a%.blockyard.worker.v1.ShutdownResponse\x12i\n\x0e\x43hecksumBlocks\x12*.blockyard.worker.v1.ChecksumBlocksRequest\x1a+.blockyard.worker.v1.ChecksumBlocksResponseBN\n\x17\x64\x65v.blockyard.worker.v1P\x01Z1blockyard.dev/protos/blockyard/worker/v1;workerv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,64 +38,76 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'blockyard.worker.v1.worker_
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\027dev.blockyard.worker.v1P\001Z1blockyard.dev/protos/blockyard/worker/v1;workerv1'
-  _globals['_DEVICETYPE']._serialized_start=4370
-  _globals['_DEVICETYPE']._serialized_end=4454
-  _globals['_DTYPE']._serialized_start=4456
-  _globals['_DTYPE']._serialized_end=4544
-  _globals['_QUANTIZATION']._serialized_start=4546
-  _globals['_QUANTIZATION']._serialized_end=4613
-  _globals['_GETWORKERINFOREQUEST']._serialized_start=217
-  _globals['_GETWORKERINFOREQUEST']._serialized_end=239
-  _globals['_GETWORKERINFORESPONSE']._serialized_start=242
-  _globals['_GETWORKERINFORESPONSE']._serialized_end=550
-  _globals['_CACHEINFO']._serialized_start=553
-  _globals['_CACHEINFO']._serialized_end=735
-  _globals['_INITDEVICEREQUEST']._serialized_start=738
-  _globals['_INITDEVICEREQUEST']._serialized_end=884
-  _globals['_INITDEVICERESPONSE']._serialized_start=886
-  _globals['_INITDEVICERESPONSE']._serialized_end=922
-  _globals['_LOADMODELREQUEST']._serialized_start=924
-  _globals['_LOADMODELREQUEST']._serialized_end=1032
-  _globals['_LOADMODELRESPONSE']._serialized_start=1035
-  _globals['_LOADMODELRESPONSE']._serialized_end=1170
-  _globals['_LOADPROGRESS']._serialized_start=1172
-  _globals['_LOADPROGRESS']._serialized_end=1227
-  _globals['_LOADEDMODEL']._serialized_start=1230
-  _globals['_LOADEDMODEL']._serialized_end=1479
-  _globals['_DETERMINENUMAVAILABLEBLOCKSREQUEST']._serialized_start=1482
-  _globals['_DETERMINENUMAVAILABLEBLOCKSREQUEST']._serialized_end=1653
-  _globals['_DETERMINENUMAVAILABLEBLOCKSRESPONSE']._serialized_start=1656
-  _globals['_DETERMINENUMAVAILABLEBLOCKSRESPONSE']._serialized_end=1846
-  _globals['_MEMORYBREAKDOWN']._serialized_start=1849
-  _globals['_MEMORYBREAKDOWN']._serialized_end=2000
-  _globals['_INITIALIZECACHEREQUEST']._serialized_start=2003
-  _globals['_INITIALIZECACHEREQUEST']._serialized_end=2176
-  _globals['_INITIALIZECACHERESPONSE']._serialized_start=2178
-  _globals['_INITIALIZECACHERESPONSE']._serialized_end=2250
-  _globals['_EXECUTEMODELREQUEST']._serialized_start=2253
-  _globals['_EXECUTEMODELREQUEST']._serialized_end=2830
-  _globals['_NEWSEQUENCE']._serialized_start=2833
-  _globals['_NEWSEQUENCE']._serialized_end=3167
-  _globals['_FORK']._serialized_start=3169
-  _globals['_FORK']._serialized_end=3273
-  _globals['_BLOCKTABLE']._serialized_start=3275
-  _globals['_BLOCKTABLE']._serialized_end=3327
-  _globals['_BLOCKPAIRS']._serialized_start=3329
-  _globals['_BLOCKPAIRS']._serialized_end=3380
-  _globals['_EXECUTEMODELRESPONSE']._serialized_start=3383
-  _globals['_EXECUTEMODELRESPONSE']._serialized_end=3890
-  _globals['_SEQUENCEFAILURE']._serialized_start=3892
-  _globals['_SEQUENCEFAILURE']._serialized_end=3966
-  _globals['_STEPTIMES']._serialized_start=3969
-  _globals['_STEPTIMES']._serialized_end=4162
-  _globals['_SHUTDOWNREQUEST']._serialized_start=4164
-  _globals['_SHUTDOWNREQUEST']._serialized_end=4197
-  _globals['_SHUTDOWNRESPONSE']._serialized_start=4199
-  _globals['_SHUTDOWNRESPONSE']._serialized_end=4217
-  _globals['_CHECKSUMBLOCKSREQUEST']._serialized_start=4219
-  _globals['_CHECKSUMBLOCKSREQUEST']._serialized_end=4292
-  _globals['_CHECKSUMBLOCKSRESPONSE']._serialized_start=4294
-  _globals['_CHECKSUMBLOCKSRESPONSE']._serialized_end=4368
-  _globals['_WORKERSERVICE']._serialized_start=4616
-  _globals['_WORKERSERVICE']._serialized_end=5482
+  _globals['_DEVICETYPE']._serialized_start=4826
+  _globals['_DEVICETYPE']._serialized_end=4910
+  _globals['_DTYPE']._serialized_start=4912
+  _globals['_DTYPE']._serialized_end=5000
+  _globals['_QUANTIZATION']._serialized_start=5002
+  _globals['_QUANTIZATION']._serialized_end=5069
+  _globals['_GETWORKERINFOREQUEST']._serialized_start=259
+  _globals['_GETWORKERINFOREQUEST']._serialized_end=281
+  _globals['_GETWORKERINFORESPONSE']._serialized_start=284
+  _globals['_GETWORKERINFORESPONSE']._serialized_end=592
+  _globals['_CACHEINFO']._serialized_start=595
+  _globals['_CACHEINFO']._serialized_end=777
+  _globals['_INITDEVICEREQUEST']._serialized_start=780
+  _globals['_INITDEVICEREQUEST']._serialized_end=926
+  _globals['_INITDEVICERESPONSE']._serialized_start=928
+  _globals['_INITDEVICERESPONSE']._serialized_end=964
+  _globals['_LOADMODELREQUEST']._serialized_start=966
+  _globals['_LOADMODELREQUEST']._serialized_end=1074
+  _globals['_LOADMODELRESPONSE']._serialized_start=1077
+  _globals['_LOADMODELRESPONSE']._serialized_end=1212
+  _globals['_LOADPROGRESS']._serialized_start=1214
+  _globals['_LOADPROGRESS']._serialized_end=1269
+  _globals['_LOADEDMODEL']._serialized_start=1272
+  _globals['_LOADEDMODEL']._serialized_end=1521
+  _globals['_DETERMINENUMAVAILABLEBLOCKSREQUEST']._serialized_start=1524
+  _globals['_DETERMINENUMAVAILABLEBLOCKSREQUEST']._serialized_end=1695
+  _globals['_DETERMINENUMAVAILABLEBLOCKSRESPONSE']._serialized_start=1698
+  _globals['_DETERMINENUMAVAILABLEBLOCKSRESPONSE']._serialized_end=1888
+  _globals['_MEMORYBREAKDOWN']._serialized_start=1891
+  _globals['_MEMORYBREAKDOWN']._serialized_end=2042
+  _globals['_INITIALIZECACHEREQUEST']._serialized_start=2045
+  _globals['_INITIALIZECACHEREQUEST']._serialized_end=2218
+  _globals['_INITIALIZECACHERESPONSE']._serialized_start=2220
+  _globals['_INITIALIZECACHERESPONSE']._serialized_end=2292
+  _globals['_EXECUTEMODELREQUEST']._serialized_start=2295
+  _globals['_EXECUTEMODELREQUEST']._serialized_end=2872
+  _globals['_NEWSEQUENCE']._serialized_start=2875
+  _globals['_NEWSEQUENCE']._serialized_end=3209
+  _globals['_FORK']._serialized_start=3211
+  _globals['_FORK']._serialized_end=3315
+  _globals['_BLOCKTABLE']._serialized_start=3317
+  _globals['_BLOCKTABLE']._serialized_end=3369
+  _globals['_BLOCKPAIRS']._serialized_start=3371
+  _globals['_BLOCKPAIRS']._serialized_end=3422
+  _globals['_EXECUTEMODELRESPONSE']._serialized_start=3425
+  _globals['_EXECUTEMODELRESPONSE']._serialized_end=3932
+  _globals['_SEQUENCEFAILURE']._serialized_start=3934
+  _globals['_SEQUENCEFAILURE']._serialized_end=4008
+  _globals['_STEPTIMES']._serialized_start=4011
+  _globals['_STEPTIMES']._serialized_end=4204
+  _globals['_STARTPROFILEREQUEST']._serialized_start=4206
+  _globals['_STARTPROFILEREQUEST']._serialized_end=4281
+  _globals['_STARTPROFILERESPONSE']._serialized_start=4283
+  _globals['_STARTPROFILERESPONSE']._serialized_end=4359
+  _globals['_STOPPROFILEREQUEST']._serialized_start=4361
+  _globals['_STOPPROFILEREQUEST']._serialized_end=4381
+  _globals['_STOPPROFILERESPONSE']._serialized_start=4383
+  _globals['_STOPPROFILERESPONSE']._serialized_end=4472
+  _globals['_SETLOGLEVELREQUEST']._serialized_start=4474
+  _globals['_SETLOGLEVELREQUEST']._serialized_end=4540
+  _globals['_SETLOGLEVELRESPONSE']._serialized_start=4542
+  _globals['_SETLOGLEVELRESPONSE']._serialized_end=4618
+  _globals['_SHUTDOWNREQUEST']._serialized_start=4620
+  _globals['_SHUTDOWNREQUEST']._serialized_end=4653
+  _globals['_SHUTDOWNRESPONSE']._serialized_start=4655
+  _globals['_SHUTDOWNRESPONSE']._serialized_end=4673
+  _globals['_CHECKSUMBLOCKSREQUEST']._serialized_start=4675
+  _globals['_CHECKSUMBLOCKSREQUEST']._serialized_end=4748
+  _globals['_CHECKSUMBLOCKSRESPONSE']._serialized_start=4750
+  _globals['_CHECKSUMBLOCKSRESPONSE']._serialized_end=4824
+  _globals['_WORKERSERVICE']._serialized_start=5072
+  _globals['_WORKERSERVICE']._serialized_end=6237
 # @@protoc_insertion_point(module_scope)

@@ -67,6 +67,21 @@ class WorkerServiceStub:
                 request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.ExecuteModelRequest.SerializeToString,
                 response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.ExecuteModelResponse.FromString,
                 _registered_method=True)
+        self.StartProfile = channel.unary_unary(
+                '/blockyard.worker.v1.WorkerService/StartProfile',
+                request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.StartProfileRequest.SerializeToString,
+                response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.StartProfileResponse.FromString,
+                _registered_method=True)
+        self.StopProfile = channel.unary_stream(
+                '/blockyard.worker.v1.WorkerService/StopProfile',
+                request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.StopProfileRequest.SerializeToString,
+                response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.StopProfileResponse.FromString,
+                _registered_method=True)
+        self.SetLogLevel = channel.unary_unary(
+                '/blockyard.worker.v1.WorkerService/SetLogLevel',
+                request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.SetLogLevelRequest.SerializeToString,
+                response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.SetLogLevelResponse.FromString,
+                _registered_method=True)
         self.Shutdown = channel.unary_unary(
                 '/blockyard.worker.v1.WorkerService/Shutdown',
                 request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.ShutdownRequest.SerializeToString,
@@ -128,6 +143,29 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StartProfile(self, request, context):
+        """Begins to record what steps do, between two of them. A profile that ended and was not fetched is discarded; while one
+        is recorded: WRONG_STATE. CACHE_READY, RUNNING.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StopProfile(self, request, context):
+        """Ends the profile, between two steps, and tells it: its summary, then a file, in pieces. It stays until the next one
+        begins. Without one: WRONG_STATE. CACHE_READY, RUNNING.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetLogLevel(self, request, context):
+        """Changes what is logged, until the process ends. Any state.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Shutdown(self, request, context):
         """Ends the process. Any state; idempotent.
         """
@@ -175,6 +213,21 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.ExecuteModel,
                     request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.ExecuteModelRequest.FromString,
                     response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.ExecuteModelResponse.SerializeToString,
+            ),
+            'StartProfile': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartProfile,
+                    request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.StartProfileRequest.FromString,
+                    response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.StartProfileResponse.SerializeToString,
+            ),
+            'StopProfile': grpc.unary_stream_rpc_method_handler(
+                    servicer.StopProfile,
+                    request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.StopProfileRequest.FromString,
+                    response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.StopProfileResponse.SerializeToString,
+            ),
+            'SetLogLevel': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetLogLevel,
+                    request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.SetLogLevelRequest.FromString,
+                    response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.SetLogLevelResponse.SerializeToString,
             ),
             'Shutdown': grpc.unary_unary_rpc_method_handler(
                     servicer.Shutdown,
@@ -352,6 +405,87 @@ class WorkerService:
             '/blockyard.worker.v1.WorkerService/ExecuteModel',
             blockyard_dot_worker_dot_v1_dot_worker__pb2.ExecuteModelRequest.SerializeToString,
             blockyard_dot_worker_dot_v1_dot_worker__pb2.ExecuteModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.worker.v1.WorkerService/StartProfile',
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.StartProfileRequest.SerializeToString,
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.StartProfileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/blockyard.worker.v1.WorkerService/StopProfile',
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.StopProfileRequest.SerializeToString,
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.StopProfileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetLogLevel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.worker.v1.WorkerService/SetLogLevel',
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.SetLogLevelRequest.SerializeToString,
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.SetLogLevelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -50,6 +50,16 @@ class WorkerServiceStub:
     """The step stream, one for each epoch: an answer for every request, in order, until the worker says that it drains. A
     new stream with a higher epoch ends the old one and forgets its sequences. CACHE_READY, RUNNING -> RUNNING.
     """
+    StartProfile: _grpc.UnaryUnaryMultiCallable[_worker_pb2.StartProfileRequest, _worker_pb2.StartProfileResponse]
+    """Begins to record what steps do, between two of them. A profile that ended and was not fetched is discarded; while one
+    is recorded: WRONG_STATE. CACHE_READY, RUNNING.
+    """
+    StopProfile: _grpc.UnaryStreamMultiCallable[_worker_pb2.StopProfileRequest, _worker_pb2.StopProfileResponse]
+    """Ends the profile, between two steps, and tells it: its summary, then a file, in pieces. It stays until the next one
+    begins. Without one: WRONG_STATE. CACHE_READY, RUNNING.
+    """
+    SetLogLevel: _grpc.UnaryUnaryMultiCallable[_worker_pb2.SetLogLevelRequest, _worker_pb2.SetLogLevelResponse]
+    """Changes what is logged, until the process ends. Any state."""
     Shutdown: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ShutdownRequest, _worker_pb2.ShutdownResponse]
     """Ends the process. Any state; idempotent."""
     ChecksumBlocks: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ChecksumBlocksRequest, _worker_pb2.ChecksumBlocksResponse]
@@ -79,6 +89,16 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """The step stream, one for each epoch: an answer for every request, in order, until the worker says that it drains. A
     new stream with a higher epoch ends the old one and forgets its sequences. CACHE_READY, RUNNING -> RUNNING.
     """
+    StartProfile: _aio.UnaryUnaryMultiCallable[_worker_pb2.StartProfileRequest, _worker_pb2.StartProfileResponse]  # type: ignore[assignment]
+    """Begins to record what steps do, between two of them. A profile that ended and was not fetched is discarded; while one
+    is recorded: WRONG_STATE. CACHE_READY, RUNNING.
+    """
+    StopProfile: _aio.UnaryStreamMultiCallable[_worker_pb2.StopProfileRequest, _worker_pb2.StopProfileResponse]  # type: ignore[assignment]
+    """Ends the profile, between two steps, and tells it: its summary, then a file, in pieces. It stays until the next one
+    begins. Without one: WRONG_STATE. CACHE_READY, RUNNING.
+    """
+    SetLogLevel: _aio.UnaryUnaryMultiCallable[_worker_pb2.SetLogLevelRequest, _worker_pb2.SetLogLevelResponse]  # type: ignore[assignment]
+    """Changes what is logged, until the process ends. Any state."""
     Shutdown: _aio.UnaryUnaryMultiCallable[_worker_pb2.ShutdownRequest, _worker_pb2.ShutdownResponse]  # type: ignore[assignment]
     """Ends the process. Any state; idempotent."""
     ChecksumBlocks: _aio.UnaryUnaryMultiCallable[_worker_pb2.ChecksumBlocksRequest, _worker_pb2.ChecksumBlocksResponse]  # type: ignore[assignment]
@@ -141,6 +161,34 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         """The step stream, one for each epoch: an answer for every request, in order, until the worker says that it drains. A
         new stream with a higher epoch ends the old one and forgets its sequences. CACHE_READY, RUNNING -> RUNNING.
         """
+
+    @_abc_1.abstractmethod
+    def StartProfile(
+        self,
+        request: _worker_pb2.StartProfileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.StartProfileResponse, _abc.Awaitable[_worker_pb2.StartProfileResponse]]:
+        """Begins to record what steps do, between two of them. A profile that ended and was not fetched is discarded; while one
+        is recorded: WRONG_STATE. CACHE_READY, RUNNING.
+        """
+
+    @_abc_1.abstractmethod
+    def StopProfile(
+        self,
+        request: _worker_pb2.StopProfileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_worker_pb2.StopProfileResponse], _abc.AsyncIterator[_worker_pb2.StopProfileResponse]]:
+        """Ends the profile, between two steps, and tells it: its summary, then a file, in pieces. It stays until the next one
+        begins. Without one: WRONG_STATE. CACHE_READY, RUNNING.
+        """
+
+    @_abc_1.abstractmethod
+    def SetLogLevel(
+        self,
+        request: _worker_pb2.SetLogLevelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.SetLogLevelResponse, _abc.Awaitable[_worker_pb2.SetLogLevelResponse]]:
+        """Changes what is logged, until the process ends. Any state."""
 
     @_abc_1.abstractmethod
     def Shutdown(
