@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError
+from gateway.chat import Conversation
 from gateway.request import (
     BeamOptions,
     EarlyStopping,
@@ -101,19 +102,14 @@ def understand_completion(body: CompletionBody, tokenizer: Tokenizer) -> Call:
     )
 
 
-def understand_chat(body: ChatBody, tokenizer: Tokenizer) -> Call:
-    """Makes a call of a body of /v1/chat/completions; raises BlockyardError when the chat template refuses it."""
+def understand_chat(body: ChatBody, _tokenizer: Tokenizer) -> Call:
+    """Makes a call of a body of /v1/chat/completions."""
     call_id = body.request_id or f"chatcmpl-{uuid.uuid4().hex}"
-    prompt = tokenizer.apply_chat_template(
-        [message.for_template() for message in body.messages],
-        add_generation_prompt=body.add_generation_prompt is not False,
-        **(body.chat_template_kwargs or {}),
-    )
     length_name, max_tokens = "max_completion_tokens", body.max_completion_tokens
     if max_tokens is None:
         length_name, max_tokens = "max_tokens", body.max_tokens
     request = _with_logprobs(_request(body, max_tokens), body.top_logprobs or 0 if body.logprobs else None)
-    request = replace(request, request_id=call_id, prompt=prompt, add_special_tokens=False)
+    request = replace(request, request_id=call_id, prompt=_conversation(body))
     return Call(
         call_id,
         is_chat=True,
@@ -122,6 +118,14 @@ def understand_chat(body: ChatBody, tokenizer: Tokenizer) -> Call:
         include_usage=_includes_usage(body),
         tells_prompt_logprobs=body.prompt_logprobs is not None,
         names={"prompt": "messages", "max_tokens": length_name, "logprobs": "top_logprobs"},
+    )
+
+
+def _conversation(body: ChatBody) -> Conversation:
+    return Conversation(
+        tuple(message.read() for message in body.messages),
+        add_generation_prompt=body.add_generation_prompt,
+        template_arguments=body.chat_template_kwargs or {},
     )
 
 
