@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError
-from gateway.chat import Conversation
 from gateway.request import (
     BeamOptions,
     EarlyStopping,
@@ -109,7 +108,7 @@ def understand_chat(body: ChatBody, _tokenizer: Tokenizer) -> Call:
     if max_tokens is None:
         length_name, max_tokens = "max_tokens", body.max_tokens
     request = _with_logprobs(_request(body, max_tokens), body.top_logprobs or 0 if body.logprobs else None)
-    request = replace(request, request_id=call_id, prompt=_conversation(body))
+    request = replace(request, request_id=call_id, prompt=body.conversation())
     return Call(
         call_id,
         is_chat=True,
@@ -118,14 +117,6 @@ def understand_chat(body: ChatBody, _tokenizer: Tokenizer) -> Call:
         include_usage=_includes_usage(body),
         tells_prompt_logprobs=body.prompt_logprobs is not None,
         names={"prompt": "messages", "max_tokens": length_name, "logprobs": "top_logprobs"},
-    )
-
-
-def _conversation(body: ChatBody) -> Conversation:
-    return Conversation(
-        tuple(message.read() for message in body.messages),
-        add_generation_prompt=body.add_generation_prompt,
-        template_arguments=body.chat_template_kwargs or {},
     )
 
 

@@ -1,0 +1,79 @@
+"""What the bodies of the OpenAI API are made of: strict shapes, and parameters that are known but not served.
+
+Knows no parameter by name.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError, core_schema
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+
+MAX_UNKNOWN_PARAMETERS = 64
+# The kind of the errors that become Reason.UNSUPPORTED_PARAMETER.
+UNSUPPORTED = "unsupported"
+
+
+def unsupported(description: str) -> PydanticCustomError:
+    """Makes the error of a parameter that is known and not served."""
+    return PydanticCustomError(UNSUPPORTED, "{description}", {"description": description})
+
+
+class Neutral:
+    """Marks a parameter that is not served yet: null and the values given here are taken, as they ask for nothing."""
+
+    def __init__(self, *values: Any) -> None:
+        self._values = values
+
+    def _check(self, value: Any) -> None:
+        if value is None or any(value == neutral and type(value) is type(neutral) for neutral in self._values):
+            return
+        raise unsupported("is not supported yet")
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"enum": [None, *self._values], "description": "Not supported yet: leave it out."}
+
+
+NotServed = Annotated[Any, Neutral()]
+"""A parameter of which only null is taken."""
+
+
+def at_most(limit: int) -> BeforeValidator:
+    """Bounds the entries of a list or object before they are looked at; the document says so too."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, list | dict) and len(cast("list[Any]", value)) > limit:
+            raise PydanticCustomError("too_many", "has more than {limit} entries", {"limit": limit})
+        return value
+
+    return BeforeValidator(check)
+
+
+# In JSON the key of an object is a string.
+TokenIdKey = Annotated[int, Field(strict=False)]
+
+
+class Shape(BaseModel):
+    """A body, or a part of one: no other names, no other types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bound(cls, value: Any) -> Any:
+        """Keeps some of the parameters that nobody knows: each is an error, and there may be a million."""
+        if not isinstance(value, dict) or len(value) <= len(cls.model_fields):
+            return value
+        known = {name: item for name, item in value.items() if name in cls.model_fields}
+        unknown = itertools.islice((name for name in value if name not in known), MAX_UNKNOWN_PARAMETERS)
+        return known | {name: value[name] for name in unknown}
