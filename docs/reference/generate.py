@@ -19,7 +19,8 @@ from blockyard.configuration import SystemConfiguration  # noqa: E402
 from blockyard.errors import DOMAIN, TABLE, Reason  # noqa: E402
 from blockyard.settings import settings_of  # noqa: E402
 from gateway.config import GatewayConfiguration  # noqa: E402
-from gateway.openai.schema import ChatBody, CompletionBody, Neutral  # noqa: E402
+from gateway.openai.schema import ChatBody, CompletionBody  # noqa: E402
+from gateway.openai.shapes import Neutral  # noqa: E402
 from scheduler_service.config import SchedulerConfiguration  # noqa: E402
 from worker_service.config import WorkerConfiguration  # noqa: E402
 

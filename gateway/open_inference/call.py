@@ -16,7 +16,8 @@ from blockyard.errors import Reason, Violation, invalid
 from gateway.open_inference.tensors import read_inputs
 from gateway.openai.call import Call, understand_completion
 from gateway.openai.errors import from_validation, rename
-from gateway.openai.schema import MAX_PROMPTS, CompletionBody, Neutral
+from gateway.openai.schema import MAX_PROMPTS, CompletionBody
+from gateway.openai.shapes import Neutral
 from gateway.request import OnDisconnect
 
 if TYPE_CHECKING:

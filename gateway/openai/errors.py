@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import Response
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
-from gateway.openai.schema import UNSUPPORTED
+from gateway.openai.shapes import UNSUPPORTED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
