@@ -35,6 +35,8 @@ class Reason(StrEnum):
     FIELD_INVALID = "FIELD_INVALID"
     PROMPT_TOO_LONG = "PROMPT_TOO_LONG"
     UNSUPPORTED_PARAMETER = "UNSUPPORTED_PARAMETER"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
     MODEL_NOT_FOUND = "MODEL_NOT_FOUND"
     REQUEST_EXPIRED = "REQUEST_EXPIRED"
     REQUEST_ID_CONFLICT = "REQUEST_ID_CONFLICT"
@@ -66,6 +68,8 @@ TABLE: Mapping[Reason, Rule] = {
     Reason.FIELD_INVALID: Rule(grpc.StatusCode.INVALID_ARGUMENT, 400),
     Reason.PROMPT_TOO_LONG: Rule(grpc.StatusCode.INVALID_ARGUMENT, 400),
     Reason.UNSUPPORTED_PARAMETER: Rule(grpc.StatusCode.INVALID_ARGUMENT, 400),
+    Reason.UNAUTHENTICATED: Rule(grpc.StatusCode.UNAUTHENTICATED, 401),
+    Reason.PERMISSION_DENIED: Rule(grpc.StatusCode.PERMISSION_DENIED, 403),
     Reason.MODEL_NOT_FOUND: Rule(grpc.StatusCode.NOT_FOUND, 404),
     Reason.REQUEST_EXPIRED: Rule(grpc.StatusCode.NOT_FOUND, 404),
     Reason.REQUEST_ID_CONFLICT: Rule(grpc.StatusCode.ALREADY_EXISTS, 409),
@@ -89,6 +93,8 @@ TABLE: Mapping[Reason, Rule] = {
 # What an error of the transport itself means, where no details came with it.
 _REASON_OF_CODE = {
     grpc.StatusCode.INVALID_ARGUMENT: Reason.FIELD_INVALID,
+    grpc.StatusCode.UNAUTHENTICATED: Reason.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED: Reason.PERMISSION_DENIED,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Reason.MESSAGE_TOO_LARGE,
     grpc.StatusCode.UNAVAILABLE: Reason.NO_READY_WORKER,
     grpc.StatusCode.CANCELLED: Reason.CLIENT_CANCELLED,

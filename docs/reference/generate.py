@@ -47,6 +47,14 @@ MEANINGS: dict[Reason, tuple[str, str]] = {
         "The API knows the parameter, and this version does not serve it.",
         "Leave it out, or give its neutral value.",
     ),
+    Reason.UNAUTHENTICATED: (
+        "The call brings no key, or one that is unknown or has expired.",
+        "Send a key: `authorization: Bearer KEY`.",
+    ),
+    Reason.PERMISSION_DENIED: (
+        "The key or the certificate is good, but not for this port, or not for this tenant.",
+        "Use the right one, and leave the tenant to it.",
+    ),
     Reason.MODEL_NOT_FOUND: ("No model of this name is served.", "Take a name from ListModels or /v1/models."),
     Reason.REQUEST_ID_CONFLICT: (
         "A request with this request_id is running.",

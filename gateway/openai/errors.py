@@ -27,7 +27,13 @@ if TYPE_CHECKING:
 BODY = "body"
 MAX_VIOLATIONS = 100
 
-_TYPES = {404: "not_found_error", 409: "conflict_error", 429: "rate_limit_error"}
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+}
 # The core names fields as the proto does; only names that differ in more than their section stand here.
 _PARAMETERS = {
     "text": "prompt",
