@@ -99,6 +99,21 @@ class LogSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class TracingSettings:
+    """Spans of requests, for an OpenTelemetry collector."""
+
+    trace_endpoint: str = option(
+        "",
+        "send traces to this collector by OTLP, http://host:4317 (gRPC) or http://host:4318 (HTTP); empty: where "
+        "OTEL_EXPORTER_OTLP_ENDPOINT says, or nowhere",
+    )
+    trace_ratio: Annotated[float, Field(ge=0, le=1)] = option(
+        1.0, "share of the requests to trace that do not come with a trace of their own, which decides for itself"
+    )
+    trace_every_step: bool = option(False, "a span for each step of a traced sequence, decodes too; for debugging")
+
+
+@dataclass(frozen=True, slots=True)
 class PublicSettings:
     """Where clients reach the gateway."""
 
@@ -137,3 +152,4 @@ class SystemConfiguration:
     worker: WorkerProcessSettings = WorkerProcessSettings()
     parallel: ParallelSettings = ParallelSettings()
     log: LogSettings = LogSettings()
+    tracing: TracingSettings = TracingSettings()

@@ -69,10 +69,10 @@ class LocalSystem:
         # Whoever started this system waits for it, and is told at once what to repair.
         scheduling = [scheduler, f"--worker-address={','.join(workers)}", "--no-wait-for-repair"]
         device = divide_memory(told.device, len(workers))
-        for section in (told.model, device, told.cache, told.scheduler, told.log):
+        for section in (told.model, device, told.cache, told.scheduler, told.log, told.tracing):
             scheduling += to_flags(section)
         serving = [scheduler]
-        for section in (told.model, told.text, told.public, told.log):
+        for section in (told.model, told.text, told.public, told.log, told.tracing):
             serving += to_flags(section)
         return [
             *(self._worker(number, address) for number, address in enumerate(workers)),
@@ -83,7 +83,7 @@ class LocalSystem:
     def _worker(self, number: int, address: str) -> Service:
         told = self.configuration
         settings = divide_processors(told.worker, told.parallel.data_parallel_size)
-        flags = [f"--worker-address={address}", *to_flags(settings), *to_flags(told.log)]
+        flags = [f"--worker-address={address}", *to_flags(settings), *to_flags(told.log), *to_flags(told.tracing)]
         return Service(f"worker-{number}", "worker_service", tuple(flags))
 
     def environment(self) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from blockyard.configuration import LogSettings, ModelSettings, PublicSettings, TextSettings
+from blockyard.configuration import LogSettings, ModelSettings, PublicSettings, TextSettings, TracingSettings
 from blockyard.settings import option
 
 
@@ -39,3 +39,4 @@ class GatewayConfiguration:
     public: PublicSettings = PublicSettings()
     service: ServiceSettings = ServiceSettings()
     log: LogSettings = LogSettings()
+    tracing: TracingSettings = TracingSettings()

@@ -15,6 +15,7 @@ from blockyard.model_files import resolve_model
 from blockyard.rpc import PUBLIC_MESSAGE_BYTES, HealthServer, Heartbeat, PortTaken, add_health, bind, make_server
 from blockyard.settings import load
 from blockyard.telemetry import EventLogger, configure_logging
+from blockyard.tracing import TracingUnavailable, traced_process
 from gateway.admin import SERVICE_NAME as ADMIN_SERVICE_NAME
 from gateway.admin import AdminServicer
 from gateway.config import GatewayConfiguration
@@ -175,7 +176,8 @@ def main(arguments: list[str] | None = None) -> None:
     configuration = load(GatewayConfiguration, "gateway", "Text in, text out: gRPC and the OpenAI API.", arguments)
     configure_logging("gateway", level=configuration.log.log_level, log_format=configuration.log.log_format)
     try:
-        asyncio.run(serve(configuration))
-    except (PortTaken, BlockyardError) as error:
+        with traced_process("gateway", configuration.tracing):
+            asyncio.run(serve(configuration))
+    except (PortTaken, BlockyardError, TracingUnavailable) as error:
         log.error(str(error))
         sys.exit(1)

@@ -8,7 +8,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from blockyard.configuration import CacheSettings, DeviceSettings, LogSettings, ModelSettings, SchedulerSettings
+from blockyard.configuration import (
+    CacheSettings,
+    DeviceSettings,
+    LogSettings,
+    ModelSettings,
+    SchedulerSettings,
+    TracingSettings,
+)
 from blockyard.settings import option
 
 
@@ -53,6 +60,7 @@ class SchedulerConfiguration:
     scheduler: SchedulerSettings = SchedulerSettings()
     service: ServiceSettings = ServiceSettings()
     log: LogSettings = LogSettings()
+    tracing: TracingSettings = TracingSettings()
 
 
 def model_source(settings: ModelSettings) -> str:

@@ -12,6 +12,7 @@ from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from blockyard.settings import load
 from blockyard.signals import on_stop_signal
 from blockyard.telemetry import EventLogger, configure_logging
+from blockyard.tracing import TracingUnavailable, traced_process
 from scheduler_service.config import SchedulerConfiguration
 from scheduler_service.replica import Unusable
 from scheduler_service.scheduling import Scheduling
@@ -126,7 +127,8 @@ def main(arguments: list[str] | None = None) -> None:
     configure_logging("scheduler", level=configuration.log.log_level, log_format=configuration.log.log_format)
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
-        asyncio.run(serve(configuration))
-    except (PortTaken, Unusable) as error:
+        with traced_process("scheduler", configuration.tracing):
+            asyncio.run(serve(configuration))
+    except (PortTaken, Unusable, TracingUnavailable) as error:
         log.error(str(error))
         sys.exit(1)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from blockyard.configuration import LogSettings, NotNegative
+from blockyard.configuration import LogSettings, NotNegative, TracingSettings
 from blockyard.settings import option
 
 
@@ -36,3 +36,4 @@ class WorkerConfiguration:
 
     worker: WorkerSettings = WorkerSettings()
     log: LogSettings = LogSettings()
+    tracing: TracingSettings = TracingSettings()

@@ -12,6 +12,7 @@ from blockyard.rpc import INTERNAL_MESSAGE_BYTES, HealthServer, Heartbeat, PortT
 from blockyard.settings import load
 from blockyard.signals import on_stop_signal
 from blockyard.telemetry import EventLogger, configure_logging
+from blockyard.tracing import TracingUnavailable, traced_process
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from worker_service.config import WorkerConfiguration
 from worker_service.servicer import WorkerServicer
@@ -113,8 +114,9 @@ def main(arguments: list[str] | None = None) -> None:
     configure_logging("worker", level=configuration.log.log_level, log_format=configuration.log.log_format)
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
-        has_ended = asyncio.run(run(configuration))
-    except PortTaken as error:
+        with traced_process("worker", configuration.tracing):
+            has_ended = asyncio.run(run(configuration))
+    except (PortTaken, TracingUnavailable) as error:
         log.error(str(error))
         sys.exit(1)
     if not has_ended:
