@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from scheduler_service.core.block_pool import BlockPool
 from scheduler_service.core.host_tier import HostTier
-from scheduler_service.core.output import BlockPair
+from scheduler_service.core.output import BlockPair, CacheReset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Many
@@ -67,6 +67,15 @@ class BlockManager:
         self.device.reset()
         self._tier.reset()
         self._held_device.clear()
+
+    def reset_prefix_cache(self) -> CacheReset:
+        """Forget what nobody holds. What sequences hold stays, and so do its names: they count on them."""
+        return CacheReset(
+            self.device.forget_evictable(),
+            self.host.forget_evictable(),
+            self.device.num_cached,
+            self.host.num_cached,
+        )
 
     def settle(self, step: StepBuilder) -> None:
         """The step is complete: let go of what only its cache operations held."""

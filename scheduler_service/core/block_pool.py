@@ -62,6 +62,13 @@ class BlockPool:
         self._block_of_hash.clear()
         self._hash_of_block.clear()
 
+    def forget_evictable(self) -> int:
+        """Let nothing be found by hash that nobody holds. Returns how many blocks that were."""
+        num_forgotten = len(self._evictable)
+        while self._evictable:
+            self._unused.append(self._evict())
+        return num_forgotten
+
     def allocate(self) -> int:
         """A block for one holder; only with none unused is one evicted, least recently used first.
 

@@ -185,6 +185,16 @@ class OwnerUpdate:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheReset:
+    """What a reset of the prefix cache forgot, and what stays findable because sequences hold it: blocks of both pools."""
+
+    num_forgotten_device_blocks: int
+    num_forgotten_host_blocks: int
+    num_kept_device_blocks: int
+    num_kept_host_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerStats:
     """Counts for operators. The totals grow from the start of the process."""
 

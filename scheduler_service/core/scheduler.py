@@ -24,7 +24,7 @@ from scheduler_service.core.sequence import Group
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from scheduler_service.core.output import GroupSpec, SchedulerOutput, StepResult
+    from scheduler_service.core.output import CacheReset, GroupSpec, SchedulerOutput, StepResult
     from scheduler_service.core.recovery import Evacuated
     from scheduler_service.core.step import StepBuilder, StepInFlight
 
@@ -240,7 +240,13 @@ class Scheduler:
         """How much of a request's prompt is found in the prefix cache here."""
         return self._blocks.count_cached_tokens(group.leader)
 
-    # What operators see
+    # What operators ask
+
+    def reset_prefix_cache(self) -> CacheReset:
+        """Forget the content of all blocks that no sequence holds."""
+        reset = self._blocks.reset_prefix_cache()
+        self._note_change()
+        return reset
 
     def stats(self) -> SchedulerStats:
         """Counts of now, and totals from the start of the process."""
