@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import Violation, invalid
 from blockyard.inference.v1 import inference_pb2
+from gateway.conversation_codec import decode_conversation
 from gateway.request import (
     Accepted,
     Delta,
@@ -25,6 +26,7 @@ from gateway.sampling_codec import REASON_NUMBERS, decode_beams, decode_sampling
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gateway.chat import Conversation
     from gateway.generation import ModelCard
     from gateway.request import Event, TokenLogprob, TokenLogprobs
 
@@ -36,9 +38,8 @@ _ON_DISCONNECT_NUMBERS = {
 
 def decode_spec(spec: inference_pb2.GenerationSpec) -> GenerationRequest:
     """Reads a request; a prompt that is absent becomes an empty text."""
-    prompt = tuple(spec.token_ids.ids[:]) if spec.WhichOneof("prompt") == "token_ids" else spec.text
     return GenerationRequest(
-        prompt=prompt,
+        prompt=_decode_prompt(spec),
         request_id=spec.request_id,
         model=spec.model,
         sampling=decode_sampling(spec.sampling),
@@ -53,6 +54,35 @@ def decode_spec(spec: inference_pb2.GenerationSpec) -> GenerationRequest:
         max_queue_seconds=spec.max_queue_time.ToNanoseconds() / 1e9 if spec.HasField("max_queue_time") else None,
         beam_search=decode_beams(spec.beam_search) if spec.HasField("beam_search") else None,
     )
+
+
+def decode_generation(spec: inference_pb2.GenerationSpec) -> GenerationRequest:
+    """Reads a request of Generate and StreamGenerate; raises BlockyardError FIELD_INVALID for a conversation."""
+    if spec.HasField("conversation"):
+        raise invalid([Violation("conversation", "is for Chat and StreamChat")])
+    return decode_spec(spec)
+
+
+def decode_chat(spec: inference_pb2.GenerationSpec) -> GenerationRequest:
+    """Reads a request of Chat and StreamChat; raises BlockyardError FIELD_INVALID for any other prompt.
+
+    A conversation that is absent becomes an empty one.
+    """
+    kind = spec.WhichOneof("prompt")
+    if kind in ("text", "token_ids"):
+        raise invalid([Violation(kind, "is for Generate and StreamGenerate")])
+    request = decode_spec(spec)
+    return request if kind else replace(request, prompt=decode_conversation(spec.conversation))
+
+
+def _decode_prompt(spec: inference_pb2.GenerationSpec) -> str | tuple[int, ...] | Conversation:
+    match spec.WhichOneof("prompt"):
+        case "token_ids":
+            return tuple(spec.token_ids.ids[:])
+        case "conversation":
+            return decode_conversation(spec.conversation)
+        case _:
+            return spec.text
 
 
 def _decode_stop(message: sampling_pb2.StopCriteria) -> StopOptions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from gateway import codec
@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 
     from gateway.generation import GenerationService
     from gateway.reader import Reader
+    from gateway.request import GenerationRequest
 
+    StreamResponse = (
+        inference_pb2.StreamGenerateResponse | inference_pb2.StreamChatResponse | inference_pb2.ResumeGenerateResponse
+    )
+
+W = TypeVar("W", inference_pb2.GenerateResponse, inference_pb2.ChatResponse)
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 
 
@@ -25,8 +31,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     def __init__(self, generation: GenerationService) -> None:
         self._generation = generation
 
-    async def _start(self, spec: inference_pb2.GenerationSpec, context: Any) -> Reader:
-        request = replace(codec.decode_spec(spec), tenant=tenant_of(context))
+    async def _start(self, request: GenerationRequest, context: Any) -> Reader:
+        request = replace(request, tenant=tenant_of(context))
         if request.on_disconnect is OnDisconnect.ABORT:
             request = replace(request, remaining_seconds=context.time_remaining())
         return _watched(await self._generation.start(request), context)
@@ -35,31 +41,29 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GenerateRequest, context: Any
     ) -> inference_pb2.GenerateResponse:
         """Generates the whole answer at once."""
-        reader = await self._start(request.spec, context)
-        reader.be_patient()
-        response = inference_pb2.GenerateResponse()
-        deltas: dict[int, list[Delta]] = {}
-        choices: list[inference_pb2.Choice] = []
-        try:
-            async for event in reader:
-                if isinstance(event, Accepted):
-                    response.accepted.CopyFrom(codec.encode_accepted(event))
-                elif isinstance(event, Delta):
-                    deltas.setdefault(event.index, []).append(event)
-                elif isinstance(event, PromptLogprobs):
-                    response.prompt_logprobs.CopyFrom(codec.encode_prompt_logprobs(event))
-                elif isinstance(event, Finished):
-                    choices.append(codec.encode_choice(deltas.get(event.index, ()), event))
-        finally:
-            reader.close()
-        response.choices.extend(sorted(choices, key=lambda choice: choice.index))
-        return response
+        reader = await self._start(codec.decode_generation(request.spec), context)
+        return await _read_whole(reader, inference_pb2.GenerateResponse())
 
     async def StreamGenerate(  # type: ignore[override]
         self, request: inference_pb2.StreamGenerateRequest, context: Any
     ) -> None:
         """Generates as a stream of events."""
-        await _write(await self._start(request.spec, context), context, inference_pb2.StreamGenerateResponse)
+        reader = await self._start(codec.decode_generation(request.spec), context)
+        await _write(reader, context, inference_pb2.StreamGenerateResponse)
+
+    async def Chat(  # type: ignore[override]
+        self, request: inference_pb2.ChatRequest, context: Any
+    ) -> inference_pb2.ChatResponse:
+        """Generates the whole answer to a conversation at once."""
+        reader = await self._start(codec.decode_chat(request.spec), context)
+        return await _read_whole(reader, inference_pb2.ChatResponse())
+
+    async def StreamChat(  # type: ignore[override]
+        self, request: inference_pb2.StreamChatRequest, context: Any
+    ) -> None:
+        """Generates an answer to a conversation as a stream of events."""
+        reader = await self._start(codec.decode_chat(request.spec), context)
+        await _write(reader, context, inference_pb2.StreamChatResponse)
 
     async def ResumeGenerate(  # type: ignore[override]
         self, request: inference_pb2.ResumeGenerateRequest, context: Any
@@ -108,11 +112,28 @@ def _watched(reader: Reader, context: Any) -> Reader:
     return reader
 
 
-async def _write(
-    reader: Reader,
-    context: Any,
-    response: type[inference_pb2.StreamGenerateResponse | inference_pb2.ResumeGenerateResponse],
-) -> None:
+async def _read_whole(reader: Reader, response: W) -> W:
+    """Puts a reader's events together."""
+    reader.be_patient()
+    deltas: dict[int, list[Delta]] = {}
+    choices: list[inference_pb2.Choice] = []
+    try:
+        async for event in reader:
+            if isinstance(event, Accepted):
+                response.accepted.CopyFrom(codec.encode_accepted(event))
+            elif isinstance(event, Delta):
+                deltas.setdefault(event.index, []).append(event)
+            elif isinstance(event, PromptLogprobs):
+                response.prompt_logprobs.CopyFrom(codec.encode_prompt_logprobs(event))
+            elif isinstance(event, Finished):
+                choices.append(codec.encode_choice(deltas.get(event.index, ()), event))
+    finally:
+        reader.close()
+    response.choices.extend(sorted(choices, key=lambda choice: choice.index))
+    return response
+
+
+async def _write(reader: Reader, context: Any, response: type[StreamResponse]) -> None:
     """Writes a reader's events, by itself: a call that ends ends it in its write."""
     seq = 0
     try:

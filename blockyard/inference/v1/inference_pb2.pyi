@@ -8,6 +8,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
@@ -45,6 +46,66 @@ ON_DISCONNECT_KEEP: OnDisconnect.ValueType  # 2
 """The request runs on for a minute, in which ResumeGenerate reads on."""
 Global___OnDisconnect: _TypeAlias = OnDisconnect  # noqa: Y015
 
+class _Role:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ROLE_UNSPECIFIED: _Role.ValueType  # 0
+    """Nobody: refused."""
+    ROLE_SYSTEM: _Role.ValueType  # 1
+    """How the assistant is to be."""
+    ROLE_DEVELOPER: _Role.ValueType  # 2
+    """What newer models call the system; the chat template gets it under the old name."""
+    ROLE_USER: _Role.ValueType  # 3
+    """Whom the assistant talks to."""
+    ROLE_ASSISTANT: _Role.ValueType  # 4
+    """The model."""
+    ROLE_TOOL: _Role.ValueType  # 5
+    """What a call of the assistant's has returned."""
+
+class Role(_Role, metaclass=_RoleEnumTypeWrapper):
+    """Who says something."""
+
+ROLE_UNSPECIFIED: Role.ValueType  # 0
+"""Nobody: refused."""
+ROLE_SYSTEM: Role.ValueType  # 1
+"""How the assistant is to be."""
+ROLE_DEVELOPER: Role.ValueType  # 2
+"""What newer models call the system; the chat template gets it under the old name."""
+ROLE_USER: Role.ValueType  # 3
+"""Whom the assistant talks to."""
+ROLE_ASSISTANT: Role.ValueType  # 4
+"""The model."""
+ROLE_TOOL: Role.ValueType  # 5
+"""What a call of the assistant's has returned."""
+Global___Role: _TypeAlias = Role  # noqa: Y015
+
+class _ToolChoice:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ToolChoiceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolChoice.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TOOL_CHOICE_UNSPECIFIED: _ToolChoice.ValueType  # 0
+    """The default: AUTO."""
+    TOOL_CHOICE_AUTO: _ToolChoice.ValueType  # 1
+    """As it likes. Its calls are in the text of the answer, in the model's own form."""
+    TOOL_CHOICE_NONE: _ToolChoice.ValueType  # 2
+    """Not: it is told of none."""
+
+class ToolChoice(_ToolChoice, metaclass=_ToolChoiceEnumTypeWrapper):
+    """Whether the model may call tools."""
+
+TOOL_CHOICE_UNSPECIFIED: ToolChoice.ValueType  # 0
+"""The default: AUTO."""
+TOOL_CHOICE_AUTO: ToolChoice.ValueType  # 1
+"""As it likes. Its calls are in the text of the answer, in the model's own form."""
+TOOL_CHOICE_NONE: ToolChoice.ValueType  # 2
+"""Not: it is told of none."""
+Global___ToolChoice: _TypeAlias = ToolChoice  # noqa: Y015
+
 @_typing.final
 class TokenIds(_message.Message):
     """Token ids, in order."""
@@ -70,6 +131,199 @@ class TokenIds(_message.Message):
 Global___TokenIds: _TypeAlias = TokenIds  # noqa: Y015
 
 @_typing.final
+class ContentPart(_message.Message):
+    """A piece of a message."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """Text."""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["text"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+Global___ContentPart: _TypeAlias = ContentPart  # noqa: Y015
+
+@_typing.final
+class ToolCall(_message.Message):
+    """A call of a tool that the assistant has made."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Its name, for the message of the tool that answers it."""
+    name: _builtins.str
+    """The tool's name."""
+    arguments: _builtins.str
+    """The arguments as the model wrote them. The chat template gets a JSON object as such, and anything else as text."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        arguments: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "id", b"id", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
+
+@_typing.final
+class Message(_message.Message):
+    """One message of a conversation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
+    REASONING_CONTENT_FIELD_NUMBER: _builtins.int
+    role: Global___Role.ValueType
+    """Who says it."""
+    name: _builtins.str
+    """Who of several, or the tool's name."""
+    tool_call_id: _builtins.str
+    """The call that it answers; a tool's alone."""
+    reasoning_content: _builtins.str
+    """What the assistant thought before it spoke, for templates that show it."""
+    @_builtins.property
+    def content(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentPart]:
+        """What: a line for each part."""
+
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
+        """Calls that it makes; the assistant's alone."""
+
+    def __init__(
+        self,
+        *,
+        role: Global___Role.ValueType = ...,
+        content: _abc.Iterable[Global___ContentPart] | None = ...,
+        name: _builtins.str | None = ...,
+        tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
+        tool_call_id: _builtins.str | None = ...,
+        reasoning_content: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_name", b"_name", "_reasoning_content", b"_reasoning_content", "_tool_call_id", b"_tool_call_id", "name", b"name", "reasoning_content", b"reasoning_content", "tool_call_id", b"tool_call_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_name", b"_name", "_reasoning_content", b"_reasoning_content", "_tool_call_id", b"_tool_call_id", "content", b"content", "name", b"name", "reasoning_content", b"reasoning_content", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__name: _TypeAlias = _typing.Literal["name"]  # noqa: Y015
+    _WhichOneofArgType__name: _TypeAlias = _typing.Literal["_name", b"_name"]  # noqa: Y015
+    _WhichOneofReturnType__reasoning_content: _TypeAlias = _typing.Literal["reasoning_content"]  # noqa: Y015
+    _WhichOneofArgType__reasoning_content: _TypeAlias = _typing.Literal["_reasoning_content", b"_reasoning_content"]  # noqa: Y015
+    _WhichOneofReturnType__tool_call_id: _TypeAlias = _typing.Literal["tool_call_id"]  # noqa: Y015
+    _WhichOneofArgType__tool_call_id: _TypeAlias = _typing.Literal["_tool_call_id", b"_tool_call_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__name) -> _WhichOneofReturnType__name | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reasoning_content) -> _WhichOneofReturnType__reasoning_content | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tool_call_id) -> _WhichOneofReturnType__tool_call_id | None: ...
+
+Global___Message: _TypeAlias = Message  # noqa: Y015
+
+@_typing.final
+class Tool(_message.Message):
+    """A function that the model may call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    description: _builtins.str
+    """What it does, for the model to read."""
+    parameters: _builtins.str
+    """Its parameters: a JSON schema. Empty for none."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        description: _builtins.str = ...,
+        parameters: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "name", b"name", "parameters", b"parameters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tool: _TypeAlias = Tool  # noqa: Y015
+
+@_typing.final
+class Conversation(_message.Message):
+    """A prompt in messages, of which the model's chat template makes one text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
+    TOOL_CHOICE_FIELD_NUMBER: _builtins.int
+    ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
+    TEMPLATE_ARGUMENTS_FIELD_NUMBER: _builtins.int
+    tool_choice: Global___ToolChoice.ValueType
+    """Whether it may call them."""
+    add_generation_prompt: _builtins.bool
+    """The prompt ends where the assistant begins to speak. Default true, unless a message is continued."""
+    continue_final_message: _builtins.bool
+    """The prompt ends where the last message does, and the answer goes on with it. Default false."""
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Message]:
+        """In order, 1 to 4096."""
+
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
+        """Tools that the model is told of, at most 1024."""
+
+    @_builtins.property
+    def template_arguments(self) -> _struct_pb2.Struct:
+        """Variables of the template beside those above. Each template has its own (`enable_thinking`, `documents`), of types
+        that only its author knows: hence a Struct. A number without a fraction is an integer.
+        """
+
+    def __init__(
+        self,
+        *,
+        messages: _abc.Iterable[Global___Message] | None = ...,
+        tools: _abc.Iterable[Global___Tool] | None = ...,
+        tool_choice: Global___ToolChoice.ValueType = ...,
+        add_generation_prompt: _builtins.bool | None = ...,
+        continue_final_message: _builtins.bool = ...,
+        template_arguments: _struct_pb2.Struct | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "template_arguments", b"template_arguments"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "messages", b"messages", "template_arguments", b"template_arguments", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
+    _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_generation_prompt) -> _WhichOneofReturnType__add_generation_prompt | None: ...
+
+Global___Conversation: _TypeAlias = Conversation  # noqa: Y015
+
+@_typing.final
 class GenerationSpec(_message.Message):
     """One request."""
 
@@ -79,6 +333,7 @@ class GenerationSpec(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    CONVERSATION_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     N_FIELD_NUMBER: _builtins.int
@@ -112,6 +367,10 @@ class GenerationSpec(_message.Message):
         """Token ids; nothing is added."""
 
     @_builtins.property
+    def conversation(self) -> Global___Conversation:
+        """Messages; the model's chat template makes the prompt of them. For Chat and StreamChat, which take no other."""
+
+    @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParams:
         """How tokens are chosen."""
 
@@ -134,6 +393,7 @@ class GenerationSpec(_message.Message):
         model: _builtins.str = ...,
         text: _builtins.str = ...,
         token_ids: Global___TokenIds | None = ...,
+        conversation: Global___Conversation | None = ...,
         sampling: _sampling_pb2.SamplingParams | None = ...,
         stop: _sampling_pb2.StopCriteria | None = ...,
         n: _builtins.int | None = ...,
@@ -144,15 +404,15 @@ class GenerationSpec(_message.Message):
         max_queue_time: _duration_pb2.Duration | None = ...,
         beam_search: _sampling_pb2.BeamSearch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_skip_special_tokens", b"_skip_special_tokens", "beam_search", b"beam_search", "max_queue_time", b"max_queue_time", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_skip_special_tokens", b"_skip_special_tokens", "beam_search", b"beam_search", "conversation", b"conversation", "max_queue_time", b"max_queue_time", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_skip_special_tokens", b"_skip_special_tokens", "beam_search", b"beam_search", "max_queue_time", b"max_queue_time", "model", b"model", "n", b"n", "on_disconnect", b"on_disconnect", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_skip_special_tokens", b"_skip_special_tokens", "beam_search", b"beam_search", "conversation", b"conversation", "max_queue_time", b"max_queue_time", "model", b"model", "n", b"n", "on_disconnect", b"on_disconnect", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
     _WhichOneofReturnType__skip_special_tokens: _TypeAlias = _typing.Literal["skip_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__skip_special_tokens: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens"]  # noqa: Y015
-    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids"]  # noqa: Y015
+    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "conversation"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
@@ -642,6 +902,114 @@ class StreamGenerateResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StreamGenerateResponse: _TypeAlias = StreamGenerateResponse  # noqa: Y015
+
+@_typing.final
+class ChatRequest(_message.Message):
+    """Asks for a whole answer to a conversation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPEC_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def spec(self) -> Global___GenerationSpec:
+        """The request; its prompt is a conversation."""
+
+    def __init__(
+        self,
+        *,
+        spec: Global___GenerationSpec | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChatRequest: _TypeAlias = ChatRequest  # noqa: Y015
+
+@_typing.final
+class ChatResponse(_message.Message):
+    """A whole answer to a conversation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def accepted(self) -> Global___Accepted:
+        """As in a stream."""
+
+    @_builtins.property
+    def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Choice]:
+        """By index: the text of each is the assistant's message."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> Global___PromptLogprobs:
+        """Where asked for."""
+
+    def __init__(
+        self,
+        *,
+        accepted: Global___Accepted | None = ...,
+        choices: _abc.Iterable[Global___Choice] | None = ...,
+        prompt_logprobs: Global___PromptLogprobs | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "choices", b"choices", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChatResponse: _TypeAlias = ChatResponse  # noqa: Y015
+
+@_typing.final
+class StreamChatRequest(_message.Message):
+    """Asks for an answer to a conversation as a stream of events."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPEC_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def spec(self) -> Global___GenerationSpec:
+        """The request; its prompt is a conversation."""
+
+    def __init__(
+        self,
+        *,
+        spec: Global___GenerationSpec | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamChatRequest: _TypeAlias = StreamChatRequest  # noqa: Y015
+
+@_typing.final
+class StreamChatResponse(_message.Message):
+    """One event."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def event(self) -> Global___GenerationEvent:
+        """The event."""
+
+    def __init__(
+        self,
+        *,
+        event: Global___GenerationEvent | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamChatResponse: _TypeAlias = StreamChatResponse  # noqa: Y015
 
 @_typing.final
 class Position(_message.Message):

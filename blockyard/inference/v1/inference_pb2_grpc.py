@@ -48,6 +48,16 @@ class InferenceServiceStub:
                 request_serializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.StreamGenerateRequest.SerializeToString,
                 response_deserializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.StreamGenerateResponse.FromString,
                 _registered_method=True)
+        self.Chat = channel.unary_unary(
+                '/blockyard.inference.v1.InferenceService/Chat',
+                request_serializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.ChatRequest.SerializeToString,
+                response_deserializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.ChatResponse.FromString,
+                _registered_method=True)
+        self.StreamChat = channel.unary_stream(
+                '/blockyard.inference.v1.InferenceService/StreamChat',
+                request_serializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.StreamChatRequest.SerializeToString,
+                response_deserializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.StreamChatResponse.FromString,
+                _registered_method=True)
         self.ResumeGenerate = channel.unary_stream(
                 '/blockyard.inference.v1.InferenceService/ResumeGenerate',
                 request_serializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.ResumeGenerateRequest.SerializeToString,
@@ -83,7 +93,7 @@ class InferenceServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Generates the whole answer at once.
+        """Generates the whole answer at once, to a text or to token ids.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -96,8 +106,22 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Chat(self, request, context):
+        """Generates the whole answer to a conversation at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StreamChat(self, request, context):
+        """The same as a stream of events, as StreamGenerate's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ResumeGenerate(self, request, context):
-        """Reads a request again, at any gateway: exactly what comes after the positions.
+        """Reads a request again, a chat too, at any gateway: exactly what comes after the positions.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -143,6 +167,16 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.StreamGenerate,
                     request_deserializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.StreamGenerateRequest.FromString,
                     response_serializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.StreamGenerateResponse.SerializeToString,
+            ),
+            'Chat': grpc.unary_unary_rpc_method_handler(
+                    servicer.Chat,
+                    request_deserializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.ChatRequest.FromString,
+                    response_serializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.ChatResponse.SerializeToString,
+            ),
+            'StreamChat': grpc.unary_stream_rpc_method_handler(
+                    servicer.StreamChat,
+                    request_deserializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.StreamChatRequest.FromString,
+                    response_serializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.StreamChatResponse.SerializeToString,
             ),
             'ResumeGenerate': grpc.unary_stream_rpc_method_handler(
                     servicer.ResumeGenerate,
@@ -228,6 +262,60 @@ class InferenceService:
             '/blockyard.inference.v1.InferenceService/StreamGenerate',
             blockyard_dot_inference_dot_v1_dot_inference__pb2.StreamGenerateRequest.SerializeToString,
             blockyard_dot_inference_dot_v1_dot_inference__pb2.StreamGenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Chat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.inference.v1.InferenceService/Chat',
+            blockyard_dot_inference_dot_v1_dot_inference__pb2.ChatRequest.SerializeToString,
+            blockyard_dot_inference_dot_v1_dot_inference__pb2.ChatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamChat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/blockyard.inference.v1.InferenceService/StreamChat',
+            blockyard_dot_inference_dot_v1_dot_inference__pb2.StreamChatRequest.SerializeToString,
+            blockyard_dot_inference_dot_v1_dot_inference__pb2.StreamChatResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,11 +38,15 @@ class InferenceServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> InferenceServiceAsyncStub: ...
     Generate: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
-    """Generates the whole answer at once."""
+    """Generates the whole answer at once, to a text or to token ids."""
     StreamGenerate: _grpc.UnaryStreamMultiCallable[_inference_pb2.StreamGenerateRequest, _inference_pb2.StreamGenerateResponse]
     """Generates as a stream of events. It ends OK only after Finished for every sequence."""
+    Chat: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ChatRequest, _inference_pb2.ChatResponse]
+    """Generates the whole answer to a conversation at once."""
+    StreamChat: _grpc.UnaryStreamMultiCallable[_inference_pb2.StreamChatRequest, _inference_pb2.StreamChatResponse]
+    """The same as a stream of events, as StreamGenerate's."""
     ResumeGenerate: _grpc.UnaryStreamMultiCallable[_inference_pb2.ResumeGenerateRequest, _inference_pb2.ResumeGenerateResponse]
-    """Reads a request again, at any gateway: exactly what comes after the positions."""
+    """Reads a request again, a chat too, at any gateway: exactly what comes after the positions."""
     CancelGenerate: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelGenerateRequest, _inference_pb2.CancelGenerateResponse]
     """Cancels requests, at any gateway. Idempotent; an unknown id is no error."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
@@ -62,11 +66,15 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryUnaryMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Generates the whole answer at once."""
+    """Generates the whole answer at once, to a text or to token ids."""
     StreamGenerate: _aio.UnaryStreamMultiCallable[_inference_pb2.StreamGenerateRequest, _inference_pb2.StreamGenerateResponse]  # type: ignore[assignment]
     """Generates as a stream of events. It ends OK only after Finished for every sequence."""
+    Chat: _aio.UnaryUnaryMultiCallable[_inference_pb2.ChatRequest, _inference_pb2.ChatResponse]  # type: ignore[assignment]
+    """Generates the whole answer to a conversation at once."""
+    StreamChat: _aio.UnaryStreamMultiCallable[_inference_pb2.StreamChatRequest, _inference_pb2.StreamChatResponse]  # type: ignore[assignment]
+    """The same as a stream of events, as StreamGenerate's."""
     ResumeGenerate: _aio.UnaryStreamMultiCallable[_inference_pb2.ResumeGenerateRequest, _inference_pb2.ResumeGenerateResponse]  # type: ignore[assignment]
-    """Reads a request again, at any gateway: exactly what comes after the positions."""
+    """Reads a request again, a chat too, at any gateway: exactly what comes after the positions."""
     CancelGenerate: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelGenerateRequest, _inference_pb2.CancelGenerateResponse]  # type: ignore[assignment]
     """Cancels requests, at any gateway. Idempotent; an unknown id is no error."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
@@ -89,7 +97,7 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.GenerateResponse, _abc.Awaitable[_inference_pb2.GenerateResponse]]:
-        """Generates the whole answer at once."""
+        """Generates the whole answer at once, to a text or to token ids."""
 
     @_abc_1.abstractmethod
     def StreamGenerate(
@@ -100,12 +108,28 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         """Generates as a stream of events. It ends OK only after Finished for every sequence."""
 
     @_abc_1.abstractmethod
+    def Chat(
+        self,
+        request: _inference_pb2.ChatRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.ChatResponse, _abc.Awaitable[_inference_pb2.ChatResponse]]:
+        """Generates the whole answer to a conversation at once."""
+
+    @_abc_1.abstractmethod
+    def StreamChat(
+        self,
+        request: _inference_pb2.StreamChatRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_inference_pb2.StreamChatResponse], _abc.AsyncIterator[_inference_pb2.StreamChatResponse]]:
+        """The same as a stream of events, as StreamGenerate's."""
+
+    @_abc_1.abstractmethod
     def ResumeGenerate(
         self,
         request: _inference_pb2.ResumeGenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.ResumeGenerateResponse], _abc.AsyncIterator[_inference_pb2.ResumeGenerateResponse]]:
-        """Reads a request again, at any gateway: exactly what comes after the positions."""
+        """Reads a request again, a chat too, at any gateway: exactly what comes after the positions."""
 
     @_abc_1.abstractmethod
     def CancelGenerate(

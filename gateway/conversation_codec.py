@@ -1,0 +1,74 @@
+"""A conversation of the public API's messages into its value."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from blockyard.errors import Reason, Violation, invalid
+from blockyard.inference.v1 import inference_pb2
+from gateway.chat import Conversation, Message, Role, Tool, ToolCall, ToolChoice, joined
+
+if TYPE_CHECKING:
+    from google.protobuf.struct_pb2 import Struct, Value
+
+# Beyond these a float does not hold every integer.
+_MAX_INTEGER = 2.0**53
+
+_ROLES = {inference_pb2.Role.Value(f"ROLE_{role.name}"): role for role in Role}
+_TOOL_CHOICES = {
+    inference_pb2.TOOL_CHOICE_UNSPECIFIED: ToolChoice.AUTO,
+    inference_pb2.TOOL_CHOICE_AUTO: ToolChoice.AUTO,
+    inference_pb2.TOOL_CHOICE_NONE: ToolChoice.NONE,
+}
+
+
+def decode_conversation(message: inference_pb2.Conversation) -> Conversation:
+    """Reads a conversation; raises BlockyardError UNSUPPORTED_PARAMETER for parts of messages that are not text."""
+    adds = message.add_generation_prompt if message.HasField("add_generation_prompt") else None
+    return Conversation(
+        tuple(_decode_message(each, number) for number, each in enumerate(message.messages)),
+        tools=tuple(Tool(tool.name, tool.description, tool.parameters) for tool in message.tools),
+        tool_choice=_TOOL_CHOICES.get(message.tool_choice),
+        add_generation_prompt=adds,
+        continue_final_message=message.continue_final_message,
+        template_arguments=_decode_struct(message.template_arguments),
+    )
+
+
+def _decode_message(message: inference_pb2.Message, number: int) -> Message:
+    if any(part.WhichOneof("part") != "text" for part in message.content):
+        told = "has parts other than text, which are not supported yet"
+        raise invalid([Violation(f"conversation.messages[{number}].content", told, Reason.UNSUPPORTED_PARAMETER)])
+    return Message(
+        _ROLES.get(message.role),
+        joined([part.text for part in message.content]),
+        name=message.name if message.HasField("name") else None,
+        tool_calls=tuple(ToolCall(call.name, call.arguments, call.id) for call in message.tool_calls),
+        tool_call_id=message.tool_call_id if message.HasField("tool_call_id") else None,
+        reasoning_content=message.reasoning_content if message.HasField("reasoning_content") else None,
+    )
+
+
+def _decode_struct(struct: Struct) -> dict[str, Any]:
+    return {name: _decode_value(value) for name, value in struct.fields.items()}
+
+
+def _decode_value(value: Value) -> Any:
+    match value.WhichOneof("kind"):
+        case "struct_value":
+            return _decode_struct(value.struct_value)
+        case "list_value":
+            return [_decode_value(item) for item in value.list_value.values]
+        case "number_value":
+            return _decode_number(value.number_value)
+        case "string_value":
+            return value.string_value
+        case "bool_value":
+            return value.bool_value
+        case _:
+            return None
+
+
+def _decode_number(number: float) -> int | float:
+    # A template that prints an integer means no fraction.
+    return int(number) if number.is_integer() and abs(number) <= _MAX_INTEGER else number
