@@ -4,9 +4,9 @@
 
 In each round: the machine's ceilings; then, for each number of requests, the worker by itself (the same steps, no
 services) and the whole system with its client on the same processors, which reads whole answers (generate) or streams;
-then one long prompt. So every share and every ratio is of numbers that were measured within the same minute; told are
-medians over the rounds, with the least and the most. Everything is greedy, of random ids, without ends, and every
-prompt is new. Run it on a quiet machine.
+then one long prompt. The bandwidth of a shared machine swings within seconds: it is measured before and after every one
+of these, and that one's ideal is the mean of both. Told are medians over the rounds, with the least and the most.
+Everything is greedy, of random ids, without ends, and every prompt is new. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from benchmarks.ceilings import Ceilings
 
 CEILING_SECONDS = 1.5
+BANDWIDTH_SECONDS = 0.3
 WARM_UP_TOKENS = 8
 # The worker's memory: so many times what it must hold, and something for its program.
 MEMORY_FACTOR, MEMORY_BYTES = 1.25, 300e6
@@ -46,9 +48,12 @@ MEMORY_FACTOR, MEMORY_BYTES = 1.25, 300e6
 
 @dataclass(slots=True)
 class Samples:
-    """One number of requests: tokens a second in each round, and CPU seconds per 1,000 tokens of each process."""
+    """One number of requests: tokens a second in each round, and CPU seconds per 1,000 tokens of each process.
 
-    ideal: list[float] = field(default_factory=list[float])
+    `ideals`: what would have been the ideal while each of the three was measured.
+    """
+
+    ideals: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     alone: list[float] = field(default_factory=list[float])
     generate: list[float] = field(default_factory=list[float])
     stream: list[float] = field(default_factory=list[float])
@@ -98,16 +103,28 @@ class Bench:
         options = self._options
         self.ceilings.append(ceilings.measure(options.num_threads or None, CEILING_SECONDS))
         machine = ideal.machine_for(self.ceilings[-1], options.dtype, options.quantization)
-        size = (options.prompt_tokens, options.output_tokens)
+        measurements = {
+            "alone": self._measure_alone,
+            "generate": self._measure_generate,
+            "stream": self._measure_stream,
+        }
+        names = list(measurements) if number % 2 == 0 else list(reversed(measurements))
         for num_requests, samples in self.samples.items():
-            seconds = ideal.run_seconds(self.shape, machine, num_requests, *size)
-            samples.ideal.append(num_requests * options.output_tokens / seconds)
-            measurements = [self._measure_alone, self._measure_generate, self._measure_stream]
-            for measure in measurements if number % 2 == 0 else reversed(measurements):
-                await measure(num_requests)
+            for name in names:
+                before = self._ideal_seconds(machine, num_requests)
+                await measurements[name](num_requests)
+                seconds = (before + self._ideal_seconds(machine, num_requests)) / 2
+                samples.ideals.setdefault(name, []).append(num_requests * options.output_tokens / seconds)
             print(f"round {number + 1}, {num_requests} requests: {_last(samples)}", file=sys.stderr, flush=True)
         self.prefill.ideal.append(ideal.prompt_seconds(self.shape, machine, options.prefill_tokens))
         await self._measure_prefill()
+
+    def _ideal_seconds(self, machine: ideal.Machine, num_requests: int) -> float:
+        """How long a batch would take at best with the bandwidth of this moment."""
+        options = self._options
+        bandwidth = ceilings.measure_bandwidth(self.ceilings[-1].num_threads, BANDWIDTH_SECONDS).best
+        now = replace(machine, bandwidth=bandwidth)
+        return ideal.run_seconds(self.shape, now, num_requests, options.prompt_tokens, options.output_tokens)
 
     async def _measure_alone(self, num_requests: int) -> None:
         async def run(workload: Workload) -> float:
@@ -146,8 +163,8 @@ class Bench:
 
 
 def _last(samples: Samples) -> str:
-    parts = ((name, getattr(samples, name)[-1]) for name in ("ideal", "alone", "generate", "stream"))
-    return ", ".join(f"{name} {value:.1f}" for name, value in parts) + " tok/s"
+    last = ((name, getattr(samples, name)[-1], ideals[-1]) for name, ideals in sorted(samples.ideals.items()))
+    return ", ".join(f"{name} {rate:.1f} of {ideal:.1f}" for name, rate, ideal in last) + " tok/s"
 
 
 # The results.
@@ -176,9 +193,9 @@ def summarize_ceilings(measured: list[Ceilings]) -> dict[str, Any]:
 
 def summarize_samples(samples: Samples) -> dict[str, Any]:
     """One number of requests: rates, shares of the ideal, and what the services keep of the worker's rate."""
-    rates: dict[str, Spread] = {name: spread_of(getattr(samples, name)) for name in ("ideal", "alone", *Api)}
-    told = {"tokens_per_second": rates}
-    told["share_of_ideal"] = {name: spread_of(getattr(samples, name), samples.ideal) for name in ("alone", *Api)}
+    rates: dict[str, Spread] = {name: spread_of(getattr(samples, name)) for name in ("alone", *Api)}
+    told = {"tokens_per_second": {"ideal": spread_of(list(chain(*samples.ideals.values()))), **rates}}
+    told["share_of_ideal"] = {name: spread_of(getattr(samples, name), samples.ideals[name]) for name in rates}
     told["system_over_alone"] = {api: spread_of(getattr(samples, api), samples.alone) for api in Api}
     cpu = {api: {name: spread_of(values) for name, values in by.items()} for api, by in samples.cpu.items()}
     return {**told, "cpu_seconds_per_1000_tokens": cpu}

@@ -27,7 +27,8 @@ def bench_of(options):
     bench.ceilings = [Ceilings(2, *(Rate(rate, rate) for rate in (9e10, 5e11, 1e12, 2e12)))] * 2
     bench.samples = {}
     for number in options.concurrency:
-        samples = Samples([100.0, 200.0], [80.0, 150.0], [76.0, 150.0], [72.0, 120.0])
+        ideals = {name: [100.0, 200.0] for name in ("alone", *Api)}
+        samples = Samples(ideals, [80.0, 150.0], [76.0, 150.0], [72.0, 120.0])
         for api in Api:
             samples.note_cpu(api, Counter(dict.fromkeys(PROCESSES, 0.1)), 50)
         bench.samples[number] = samples
