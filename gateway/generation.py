@@ -160,7 +160,7 @@ class GenerationService:
 
     async def prompt_of(self, request: GenerationRequest) -> tuple[int, ...]:
         """Tells the ids of a request's prompt; raises BlockyardError for a conversation that makes none."""
-        return await self._encoding.prompt_of(request)
+        return await self._preparation.prompt_of(request, self._facts)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Turns text into ids, a long one in a thread."""

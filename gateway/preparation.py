@@ -55,12 +55,19 @@ class Preparation:
         self._model_name = model_name
         self._seed = seed
 
+    async def prompt_of(self, request: GenerationRequest, facts: Callable[[], ModelFacts]) -> tuple[int, ...]:
+        """Makes the ids of a request's prompt, cut as it asks; raises BlockyardError, also what `facts` raises."""
+        token_ids, limit = await self._encoding.prompt_of(request), request.truncate_prompt_tokens
+        if limit == -1:
+            limit = max(1, facts().max_model_len - (request.stop.max_tokens or 1))
+        return token_ids if limit is None or limit < 1 else token_ids[-limit:]
+
     async def submission_of(self, request: GenerationRequest, facts: Callable[[], ModelFacts]) -> Submission:
         """Makes what the scheduler is sent of a request, which has its id.
 
         Raises BlockyardError: every violation at once, or what `facts` raises, which is asked when they are needed.
         """
-        token_ids, wrong = await _told(self._encoding.prompt_of(request))
+        token_ids, wrong = await _told(self.prompt_of(request, facts))
         bad_word_ids, wrong_words = await _told(self._encoding.bad_words_of(request))
         known = facts()
         limits = ModelLimits(self._model_name, known.vocab_size, known.max_model_len, self._tokenizer.end_token_ids)

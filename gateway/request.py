@@ -93,6 +93,8 @@ class GenerationRequest:
     return_token_ids: bool = False
     skip_special_tokens: bool = True
     add_special_tokens: bool = True
+    # The last so many tokens of the prompt are its all; -1: as many as leave room for max_tokens, or one.
+    truncate_prompt_tokens: int | None = None
     tenant: str = ""
     on_disconnect: OnDisconnect = OnDisconnect.ABORT
     priority: int = 0

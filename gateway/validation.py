@@ -165,6 +165,7 @@ def find_violations(
     return [
         *_identity(request, limits),
         *(() if prompt_token_ids is None else _prompt(request, prompt_token_ids, limits)),
+        *_truncation(request),
         *(violation for rule in _RANGES for violation in rule.violations(request)),
         *_logit_bias(request, limits),
         *_bad_words(request, limits),
@@ -193,6 +194,12 @@ def _prompt(request: GenerationRequest, token_ids: tuple[int, ...], limits: Mode
             Reason.PROMPT_TOO_LONG,
         )
     yield from _foreign_ids("prompt", token_ids, limits)
+
+
+def _truncation(request: GenerationRequest) -> Iterator[Violation]:
+    limit = request.truncate_prompt_tokens
+    if limit is not None and limit != -1 and limit < 1:
+        yield Violation("truncate_prompt_tokens", f"must be at least 1, or -1 for as many as fit, not {limit}")
 
 
 def _foreign_ids(field: str, token_ids: tuple[int, ...], limits: ModelLimits) -> Iterator[Violation]:

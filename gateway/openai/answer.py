@@ -28,25 +28,30 @@ class Tally:
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
-    num_completion_tokens: int = 0
+    # By choice.
+    num_tokens: dict[int, int] = field(default_factory=dict[int, int])
 
     def add_prompt(self, accepted: Accepted) -> None:
         """Counts a prompt, once however many choices it has."""
         self.num_prompt_tokens += accepted.num_prompt_tokens
 
-    def add_choice(self, finished: Finished) -> None:
+    def add_choice(self, number: int, finished: Finished) -> None:
         """Counts a choice that ended."""
-        self.num_completion_tokens += finished.num_completion_tokens
+        self.num_tokens[number] = finished.num_completion_tokens
         if finished.index == 0:
             self.num_cached_tokens += finished.num_cached_tokens
 
     def usage(self) -> dict[str, Any]:
         """Gives the API's `usage`."""
+        return self.usage_so_far() | {"prompt_tokens_details": {"cached_tokens": self.num_cached_tokens}}
+
+    def usage_so_far(self) -> dict[str, Any]:
+        """Gives what of it is known before the end."""
+        num_completion_tokens = sum(self.num_tokens.values())
         return {
             "prompt_tokens": self.num_prompt_tokens,
-            "completion_tokens": self.num_completion_tokens,
-            "total_tokens": self.num_prompt_tokens + self.num_completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
+            "completion_tokens": num_completion_tokens,
+            "total_tokens": self.num_prompt_tokens + num_completion_tokens,
         }
 
 
@@ -76,12 +81,18 @@ class _ChoiceLogprobs:
 
     def echo(self, prompt_logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
         """Gives those of the echo; the answer's offsets go on behind it."""
-        told = shapes.echo_logprobs(self._call.first_tokens[self._prompt], prompt_logprobs, self._offsets)
+        first_token = self._call.first_tokens[self._prompt]
+        if self._call.tokens_as_ids:
+            prompt_logprobs = shapes.named_by_ids(prompt_logprobs)
+            first_token = (shapes.name_of(self._call.prompt_token_ids(self._prompt)[0]), first_token[1])
+        told = shapes.echo_logprobs(first_token, prompt_logprobs, self._offsets)
         self._offsets = shapes.TextOffsets(len(self._call.echoes[self._prompt]))
         return told
 
     def more(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
         """Gives those of the next tokens."""
+        if self._call.tokens_as_ids:
+            entries = shapes.named_by_ids(entries)
         if self._call.is_chat:
             return shapes.chat_logprobs(entries)
         return shapes.completion_logprobs(entries, self._offsets)
@@ -118,14 +129,15 @@ class WholeAnswer:
         if isinstance(event, PromptLogprobs):
             self._prompt_logprobs[prompt] = event.logprobs
             return
-        choice = self._choices[prompt * self._call.n + event.index]
+        number = prompt * self._call.n + event.index
+        choice = self._choices[number]
         if isinstance(event, Delta):
             choice.texts.append(event.text)
             choice.token_ids.extend(event.token_ids)
             choice.logprobs.extend(event.logprobs)
         else:
             choice.finished = event
-            self._tally.add_choice(event)
+            self._tally.add_choice(number, event)
 
     def encode(self) -> bytes:
         """Gives the answer's body."""
@@ -205,7 +217,7 @@ class ChunkedAnswer:
             if self._call.returns_token_ids:
                 extra = {"prompt_token_ids": self._call.prompt_token_ids(prompt)}
             if self._call.is_chat:
-                delta = {"role": "assistant", "content": ""}
+                delta = {"role": "assistant", "content": "".join(echoes)}
                 chunks.append(self._chunk({"index": number, "delta": delta, **_UNFINISHED, **extra}))
             elif echoes or extra:
                 text = echoes[prompt] if echoes else ""
@@ -220,8 +232,10 @@ class ChunkedAnswer:
             return self._prompt(prompt, event.logprobs)
         number = prompt * self._call.n + event.index
         if isinstance(event, Delta):
+            if self._call.continuous_usage:
+                self._tally.num_tokens[number] = event.num_tokens
             return self._delta(number, event)
-        self._tally.add_choice(event)
+        self._tally.add_choice(number, event)
         if event.reason is FinishReason.ERROR:
             return None
         told: dict[str, Any] = {"delta": {}} if self._call.is_chat else {"text": ""}
@@ -235,7 +249,7 @@ class ChunkedAnswer:
         # The hot path: what changes is put between what does not.
         token_ids = f',"token_ids":{list(delta.token_ids)}' if self._call.returns_token_ids else ""
         content = f"{self._before_text}{encode_basestring(delta.text)}{self._after_text}"
-        return f'{self._before}{{"index":{number},{content}{token_ids}}}{self._after}'
+        return f'{self._before}{{"index":{number},{content}{token_ids}}}{self._end()}'
 
     def _delta_with_logprobs(self, number: int, delta: Delta) -> str:
         told: dict[str, Any] = {"delta": {"content": delta.text}} if self._call.is_chat else {"text": delta.text}
@@ -250,11 +264,11 @@ class ChunkedAnswer:
         numbers = range(prompt * self._call.n, (prompt + 1) * self._call.n)
         if self._call.is_chat:
             choice = _encode({"index": numbers[0], "delta": {}, **_UNFINISHED})
-            return f"{self._before}{choice}],{_encode(told)[1:-1]}{self._after[1:]}" if told else None
+            return f"{self._before}{choice}],{_encode(told)[1:-1]}{self._end()[1:]}" if told else None
         if not (told or self._call.echoes_logprobs):
             return None
         choices = [_encode({**self._echo(number, prompt, entries), **told}) for number in numbers]
-        return f"{self._before}{','.join(choices)}{self._after}"
+        return f"{self._before}{','.join(choices)}{self._end()}"
 
     def _echo(self, number: int, prompt: int, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
         choice = {"index": number, "text": "", **_UNFINISHED}
@@ -263,7 +277,13 @@ class ChunkedAnswer:
         return choice | {"text": self._call.echoes[prompt], "logprobs": self._logprobs[number].echo(entries)}
 
     def _chunk(self, choice: dict[str, Any]) -> str:
-        return f"{self._before}{_encode(choice)}{self._after}"
+        return f"{self._before}{_encode(choice)}{self._end()}"
+
+    def _end(self) -> str:
+        """What stands behind a chunk's choices."""
+        if not self._call.continuous_usage:
+            return self._after
+        return f'],"usage":{_encode(self._tally.usage_so_far())}}}'
 
     def usage(self) -> str | None:
         """Gives the last chunk, with no choices, if it was asked for."""

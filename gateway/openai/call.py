@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from blockyard.errors import BlockyardError
+from gateway.chat import Role
+from gateway.openai.schema import StreamOptions
 from gateway.request import (
     BeamOptions,
     EarlyStopping,
@@ -19,6 +21,7 @@ from gateway.request import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gateway.chat import Conversation
     from gateway.generation import GenerationService
     from gateway.openai.schema import ChatBody, CompletionBody, GenerationBody
     from gateway.tokenizer import Tokenizer
@@ -41,6 +44,8 @@ class Call:
     requests: tuple[GenerationRequest, ...]
     stream: bool = False
     include_usage: bool = False
+    # In every chunk, not in the last alone.
+    continuous_usage: bool = False
     # max_tokens is OpenAI's default: it gives way where the model's length leaves less.
     default_length: bool = False
     # Put before each prompt's texts.
@@ -49,6 +54,8 @@ class Call:
     first_tokens: tuple[tuple[str, bytes], ...] = ()
     # Not, where they are only computed for an echo.
     tells_prompt_logprobs: bool = False
+    # Log probabilities name tokens by their ids, not by their texts.
+    tokens_as_ids: bool = False
     # What the caller knows the core's fields as, where this differs from call to call.
     names: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -70,7 +77,17 @@ class Call:
     @property
     def echoes_logprobs(self) -> bool:
         """An echo waits for the log probabilities of its prompt."""
-        return bool(self.echoes) and self.returns_logprobs
+        return bool(self.echoes) and self.returns_logprobs and not self.is_chat
+
+    @property
+    def needs_token_ids(self) -> bool:
+        """The prompts have to be ids before they are run, since the answer shows these or what they are like."""
+        return self.returns_token_ids or self.echoes_logprobs or self.echoes_cut_prompts
+
+    @property
+    def echoes_cut_prompts(self) -> bool:
+        """An echo is not all of the prompt that was sent."""
+        return bool(self.echoes) and not self.is_chat and self.requests[0].truncate_prompt_tokens is not None
 
     def prompt_token_ids(self, prompt: int) -> tuple[int, ...]:
         """Gives the ids of a prompt, once `tokenized`."""
@@ -93,11 +110,9 @@ def understand_completion(body: CompletionBody, tokenizer: Tokenizer) -> Call:
             replace(request, request_id=request_id, prompt=prompt)
             for request_id, prompt in zip(ids, prompts, strict=True)
         ),
-        stream=bool(body.stream),
-        include_usage=_includes_usage(body),
         default_length=body.max_tokens is None,
         echoes=tuple(_text_of(prompt, tokenizer) for prompt in prompts) if body.echo else (),
-        tells_prompt_logprobs=body.prompt_logprobs is not None,
+        **_told(body),
     )
 
 
@@ -108,28 +123,32 @@ def understand_chat(body: ChatBody, _tokenizer: Tokenizer) -> Call:
     if max_tokens is None:
         length_name, max_tokens = "max_tokens", body.max_tokens
     request = _with_logprobs(_request(body, max_tokens), body.top_logprobs or 0 if body.logprobs else None)
-    request = replace(request, request_id=call_id, prompt=body.conversation())
+    conversation = body.conversation()
+    request = replace(request, request_id=call_id, prompt=conversation)
     return Call(
         call_id,
         is_chat=True,
         requests=(request,),
-        stream=bool(body.stream),
-        include_usage=_includes_usage(body),
-        tells_prompt_logprobs=body.prompt_logprobs is not None,
+        echoes=_echo_of(conversation) if body.echo else (),
+        **_told(body),
         names={"prompt": "messages", "max_tokens": length_name, "logprobs": "top_logprobs"},
     )
 
 
 async def tokenized(call: Call, service: GenerationService) -> Call:
     """Turns prompts that are text into ids, where the answer has to show these or what they are like."""
-    if not (call.returns_token_ids or call.echoes_logprobs):
+    if not call.needs_token_ids:
         return call
     try:
         requests = [replace(request, prompt=await service.prompt_of(request)) for request in call.requests]
     except BlockyardError:
         # The start tells it too, with all else that is wrong.
         return call
-    return replace(call, requests=tuple(requests), first_tokens=tuple(_first_token(r, service) for r in requests))
+    echoes = call.echoes
+    if call.echoes_cut_prompts:
+        echoes = tuple(_text_of(request.prompt, service.tokenizer) for request in requests)
+    first_tokens = tuple(_first_token(request, service) for request in requests)
+    return replace(call, requests=tuple(requests), first_tokens=first_tokens, echoes=echoes)
 
 
 def _first_token(request: GenerationRequest, service: GenerationService) -> tuple[str, bytes]:
@@ -168,6 +187,7 @@ def _request(body: GenerationBody, max_tokens: int | None) -> GenerationRequest:
         return_token_ids=bool(body.return_token_ids),
         skip_special_tokens=body.skip_special_tokens is not False,
         on_disconnect=OnDisconnect(body.on_disconnect or "abort"),
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
         priority=body.priority or 0,
         max_queue_seconds=body.max_queue_time,
         beam_search=_beams(body) if body.use_beam_search else None,
@@ -191,8 +211,23 @@ def _with_logprobs(request: GenerationRequest, logprobs: int | None, *, for_prom
     return replace(request, sampling=replace(request.sampling, logprobs=logprobs, prompt_logprobs=prompt_logprobs))
 
 
-def _includes_usage(body: GenerationBody) -> bool:
-    return body.stream_options is not None and bool(body.stream_options.include_usage)
+def _told(body: GenerationBody) -> dict[str, Any]:
+    """What a body of either kind says of its answer."""
+    options = body.stream_options or StreamOptions()
+    return {
+        "stream": bool(body.stream),
+        "include_usage": bool(options.include_usage),
+        "continuous_usage": bool(options.include_usage and options.continuous_usage_stats),
+        "tells_prompt_logprobs": body.prompt_logprobs is not None,
+        "tokens_as_ids": bool(body.return_tokens_as_token_ids),
+    }
+
+
+def _echo_of(conversation: Conversation) -> tuple[str, ...]:
+    """The final message, if the answer has its role: vLLM's rule. Of no messages there is none, which is told later."""
+    last = conversation.messages[-1:]
+    goes_on = conversation.continue_final_message or conversation.add_generation_prompt is False
+    return tuple(message.content or "" for message in last if goes_on or message.role is Role.ASSISTANT)
 
 
 def _text_of(prompt: str | tuple[int, ...], tokenizer: Tokenizer) -> str:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gateway.request import TokenLogprobs
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from gateway.request import TokenLogprob, TokenLogprobs
+    from gateway.request import TokenLogprob
 
 # JSON has no infinity. vLLM's stand-in for it.
 MIN_LOGPROB = -9999.0
@@ -34,6 +36,20 @@ class TextOffsets:
 def _continues(byte: int) -> bool:
     """Tells whether a byte of UTF-8 is not the first one of its character."""
     return byte & 0xC0 == 0x80
+
+
+def named_by_ids(entries: Iterable[TokenLogprobs]) -> list[TokenLogprobs]:
+    """Gives tokens the names that vLLM gives them for `return_tokens_as_token_ids`, since two may have one text."""
+    return [TokenLogprobs(chosen and _named_by_id(chosen), tuple(map(_named_by_id, top))) for chosen, top in entries]
+
+
+def _named_by_id(token: TokenLogprob) -> TokenLogprob:
+    return token._replace(text=name_of(token.token_id))
+
+
+def name_of(token_id: int) -> str:
+    """A token's name by its id."""
+    return f"token_id:{token_id}"
 
 
 def completion_logprobs(entries: Iterable[TokenLogprobs], offsets: TextOffsets) -> dict[str, Any]:

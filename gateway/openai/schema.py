@@ -199,6 +199,8 @@ class ChatBody(GenerationBody, ChatShape):
         "store",
     }
 
+    # The template has put special tokens where they belong.
+    add_special_tokens: Annotated[Any, Neutral(False)] = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None

@@ -31,6 +31,10 @@ def completed(call: Call, *, tenant: str, keeps: bool, created: int) -> Call:
         num_requests=len(call.requests),
         echo=bool(call.echoes),
         tells_prompt_logprobs=call.tells_prompt_logprobs,
+        continuous_usage=call.continuous_usage,
+        tokens_as_ids=call.tokens_as_ids,
+        # That of a completion is made again of its prompt.
+        echo_text="".join(call.echoes) if call.is_chat else "",
     )
     added: dict[str, Any] = {"tenant": tenant, "front_state": told.SerializeToString()}
     if keeps:
@@ -57,7 +61,15 @@ def call_of(requests: list[GenerationRequest], tokenizer: Tokenizer) -> Call:
         requests=tuple(requests),
         stream=True,
         include_usage=told.include_usage,
-        echoes=tuple(map(tokenizer.decode, prompts)) if told.echo else (),
+        continuous_usage=told.continuous_usage,
+        echoes=_echoes(told, prompts, tokenizer),
+        tokens_as_ids=told.tokens_as_ids,
         first_tokens=tuple(texts.of(prompt[0]) for prompt in prompts),
         tells_prompt_logprobs=told.tells_prompt_logprobs,
     )
+
+
+def _echoes(told: state_pb2.HttpCall, prompts: list[tuple[int, ...]], tokenizer: Tokenizer) -> tuple[str, ...]:
+    if told.is_chat:
+        return (told.echo_text,) if told.echo else ()
+    return tuple(map(tokenizer.decode, prompts)) if told.echo else ()

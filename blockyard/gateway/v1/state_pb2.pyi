@@ -58,6 +58,9 @@ class HttpCall(_message.Message):
     NUM_REQUESTS_FIELD_NUMBER: _builtins.int
     ECHO_FIELD_NUMBER: _builtins.int
     TELLS_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    CONTINUOUS_USAGE_FIELD_NUMBER: _builtins.int
+    TOKENS_AS_IDS_FIELD_NUMBER: _builtins.int
+    ECHO_TEXT_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The name of the call: that of its request, unless there are several."""
     is_chat: _builtins.bool
@@ -72,6 +75,12 @@ class HttpCall(_message.Message):
     """The prompt goes before the answer."""
     tells_prompt_logprobs: _builtins.bool
     """The answer tells the prompt's log probabilities."""
+    continuous_usage: _builtins.bool
+    """Each chunk of a stream tells what the call cost so far."""
+    tokens_as_ids: _builtins.bool
+    """Log probabilities name tokens by their ids."""
+    echo_text: _builtins.str
+    """Of a chat: what goes before the answer."""
     def __init__(
         self,
         *,
@@ -82,10 +91,13 @@ class HttpCall(_message.Message):
         num_requests: _builtins.int = ...,
         echo: _builtins.bool = ...,
         tells_prompt_logprobs: _builtins.bool = ...,
+        continuous_usage: _builtins.bool = ...,
+        tokens_as_ids: _builtins.bool = ...,
+        echo_text: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "created", b"created", "echo", b"echo", "include_usage", b"include_usage", "is_chat", b"is_chat", "num_requests", b"num_requests", "tells_prompt_logprobs", b"tells_prompt_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "continuous_usage", b"continuous_usage", "created", b"created", "echo", b"echo", "echo_text", b"echo_text", "include_usage", b"include_usage", "is_chat", b"is_chat", "num_requests", b"num_requests", "tells_prompt_logprobs", b"tells_prompt_logprobs", "tokens_as_ids", b"tokens_as_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
