@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from blockyard.async_client import AsyncClient, AsyncStream
+    from blockyard.chat import Message, Role, Tool, ToolCall, ToolChoice
     from blockyard.client import Client, Stream
     from blockyard.errors import BlockyardError, Reason, Violation
     from blockyard.llm import LLM
@@ -45,14 +46,19 @@ __all__ = [
     "Event",
     "FinishReason",
     "Finished",
+    "Message",
     "Model",
     "PromptLogprobs",
     "Reason",
     "Recovered",
     "RetryPolicy",
+    "Role",
     "Stream",
     "TokenLogprob",
     "TokenLogprobs",
+    "Tool",
+    "ToolCall",
+    "ToolChoice",
     "Usage",
     "Violation",
     "__version__",
@@ -60,6 +66,7 @@ __all__ = [
 
 _NAMES_OF_MODULE = {
     "blockyard.async_client": ("AsyncClient", "AsyncStream"),
+    "blockyard.chat": ("Message", "Role", "Tool", "ToolCall", "ToolChoice"),
     "blockyard.client": ("Client", "Stream"),
     "blockyard.errors": ("BlockyardError", "Reason", "Violation"),
     "blockyard.llm": ("LLM",),

@@ -33,6 +33,8 @@ from blockyard.targets import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+    from blockyard.chat import ChatOptions, Messages
+
 # The published stubs of grpc.aio lack it.
 _EOF: Any = cast("Any", grpc.aio).EOF
 
@@ -255,6 +257,19 @@ class AsyncClient:
     ) -> AsyncStream:
         """Generates an answer as a stream of events."""
         return self._read(Resumption(codec.make_spec(prompt, options), self._attempts(timeout)))
+
+    async def chat(
+        self, messages: Messages, *, timeout: float | None = None, **options: Unpack[ChatOptions]
+    ) -> Completion:
+        """Generates the whole answer to a conversation: `Message`s, or mappings in OpenAI's form."""
+        async with self.stream_chat(messages, timeout=timeout, **options) as stream:
+            return await stream.result()
+
+    def stream_chat(
+        self, messages: Messages, *, timeout: float | None = None, **options: Unpack[ChatOptions]
+    ) -> AsyncStream:
+        """Generates an answer to a conversation as a stream of events."""
+        return self._read(Resumption(codec.make_chat_spec(messages, options), self._attempts(timeout)))
 
     def resume(self, request_id: str, *, timeout: float | None = None) -> AsyncStream:
         """Reads a request from its beginning that was started elsewhere: as `Client.resume`."""

@@ -29,6 +29,8 @@ from blockyard.targets import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from blockyard.chat import ChatOptions, Messages
+
 
 class Connections:
     """A client's channels, one to each of its gateways. They connect when they are first used."""
@@ -180,7 +182,7 @@ class Stream:
 
 def method_of(request: Request) -> str:
     """The name of the call that a stream's request belongs to."""
-    return "StreamGenerate" if isinstance(request, inference_pb2.StreamGenerateRequest) else "ResumeGenerate"
+    return request.DESCRIPTOR.name.removesuffix("Request")
 
 
 class Client:
@@ -201,6 +203,7 @@ class Client:
             with client.stream("Once upon a time", temperature=0.7, seed=1) as stream:
                 for text in stream.text_deltas():
                     print(text, end="", flush=True)
+            print(client.chat([blockyard.Message("user", "Tell me a story.")]).text)
     """
 
     def __init__(
@@ -242,6 +245,17 @@ class Client:
     ) -> Stream:
         """Generates an answer as a stream of events."""
         return self._read(Resumption(codec.make_spec(prompt, options), self._attempts(timeout)))
+
+    def chat(self, messages: Messages, *, timeout: float | None = None, **options: Unpack[ChatOptions]) -> Completion:
+        """Generates the whole answer to a conversation: `Message`s, or mappings in OpenAI's form."""
+        with self.stream_chat(messages, timeout=timeout, **options) as stream:
+            return stream.result()
+
+    def stream_chat(
+        self, messages: Messages, *, timeout: float | None = None, **options: Unpack[ChatOptions]
+    ) -> Stream:
+        """Generates an answer to a conversation as a stream of events."""
+        return self._read(Resumption(codec.make_chat_spec(messages, options), self._attempts(timeout)))
 
     def resume(self, request_id: str, *, timeout: float | None = None) -> Stream:
         """Reads a request from its beginning that was started elsewhere, or by a process that is no more.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from blockyard import chat_codec
+from blockyard.chat import ChatOptions
 from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import Violation, invalid
 from blockyard.inference.v1 import inference_pb2
@@ -26,6 +28,8 @@ from blockyard.results import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from blockyard.chat import Messages
 
 _SPEC_FIELDS = ("request_id", "model", "n", "return_token_ids", "skip_special_tokens", "priority")
 _SAMPLING_FIELDS = (
@@ -57,28 +61,51 @@ def make_spec(prompt: str | Sequence[int], options: GenerationOptions) -> infere
     Raises TypeError for an option with an unknown name, and BlockyardError (FIELD_INVALID) with a violation for every
     value that its field cannot hold. All other checks are the gateway's.
     """
+    spec = inference_pb2.GenerationSpec()
+    violations = _fill(spec, _given(options, GenerationOptions.__optional_keys__))
+    if isinstance(prompt, str):
+        violations.append(_set(spec, "text", {"text": prompt}, ""))
+    else:
+        # An empty list is a prompt too, for the gateway to refuse.
+        spec.token_ids.SetInParent()
+        violations.append(_set(spec.token_ids, "ids", {"ids": prompt}, "token_ids."))
+    _raise_any(violations)
+    return spec
+
+
+def make_chat_spec(messages: Messages, options: ChatOptions) -> inference_pb2.GenerationSpec:
+    """Makes a request whose prompt is a conversation; raises as `make_spec` does."""
+    spec = inference_pb2.GenerationSpec()
+    given = _given(options, ChatOptions.__optional_keys__)
+    encoded = chat_codec.encode(messages, given)
+    _raise_any([*_fill(spec, given), *encoded.violations])
+    spec.conversation.CopyFrom(encoded.conversation)
+    return spec
+
+
+def _given(options: GenerationOptions, known: frozenset[str]) -> dict[str, Any]:
     given = {name: value for name, value in cast("dict[str, Any]", options).items() if value is not None}
-    if unknown := sorted(set(given) - GenerationOptions.__optional_keys__):
+    if unknown := sorted(set(given) - known):
         raise TypeError(f"unknown options: {', '.join(unknown)}")
+    return given
+
+
+def _fill(spec: inference_pb2.GenerationSpec, given: dict[str, Any]) -> list[Violation | None]:
+    """Puts options into a request, all but its prompt; tells what cannot be put."""
     if "stop" in given:
         stop = given.pop("stop")
         given["stop_strings"] = [stop] if isinstance(stop, str) else stop
-    spec = inference_pb2.GenerationSpec()
-    violations = [
+    return [
         *(_set(spec, name, given, "") for name in _SPEC_FIELDS),
         *(_set(spec.sampling, name, given, "sampling.") for name in _SAMPLING_FIELDS),
         *(_set(spec.stop, name, given, "stop.") for name in _STOP_FIELDS),
         *(_put(spec, name, given, put) for name, put in _PUT.items()),
-        _set(spec, "text", {"text": prompt}, "")
-        if isinstance(prompt, str)
-        else _set(spec.token_ids, "ids", {"ids": prompt}, "token_ids."),
     ]
+
+
+def _raise_any(violations: Iterable[Violation | None]) -> None:
     if wrong := [violation for violation in violations if violation is not None]:
         raise invalid(wrong)
-    if not isinstance(prompt, str):
-        # An empty list is a prompt too, for the gateway to refuse.
-        spec.token_ids.SetInParent()
-    return spec
 
 
 def _set(message: Any, name: str, given: dict[str, Any], prefix: str) -> Violation | None:

@@ -18,7 +18,7 @@ from blockyard.retry import may_pass
 if TYPE_CHECKING:
     from blockyard.retry import Attempts
 
-Request = inference_pb2.StreamGenerateRequest | inference_pb2.ResumeGenerateRequest
+Request = inference_pb2.StreamGenerateRequest | inference_pb2.StreamChatRequest | inference_pb2.ResumeGenerateRequest
 # What the transport calls a connection that broke in the midst: without a word from the server, these tell nothing.
 _BREAKS = frozenset({Reason.CLIENT_CANCELLED, Reason.BUG})
 
@@ -113,7 +113,9 @@ class Resumption:
         """Makes the request of the next call: the start of the answer, or its rest."""
         self._next_seq = 0
         if self._spec is not None and not self.has_begun:
-            return inference_pb2.StreamGenerateRequest(spec=self._spec)
+            is_chat = self._spec.HasField("conversation")
+            kind = inference_pb2.StreamChatRequest if is_chat else inference_pb2.StreamGenerateRequest
+            return kind(spec=self._spec)
         self.num_resumes += self.has_begun
         positions = [progress.position(index) for index, progress in sorted(self._sequences.items())]
         request = inference_pb2.ResumeGenerateRequest(request_id=self.request_id, positions=positions, spec=self._spec)
