@@ -1,0 +1,70 @@
+"""`GET /metrics` on the HTTP port, and the count of all HTTP requests. Knows no other route."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI, Request, Response
+
+from gateway.metrics import collect_errors
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from gateway.metrics import GatewayMetrics
+
+PATH = "/metrics"
+# What every program knows; others must not become labels.
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+OTHER = "other"
+# Whoever asks whether it is ready is told an error if not; that is no error.
+_PROBES = "/health"
+_CLIENT_GONE = 499
+
+
+def add_metrics(app: FastAPI, metrics: GatewayMetrics) -> None:
+    """Counts the application's requests, and answers `/metrics`."""
+
+    async def answer(request: Request) -> Response:
+        """The metrics of this gateway, as Prometheus asks for them."""
+        # In a thread: the loop's streams do not wait for a scrape.
+        accept = request.headers.get("accept", "")
+        content, content_type = await asyncio.to_thread(metrics.registry.encode, accept)
+        return Response(content, headers={"content-type": content_type})
+
+    app.add_api_route(PATH, answer, methods=["GET"], include_in_schema=False)
+    app.add_middleware(CountedCalls, metrics=metrics)
+
+
+class CountedCalls:
+    """An ASGI application that counts the requests of another one."""
+
+    def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Counts a request when it has been answered."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        errors, status = collect_errors(), _CLIENT_GONE
+
+        async def counted_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, counted_send)
+        finally:
+            path = getattr(scope.get("route"), "path", OTHER)
+            self._count(scope["method"], path, status)
+            if not path.startswith(_PROBES):
+                for reason in errors:
+                    self._metrics.errors.add("http", str(reason))
+
+    def _count(self, method: str, path: str, status: int) -> None:
+        self._metrics.http_requests.add(method if method in _METHODS else OTHER, path, str(status))
