@@ -81,7 +81,7 @@ def _read_message(given: Mapping[str, Any]) -> Message:
     if isinstance(parts := told.get("content"), list):
         told["content"] = [_read_part(part) for part in cast("list[Any]", parts)]
     told["tool_calls"] = [_read_call(call) for call in told.get("tool_calls", ())]
-    return Message(**told)
+    return Message(told.pop("role"), **told)
 
 
 def _read_part(part: Any) -> str:

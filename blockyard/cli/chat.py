@@ -1,60 +1,58 @@
-"""`blockyard chat`: a conversation on a terminal, over the OpenAI API."""
+"""`blockyard chat`: a conversation on a terminal."""
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from contextlib import aclosing
-from typing import TYPE_CHECKING, Annotated, Any
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
+from blockyard.chat import ChatOptions, Message, Role
+from blockyard.cli.generate import Target  # noqa: TC001 - typer reads it
+from blockyard.client import Client
 from blockyard.errors import BlockyardError
-from blockyard.http_stream import get_json, post_events
+from blockyard.targets import DEFAULT_TARGET
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import Generator
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 HINT = "/quit ends, /clear forgets the conversation, Ctrl-C stops an answer"
 
 
 class Conversation:
     """What was said so far, and the way to go on."""
 
-    def __init__(self, url: str, options: dict[str, Any], system: str = "") -> None:
-        self._url = f"{url.rstrip('/')}/v1/chat/completions"
+    def __init__(self, client: Client, options: ChatOptions, system: str = "") -> None:
+        self._client = client
         self._options = options
-        self._system = [{"role": "system", "content": system}] if system else []
-        self.messages: list[dict[str, str]] = list(self._system)
+        self._system = [Message(Role.SYSTEM, system)] if system else []
+        self.messages: list[Message] = list(self._system)
 
     def clear(self) -> None:
         """Forgets what was said."""
         self.messages = list(self._system)
 
-    async def ask(self, text: str) -> AsyncGenerator[str]:
+    def ask(self, text: str) -> Generator[str]:
         """Says something and yields the answer, piece by piece. What came is remembered, even of a broken answer."""
-        self.messages.append({"role": "user", "content": text})
-        body = {**self._options, "messages": self.messages, "stream": True}
+        self.messages.append(Message(Role.USER, text))
         said: list[str] = []
         try:
-            async with aclosing(post_events(self._url, body)) as events:
-                async for event in events:
-                    for choice in event["choices"]:
-                        if piece := choice["delta"].get("content"):
-                            said.append(piece)
-                            yield piece
+            with self._client.stream_chat(self.messages, **self._options) as stream:
+                for piece in stream.text_deltas():
+                    said.append(piece)
+                    yield piece
         finally:
             if said:
-                self.messages.append({"role": "assistant", "content": "".join(said)})
+                self.messages.append(Message(Role.ASSISTANT, "".join(said)))
             else:
                 # A question without an answer would make two of the user's in a row.
                 self.messages.pop()
 
 
 def chat(
-    url: Annotated[str, typer.Option(help="the gateway's HTTP address", envvar="BLOCKYARD_URL")] = DEFAULT_URL,
+    target: Target = DEFAULT_TARGET,
     model: Annotated[str, typer.Option(help="the model's name; default: the first")] = "",
     system: Annotated[str, typer.Option(help="a message of the system before the conversation")] = "",
     max_tokens: Annotated[int | None, typer.Option(min=1, help="tokens of an answer at most")] = None,
@@ -62,10 +60,19 @@ def chat(
     seed: Annotated[int | None, typer.Option(min=0, help="key of the random draws")] = None,
 ) -> None:
     """Talk to a model."""
-    name = model or asyncio.run(get_json(f"{url.rstrip('/')}/v1/models"))["data"][0]["id"]
-    chosen = {"model": name, "max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-    conversation = Conversation(url, {key: value for key, value in chosen.items() if value is not None}, system)
-    Console(stderr=True).print(f"[bold]{name}[/]: {HINT}", highlight=False)
+    with Client(target) as client:
+        options = ChatOptions(model=model or client.list_models()[0].name)
+        if max_tokens is not None:
+            options["max_tokens"] = max_tokens
+        if temperature is not None:
+            options["temperature"] = temperature
+        if seed is not None:
+            options["seed"] = seed
+        Console(stderr=True).print(f"[bold]{options['model']}[/]: {HINT}", highlight=False)
+        _talk(Conversation(client, options, system))
+
+
+def _talk(conversation: Conversation) -> None:
     while (text := _read()) is not None:
         match text:
             case "":
@@ -88,13 +95,10 @@ def _read() -> str | None:
 
 
 def _answer(conversation: Conversation, text: str) -> None:
-    async def write() -> None:
-        async with aclosing(conversation.ask(text)) as pieces:
-            async for piece in pieces:
-                typer.echo(piece, nl=False)
-
     try:
-        asyncio.run(write())
+        with closing(conversation.ask(text)) as pieces:
+            for piece in pieces:
+                typer.echo(piece, nl=False)
         typer.echo()
     except KeyboardInterrupt:
         typer.echo(" (stopped)")

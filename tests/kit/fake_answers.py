@@ -71,6 +71,8 @@ def words_of(spec: Spec) -> list[str]:
     """The tokens of a prompt, as words."""
     if spec.WhichOneof("prompt") == "token_ids":
         return ["x" * number for number in spec.token_ids.ids]
+    if spec.WhichOneof("prompt") == "conversation":
+        return " ".join(part.text for part in spec.conversation.messages[-1].content).split()
     return spec.text.split()
 
 

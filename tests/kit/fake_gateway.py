@@ -153,6 +153,15 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer):
         async for event in self._tell(spec, events(spec, (), self.tokens_per_delta), context):
             yield inference_pb2.StreamGenerateResponse(event=event)
 
+    async def Chat(self, request: Any, context: Any) -> inference_pb2.ChatResponse:
+        """Refuses, as Generate does."""
+        raise BlockyardError(Reason.FEATURE_DISABLED, "a fake gateway answers in streams")
+
+    async def StreamChat(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        """Answers the last message as if it were a prompt."""
+        async for response in self.StreamGenerate(request, context):
+            yield inference_pb2.StreamChatResponse(event=response.event)
+
     async def ResumeGenerate(self, request: Any, context: Any) -> AsyncIterator[Any]:
         """Answers with what comes after the positions."""
         self.resumes.append(request)

@@ -19,8 +19,9 @@ import pytest
 import blockyard
 from blockyard.cli.main import main
 from blockyard.errors import BlockyardError, Reason, Violation
+from blockyard.inference.v1 import inference_pb2
 from blockyard.supervisor import ROOT
-from tests.kit.fake_gateway import Cut, sse_answer
+from tests.kit.fake_gateway import Cut
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,9 +108,9 @@ def test_an_error_is_one_line(gateway: FakeGateway, capsys: Captured) -> None:
     assert capsys.readouterr() == ("", "error: FIELD_INVALID: n: too many\n")
 
 
-@pytest.mark.parametrize("command", [("generate", "x", "--target"), ("bench", "--target"), ("chat", "--url")])
+@pytest.mark.parametrize("command", [("generate", "x", "--target"), ("bench", "--target"), ("chat", "--target")])
 def test_without_a_server_it_says_how_to_start_one(nowhere: str, capsys: Captured, command: tuple[str, ...]) -> None:
-    assert run(*command, f"http://{nowhere}" if command[0] == "chat" else nowhere) == 1
+    assert run(*command, nowhere) == 1
     out, err = capsys.readouterr()
     assert out == ""
     assert re.fullmatch(r"error: no server answers \(.*\): start one with `blockyard serve`.*\n", err)
@@ -153,57 +154,68 @@ def talk(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("".join(line + "\n" for line in lines)))
 
 
+def said(spec: Any) -> list[tuple[str, str]]:
+    """The roles and texts of a chat."""
+    return [
+        (inference_pb2.Role.Name(message.role).removeprefix("ROLE_").lower(), message.content[0].text)
+        for message in spec.conversation.messages
+    ]
+
+
 def test_chat_remembers(gateway: FakeGateway, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     talk(monkeypatch, "hello there", "", "again", "/clear", "new", "/quit", "never said")
-    assert run("chat", "--url", gateway.url, "--system", "be kind", "--max-tokens", "5", "--seed", "1") == 0
-    assert capsys.readouterr().out == "hello there \nagain \nnew \n"
-    first, second, third = gateway.http_bodies
-    system = {"role": "system", "content": "be kind"}
-    assert first["messages"] == [system, {"role": "user", "content": "hello there"}]
-    assert second["messages"] == [
-        *first["messages"],
-        {"role": "assistant", "content": "hello there "},
-        {"role": "user", "content": "again"},
-    ]
-    assert third["messages"] == [system, {"role": "user", "content": "new"}]
-    assert (first["model"], first["max_tokens"], first["seed"], first["stream"]) == ("fake", 5, 1, True)
-    assert "temperature" not in first
+    assert run("chat", "--target", gateway.target, "--system", "be kind", "--max-tokens", "2", "--seed", "1") == 0
+    assert capsys.readouterr().out == "hello there\nagain again\nnew new\n"
+    first, second, third = gateway.specs
+    system = ("system", "be kind")
+    assert said(first) == [system, ("user", "hello there")]
+    assert said(second) == [*said(first), ("assistant", "hello there"), ("user", "again")]
+    assert said(third) == [system, ("user", "new")]
+    assert (first.model, first.stop.max_tokens, first.sampling.seed) == ("fake", 2, 1)
+    assert not first.sampling.HasField("temperature")
 
 
 def test_chat_ends_with_its_input(gateway: FakeGateway, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     talk(monkeypatch, "one")
-    assert run("chat", "--url", gateway.url) == 0
-    assert capsys.readouterr().out == "one \n"
+    assert run("chat", "--target", gateway.target, "--max-tokens", "1", "--temperature", "0") == 0
+    assert capsys.readouterr().out == "one\n"
+    assert gateway.specs[0].sampling.HasField("temperature")
 
 
 def test_chat_in_a_pipe_fails_with_its_server(
     gateway: FakeGateway, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     talk(monkeypatch, "one", "two")
-    gateway.http_answers.append(b"HTTP/1.1 200 OK\r\nContent-Length: 26\r\n\r\n" + b'{"data": [{"id": "fake"}]}')
-    gateway.http_answers.append(sse_answer([{"error": {"message": "gone", "code": "DRAINING"}}]))
-    assert run("chat", "--url", gateway.url) == 1
-    assert "DRAINING: gone" in capsys.readouterr().err
+    gateway.cuts.append(Cut(0, BlockyardError(Reason.FEATURE_DISABLED, "the model has no chat template")))
+    assert run("chat", "--target", gateway.target) == 1
+    assert "FEATURE_DISABLED: the model has no chat template" in capsys.readouterr().err
+    assert len(gateway.specs) == 1
+
+
+def test_an_answer_goes_on_after_a_break(
+    gateway: FakeGateway, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk(monkeypatch, "one two three")
+    gateway.cuts.append(Cut(2))
+    assert run("chat", "--target", gateway.target, "--max-tokens", "3") == 0
+    assert capsys.readouterr().out == "one two three\n"
+    assert len(gateway.resumes) == 1
 
 
 def test_an_interrupt_stops_the_answer_and_not_the_conversation(gateway: FakeGateway) -> None:
-    endless = sse_answer([{"choices": [{"delta": {"content": "on and on "}}]}], done=False)[: -len(b"0\r\n\r\n")]
-    listener = socket.create_server(("127.0.0.1", 0))
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    process = program("chat", "--url", url, "--model", "m", stdin=subprocess.PIPE)
+    gateway.hold_after = 3
+    process = program("chat", "--target", gateway.target, stdin=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write("go\n")
+    process.stdin.write("on and on\n")
     process.stdin.flush()
-    with listener, listener.accept()[0] as connection:
-        connection.recv(65536)
-        connection.sendall(endless)
-        assert process.stdout.read(10) == "on and on "
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate("/quit\n", timeout=30)
+    assert process.stdout.read(6) == "on and"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate("/quit\n", timeout=30)
     assert out == " (stopped)\n"
     assert process.returncode == 0
     assert "Traceback" not in err
+    assert gateway.saw_cancel.wait(10)
 
 
 @pytest.mark.parametrize("api", ["grpc", "http"])
