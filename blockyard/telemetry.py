@@ -20,6 +20,11 @@ class EventLogger:
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
 
+    @property
+    def has_debug(self) -> bool:
+        """Whether debug events are written, for those whose fields cost something."""
+        return self._logger.isEnabledFor(logging.DEBUG)
+
     def debug(self, message: str, /, **fields: Any) -> None:
         """Writes an event that only a developer wants."""
         self._write(logging.DEBUG, message, fields)
@@ -100,3 +105,11 @@ def configure_logging(service: str, *, level: str = "info", log_format: str = "t
     root.setLevel(logging.WARNING)
     for name in _LOCAL:
         logging.getLogger(name).setLevel(level.upper())
+
+
+def set_level(level: int) -> int:
+    """Changes the level of our own loggers, and returns what it was."""
+    previous = logging.getLogger(_LOCAL[0]).level
+    for name in _LOCAL:
+        logging.getLogger(name).setLevel(level)
+    return previous

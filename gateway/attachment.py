@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from blockyard.errors import BlockyardError
     from blockyard.logprob_columns import Candidates
+    from blockyard.tracing import TraceContext
     from gateway.request import BeamOptions, FinishReason, SamplingOptions
 
 
@@ -39,7 +40,8 @@ class Submission:
     """A validated request as the scheduler needs it. Every number of `sampling` is set; its bad words are token ids.
 
     `request_id` is the one on the wire, with the tenant in it. `gateway_state` is what another gateway needs to go on
-    with it; of two submissions with one `body_digest` the same was asked.
+    with it; of two submissions with one `body_digest` the same was asked. `trace_context`: the request's span, if it is
+    traced; no part of what is asked.
     """
 
     request_id: str
@@ -56,6 +58,7 @@ class Submission:
     beam_search: BeamOptions | None = None
     gateway_state: bytes = b""
     body_digest: bytes = b""
+    trace_context: TraceContext | None = None
 
 
 class SequenceRecord(NamedTuple):

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
-from blockyard.telemetry import EventLogger
 from gateway import state_codec
 from gateway.continuation import check_ends, check_positions, records_of
 from gateway.encoding import Encoding
 from gateway.naming import check_request_id, is_request_id, wire_id
 from gateway.preparation import Preparation
+from gateway.story import begin_story, take_story_over
 from gateway.submissions import RETRY_SECONDS, Outlet
 
 if TYPE_CHECKING:
@@ -26,10 +26,9 @@ if TYPE_CHECKING:
     from gateway.live_requests import LiveRequests
     from gateway.reader import Reader
     from gateway.request import GenerationRequest, Position, ResumeRequest
+    from gateway.story import Story
     from gateway.tokenizer import Tokenizer
     from gateway.transcript import Transcript
-
-log = EventLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +79,22 @@ class GenerationService:
         Raises BlockyardError: every violation at once; REQUEST_ID_CONFLICT; NO_READY_WORKER, at once, while the model
         is not known. Without a scheduler or a worker it waits, as long as these are waited for.
         """
-        self._facts()
         request = request if request.request_id else replace(request, request_id=f"gen-{secrets.token_hex(12)}")
-        submission = await self._preparation.submission_of(request, self._facts)
-        transcript = self._find(submission)
+        story = self._begin_story(request)
+        with story.beginning():
+            self._facts()
+            submission = await self._preparation.submission_of(request, self._facts)
+            transcript = self._find(submission)
         if transcript is None:
-            transcript = self._preparation.transcript_of(submission, self._facts().determinism_id)
+            transcript = self._preparation.transcript_of(submission, self._facts().determinism_id, story)
+            story.submitted(submission)
             self._live.open(transcript)
-            log.debug("submitted", request_id=transcript.wire_id, num_prompt_tokens=len(submission.prompt_token_ids))
+        else:
+            story.joined()
         return self._live.read(transcript, {})
+
+    def _begin_story(self, request: GenerationRequest) -> Story:
+        return begin_story(wire_id(request.tenant, request.request_id), self.model_name)
 
     def _find(self, submission: Submission) -> Transcript | None:
         """The same request, if it is here; raises BlockyardError REQUEST_ID_CONFLICT for another one of its name."""
@@ -111,7 +117,7 @@ class GenerationService:
                 raise
             transcript = await self._restart(resume.request, resume.positions)
         check_positions(resume.positions, transcript.submission)
-        log.debug("resumed", request_id=transcript.wire_id)
+        transcript.story.resumed()
         return self._live.read(transcript, resume.positions, replay=replay)
 
     async def find(self, request_id: str, tenant: str = "") -> GenerationRequest:
@@ -126,21 +132,26 @@ class GenerationService:
     def _adopt(self, resumed: Resumed) -> Transcript:
         # How much is left of the time that it had is the scheduler's to know.
         submission = replace(resumed.submission, remaining_seconds=None)
-        return self._preparation.transcript_of(submission, self._facts().determinism_id)
+        story = take_story_over(submission.request_id, submission.trace_context)
+        return self._preparation.transcript_of(submission, self._facts().determinism_id, story)
 
     async def _restart(self, request: GenerationRequest, positions: Mapping[int, Position]) -> Transcript:
         """Generates again what nobody but the client remembers, behind the tokens that it has."""
-        submission = await self._preparation.submission_of(request, self._facts)
-        if known := self._find(submission):
-            return known
-        check_positions(positions, submission)
-        records = records_of(positions, submission)
-        # Whose tokens the client has is not known: the answer may be one of two workers that differ.
-        determinism_id = "" if records else self._facts().determinism_id
-        transcript = self._preparation.transcript_of(submission, determinism_id, is_known=bool(records))
-        if records:
-            transcript.take_records(records)
-            check_ends(positions, transcript)
+        story = self._begin_story(request)
+        with story.beginning():
+            submission = await self._preparation.submission_of(request, self._facts)
+            if known := self._find(submission):
+                story.joined()
+                return known
+            check_positions(positions, submission)
+            records = records_of(positions, submission)
+            # Whose tokens the client has is not known: the answer may be one of two workers that differ.
+            determinism_id = "" if records else self._facts().determinism_id
+            transcript = self._preparation.transcript_of(submission, determinism_id, story, is_known=bool(records))
+            if records:
+                transcript.take_records(records)
+                check_ends(positions, transcript)
+        story.submitted(submission)
         self._live.open(transcript)
         return transcript
 

@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from blockyard.errors import BlockyardError, Violation, invalid
+from gateway.calls import noting_grpc
 from gateway.naming import TENANT_KEY, check_tenant
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def add_service(server: grpc.aio.Server, service: Any, servicer: Any) -> None:
 def _handler(method: Any, servicer: Any) -> grpc.RpcMethodHandler[Any, Any]:
     make = _MAKERS[method.client_streaming, method.server_streaming]
     request_type, response_type = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
-    answer = getattr(servicer, method.name)
+    answer = noting_grpc(f"{method.containing_service.full_name}/{method.name}", getattr(servicer, method.name))
     answer = _of_readable_ones(answer) if method.client_streaming else _if_readable(answer)
     return make(answer, _reader(request_type), response_type.SerializeToString)
 

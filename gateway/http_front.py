@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from blockyard.rpc import PortTaken
+from gateway.calls import noting_http
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -50,7 +51,7 @@ class HttpFront:
     def __init__(self, app: FastAPI) -> None:
         self._server = _Server(
             uvicorn.Config(
-                app,
+                noting_http(app),
                 log_config=None,
                 access_log=False,
                 server_header=False,

@@ -117,7 +117,7 @@ class LiveRequests:
         self._unread.set(transcript, self._window_seconds, self._abandon)
 
     def _abandon(self, transcript: Transcript) -> None:
-        log.info("request abandoned", request_id=transcript.wire_id)
+        log.info("nobody came back for a request", request_id=transcript.wire_id)
         self._end(transcript, "nobody came back for the request")
 
     # Ends.
@@ -144,12 +144,14 @@ class LiveRequests:
         """Forgets a request that runs; its readers are told why after what has come."""
         self._forget(transcript)
         self._registry.remove(transcript)
+        transcript.story.failed(transcript, error)
         transcript.fail(error)
 
     def retire(self, transcript: Transcript) -> None:
         """Keeps a request whose answer is whole, for those who ask again."""
         self._forget(transcript)
         self._registry.retain(transcript)
+        transcript.story.finished(transcript)
 
     def _forget(self, transcript: Transcript) -> None:
         self._submissions.forget(transcript)

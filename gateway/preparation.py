@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gateway.attachment import ModelFacts, Submission
     from gateway.encoding import Encoding
     from gateway.request import GenerationRequest
+    from gateway.story import Story
     from gateway.tokenizer import Tokenizer
 
 
@@ -87,11 +88,15 @@ class Preparation:
         name, prompt = wire_id(request.tenant, request.request_id), array("I", token_ids)
         return state_codec.with_state(replace(submission, request_id=name, prompt_token_ids=prompt), request)
 
-    def transcript_of(self, submission: Submission, determinism_id: str, *, is_known: bool = False) -> Transcript:
+    def transcript_of(
+        self, submission: Submission, determinism_id: str, story: Story, *, is_known: bool = False
+    ) -> Transcript:
         """Makes the transcript of a request that this or another gateway has prepared, with nothing in it.
 
         `is_known`: a scheduler that is gone had accepted it.
         """
+        if (context := story.span.context) is not None:
+            submission = replace(submission, trace_context=context)
         request = state_codec.request_of(submission)
         now = asyncio.get_running_loop().time()
         remaining = submission.remaining_seconds
@@ -108,6 +113,7 @@ class Preparation:
             ),
             self._answers_of(request, submission),
             determinism_id=determinism_id,
+            story=story,
             prompt=None if sampling.prompt_logprobs is None else PromptAnswer(len(prompt_token_ids), texts),
         )
 

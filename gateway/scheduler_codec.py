@@ -12,6 +12,7 @@ from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import from_status
 from blockyard.logprob_columns import join_logprobs, split_logprobs
 from blockyard.scheduler.v1 import scheduler_pb2
+from blockyard.trace_codec import decode_trace_context, encode_trace_context
 from gateway.attachment import (
     Abort,
     AbortReason,
@@ -65,6 +66,7 @@ def encode_submission(submission: Submission) -> scheduler_pb2.AddRequest:
         beam_search=encode_beams(submission.beam_search) if submission.beam_search else None,
         gateway_state=submission.gateway_state,
         body_digest=submission.body_digest,
+        trace_context=encode_trace_context(submission.trace_context),
     )
 
 
@@ -85,6 +87,7 @@ def decode_submission(message: scheduler_pb2.AddRequest) -> Submission:
         beam_search=decode_beams(message.beam_search) if message.HasField("beam_search") else None,
         gateway_state=message.gateway_state,
         body_digest=message.body_digest,
+        trace_context=decode_trace_context(message.trace_context),
     )
 
 

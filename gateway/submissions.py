@@ -208,6 +208,7 @@ class Submissions:
             transcript.handle = 0
         for transcript in self._registry.live:
             transcript.handle = 0
+            transcript.story.scheduler_lost()
             self._wait(transcript)
 
     def accepted(self, acceptance: Acceptance) -> None:

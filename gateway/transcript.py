@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gateway.attachment import PromptPiece, Resumed, Submission
     from gateway.prompt_answer import PromptAnswer
     from gateway.reader import Reader
+    from gateway.story import Story
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Transcript:
         is_accepted: whether its readers may begin: some scheduler has queued it.
         error: what ended it, if nothing better did.
         determinism_id: empty once workers that differ have had a part in it.
+        story: what is told of it to those who watch.
     """
 
     def __init__(
@@ -53,12 +55,14 @@ class Transcript:
         answers: Sequence[SequenceAnswer],
         *,
         determinism_id: str,
+        story: Story,
         prompt: PromptAnswer | None = None,
     ) -> None:
         self.submission = submission
         self.origin = origin
         self.answers = answers
         self.determinism_id = determinism_id
+        self.story = story
         self.prompt = prompt
         self.handle = 0
         self.is_accepted = False
@@ -98,6 +102,7 @@ class Transcript:
         """Takes the scheduler's word that the request is queued."""
         self._first_sequence_id = first_sequence_id
         self.is_accepted = True
+        self.story.accepted()
         self.wake()
 
     def take_up(self, resumed: Resumed) -> None:
@@ -131,6 +136,7 @@ class Transcript:
         if not event.exact:
             # What is one answer of two workers repeats neither's.
             self.determinism_id = ""
+        self.story.recovered(event)
         for reader in self.readers:
             reader.recover(event)
 
