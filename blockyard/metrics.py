@@ -1,8 +1,8 @@
 """What a process tells Prometheus: metrics declared once, values that cost next to nothing to write, and their text.
 
-A catalogue declares what a service exposes; the reference page is made of it, and a registry gives exactly that. Values
-are written by one thread and read by any, under the interpreter's own lock and no other: a scrape makes nobody wait, and
-may at worst miss what is being written. What exists already as somebody's state is read when it is asked for.
+A catalogue declares what a service exposes; the reference page is made of it, and a registry gives exactly that.
+Values are written by one thread and read by any, under the interpreter's own lock and no other: a scrape makes nobody
+wait, and may at worst miss what is being written. What exists already as somebody's state is read when it is asked for.
 
 Knows no service, and no way to a scraper.
 """

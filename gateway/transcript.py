@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from blockyard.errors import BlockyardError
     from gateway.answer import SequenceAnswer
     from gateway.attachment import PromptPiece, Resumed, Submission
+    from gateway.metrics import RequestMeter
     from gateway.prompt_answer import PromptAnswer
     from gateway.reader import Reader
     from gateway.story import Story
@@ -45,6 +46,7 @@ class Transcript:
         is_accepted: whether its readers may begin: some scheduler has queued it.
         error: what ended it, if nothing better did.
         determinism_id: empty once workers that differ have had a part in it.
+        meter: measures it; given by who takes it in.
         story: what is told of it to those who watch.
     """
 
@@ -69,6 +71,7 @@ class Transcript:
         self.num_cached_tokens = 0
         self.error: BlockyardError | None = None
         self.readers: list[Reader] = []
+        self.meter: RequestMeter
         self._first_sequence_id = 0
 
     @property
