@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
+from gateway.metrics import GatewayMetrics
 from gateway.reader import Reader
 from gateway.registry import Registry
 from gateway.request import Recovered
@@ -32,11 +33,18 @@ class LiveRequests:
         outlet: to the scheduler.
         resume_window_seconds: how long a request outlives its last reader, and an answer its end.
         max_scheduler_wait_seconds: how long requests wait for a scheduler.
+        metrics: get what is measured of requests.
     """
 
     def __init__(
-        self, outlet: Outlet, *, resume_window_seconds: float = 60.0, max_scheduler_wait_seconds: float = 300.0
+        self,
+        outlet: Outlet,
+        *,
+        resume_window_seconds: float = 60.0,
+        max_scheduler_wait_seconds: float = 300.0,
+        metrics: GatewayMetrics | None = None,
     ) -> None:
+        self.metrics = metrics or GatewayMetrics()
         self._outlet = outlet
         self._window_seconds = resume_window_seconds
         self._registry = Registry(resume_window_seconds)
@@ -72,6 +80,8 @@ class LiveRequests:
     def open(self, transcript: Transcript) -> None:
         """Begins a request, or goes on with one that nobody else remembers."""
         self.adopt(transcript)
+        if not transcript.origin.is_known:
+            transcript.meter = self.metrics.begin(transcript)
         self._submissions.send(transcript)
         if transcript.has_ended:
             # There is nothing to wait for; the scheduler keeps it for others.
@@ -80,6 +90,7 @@ class LiveRequests:
 
     def adopt(self, transcript: Transcript) -> None:
         """Takes a request in. It waits for its first reader."""
+        transcript.meter = self.metrics.go_on()
         self._registry.add(transcript)
         self._await_reader(transcript)
 
@@ -93,6 +104,7 @@ class LiveRequests:
         """Adds a reader; raises BlockyardError FIELD_INVALID for positions that its answer has not."""
         reader = Reader(transcript, self, positions, replay=replay)
         reader.check()
+        transcript.meter.knows(positions)
         transcript.readers.append(reader)
         self._readers.add(reader)
         self._unread.clear(transcript)
@@ -145,6 +157,7 @@ class LiveRequests:
         self._forget(transcript)
         self._registry.remove(transcript)
         transcript.story.failed(transcript, error)
+        transcript.meter.failed(error.reason)
         transcript.fail(error)
 
     def retire(self, transcript: Transcript) -> None:
@@ -152,6 +165,7 @@ class LiveRequests:
         self._forget(transcript)
         self._registry.retain(transcript)
         transcript.story.finished(transcript)
+        transcript.meter.ended(transcript)
 
     def _forget(self, transcript: Transcript) -> None:
         self._submissions.forget(transcript)
@@ -172,6 +186,7 @@ class LiveRequests:
 
     def lost(self) -> None:
         """The scheduler is gone, or the connection to it. What it had is sent again when it is back."""
+        self.metrics.scheduler_losses.add()
         self._submissions.lost()
 
     def received(self, progress: Progress) -> None:

@@ -176,6 +176,7 @@ class Reader:
                 self._owner.stopped(self.transcript, answer)
             if cursor.unchecked is not None and not self._reaches(cursor):
                 continue
+            self.transcript.meter.told(answer.index, answer.num_tokens)
             delta = answer.delta_after(cursor.num_tokens, cursor.num_text_bytes)
             if delta is not None:
                 cursor.num_tokens, cursor.num_text_bytes = delta.num_tokens, delta.num_text_bytes

@@ -74,6 +74,7 @@ class Routes:
             if (route := self._routes.get(sequence_id)) is not None:
                 route[0].num_cached_tokens = num_cached_tokens
                 route[0].story.prefilled()
+                route[0].meter.first_token()
         for piece in progress.prompt_logprobs:
             if (route := self._routes.get(piece.sequence_id)) is not None:
                 route[0].add_prompt_piece(piece)
