@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
     from blockyard.chat import Messages
 
-_SPEC_FIELDS = ("request_id", "model", "n", "return_token_ids", "skip_special_tokens", "priority")
+_SPEC_FIELDS = (
+    *("request_id", "model", "n", "return_token_ids", "skip_special_tokens", "priority"),
+    *("add_special_tokens", "truncate_prompt_tokens"),
+)
 _SAMPLING_FIELDS = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),

@@ -76,6 +76,10 @@ class GenerationOptions(TypedDict, total=False):
     """Return token ids beside the text. [False]"""
     skip_special_tokens: bool
     """Leave special tokens out of the text. [True]"""
+    add_special_tokens: bool
+    """Tokenize a text with the model's special tokens, a begin token for one. [True]"""
+    truncate_prompt_tokens: int
+    """The last so many tokens of the prompt are its all; -1: as many as leave room for max_tokens. [not cut]"""
     on_disconnect: Literal["keep", "abort"]
     """keep: the answer outlives its connection, and the client reads on by itself at this gateway or another. abort: it
     ends with its connection. [keep]"""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from blockyard.common.v1 import sampling_pb2
-from blockyard.errors import Violation, invalid
+from blockyard.errors import Reason, Violation, invalid
 from blockyard.inference.v1 import inference_pb2
 from gateway.conversation_codec import decode_conversation
 from gateway.request import (
@@ -47,6 +47,8 @@ def decode_spec(spec: inference_pb2.GenerationSpec) -> GenerationRequest:
         n=spec.n if spec.HasField("n") else 1,
         return_token_ids=spec.return_token_ids,
         skip_special_tokens=spec.skip_special_tokens if spec.HasField("skip_special_tokens") else True,
+        add_special_tokens=spec.add_special_tokens if spec.HasField("add_special_tokens") else True,
+        truncate_prompt_tokens=spec.truncate_prompt_tokens if spec.HasField("truncate_prompt_tokens") else None,
         on_disconnect=(
             OnDisconnect.KEEP if spec.on_disconnect == inference_pb2.ON_DISCONNECT_KEEP else OnDisconnect.ABORT
         ),
@@ -71,6 +73,9 @@ def decode_chat(spec: inference_pb2.GenerationSpec) -> GenerationRequest:
     kind = spec.WhichOneof("prompt")
     if kind in ("text", "token_ids"):
         raise invalid([Violation(kind, "is for Generate and StreamGenerate")])
+    if spec.add_special_tokens:
+        told = "is not supported: the chat template has put special tokens where they belong"
+        raise invalid([Violation("add_special_tokens", told, Reason.UNSUPPORTED_PARAMETER)])
     request = decode_spec(spec)
     return request if kind else replace(request, prompt=decode_conversation(spec.conversation))
 

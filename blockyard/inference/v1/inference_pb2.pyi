@@ -343,6 +343,8 @@ class GenerationSpec(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     MAX_QUEUE_TIME_FIELD_NUMBER: _builtins.int
     BEAM_SEARCH_FIELD_NUMBER: _builtins.int
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The client's name for it: at most 128 of [A-Za-z0-9._:-]. Default: made by the gateway. A request that is sent again
     under the same name, the same in all, is read from its beginning, as long as it runs and a minute after; a
@@ -351,7 +353,7 @@ class GenerationSpec(_message.Message):
     model: _builtins.str
     """A name from ListModels. Default: the only model."""
     text: _builtins.str
-    """Text; it is tokenized with the model's special tokens."""
+    """Text."""
     n: _builtins.int
     """How many continuations, 1 to 64. Default 1."""
     return_token_ids: _builtins.bool
@@ -362,6 +364,14 @@ class GenerationSpec(_message.Message):
     """What a lost connection means."""
     priority: _builtins.int
     """Less is sooner, where the scheduler's policy is by priority. Default 0."""
+    add_special_tokens: _builtins.bool
+    """Tokenize a text with the model's special tokens (a begin token, say). Default true. A conversation has those of its
+    template and no others.
+    """
+    truncate_prompt_tokens: _builtins.int
+    """The last so many tokens of the prompt are its all, at least 1; -1: as many as leave room for max_tokens, or for one.
+    Default: it is not cut.
+    """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Token ids; nothing is added."""
@@ -403,21 +413,31 @@ class GenerationSpec(_message.Message):
         priority: _builtins.int = ...,
         max_queue_time: _duration_pb2.Duration | None = ...,
         beam_search: _sampling_pb2.BeamSearch | None = ...,
+        add_special_tokens: _builtins.bool | None = ...,
+        truncate_prompt_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_skip_special_tokens", b"_skip_special_tokens", "beam_search", b"beam_search", "conversation", b"conversation", "max_queue_time", b"max_queue_time", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_n", b"_n", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "beam_search", b"beam_search", "conversation", b"conversation", "max_queue_time", b"max_queue_time", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "text", b"text", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_skip_special_tokens", b"_skip_special_tokens", "beam_search", b"beam_search", "conversation", b"conversation", "max_queue_time", b"max_queue_time", "model", b"model", "n", b"n", "on_disconnect", b"on_disconnect", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_n", b"_n", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "beam_search", b"beam_search", "conversation", b"conversation", "max_queue_time", b"max_queue_time", "model", b"model", "n", b"n", "on_disconnect", b"on_disconnect", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "text", b"text", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
     _WhichOneofReturnType__skip_special_tokens: _TypeAlias = _typing.Literal["skip_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__skip_special_tokens: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["truncate_prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "conversation"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__skip_special_tokens) -> _WhichOneofReturnType__skip_special_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate_prompt_tokens) -> _WhichOneofReturnType__truncate_prompt_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
