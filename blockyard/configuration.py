@@ -140,6 +140,18 @@ class ParallelSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    """Where Prometheus finds the metrics of services that run together, beside the gateway's on its HTTP port."""
+
+    scheduler_metrics_port: Annotated[int, Field(ge=-1, le=65535)] = option(
+        -1, "port of the scheduler's /metrics, on this machine alone; 0: a free port, -1: none"
+    )
+    worker_metrics_port: Annotated[int, Field(ge=-1, le=65535)] = option(
+        -1, "port of the first worker's /metrics, on this machine alone, the others' behind it; -1: none"
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class SystemConfiguration:
     """All that the three services can be told where they run together."""
 
@@ -151,5 +163,6 @@ class SystemConfiguration:
     scheduler: SchedulerSettings = SchedulerSettings()
     worker: WorkerProcessSettings = WorkerProcessSettings()
     parallel: ParallelSettings = ParallelSettings()
+    metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
     tracing: TracingSettings = TracingSettings()

@@ -71,6 +71,7 @@ class LocalSystem:
         device = divide_memory(told.device, len(workers))
         for section in (told.model, device, told.cache, told.scheduler, told.log, told.tracing):
             scheduling += to_flags(section)
+        scheduling.append(f"--scheduler-metrics-port={told.metrics.scheduler_metrics_port}")
         serving = [scheduler]
         for section in (told.model, told.text, told.public, told.log, told.tracing):
             serving += to_flags(section)
@@ -84,6 +85,8 @@ class LocalSystem:
         told = self.configuration
         settings = divide_processors(told.worker, told.parallel.data_parallel_size)
         flags = [f"--worker-address={address}", *to_flags(settings), *to_flags(told.log), *to_flags(told.tracing)]
+        first_port = told.metrics.worker_metrics_port
+        flags.append(f"--worker-metrics-port={first_port + number if first_port > 0 else first_port}")
         return Service(f"worker-{number}", "worker_service", tuple(flags))
 
     def environment(self) -> dict[str, str]:

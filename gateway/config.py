@@ -19,6 +19,9 @@ class ServiceSettings:
     gateway_health_port: Annotated[int, Field(ge=-1, le=65535)] = option(
         -1, "port of health from a thread of its own, on the same host; 0: a free port, -1: none"
     )
+    gateway_metrics_port: Annotated[int, Field(ge=-1, le=65535)] = option(
+        -1, "port of /metrics beside that on the HTTP port, from a thread of its own; 0: a free port, -1: none"
+    )
     drain_seconds: Annotated[float, Field(ge=0)] = option(
         30.0, "how long streams may go on after SIGTERM before they are closed"
     )

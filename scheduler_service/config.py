@@ -30,6 +30,9 @@ class ServiceSettings:
     scheduler_health_port: Annotated[int, Field(ge=-1, le=65535)] = option(
         -1, "port of health from a thread of its own, on the same host; 0: a free port, -1: none"
     )
+    scheduler_metrics_port: Annotated[int, Field(ge=-1, le=65535)] = option(
+        -1, "port of Prometheus' /metrics, from a thread of its own, on the same host; 0: a free port, -1: none"
+    )
     max_worker_wait_seconds: Annotated[float, Field(ge=0)] = option(
         300.0, "how long requests wait for a worker while none is ready, in seconds"
     )

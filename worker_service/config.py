@@ -20,6 +20,9 @@ class WorkerSettings:
     worker_health_port: Annotated[int, Field(ge=-1, le=65535)] = option(
         -1, "port of grpc.health.v1 in a thread of its own, on the same host; 0: a free one; -1: none"
     )
+    worker_metrics_port: Annotated[int, Field(ge=-1, le=65535)] = option(
+        -1, "port of Prometheus' /metrics, from a thread of its own, on the same host; 0: a free port, -1: none"
+    )
     num_threads: NotNegative = option(0, "threads to compute with; 0: what this model gains from, up to what there is")
     cpu_kernels: str = option(
         "auto",

@@ -34,8 +34,6 @@ VERSIONS = ("1.30.0", kubernetes_validate.latest_version())
 CUSTOM = ("monitoring.coreos.com/", "keda.sh/")
 USER = 65532
 IMAGES = {"gateway": "blockyard-control", "scheduler": "blockyard-control", "worker": "blockyard-worker"}
-# Settings that the component `monitoring` gives and that the services do not have yet; a name that they have must go.
-AWAITED = {"BLOCKYARD_SCHEDULER_METRICS_PORT", "BLOCKYARD_WORKER_METRICS_PORT"}
 # What the standard "restricted" of Pod Security lets a pod mount, of what there is here.
 VOLUMES = {"emptyDir", "persistentVolumeClaim", "configMap", "secret"}
 
@@ -185,10 +183,8 @@ def reads_settings_that_exist(manifests: Manifests) -> Iterator[str]:
         known = {setting.variable for setting in settings_of(configuration)}
         given = manifests.configured(container)
         ours = {name for name in given if name.startswith("BLOCKYARD_")}
-        if unknown := ours - known - AWAITED:
+        if unknown := ours - known:
             yield f"{service}: has no settings {sorted(unknown)}"
-        if here := known & AWAITED:
-            yield f"{service}: {sorted(here)} need not be awaited any more"
         if container["args"][:3] != ["python", "-m", module]:
             yield f"{service}: runs {container['args'][:3]}"
         try:

@@ -12,7 +12,7 @@ from blockyard.rpc import HealthServer
 from blockyard.settings import settings_of
 from tests.unit.deploy import manifests
 from tests.unit.deploy.manifests import COMPONENTS, HAS_KUBECTL, K8S, OVERLAYS, Manifests
-from tests.unit.deploy.policies import AWAITED, IMAGES, RULES, lets_the_protocol_through
+from tests.unit.deploy.policies import IMAGES, RULES, lets_the_protocol_through
 from tests.unit.deploy.reachability import ADDED
 from tests.unit.deploy.services import CONFIGURATIONS
 
