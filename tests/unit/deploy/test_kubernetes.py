@@ -96,7 +96,7 @@ def test_every_setting_that_is_named_exists(folder: Path) -> None:
     }
     known["blockyard-model"] = known["blockyard-gateway"] & known["blockyard-scheduler"]
     for config_map, name, _ in manifests.literals(folder):
-        assert name in known[config_map] | AWAITED
+        assert name in known[config_map]
 
 
 def test_what_probes_ask_for_is_what_health_servers_answer() -> None:
