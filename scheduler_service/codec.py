@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from blockyard.common.v1 import sampling_pb2, status_pb2
 from blockyard.errors import from_status
 from blockyard.logprob_columns import split_logprobs, split_prompt_logprobs
+from blockyard.trace_codec import encode_trace_context
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.core.output import FinishReason, StepResult
 from scheduler_service.facts import (
@@ -102,6 +103,7 @@ def _encode_new_sequence(sequence: NewSequence) -> worker_pb2.NewSequence:
         min_tokens=sequence.spec.min_tokens,
         stop_token_ids=sorted(sequence.spec.stop_token_ids),
         num_beam_candidates=sequence.num_beam_candidates,
+        trace_context=encode_trace_context(sequence.spec.trace_context),
     )
 
 

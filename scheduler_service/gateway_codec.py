@@ -10,6 +10,7 @@ from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import BlockyardError, Violation, invalid, to_status
 from blockyard.logprob_columns import encode_prompt_logprobs, join_logprobs, split_logprobs
 from blockyard.scheduler.v1 import scheduler_pb2
+from blockyard.trace_codec import decode_trace_context
 from scheduler_service.core.output import BeamSpec, EarlyStopping, FinishReason, GroupSpec, OwnerUpdate
 
 if TYPE_CHECKING:
@@ -153,6 +154,7 @@ def _decode_group(message: scheduler_pb2.AddRequest, owner: str) -> GroupSpec:
         tenant=message.tenant,
         priority=message.priority,
         beams=_decode_beams(message.beam_search) if message.HasField("beam_search") else None,
+        trace_context=decode_trace_context(message.trace_context) if message.HasField("trace_context") else None,
     )
 
 

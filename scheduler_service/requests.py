@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from blockyard.retention import Retention
 from scheduler_service.core.output import FinishReason
+from scheduler_service.phases import Phases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -68,6 +69,7 @@ class Requests:
 
     def __init__(self, window_seconds: float) -> None:
         self.live: dict[str, Request] = {}
+        self.phases = Phases()
         # Called with the id of each request that is live no more.
         self.on_end: Callable[[str], None] = lambda _: None
         self._window_seconds = window_seconds
@@ -88,6 +90,7 @@ class Requests:
     def open(self, request: Request) -> None:
         """A new one."""
         self.live[request.request_id] = request
+        self.phases.begin(request)
 
     @property
     def attachments(self) -> list[Attachment]:
@@ -145,6 +148,7 @@ class Requests:
         for owner, update in updates.items():
             for attachment in self._channels.get(owner, ()):
                 attachment.publish(update)
+        self.phases.answered()
 
     def recover(self, recoveries: Mapping[str, list[Recovery]]) -> None:
         """Tells the readers which of their requests go on after their worker was lost."""
@@ -172,6 +176,7 @@ class Requests:
         """Forgets a live request."""
         if self.live.pop(request.request_id, None) is not None:
             self.on_end(request.request_id)
+            self.phases.end(request)
         self._orphans.pop(request, None)
         for attachment in list(request.handles):
             self.unread(request, attachment)

@@ -47,6 +47,7 @@ class GroupSpec:
     `owner` is whoever is told of its tokens (a gateway); `payload` travels unread to the worker (sampling parameters).
     `computes_prompt`: all of the prompt is computed, whatever is cached of it, since its log probabilities are wanted.
     `priority`: less is sooner. `beams`: its sequences are not sampled, but the `n` best of a beam search.
+    `trace_context` travels unread too, for those who trace it.
     """
 
     request_id: str
@@ -61,6 +62,7 @@ class GroupSpec:
     tenant: str = ""
     priority: int = 0
     beams: BeamSpec | None = None
+    trace_context: Any = None
 
     @property
     def num_beam_candidates(self) -> int:
@@ -186,7 +188,7 @@ class OwnerUpdate:
 
 @dataclass(frozen=True, slots=True)
 class CacheReset:
-    """What a reset of the prefix cache forgot, and what stays findable because sequences hold it: blocks of both pools."""
+    """What a reset of the prefix cache forgot, and what sequences hold and is still found: blocks of both pools."""
 
     num_forgotten_device_blocks: int
     num_forgotten_host_blocks: int
