@@ -51,6 +51,8 @@ class Answers:
             update = updates.setdefault(group.spec.owner, OwnerUpdate())
             update.prefilled.append((group.sequences[0].sequence_id, group.num_cached_tokens))
             self._totals.num_prompt_tokens += group.prompt_length
+            if not group.spec.computes_prompt:
+                self._totals.num_queried_tokens += group.prompt_length
             self._totals.num_cached_tokens += group.num_cached_tokens
 
     def _commit_piece(self, sequence: Sequence, num_computed: int) -> None:

@@ -198,7 +198,11 @@ class CacheReset:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """Counts for operators. The totals grow from the start of the process."""
+    """Counts for operators. The totals grow from the start of the process.
+
+    `num_waiting_tokens`: known of the sequences that wait. `num_swaps_total`: of the preemptions. Of prompts that were
+    prefilled `num_queried_tokens_total` were looked up in the prefix cache.
+    """
 
     num_waiting: int
     num_running: int
@@ -218,3 +222,7 @@ class SchedulerStats:
     num_prompt_tokens_total: int
     num_completion_tokens_total: int
     num_stalls_total: int = 0
+    num_waiting_tokens: int = 0
+    num_cached_host_blocks: int = 0
+    num_swaps_total: int = 0
+    num_queried_tokens_total: int = 0

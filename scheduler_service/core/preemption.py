@@ -22,7 +22,7 @@ class Preemption:
     Tokens in flight of a victim stay valid and are taken when they are answered.
     """
 
-    __slots__ = ("_blocks", "_config", "_costs", "_queues", "num_preemptions_total")
+    __slots__ = ("_blocks", "_config", "_costs", "_queues", "num_preemptions_total", "num_swaps_total")
 
     def __init__(self, config: SchedulerConfig, queues: Queues, blocks: BlockManager, costs: CostModel) -> None:
         self._config = config
@@ -30,6 +30,12 @@ class Preemption:
         self._blocks = blocks
         self._costs = costs
         self.num_preemptions_total = 0
+        self.num_swaps_total = 0  # of them
+
+    def count_on(self, predecessor: Preemption) -> None:
+        """Count on where another one stopped."""
+        self.num_preemptions_total = predecessor.num_preemptions_total
+        self.num_swaps_total = predecessor.num_swaps_total
 
     def preempt_one(self, candidates: list[Sequence], step: StepBuilder) -> None:
         """Let one of them give way, as the configuration chooses."""
@@ -58,6 +64,7 @@ class Preemption:
         self.num_preemptions_total += 1
         if self._is_worth_a_swap(victim) and self._blocks.swap_out(victim, step):
             self._queues.swap_out(victim)
+            self.num_swaps_total += 1
         else:
             self.start_over(victim)
 

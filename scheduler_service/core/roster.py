@@ -26,6 +26,7 @@ class Totals:
     num_copied_blocks: int = 0
     num_cached_tokens: int = 0
     num_prompt_tokens: int = 0
+    num_queried_tokens: int = 0
     num_completion_tokens: int = 0
     num_stalls: int = 0
 

@@ -96,7 +96,7 @@ class Scheduler:
         """Count on where a scheduler with other pools stopped."""
         self._next_sequence_id = predecessor._next_sequence_id
         self._totals.add(predecessor._totals)
-        self._planner.preemption.num_preemptions_total = predecessor._planner.preemption.num_preemptions_total
+        self._planner.preemption.count_on(predecessor._planner.preemption)
         self._planner.num_pieces_total = predecessor._planner.num_pieces_total
 
     def abort(
@@ -270,6 +270,10 @@ class Scheduler:
             num_prompt_tokens_total=totals.num_prompt_tokens,
             num_completion_tokens_total=totals.num_completion_tokens,
             num_stalls_total=totals.num_stalls,
+            num_waiting_tokens=sum(len(sequence.token_ids) for sequence in self._queues.waiting),
+            num_cached_host_blocks=host.num_cached,
+            num_swaps_total=self._planner.preemption.num_swaps_total,
+            num_queried_tokens_total=totals.num_queried_tokens,
         )
 
     def check_integrity(self) -> None:
