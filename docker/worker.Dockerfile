@@ -1,39 +1,52 @@
-# The worker, with torch. TORCH_INDEX_URL says which build: the default is for CPUs; for a GPU give the index of its
-# CUDA version, https://download.pytorch.org/whl/cu128 for one.
+# The worker, with torch. It runs on any processor that the kernels were compiled for, or on a GPU.
+#
+# BASE_IMAGE is any image with Python 3.11 or newer and its venv. TORCH_INDEX_URL is where pip takes torch from, and so
+# which build: https://download.pytorch.org/whl/cu128 for GPUs. Empty: wherever pip looks for everything else.
 ARG BASE_IMAGE=python:3.12-slim
 
-# The kernels for CPUs. Its compiler stays out of the image.
+# The kernels for CPUs. The compiler stays out of the image: a worker never compiles.
 FROM ${BASE_IMAGE} AS kernels
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 WORKDIR /opt/blockyard
-COPY kernels kernels
-RUN python3 -m kernels.cpu.build
+COPY kernels/cpu/build.py kernels/cpu/build.py
+COPY kernels/cpu/csrc kernels/cpu/csrc
+RUN python3 kernels/cpu/build.py && rm kernels/cpu/built/*/lock
+
+# What the worker imports. Neither pip nor what it was told stays in the image.
+FROM ${BASE_IMAGE} AS environment
+# pip's own variables, for another index or a folder of wheels; where they are empty, the base image's settings hold.
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG PIP_FIND_LINKS
+ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PATH=/opt/venv/bin:$PATH
+RUN python3 -m venv /opt/venv
+WORKDIR /opt/blockyard
+# Torch first: it changes least often.
+COPY install_torch.sh ./
+RUN sh install_torch.sh python "${TORCH_INDEX_URL}"
+COPY pyproject.toml ./
+# Without the code, which changes more often than what it needs. setuptools stays: torch requires it.
+RUN mkdir blockyard && touch README.md LICENSE blockyard/__init__.py \
+    && pip install --editable '.[worker]' \
+    && pip uninstall --yes pip
 
 FROM ${BASE_IMAGE}
-
-ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
-
+LABEL org.opencontainers.image.title="Blockyard worker" org.opencontainers.image.licenses=Apache-2.0
+ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/opt/blockyard PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
 WORKDIR /opt/blockyard
-RUN python3 -m venv /opt/venv
-ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-
-# Torch first, then the other dependencies: they change less often than the code.
-COPY install_torch.sh ./
-RUN PIP_NO_CACHE_DIR=1 sh install_torch.sh python "${TORCH_INDEX_URL}"
-COPY pyproject.toml ./
-RUN mkdir blockyard && touch README.md LICENSE blockyard/__init__.py \
-    && pip install --no-cache-dir --disable-pip-version-check --editable '.[worker]' \
-    && rm -r README.md LICENSE blockyard
-
+COPY --from=environment /opt/venv /opt/venv
+COPY models/demo/*.json models/demo/*.safetensors /models/demo/
 COPY LICENSE ./
 COPY blockyard blockyard
 COPY kernels kernels
 COPY --from=kernels /opt/blockyard/kernels/cpu/built kernels/cpu/built
 COPY worker_service worker_service
-COPY models/demo /models/demo
 RUN python -m compileall -q blockyard kernels worker_service
 
 USER 65532:65532
-ENV HOME=/tmp
+ENV BLOCKYARD_WORKER_ADDRESS=0.0.0.0:50070 BLOCKYARD_WORKER_HEALTH_PORT=50071
 EXPOSE 50070
+HEALTHCHECK --interval=5s --timeout=5s --start-period=600s \
+    CMD ["python", "-m", "blockyard.healthcheck", "127.0.0.1:50071"]
 CMD ["python", "-m", "worker_service"]
