@@ -9,8 +9,10 @@ from blockyard.errors import Violation, invalid
 # Metadata over gRPC, a header over HTTP.
 TENANT_KEY = "x-blockyard-tenant"
 REQUEST_ID_RULE = "must be 1 to 128 characters of A-Z a-z 0-9 . _ : -"
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
+REQUEST_ID_PATTERN = r"[A-Za-z0-9._:-]{1,128}"
+TENANT_PATTERN = r"[A-Za-z0-9._-]{1,64}"
+_REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
+_TENANT = re.compile(TENANT_PATTERN)
 
 
 def is_request_id(name: str) -> bool:

@@ -111,6 +111,10 @@ class Tokenizer:
         """Turns ids into text. Ids outside of the vocabulary have no text."""
         return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """Tells how the vocabulary itself spells ids; nothing, where it has none."""
+        return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
+
     def make_detokenizer(
         self, prompt_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
     ) -> Detokenizer:

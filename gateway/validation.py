@@ -86,7 +86,7 @@ class _Range:
 
 
 _MAX_FLOAT = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
-_RANGES = (
+RANGES = (
     _Range("n", lambda r: r.n, 1, MAX_N, f"from 1 to {MAX_N}"),
     _Range("sampling.temperature", lambda r: r.sampling.temperature, 0, _MAX_FLOAT, "a finite number, at least 0"),
     _Range("sampling.top_p", lambda r: r.sampling.top_p, 0, 1, "above 0 and at most 1", low_is_open=True),
@@ -166,7 +166,7 @@ def find_violations(
         *_identity(request, limits),
         *(() if prompt_token_ids is None else _prompt(request, prompt_token_ids, limits)),
         *_truncation(request),
-        *(violation for rule in _RANGES for violation in rule.violations(request)),
+        *(violation for rule in RANGES for violation in rule.violations(request)),
         *_logit_bias(request, limits),
         *_bad_words(request, limits),
         *_allowed_token_ids(request, bad_word_ids, limits),

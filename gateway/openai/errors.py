@@ -19,7 +19,7 @@ from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from gateway.openai.shapes import UNSUPPORTED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import pydantic
 
@@ -58,7 +58,7 @@ def rename(error: BlockyardError, names: Mapping[str, str]) -> BlockyardError:
     if not error.violations:
         return error
     violations = [
-        Violation(_parameter(violation.field, names), violation.description, violation.reason)
+        Violation(parameter(violation.field, names), violation.description, violation.reason)
         for violation in error.violations
     ]
     renamed = invalid(violations)
@@ -67,7 +67,7 @@ def rename(error: BlockyardError, names: Mapping[str, str]) -> BlockyardError:
     )
 
 
-def _parameter(field: str, names: Mapping[str, str]) -> str:
+def parameter(field: str, names: Mapping[str, str]) -> str:
     match = _PATH.fullmatch(field)
     if match is None:
         return field
@@ -77,8 +77,12 @@ def _parameter(field: str, names: Mapping[str, str]) -> str:
 
 def from_validation(error: pydantic.ValidationError) -> BlockyardError:
     """Makes one error of all that is wrong with a body's names and types, up to a hundred things."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    return invalid(_violation(item["type"], item["loc"], item["msg"]) for item in found[:MAX_VIOLATIONS])
+    return of_details(error.errors(include_url=False, include_context=False, include_input=False))
+
+
+def of_details(found: Sequence[Mapping[str, Any]], *, skip: int = 0) -> BlockyardError:
+    """Makes one error of pydantic's details; the first `skip` parts of their places are left out."""
+    return invalid(_violation(item["type"], item["loc"][skip:], item["msg"]) for item in found[:MAX_VIOLATIONS])
 
 
 def _violation(kind: str, location: tuple[int | str, ...], message: str) -> Violation:
@@ -90,6 +94,11 @@ def _violation(kind: str, location: tuple[int | str, ...], message: str) -> Viol
     return Violation(name or BODY, description)
 
 
+def type_of(status: int) -> str:
+    """Gives the kind of error that OpenAI calls a status."""
+    return _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+
+
 def error_object(error: BlockyardError) -> dict[str, Any]:
     """Gives the value of "error": in an answer's body, and in the last event of a stream that failed."""
     violations = [
@@ -99,7 +108,7 @@ def error_object(error: BlockyardError) -> dict[str, Any]:
     ]
     told: dict[str, Any] = {
         "message": error.message,
-        "type": _TYPES.get(error.http_status, "server_error" if error.http_status >= 500 else "invalid_request_error"),
+        "type": type_of(error.http_status),
         "param": violations[0]["param"] if violations else None,
         "code": str(error.reason),
     }
@@ -108,13 +117,18 @@ def error_object(error: BlockyardError) -> dict[str, Any]:
 
 def error_response(error: BlockyardError) -> Response:
     """Answers a call with an error and, where it makes sense, when to try again."""
-    headers = {"x-should-retry": "false"}
+    headers: dict[str, str] = {}
     if error.retry_after_seconds is not None:
         headers = {
             "x-should-retry": "true",
             "retry-after": str(math.ceil(error.retry_after_seconds)),
             "retry-after-ms": str(math.ceil(error.retry_after_seconds * 1000)),
         }
+    return response(error_object(error), error.http_status, headers)
+
+
+def response(told: dict[str, Any], status: int, headers: Mapping[str, str]) -> Response:
+    """Answers with the value of "error". Nobody is to try again who is not told to."""
     return Response(
-        json.dumps({"error": error_object(error)}), error.http_status, headers, media_type="application/json"
+        json.dumps({"error": told}), status, {"x-should-retry": "false", **headers}, media_type="application/json"
     )

@@ -1,0 +1,63 @@
+"""What a client asks of the service itself: its models, its health, its version."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from fastapi.responses import JSONResponse
+
+from blockyard import __version__
+from blockyard.errors import BlockyardError, Reason
+
+if TYPE_CHECKING:
+    from gateway.generation import GenerationService, ModelCard
+
+_OK = {"status": "ok"}
+
+
+class Service:
+    """Endpoints about the service."""
+
+    def __init__(self, generation: GenerationService) -> None:
+        self._generation = generation
+        self._created = int(time.time())
+
+    async def list_models(self) -> JSONResponse:
+        """Lists the model that is served."""
+        models = [self._model(card) for card in self._generation.models()]
+        return JSONResponse({"object": "list", "data": models})
+
+    async def get_model(self, name: str) -> JSONResponse:
+        """Tells about one model."""
+        for card in self._generation.models():
+            if card.name == name:
+                return JSONResponse(self._model(card))
+        raise BlockyardError(Reason.MODEL_NOT_FOUND, f"the model {name!r} is not served here")
+
+    def _model(self, card: ModelCard) -> dict[str, Any]:
+        return {
+            "id": card.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "blockyard",
+            "max_model_len": card.max_model_len,
+        }
+
+    async def ready(self) -> JSONResponse:
+        """Answers 200 when requests can be served now, else 503 and why not."""
+        if self._generation.is_ready():
+            return JSONResponse(_OK)
+        raise BlockyardError(Reason.NO_READY_WORKER, self._generation.readiness_message, retry_after_seconds=1.0)
+
+    async def live(self) -> JSONResponse:
+        """Answers 200 as long as the process does its work, whatever else there is: who gets no answer restarts it."""
+        return JSONResponse(_OK)
+
+    async def startup(self) -> JSONResponse:
+        """Answers 200 as soon as the process has read its model's files; scheduler and workers may start later."""
+        return JSONResponse(_OK)
+
+    async def version(self) -> JSONResponse:
+        """Tells the version."""
+        return JSONResponse({"version": __version__})
