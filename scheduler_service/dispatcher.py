@@ -5,8 +5,8 @@ Owns the backlog: whatever no replica has. What a replica has taken belongs to i
 
 from __future__ import annotations
 
-from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, NamedTuple
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
@@ -14,7 +14,7 @@ from scheduler_service.core.output import FinishReason
 from scheduler_service.core.overload import DrainRate
 from scheduler_service.core.recovery import Suspects
 from scheduler_service.deaths import Deaths
-from scheduler_service.engine import is_break
+from scheduler_service.engine import DRAINED, is_break
 from scheduler_service.facts import Readiness, combine, repeats
 from scheduler_service.gateway_codec import Recovery
 from scheduler_service.refusals import Refusals
@@ -25,13 +25,26 @@ if TYPE_CHECKING:
 
     from scheduler_service.core.backlog import Backlog
     from scheduler_service.core.limits import Room
-    from scheduler_service.core.output import OwnerUpdate
+    from scheduler_service.core.output import OwnerUpdate, SchedulerOutput
     from scheduler_service.core.sequence import Group
     from scheduler_service.engine import Engine, Loss
     from scheduler_service.facts import ModelFacts
     from scheduler_service.requests import Request, Requests
 
 log = EventLogger(__name__)
+
+# Remembered for operators.
+MAX_RECOVERIES = 16
+
+
+class RecoveryRecord(NamedTuple):
+    """What a replica lost, and when (by the scheduler's clock): requests that had begun, and their tokens."""
+
+    at: float
+    replica_id: int
+    cause: str
+    num_requests: int
+    num_tokens: int
 
 
 class Dispatcher:
@@ -44,6 +57,8 @@ class Dispatcher:
         self.facts: ModelFacts | None = None
         self.num_recoveries = 0
         self.num_replayed_tokens = 0
+        # The latest first.
+        self.recoveries: deque[RecoveryRecord] = deque(maxlen=MAX_RECOVERIES)
         # Since no step was answered for want of a worker.
         self.lost_at: float | None = None
         self._requests = requests
@@ -67,12 +82,17 @@ class Dispatcher:
 
     @property
     def ready_engines(self) -> list[Engine]:
-        """Those that take steps."""
-        return [engine for engine in self.engines if engine.is_ready]
+        """Those that take requests."""
+        return [engine for engine in self.engines if engine.takes_requests]
+
+    def serves_without(self, engine: Engine) -> bool:
+        """Whether another replica takes requests."""
+        return any(other.takes_requests for other in self.engines if other is not engine)
 
     def claim(self, engine: Engine, incarnation: str) -> bool:
         """Whether a worker is not another replica's: one process may be found by two names."""
-        others = (other.replica.worker for other in self.engines if other is not engine and other.is_ready)
+        held = (other for other in self.engines if other is not engine and (other.is_ready or other.drain.is_wanted))
+        others = (other.replica.worker for other in held)
         return all(worker is None or worker.incarnation != incarnation for worker in others)
 
     def changed(self, engine: Engine) -> None:
@@ -83,7 +103,9 @@ class Dispatcher:
         self.facts, self.readiness = facts, self._find_readiness(engine)
         for attachment in self._requests.attachments:
             attachment.tell(facts=told, readiness=self.readiness)
-        if engine.is_ready:
+        for each in self.engines:
+            each.reconsider()
+        if engine.takes_requests:
             self.wake()
 
     def _find_readiness(self, engine: Engine) -> Readiness:
@@ -91,7 +113,13 @@ class Dispatcher:
             return Readiness(True)
         if not self.engines:
             return Readiness(False, "no worker is known")
-        return engine.readiness if engine in self.engines else self.engines[0].readiness
+        told = (engine if engine in self.engines else self.engines[0]).readiness
+        return Readiness(False, DRAINED) if told.ready else told
+
+    @property
+    def suspect_request_ids(self) -> list[str]:
+        """Live requests of which workers may have died."""
+        return [request_id for request_id in self._deaths.suspects if request_id in self._requests.live]
 
     # Requests.
 
@@ -183,9 +211,15 @@ class Dispatcher:
 
     # What comes back.
 
+    def scheduled(self, engine: Engine, output: SchedulerOutput) -> None:
+        """Takes note of a step that is about to be sent."""
+        self._requests.phases.scheduled(engine, output)
+
     def publish(self, updates: Mapping[str, OwnerUpdate]) -> None:
         """Tells the gateways what a step gave."""
-        self.lost_at = None
+        if self.lost_at is not None:
+            log.info("steps are answered again", after_seconds=round(self._clock() - self.lost_at, 3))
+            self.lost_at = None
         self._tell(updates, Reason.BUG)
 
     def _tell(self, updates: Mapping[str, OwnerUpdate], reason: Reason) -> None:
@@ -203,7 +237,7 @@ class Dispatcher:
         """Takes the requests of a replica back: before all others, but for those that would end the next one too."""
         if self.lost_at is None:
             self.lost_at = self._clock()
-        cause = "the worker was lost" if is_break(loss.error) else "a step was refused"
+        cause = _cause(loss.error)
         groups: list[Group] = []
         for group, num_tokens in loss.evacuated:
             request = self._requests.live.get(group.spec.request_id)
@@ -212,9 +246,11 @@ class Dispatcher:
             request.engine = None
             if num_tokens:
                 request.lost = Lost(cause, num_tokens, loss.facts)
+                self._requests.phases.lost(request, cause, num_tokens)
                 self.num_replayed_tokens += num_tokens
             groups.append(group)
-        self.num_recoveries += 1
+        if groups or loss.error.reason is not Reason.DRAINING:
+            self._note_recovery(engine, cause, [num_tokens for _, num_tokens in loss.evacuated if num_tokens])
         self._backlog.push_front(groups)
         self._fail_hopeless(loss)
         self._fail_poison(loss)
@@ -222,6 +258,12 @@ class Dispatcher:
         self.suspects.replace(request.group for request in live if request is not None)
         # Those that are ready go on with them at once.
         self.wake()
+
+    def _note_recovery(self, engine: Engine, cause: str, num_tokens: list[int]) -> None:
+        """`num_tokens`: of each request that had begun."""
+        self.num_recoveries += 1
+        record = RecoveryRecord(self._clock(), engine.replica_id, cause, len(num_tokens), sum(num_tokens))
+        self.recoveries.appendleft(record)
 
     def _fail_hopeless(self, loss: Loss) -> None:
         """Fails the requests that would have every epoch broken."""
@@ -242,6 +284,13 @@ class Dispatcher:
             log.error("requests kill workers", request_ids=poison)
             message = "the worker died three times in a row while it computed this request"
             self.fail_all(poison, BlockyardError(Reason.POISON_REQUEST, message))
+
+
+def _cause(error: BlockyardError) -> str:
+    """What happened to a replica's worker, for people."""
+    if error.reason is Reason.DRAINING:
+        return "the worker was drained"
+    return "the worker was lost" if is_break(error) else "a step was refused"
 
 
 def _size(group: Group) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from blockyard.errors import TRANSPORT_ORIGIN, BlockyardError, Reason
 from blockyard.telemetry import EventLogger
 from scheduler_service.core.scheduler import Scheduler, SchedulerConfig, StepMismatch
 from scheduler_service.deadline import StepDeadline
+from scheduler_service.drain import Drain
 from scheduler_service.facts import Readiness
 from scheduler_service.pace import MAX_STEPS_IN_FLIGHT, Pace
 from scheduler_service.refusals import named_sequences
@@ -37,6 +38,7 @@ log = EventLogger(__name__)
 _BREAKS = (Reason.NO_READY_WORKER, Reason.DRAINING, Reason.CLIENT_CANCELLED)
 # An epoch that broke before it answered anything may break again at once.
 BROKEN_EPOCH_SECONDS = 0.5
+DRAINED = "the replica was drained"
 
 
 class Loss(NamedTuple):
@@ -60,6 +62,10 @@ class Office(Protocol):
         """Gives ready replicas what they have room for."""
         ...
 
+    def scheduled(self, engine: Engine, output: SchedulerOutput) -> None:
+        """Takes note of a step that is about to be sent."""
+        ...
+
     def publish(self, updates: Mapping[str, OwnerUpdate]) -> None:
         """Takes what a step gave to each owner."""
         ...
@@ -78,6 +84,10 @@ class Office(Protocol):
 
     def claim(self, engine: Engine, incarnation: str) -> bool:
         """Whether a worker is no other replica's."""
+        ...
+
+    def serves_without(self, engine: Engine) -> bool:
+        """Whether another replica takes requests."""
         ...
 
 
@@ -100,6 +110,7 @@ class Engine:
         self.facts: ModelFacts | None = None
         self.readiness = Readiness(False, "the scheduler has just started")
         self.last_step_id = 0
+        self.drain = Drain()
         self._configuration = configuration
         self._office = office
         self._suspects = suspects
@@ -117,6 +128,22 @@ class Engine:
         """Whether the replica takes steps."""
         return self.readiness.ready
 
+    @property
+    def takes_requests(self) -> bool:
+        """Whether it does so for new requests too."""
+        return self.readiness.ready and not self.drain.is_wanted
+
+    @property
+    def steps_in_flight(self) -> StepsInFlight:
+        """The steps on their way."""
+        return self._in_flight
+
+    def reconsider(self) -> None:
+        """Another replica became ready, or is not any more: who drains may hand over what it has, or must go on."""
+        if self.drain.is_wanted:
+            self.drain.reconsider()
+            self.wake()
+
     def wake(self) -> None:
         """There may be something to schedule."""
         self._work.set()
@@ -132,7 +159,13 @@ class Engine:
     async def run(self) -> None:
         """Sets the replica up, serves until its epoch breaks, and begins again unless it was closed."""
         while not self._is_closed:
-            facts, cache = await self.replica.set_up()
+            if self.drain.is_wanted:
+                self._not_ready(DRAINED)
+                await self.drain.rest(self.replica.look)
+            set_up = await self.drain.unless_wanted(self.replica.set_up())
+            if set_up is None:
+                continue
+            facts, cache = set_up
             self._prepare(cache)
             steps = self.replica.open_steps()
             self.facts = facts
@@ -145,7 +178,7 @@ class Engine:
                 self._lose(_cause(errors), steps.epoch)
             finally:
                 steps.cancel()
-            if self.step_log.num_steps == num_steps:
+            if self.step_log.num_steps == num_steps and not self.drain.is_wanted:
                 await asyncio.sleep(BROKEN_EPOCH_SECONDS)
 
     def _not_ready(self, message: str) -> None:
@@ -175,8 +208,10 @@ class Engine:
         self._in_flight.begin_epoch()
         loss = Loss(error, self.facts, in_hand, named, scheduler.evacuate())
         worker = self.replica.worker
-        log.warning(
-            "the worker was lost",
+        was_drained = self.drain.is_wanted and error.reason is Reason.DRAINING
+        tell = log.info if was_drained else log.warning
+        tell(
+            DRAINED if was_drained else "the worker was lost",
             replica_id=self.replica_id,
             epoch=epoch,
             incarnation=worker.incarnation if worker else "",
@@ -184,7 +219,7 @@ class Engine:
             num_requests=sum(num_tokens > 0 for _, num_tokens in loss.evacuated),
             num_tokens=sum(num_tokens for _, num_tokens in loss.evacuated),
         )
-        self.readiness = Readiness(False, f"the worker was lost: {error.message}")
+        self.readiness = Readiness(False, DRAINED if was_drained else f"the worker was lost: {error.message}")
         self._office.lost(self, loss)
         self._office.changed(self)
 
@@ -196,8 +231,20 @@ class Engine:
         self._work.set()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._in_flight.watch())
+            group.create_task(self._leave_when_drained())
             group.create_task(self._send_steps(steps))
             group.create_task(self._receive_answers(steps))
+
+    async def _leave_when_drained(self) -> None:
+        await self.drain.wait_until(self._may_leave)
+        raise BlockyardError(Reason.DRAINING, DRAINED)
+
+    def _may_leave(self) -> bool:
+        """Whether a drain need not wait: for the steps on their way, and what nobody else could go on with."""
+        assert self.scheduler is not None
+        if not self.drain.is_wanted or self._in_flight:
+            return False
+        return self._office.serves_without(self) or not self.scheduler.has_unfinished()
 
     async def _send_steps(self, steps: StepStream) -> None:
         while True:
@@ -222,6 +269,8 @@ class Engine:
             self._pace.answered(steps.step_seconds)
             faults.reach(faults.BEFORE_PUBLISH)
             self._publish(updates)
+            if self.drain.is_wanted:
+                self.drain.reconsider()
             # Here and not in the other task: to change tasks costs as much as to schedule. What was published leaves
             # behind it, since the worker's next step is what must not be late.
             await self._send_due(steps)
@@ -229,6 +278,9 @@ class Engine:
     def _schedule(self, epoch: int) -> SchedulerOutput | None:
         assert self.scheduler is not None
         if len(self._in_flight) >= self._pace.depth:
+            return None
+        if self.drain.is_wanted and self._office.serves_without(self):
+            # What it has goes on there, once the steps on their way are answered.
             return None
         self._office.dispatch()
         if not self.scheduler.can_schedule():
@@ -242,6 +294,7 @@ class Engine:
         if output:
             self._in_flight.sent(output)
             self.step_log.scheduled(output, epoch, time.perf_counter() - begin)
+            self._office.scheduled(self, output)
         return output
 
     def _process(self, result: StepResult) -> dict[str, OwnerUpdate]:

@@ -170,6 +170,13 @@ class Replica:
             await asyncio.sleep(min(delay, longest))
             delay = min(2 * delay, LAST_FAILURE_RETRY_SECONDS)
 
+    async def look(self) -> None:
+        """Takes note of who is there, and leaves it alone."""
+        try:
+            self.worker = await self._link.info()
+        except BlockyardError:
+            self.worker = None
+
     def _say(self, message: str, *, expected: bool) -> None:
         """Tells what is missing when that changes, and warns of it when it should not be missing any more."""
         if (message, expected) != self._said:

@@ -33,6 +33,7 @@ class Scheduling:
         limits = Limits(service.max_waiting_requests, service.max_waiting_tokens, service.max_tenant_requests)
         self._configuration = configuration
         self._clock = clock
+        self._started_at = clock()
         self.requests = Requests(service.resume_window_seconds)
         order = configuration.scheduler
         self.backlog = Backlog(order.policy, order.aging_seconds, limits)
@@ -48,6 +49,16 @@ class Scheduling:
     def is_ready(self) -> bool:
         """Whether a replica takes steps."""
         return self.dispatcher.readiness.ready
+
+    @property
+    def uptime_seconds(self) -> float:
+        """How long it has run."""
+        return self._clock() - self._started_at
+
+    @property
+    def now(self) -> float:
+        """The time, by the clock that all its parts use."""
+        return self._clock()
 
     @property
     def engines(self) -> list[Engine]:
@@ -77,6 +88,10 @@ class Scheduling:
         self.reception.close()
         for engine in self.engines:
             engine.close()
+
+    def link_of(self, engine: Engine) -> WorkerLink:
+        """The connection to a replica's worker."""
+        return self._links[engine]
 
     # The fleet's host.
 

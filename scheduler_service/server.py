@@ -7,12 +7,14 @@ import gc
 import sys
 from typing import TYPE_CHECKING
 
+from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.rpc import INTERNAL_MESSAGE_BYTES, HealthServer, Heartbeat, PortTaken, add_health, bind, make_server
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from blockyard.settings import load
 from blockyard.signals import on_stop_signal
 from blockyard.telemetry import EventLogger, configure_logging
 from blockyard.tracing import TracingUnavailable, traced_process
+from scheduler_service.administration import AdminServicer
 from scheduler_service.config import SchedulerConfiguration
 from scheduler_service.replica import Unusable
 from scheduler_service.scheduling import Scheduling
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
+ADMIN_SERVICE_NAME = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 SERVICE_NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 # Time for the gateways' streams to end by themselves once they are told to.
 STOP_SECONDS = 2.0
@@ -45,8 +48,9 @@ class Server:
         self._running: asyncio.Task[None] | None = None
 
     def _make_server(self) -> grpc.aio.Server:
-        server = make_server(INTERNAL_MESSAGE_BYTES, [SERVICE_NAME])
+        server = make_server(INTERNAL_MESSAGE_BYTES, [SERVICE_NAME, ADMIN_SERVICE_NAME])
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerServicer(self.scheduling), server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.scheduling), server)
         add_health(server, self._is_ready, self._heartbeat.is_alive)
         return server
 

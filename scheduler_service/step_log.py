@@ -19,12 +19,16 @@ PERIOD_SECONDS = 10.0
 
 @dataclass(slots=True)
 class StepLog:
-    """Counts since the process started. The engine tells it of each step; nothing here decides anything."""
+    """Counts since the process started. The engine tells it of each step; nothing here decides anything.
+
+    `step_seconds`: how long the worker was busy, by its own clock.
+    """
 
     num_steps: int = 0
     num_recomputed_sequences: int = 0
     schedule_seconds: float = 0.0
     update_seconds: float = 0.0
+    step_seconds: float = 0.0
     _told_at: float = 0.0
     _told_steps: int = 0
 
@@ -58,6 +62,7 @@ class StepLog:
         """Counts an answer, and how long it took to process."""
         self.num_steps += 1
         self.update_seconds += seconds
+        self.step_seconds += result.forward_seconds + result.cache_seconds
         if result.skipped_sequence_ids or result.failures:
             log.debug(
                 "answer",

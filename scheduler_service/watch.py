@@ -49,6 +49,10 @@ class StepsInFlight:
         """All that the steps on their way compute."""
         return {sequence_id for step in self._sent for sequence_id in step.output.sequence_ids}
 
+    def describe(self) -> list[tuple[int, int, int]]:
+        """Number, sequences and tokens of each step, oldest first."""
+        return [(step.output.step_id, len(step.output.sequence_ids), step.num_tokens) for step in self._sent]
+
     def begin_epoch(self) -> None:
         """Nothing is on its way."""
         self._sent.clear()

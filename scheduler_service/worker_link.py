@@ -21,6 +21,7 @@ from scheduler_service import codec
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator
 
+    from blockyard.common.v1 import administration_pb2
     from scheduler_service.core.output import SchedulerOutput, StepResult
     from scheduler_service.facts import AvailableBlocks, CacheInfo, CachePlan, LoadedModel, LoadProgress, WorkerInfo
 
@@ -152,6 +153,25 @@ class WorkerLink:
         """Tells the worker to end its process."""
         with _translated():
             await self._stub.Shutdown(worker_pb2.ShutdownRequest(reason=reason), timeout=INFO_SECONDS)
+
+    async def set_log_level(self, level: administration_pb2.LogLevel) -> administration_pb2.LogLevel:
+        """Changes what the worker logs, and tells what it did before."""
+        with _translated():
+            answer = await self._stub.SetLogLevel(worker_pb2.SetLogLevelRequest(level=level), timeout=INFO_SECONDS)
+        return answer.previous_level
+
+    async def start_profile(self, options: administration_pb2.ProfileOptions) -> administration_pb2.ProfileOptions:
+        """Has a profile begun, and tells what it is of."""
+        with _translated():
+            request = worker_pb2.StartProfileRequest(options=options)
+            answer = await self._stub.StartProfile(request, timeout=DEVICE_SECONDS)
+        return answer.options
+
+    async def stop_profile(self) -> AsyncIterator[worker_pb2.StopProfileResponse]:
+        """Gives the profile that the worker recorded, piece by piece."""
+        with _translated():
+            async for message in self._stub.StopProfile(worker_pb2.StopProfileRequest()):
+                yield message
 
     def open_steps(self, epoch: int) -> StepStream:
         """Opens the step stream of an epoch."""

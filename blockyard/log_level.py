@@ -1,0 +1,33 @@
+"""The log's level as the contract names it, and its change at run time."""
+
+from __future__ import annotations
+
+import logging
+
+from blockyard.common.v1 import administration_pb2
+from blockyard.errors import Violation, invalid
+from blockyard.telemetry import EventLogger, set_level
+
+log = EventLogger(__name__)
+
+LEVELS = {
+    administration_pb2.LOG_LEVEL_DEBUG: logging.DEBUG,
+    administration_pb2.LOG_LEVEL_INFO: logging.INFO,
+    administration_pb2.LOG_LEVEL_WARNING: logging.WARNING,
+    administration_pb2.LOG_LEVEL_ERROR: logging.ERROR,
+}
+_NAMES = {number: name for name, number in LEVELS.items()}
+
+
+def check_level(level: administration_pb2.LogLevel) -> None:
+    """Raises BlockyardError FIELD_INVALID for what is no level."""
+    if level not in LEVELS:
+        raise invalid([Violation("level", "must be one of debug, info, warning and error")])
+
+
+def set_log_level(level: administration_pb2.LogLevel) -> administration_pb2.LogLevel:
+    """Changes what this process writes, and tells what it wrote before; raises BlockyardError FIELD_INVALID."""
+    check_level(level)
+    previous = set_level(LEVELS[level])
+    log.warning("the log level was changed", level=logging.getLevelName(LEVELS[level]).lower())
+    return _NAMES.get(previous, administration_pb2.LOG_LEVEL_UNSPECIFIED)
