@@ -7,18 +7,23 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 
-from blockyard.common.v1 import sampling_pb2, status_pb2
+from blockyard.common.v1 import administration_pb2, sampling_pb2, status_pb2
 from blockyard.errors import to_status
+from blockyard.trace_codec import decode_trace_context
 from blockyard.worker.v1 import worker_pb2
+from worker_service.profiler import Detail
 from worker_service.step import NO_IDS, NO_PAIRS, BlockPairs, Fork, NewSequence, Sampling, Step, StepResult, StepTimes
 from worker_service.worker import CacheRequest, ProfileRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from google.protobuf.duration_pb2 import Duration
     from google.protobuf.internal.containers import RepeatedScalarFieldContainer
 
     from worker_service.memory import CachePlan
     from worker_service.model_loader import LoadedModel
+    from worker_service.profiler import Profile, ProfileOptions
     from worker_service.step import Array, Logprobs
     from worker_service.worker import CacheFacts, Worker
 
@@ -34,6 +39,12 @@ DEVICE_TYPES = {
     worker_pb2.DEVICE_TYPE_CPU: "cpu",
     worker_pb2.DEVICE_TYPE_CUDA: "cuda",
 }
+PROFILE_DETAILS = {
+    administration_pb2.PROFILE_DETAIL_STEPS: Detail.STEPS,
+    administration_pb2.PROFILE_DETAIL_OPERATIONS: Detail.OPERATIONS,
+}
+# Of one message; the rest of a file waits until this was sent.
+PIECE_BYTES = 1 << 20
 PairsField = Literal["blocks_to_swap_out", "blocks_to_swap_in", "blocks_to_copy"]
 
 
@@ -91,6 +102,7 @@ def _decode_new_sequence(message: worker_pb2.NewSequence) -> NewSequence:
         min_tokens=message.min_tokens,
         stop_token_ids=tuple(message.stop_token_ids),
         num_beam_candidates=message.num_beam_candidates,
+        trace_context=decode_trace_context(message.trace_context) if message.HasField("trace_context") else None,
     )
 
 
@@ -252,3 +264,22 @@ def encode_plan(plan: CachePlan) -> worker_pb2.DetermineNumAvailableBlocksRespon
             cache_bytes=plan.cache_bytes,
         ),
     )
+
+
+def encode_profile_options(options: ProfileOptions) -> administration_pb2.ProfileOptions:
+    """Encodes what is recorded."""
+    detail = administration_pb2.ProfileDetail.Value(f"PROFILE_DETAIL_{options.detail.value}")
+    return administration_pb2.ProfileOptions(detail=detail, max_steps=options.max_steps)
+
+
+def encode_profile(profile: Profile, worker: str) -> Iterator[worker_pb2.StopProfileResponse]:
+    """Encodes a profile: what it holds, then its file, piece by piece."""
+    summary = administration_pb2.ProfileSummary(
+        detail=encode_profile_options(profile.options).detail,
+        num_steps=profile.num_steps,
+        num_bytes=len(profile.data),
+        worker=worker,
+    )
+    yield worker_pb2.StopProfileResponse(summary=summary)
+    for start in range(0, len(profile.data), PIECE_BYTES):
+        yield worker_pb2.StopProfileResponse(data=profile.data[start : start + PIECE_BYTES])

@@ -7,9 +7,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from blockyard import faults
+from blockyard.log_level import set_log_level
 from blockyard.telemetry import EventLogger
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from worker_service import codec
+from worker_service.step_spans import StepSpans
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
@@ -92,25 +94,46 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
     async def ExecuteModel(self, request_iterator: Any, context: Context) -> AsyncIterator[Any]:
         """Runs one epoch's steps: a task reads them as they come, while answers go out in order."""
-        stream = self._worker.open_stream()
-        reader = asyncio.create_task(self._read(request_iterator, stream))
+        stream, spans = self._worker.open_stream(), StepSpans()
+        reader = asyncio.create_task(self._read(request_iterator, stream, spans))
         try:
             async for result in stream.answers():
                 faults.reach(faults.BEFORE_ANSWER)
+                spans.answered(result)
                 yield codec.encode_result(result)
                 faults.reach(faults.AFTER_ANSWER)
         finally:
+            spans.close()
             self._worker.close_stream(stream)
             reader.cancel()
             with suppress(asyncio.CancelledError):
                 await reader
 
-    async def _read(self, request_iterator: Any, stream: StepStream) -> None:
+    async def _read(self, request_iterator: Any, stream: StepStream, spans: StepSpans) -> None:
         try:
             async for message in request_iterator:
-                self._worker.submit(stream, codec.decode_step(message))
+                step = codec.decode_step(message)
+                spans.received(step)
+                self._worker.submit(stream, step)
         finally:
             stream.finish()
+
+    async def StartProfile(self, request: worker_pb2.StartProfileRequest, context: Context) -> Any:
+        """Begins a profile."""
+        detail = codec.PROFILE_DETAILS.get(request.options.detail)
+        options = await self._worker.start_profile(detail, request.options.max_steps)
+        return worker_pb2.StartProfileResponse(options=codec.encode_profile_options(options))
+
+    async def StopProfile(self, request: worker_pb2.StopProfileRequest, context: Context) -> AsyncIterator[Any]:
+        """Ends a profile and tells it in pieces."""
+        profile = await self._worker.stop_profile(self._worker_id)
+        name = f"{self._worker_id} {self._worker.incarnation}"
+        for message in codec.encode_profile(profile, name):
+            yield message
+
+    async def SetLogLevel(self, request: worker_pb2.SetLogLevelRequest, context: Context) -> Any:
+        """Changes what is logged."""
+        return worker_pb2.SetLogLevelResponse(previous_level=set_log_level(request.level))
 
     async def Shutdown(self, request: worker_pb2.ShutdownRequest, context: Context) -> Any:
         """Ends the process, once this is answered."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from blockyard.errors import BlockyardError
+    from blockyard.tracing import TraceContext
 
 Array = npt.NDArray[np.int64]
 
@@ -69,6 +70,7 @@ class NewSequence:
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     num_beam_candidates: int = 0
+    trace_context: TraceContext | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,12 +152,16 @@ class PromptLogprobs:
 
 @dataclass(slots=True)
 class StepTimes:
-    """How long the parts of a step took, in seconds."""
+    """How long the parts of a step took, in seconds. `begun_at`: when the first of them, the cache operations, began.
+
+    By time.perf_counter().
+    """
 
     queue_seconds: float = 0.0
     cache_operations_seconds: float = 0.0
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
+    begun_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

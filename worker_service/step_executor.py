@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from worker_service.cache_engine import CacheEngine
     from worker_service.input_batch import InputBatch
     from worker_service.model_runner import ModelRunner, Outcome
+    from worker_service.profiler import Recording
     from worker_service.work import Work
 
 log = EventLogger(__name__)
@@ -36,6 +37,8 @@ class StepExecutor:
         self._epoch = 0
         self._last_step_id = 0
         self._refused: int | None = None
+        # Takes note of what steps do, while an operator wants it.
+        self.recording: Recording | None = None
 
     def begin_epoch(self, epoch: int) -> None:
         """Forgets the sequences of the epoch before and expects step 1 of this one."""
@@ -53,11 +56,15 @@ class StepExecutor:
             step: not checked yet.
             arrival: when it came, by time.perf_counter().
         """
-        times = StepTimes(queue_seconds=time.perf_counter() - arrival)
+        begin = time.perf_counter()
+        times = StepTimes(queue_seconds=begin - arrival)
         try:
             refusal = self._wrong(step)
             if refusal is None:
-                return self._execute(step, times)
+                result = self._execute(step, times)
+                if self.recording is not None:
+                    self.recording.record(step, begin, times)
+                return result
         except Exception as error:
             log.exception("a step failed", epoch=step.epoch, step_id=step.step_id)
             refusal = BlockyardError(Reason.BUG, f"step {step.step_id} failed: {type(error).__name__}")
@@ -93,6 +100,7 @@ class StepExecutor:
         outcome = self._runner.run(work, self.batch, self.cache.device_pool)
         self.batch.commit(work, outcome.sampled.token_ids, outcome.sampled.failed)
         self.batch.end(work.beams, outcome.candidates.failed)
+        times.begun_at = started
         times.cache_operations_seconds = moved - started
         times.forward_seconds = planned - moved + outcome.forward_seconds
         times.sample_seconds = outcome.sample_seconds

@@ -29,6 +29,7 @@ from worker_service.device_thread import DeviceThread
 from worker_service.input_batch import BatchLimits, InputBatch
 from worker_service.model_loader import load_model
 from worker_service.model_runner import ModelRunner
+from worker_service.profiler import Profiler, choose_options
 from worker_service.step_executor import StepExecutor
 from worker_service.step_stream import StepStreams
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
 
     from worker_service.model_loader import LoadedModel
+    from worker_service.profiler import Detail, Profile, ProfileOptions
     from worker_service.step import Step
     from worker_service.step_stream import StepStream
 
@@ -118,6 +120,7 @@ class Worker:
         self._set_up_as = State.CREATED
         self._executor: StepExecutor | None = None
         self._streams = StepStreams(self._thread)
+        self._profiler = Profiler(self._thread)
         self._operation = ""
 
     def start(self) -> None:
@@ -301,6 +304,21 @@ class Worker:
     def close_stream(self, stream: StepStream) -> None:
         """Closes a stream, however it ended."""
         self._streams.close(stream)
+
+    async def start_profile(self, detail: Detail | None, max_steps: int) -> ProfileOptions:
+        """Begins a profile; None and 0 leave the choice to the worker. Raises BlockyardError WRONG_STATE."""
+        self._require(State.CACHE_READY, State.RUNNING)
+        assert self._executor is not None
+        device = self._model()[1].device
+        options = choose_options(detail, max_steps, device)
+        await self._profiler.start(self._executor, options, device)
+        return options
+
+    async def stop_profile(self, worker_id: str) -> Profile:
+        """Ends the profile, or gives the one that has ended. Raises BlockyardError WRONG_STATE."""
+        self._require(State.CACHE_READY, State.RUNNING)
+        assert self._executor is not None
+        return await self._profiler.stop(self._executor, f"{worker_id} {self.incarnation}")
 
     async def checksum_blocks(
         self, device_block_ids: Sequence[int], host_block_ids: Sequence[int]
