@@ -7,7 +7,8 @@
 #   make sanitize   the CPU kernels under the sanitizers of addresses, undefined behaviour and threads; ten minutes
 #   make chaos   ten minutes of kills, freezes and partitions, then a thousand cut connections; SECONDS=… SEED=…
 #   make bench   the ratios, on a quiet machine, into benchmarks/results/
-#   make up, make down   the same with docker compose
+#   make up, make down   the services as containers, by compose; COMPOSE_PROFILES=gpu, or cpu,monitoring
+#   make e2e     what needs a Docker engine (as root, on this machine), packages of others, or a browser
 
 PYTHON ?= python3
 VENV := .venv
@@ -16,9 +17,11 @@ INSTALLED := $(VENV)/.installed
 # Where to take PyTorch from; empty: wherever pip finds a CPU build, else PyTorch's index for the machine at hand.
 TORCH_INDEX_URL ?=
 
+COMPOSE = $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
+
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: setup demo test check lint protos sanitize chaos bench up down clean
+.PHONY: setup demo test check lint protos sanitize chaos bench up down e2e clean
 
 setup: $(INSTALLED)
 
@@ -69,10 +72,13 @@ bench: setup
 	$(BIN)/python benchmarks/plot.py
 
 up:
-	docker compose up --build --detach --wait
+	sh docker/up.sh $(COMPOSE)
 
 down:
-	docker compose down
+	$(COMPOSE) --profile cpu --profile gpu --profile monitoring down
+
+e2e: setup
+	$(BIN)/python -m pytest -q -m e2e tests
 
 clean:
 	rm -rf $(VENV) kernels/cpu/built .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -3,87 +3,156 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from blockyard.settings import make_parser, resolve
+from blockyard.settings import make_parser, resolve, settings_of
+from tests.unit.deploy.compose import COMPOSE, DEFAULTS, PROFILES, ROOT, interpolate, name_of, services_of
 from tests.unit.deploy.services import CONFIGURATIONS, option_of
 
-ROOT = Path(__file__).parents[3]
+SERVING = [(profile, name) for profile in ("cpu", "gpu") for name in CONFIGURATIONS]
+ALL = [*SERVING, ("monitoring", "prometheus")]
 
 
-def interpolate(text: str) -> str:
-    """Puts in the defaults of variables, as compose does when none is set."""
-    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+@pytest.mark.parametrize("profile", ["cpu", "gpu"])
+def test_a_profile_has_the_three_services(profile: str) -> None:
+    assert set(services_of(profile)) == set(CONFIGURATIONS)
 
 
-COMPOSE: dict[str, Any] = yaml.safe_load(interpolate((ROOT / "docker-compose.yml").read_text()))
-SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+def test_nothing_is_outside_of_the_profiles() -> None:
+    assert sum(len(services_of(profile)) for profile in PROFILES) == len(COMPOSE["services"])
+    assert all(len(service["profiles"]) == 1 for service in COMPOSE["services"].values())
 
 
-def test_has_the_three_services() -> None:
-    assert set(SERVICES) == set(CONFIGURATIONS)
+def test_the_default_is_the_cpu() -> None:
+    assert DEFAULTS == {"COMPOSE_PROJECT_NAME": "blockyard", "COMPOSE_PROFILES": "cpu"}
 
 
-@pytest.mark.parametrize("name", SERVICES)
-def test_is_started_with_settings_that_exist(name: str) -> None:
+def test_the_oldest_compose_takes_it() -> None:
+    """Keys of the file that docker-compose 1.29 does not know make it refuse the whole file."""
+    assert {key for key in COMPOSE if not key.startswith("x-")} == {"services", "volumes"}
+    conditions = [set(other) for s in COMPOSE["services"].values() for other in s.get("depends_on", {}).values()]
+    assert conditions and all(keys == {"condition"} for keys in conditions)
+    assert all("start_interval" not in service.get("healthcheck", {}) for service in COMPOSE["services"].values())
+
+
+@pytest.mark.parametrize(("profile", "name"), SERVING)
+def test_is_started_with_settings_that_exist(profile: str, name: str) -> None:
+    service = services_of(profile)[name]
     module, configuration = CONFIGURATIONS[name]
-    command = SERVICES[name]["command"]
-    assert command[:3] == ["python", "-m", module]
-    flags = vars(make_parser(configuration, module, "").parse_args(command[3:]))
-    assert resolve(configuration, flags, environment={})
+    assert service["command"][:3] == ["python", "-m", module]
+    flags = vars(make_parser(configuration, module, "").parse_args(service["command"][3:]))
+    environment = service.get("environment", {})
+    assert set(environment) <= {setting.variable for setting in settings_of(configuration)}
+    assert resolve(configuration, flags, environment=environment)
 
 
-@pytest.mark.parametrize("name", SERVICES)
-def test_runs_with_as_little_as_it_needs(name: str) -> None:
-    service = SERVICES[name]
+def test_settings_that_the_file_for_them_names_exist() -> None:
+    known = {setting.variable for _, configuration in CONFIGURATIONS.values() for setting in settings_of(configuration)}
+    named = re.findall(r"^# (BLOCKYARD_\w+)=", (ROOT / "docker" / "settings.env").read_text(), re.MULTILINE)
+    assert named and set(named) <= known
+    files = {services_of(profile)[name]["env_file"] for profile, name in SERVING}
+    assert files == {"./docker/settings.env"}
+
+
+@pytest.mark.parametrize(("profile", "name"), ALL)
+def test_runs_with_as_little_as_it_needs(profile: str, name: str) -> None:
+    service = services_of(profile)[name]
     assert service["read_only"]
     assert service["cap_drop"] == ["ALL"]
     assert "no-new-privileges:true" in service["security_opt"]
     assert "privileged" not in service
-    assert all(volume.endswith(":ro") for volume in service["volumes"])
+    written = [volume for volume in service["volumes"] if not volume.endswith(":ro")]
+    assert written == (["metrics:/prometheus"] if name == "prometheus" else [])
 
 
-def test_each_starts_when_the_one_behind_it_is_healthy() -> None:
-    behind = {"gateway": "scheduler", "scheduler": "worker"}
-    for name, other in behind.items():
-        assert SERVICES[name]["depends_on"] == {other: {"condition": "service_healthy"}}
-    assert "depends_on" not in SERVICES["worker"]
+@pytest.mark.parametrize(("profile", "name"), ALL)
+def test_comes_back_and_does_not_fill_the_disk_with_logs(profile: str, name: str) -> None:
+    service = services_of(profile)[name]
+    assert service["restart"] == "unless-stopped"
+    assert {"max-size", "max-file"} <= service["logging"]["options"].keys()
 
 
-@pytest.mark.parametrize("name", SERVICES)
-def test_health_is_asked_on_the_health_port(name: str) -> None:
-    service = SERVICES[name]
-    command, address, probe = service["healthcheck"]["test"][1:4], *service["healthcheck"]["test"][4:]
-    assert command == ["python", "-m", "blockyard.healthcheck"]
-    assert address == f"127.0.0.1:{option_of(service['command'], f'{name}_health_port')}"
-    assert probe == "readiness"
+@pytest.mark.parametrize("profile", ["cpu", "gpu"])
+def test_each_starts_when_the_one_behind_it_is_healthy(profile: str) -> None:
+    services = services_of(profile)
+    for name, other in {"gateway": "scheduler", "scheduler": "worker"}.items():
+        assert services[name]["depends_on"] == {name_of(profile, other): {"condition": "service_healthy"}}
+    assert "depends_on" not in services["worker"]
 
 
-def test_only_the_gateway_is_published_and_only_on_this_machine() -> None:
-    assert [name for name in SERVICES if "ports" in SERVICES[name]] == ["gateway"]
+@pytest.mark.parametrize(("profile", "name"), SERVING)
+def test_health_is_asked_on_the_health_port(profile: str, name: str) -> None:
+    service = services_of(profile)[name]
+    address = f"127.0.0.1:{option_of(service['command'], f'{name}_health_port')}"
+    assert service["healthcheck"]["test"] == ["CMD", "python", "-m", "blockyard.healthcheck", address]
+
+
+@pytest.mark.parametrize("profile", ["cpu", "gpu"])
+def test_only_the_gateway_is_published_and_only_on_this_machine(profile: str) -> None:
+    services = services_of(profile)
+    assert [name for name in services if "ports" in services[name]] == ["gateway"]
     public = CONFIGURATIONS["gateway"][1]().public
     ports = (public.grpc_port, public.http_port, public.admin_port)
-    assert SERVICES["gateway"]["ports"] == [f"127.0.0.1:{port}:{port}" for port in ports]
+    assert services["gateway"]["ports"] == [f"127.0.0.1:{port}:{port}" for port in ports]
 
 
-def test_the_services_find_one_another() -> None:
-    scheduler, gateway, worker = (SERVICES[name]["command"] for name in ("scheduler", "gateway", "worker"))
+@pytest.mark.parametrize("profile", ["cpu", "gpu"])
+def test_the_services_find_one_another(profile: str) -> None:
+    services = services_of(profile)
+    scheduler, gateway, worker = (services[name]["command"] for name in ("scheduler", "gateway", "worker"))
     for command, name, host in ((scheduler, "worker_address", "worker"), (gateway, "scheduler_address", "scheduler")):
         listens = option_of({"worker": worker, "scheduler": scheduler}[host], name)
         assert option_of(command, name) == listens.replace("0.0.0.0", host)
     assert option_of(gateway, "model") == option_of(scheduler, "model")
+    if profile != "cpu":
+        aliases = {name: service["networks"]["default"]["aliases"] for name, service in services.items()}
+        assert aliases == {name: [name] for name in services}
 
 
-def test_the_gateway_may_drain() -> None:
-    seconds = int(SERVICES["gateway"]["stop_grace_period"].removesuffix("s"))
+def test_a_gpu_is_reserved_where_it_is_used() -> None:
+    (device,) = services_of("gpu")["worker"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+    devices = {profile: services_of(profile)["scheduler"]["environment"] for profile in ("cpu", "gpu")}
+    assert devices == {"cpu": {"BLOCKYARD_DEVICE": "cpu"}, "gpu": {"BLOCKYARD_DEVICE": "cuda"}}
+
+
+def test_each_device_has_its_own_build_of_torch() -> None:
+    workers = {profile: services_of(profile)["worker"] for profile in ("cpu", "gpu")}
+    indexes = {profile: worker["build"]["args"]["TORCH_INDEX_URL"] for profile, worker in workers.items()}
+    assert indexes["cpu"].endswith("/cpu") and re.search(r"/cu\d+$", indexes["gpu"])
+    assert workers["cpu"]["image"] != workers["gpu"]["image"]
+    assert {services_of(profile)["scheduler"]["image"] for profile in workers} == {"blockyard-control:dev"}
+
+
+@pytest.mark.parametrize("profile", ["cpu", "gpu"])
+def test_the_gateway_may_drain(profile: str) -> None:
+    seconds = int(services_of(profile)["gateway"]["stop_grace_period"].removesuffix("s"))
     assert seconds > CONFIGURATIONS["gateway"][1]().service.drain_seconds
 
 
-@pytest.mark.parametrize("name", SERVICES)
-def test_is_built_from_files_that_exist(name: str) -> None:
-    build = SERVICES[name]["build"]
-    assert (ROOT / build["context"] / build["dockerfile"]).is_file()
+@pytest.mark.parametrize(("profile", "name"), SERVING)
+def test_is_built_from_files_that_exist_with_arguments_that_they_have(profile: str, name: str) -> None:
+    build = services_of(profile)[name]["build"]
+    dockerfile = (ROOT / build["context"] / build["dockerfile"]).read_text()
+    assert set(build["args"]) == set(re.findall(r"^ARG (\w+)", dockerfile, re.MULTILINE))
+
+
+def test_a_variable_that_is_set_empty_stays_so_where_that_means_something() -> None:
+    text = "${TORCH_INDEX_URL-a} ${PIP_INDEX_URL:-} ${BASE_IMAGE:-b:c}"
+    assert interpolate(text) == "a  b:c"
+    assert "${TORCH_INDEX_URL-http" in (ROOT / "docker-compose.yml").read_text()
+
+
+def test_prometheus_is_told_where_the_services_tell_their_numbers() -> None:
+    told: dict[str, Any] = yaml.safe_load((ROOT / "docker" / "prometheus.yml").read_text())
+    found = {
+        job["job_name"]: (sd["names"], sd["port"]) for job in told["scrape_configs"] for sd in job["dns_sd_configs"]
+    }
+    for profile in ("cpu", "gpu"):
+        commands = {name: service["command"] for name, service in services_of(profile).items()}
+        assert found == {name: ([name], option_of(commands[name], f"{name}_metrics_port")) for name in CONFIGURATIONS}
+    mounted = services_of("monitoring")["prometheus"]["volumes"][0]
+    assert mounted == "./docker/prometheus.yml:/etc/prometheus/prometheus.yml:ro"

@@ -1,0 +1,37 @@
+"""docker-compose.yml as its profiles start it, with the variables' defaults put in."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[3]
+PROFILES = ("cpu", "gpu", "monitoring")
+
+
+def interpolate(text: str) -> str:
+    """Puts in the defaults of variables, as compose does when none is set."""
+    return re.sub(r"\$\{\w+:?-([^}]*)\}", r"\1", text)
+
+
+COMPOSE: dict[str, Any] = yaml.safe_load(interpolate((ROOT / "docker-compose.yml").read_text()))
+DEFAULTS = dict(
+    line.split("=", 1) for line in (ROOT / ".env").read_text().splitlines() if line and not line.startswith("#")
+)
+
+
+def services_of(profile: str) -> dict[str, dict[str, Any]]:
+    """What a profile starts, by the names that the services have for one another."""
+    return {
+        name.removesuffix(f"-{profile}"): service
+        for name, service in COMPOSE["services"].items()
+        if profile in service["profiles"]
+    }
+
+
+def name_of(profile: str, service: str) -> str:
+    """How a profile's service is called in the file."""
+    return service if profile == "cpu" else f"{service}-{profile}"
