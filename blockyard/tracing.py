@@ -113,17 +113,23 @@ class Tracer(Protocol):
 
 
 _tracer: Tracer | None = None
+_every_step = False
 
 
-def use_tracer(tracer: Tracer | None) -> None:
+def use_tracer(tracer: Tracer | None, *, every_step: bool = False) -> None:
     """Makes this process's spans from now on with a tracer, or not at all."""
-    global _tracer
-    _tracer = tracer
+    global _tracer, _every_step
+    _tracer, _every_step = tracer, every_step
 
 
 def is_tracing() -> bool:
     """Whether spans are recorded here."""
     return _tracer is not None
+
+
+def traces_every_step() -> bool:
+    """Whether each step of a traced sequence is to have a span of its own."""
+    return _every_step
 
 
 def begin_span(name: str, parent: TraceContext | None, *, seconds_ago: float = 0.0, **attributes: Attribute) -> Span:
@@ -162,7 +168,7 @@ def start_tracing(service: str, settings: TracingSettings, environment: Mapping[
             raise TracingUnavailable(message) from None
         log.warning(message)
         return
-    use_tracer(make_tracer(service, settings, environment))
+    use_tracer(make_tracer(service, settings, environment), every_step=settings.trace_every_step)
 
 
 def _is_in(environment: Mapping[str, str]) -> bool:
