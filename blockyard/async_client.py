@@ -24,11 +24,13 @@ from blockyard.targets import (
     CANCEL_SECONDS,
     DEFAULT_TARGET,
     POLL_SECONDS,
+    Metadata,
     Targets,
     call_metadata,
     client_channel_options,
     never_ready,
 )
+from blockyard.tracing import active_trace_metadata
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -54,10 +56,10 @@ class AsyncConnections:
             self._channels[target] = grpc.aio.insecure_channel(target, client_channel_options(target))
         return self._channels[target]
 
-    def send(self, target: str, method: str, request: Any, seconds: float | None) -> Any:
-        """Calls a gateway: returns the call, to be awaited or read; these raise grpc.RpcError."""
+    def send(self, target: str, method: str, request: Any, seconds: float | None, extra: Metadata = ()) -> Any:
+        """Calls a gateway: returns the call, to be awaited or read; these raise grpc.RpcError. `extra`: metadata."""
         stub = inference_pb2_grpc.InferenceServiceStub(self._channel(target))
-        return getattr(stub, method)(request, timeout=seconds, metadata=self._metadata)
+        return getattr(stub, method)(request, timeout=seconds, metadata=(*self._metadata, *extra))
 
     def cancel(self, request_id: str) -> None:
         """Begins to tell a gateway that a request is no longer wanted, and returns at once."""
@@ -106,6 +108,8 @@ class AsyncStream:
         self._resumption = resumption
         self._closed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        # Of the span in which it was begun, wherever it is read.
+        self._trace = active_trace_metadata()
         self._open()
 
     async def __aenter__(self) -> Self:
@@ -158,7 +162,7 @@ class AsyncStream:
         request = self._resumption.next_request()
         self._target = self._connections.targets.current
         seconds = self._resumption.deadline.remaining()
-        self._call = self._connections.send(self._target, method_of(request), request, seconds)
+        self._call = self._connections.send(self._target, method_of(request), request, seconds, self._trace)
 
     async def _go_on(self, error: BlockyardError) -> None:
         """Opens the call anew after a failure that the answer outlives; else raises it."""

@@ -20,11 +20,13 @@ from blockyard.retry import Attempts, Deadline, RetryPolicy, may_pass
 from blockyard.targets import (
     DEFAULT_TARGET,
     POLL_SECONDS,
+    Metadata,
     Targets,
     call_metadata,
     client_channel_options,
     never_ready,
 )
+from blockyard.tracing import active_trace_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,9 +45,9 @@ class Connections:
             target: inference_pb2_grpc.InferenceServiceStub(channel) for target, channel in self._channels.items()
         }
 
-    def send(self, target: str, method: str, request: Any, seconds: float | None) -> Any:
-        """Calls a gateway: returns its answer, or a stream of them; raises grpc.RpcError."""
-        return getattr(self._stubs[target], method)(request, timeout=seconds, metadata=self._metadata)
+    def send(self, target: str, method: str, request: Any, seconds: float | None, extra: Metadata = ()) -> Any:
+        """Calls a gateway: returns its answer, or a stream of them; raises grpc.RpcError. `extra`: metadata."""
+        return getattr(self._stubs[target], method)(request, timeout=seconds, metadata=(*self._metadata, *extra))
 
     def cancel(self, request_ids: list[str], seconds: float) -> None:
         """Tells a gateway that requests are no longer wanted, if one can be reached; raises nothing."""
@@ -92,6 +94,8 @@ class Stream:
         self._canceller = canceller
         self._lock = threading.Lock()
         self._closed = threading.Event()
+        # Of the span in which it was begun, wherever it is read.
+        self._trace = active_trace_metadata()
         self._open()
 
     def __enter__(self) -> Self:
@@ -131,7 +135,7 @@ class Stream:
             request = self._resumption.next_request()
             self._target = self._connections.targets.current
             seconds = self._resumption.deadline.remaining()
-            self._call = self._connections.send(self._target, method_of(request), request, seconds)
+            self._call = self._connections.send(self._target, method_of(request), request, seconds, self._trace)
 
     def _go_on(self, error: BlockyardError) -> None:
         """Opens the call anew after a failure that the answer outlives; else raises it."""

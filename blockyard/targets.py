@@ -19,6 +19,7 @@ CANCEL_SECONDS = 1.0
 # A request that is kept must be read again within a minute: a frozen gateway is noticed in a third of that.
 _KEEPALIVE_SECONDS = 10.0
 _LOOPBACK = ("127.", "localhost:", "[::1]:", "unix:")
+Metadata = tuple[tuple[str, str], ...]
 _TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -68,7 +69,7 @@ def client_channel_options(target: str) -> Options:
     return channel_options(PUBLIC_MESSAGE_BYTES, keepalive_seconds=_KEEPALIVE_SECONDS, use_proxy=use_proxy)
 
 
-def call_metadata(tenant: str) -> tuple[tuple[str, str], ...]:
+def call_metadata(tenant: str) -> Metadata:
     """What each call of a tenant carries; of "", nothing. Raises BlockyardError (FIELD_INVALID)."""
     if tenant and not _TENANT.fullmatch(tenant):
         raise invalid([Violation("tenant", f"{tenant!r:.100} is not 1 to 64 of [A-Za-z0-9._-]")])
