@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from gateway.transcript import Transcript
 
 
+_STOPPING = "the gateway is stopping"
+_DRAINED = "the gateway was drained"
+
+
 @dataclass(frozen=True, slots=True)
 class ModelCard:
     """A model that is served."""
@@ -71,7 +75,8 @@ class GenerationService:
         self._live = live
         self._encoding = Encoding(tokenizer)
         self._preparation = Preparation(tokenizer, self._encoding, model_name=model_name, seed=seed)
-        self._is_draining = False
+        # Why it does not want requests; empty: it does.
+        self._draining = ""
 
     async def start(self, request: GenerationRequest) -> Reader:
         """Validates, tokenizes and submits a request; the same one, sent again, is read from its beginning.
@@ -179,14 +184,17 @@ class GenerationService:
 
     def is_ready(self) -> bool:
         """Whether requests should be sent here; `readiness_message` says why not. May be called from any thread."""
-        return self._link.is_ready and not self._is_draining
+        return self._link.is_ready and not self._draining
 
     @property
     def readiness_message(self) -> str:
         """If not ready: what is missing, for a person; else empty."""
-        if self._is_draining:
-            return "the gateway is stopping"
-        return self._link.message
+        return self._draining or self._link.message
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether requests are wanted elsewhere."""
+        return bool(self._draining)
 
     @property
     def num_requests(self) -> int:
@@ -223,8 +231,18 @@ class GenerationService:
         return facts
 
     def start_draining(self) -> None:
-        """Stops being ready; requests are still served."""
-        self._is_draining = True
+        """Stops being ready, for good; requests are still served."""
+        self._draining = _STOPPING
+
+    def drain(self) -> None:
+        """Stops being ready, until `undrain`; requests are still served."""
+        self._draining = self._draining or _DRAINED
+
+    def undrain(self) -> None:
+        """Is as ready as its scheduler again; raises BlockyardError WRONG_STATE in a process that stops."""
+        if self._draining == _STOPPING:
+            raise BlockyardError(Reason.WRONG_STATE, _STOPPING)
+        self._draining = ""
 
     async def drained(self) -> None:
         """Waits until nobody reads an answer."""

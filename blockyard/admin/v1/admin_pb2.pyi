@@ -380,9 +380,9 @@ class PrefixCacheReset(_message.Message):
     num_forgotten_host_blocks: _builtins.int
     """Host blocks that cannot be found any more."""
     num_kept_device_blocks: _builtins.int
-    """Device blocks that sequences use: they can still be found."""
+    """Device blocks that sequences use, and that can still be found."""
     num_kept_host_blocks: _builtins.int
-    """Host blocks that sequences use: they can still be found."""
+    """Host blocks that sequences use, and that can still be found."""
     def __init__(
         self,
         *,

@@ -138,8 +138,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ResetPrefixCache(self, request, context):
-        """Forgets what prefix caches hold, on the device and in the swap pool. Blocks that sequences use stay, and can be
-        found as long as they do.
+        """Forgets what prefix caches hold, on the device and in the swap pool. Blocks that sequences use stay, and are found
+        afterwards too: once these have ended, or the replica is drained, another reset finds them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

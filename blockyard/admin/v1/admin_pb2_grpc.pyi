@@ -54,8 +54,8 @@ class AdminServiceStub:
     UndrainReplica: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UndrainReplicaRequest, _admin_pb2.UndrainReplicaResponse]
     """Has it take requests again. Idempotent."""
     ResetPrefixCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResetPrefixCacheRequest, _admin_pb2.ResetPrefixCacheResponse]
-    """Forgets what prefix caches hold, on the device and in the swap pool. Blocks that sequences use stay, and can be
-    found as long as they do.
+    """Forgets what prefix caches hold, on the device and in the swap pool. Blocks that sequences use stay, and are found
+    afterwards too: once these have ended, or the replica is drained, another reset finds them.
     """
     SetLogLevel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetLogLevelRequest, _admin_pb2.SetLogLevelResponse]
     """Changes what processes log, until they end."""
@@ -94,8 +94,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     UndrainReplica: _aio.UnaryUnaryMultiCallable[_admin_pb2.UndrainReplicaRequest, _admin_pb2.UndrainReplicaResponse]  # type: ignore[assignment]
     """Has it take requests again. Idempotent."""
     ResetPrefixCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResetPrefixCacheRequest, _admin_pb2.ResetPrefixCacheResponse]  # type: ignore[assignment]
-    """Forgets what prefix caches hold, on the device and in the swap pool. Blocks that sequences use stay, and can be
-    found as long as they do.
+    """Forgets what prefix caches hold, on the device and in the swap pool. Blocks that sequences use stay, and are found
+    afterwards too: once these have ended, or the replica is drained, another reset finds them.
     """
     SetLogLevel: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetLogLevelRequest, _admin_pb2.SetLogLevelResponse]  # type: ignore[assignment]
     """Changes what processes log, until they end."""
@@ -167,8 +167,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ResetPrefixCacheRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ResetPrefixCacheResponse, _abc.Awaitable[_admin_pb2.ResetPrefixCacheResponse]]:
-        """Forgets what prefix caches hold, on the device and in the swap pool. Blocks that sequences use stay, and can be
-        found as long as they do.
+        """Forgets what prefix caches hold, on the device and in the swap pool. Blocks that sequences use stay, and are found
+        afterwards too: once these have ended, or the replica is drained, another reset finds them.
         """
 
     @_abc_1.abstractmethod
