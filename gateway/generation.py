@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from gateway.attachment import ModelFacts, Resumed, Submission
     from gateway.live_requests import LiveRequests
+    from gateway.metrics import GatewayMetrics
     from gateway.reader import Reader
     from gateway.request import GenerationRequest, Position, ResumeRequest
     from gateway.story import Story
@@ -200,6 +201,16 @@ class GenerationService:
     def num_requests(self) -> int:
         """Requests that run."""
         return self._live.num_running
+
+    @property
+    def num_readers(self) -> int:
+        """Answers that somebody reads."""
+        return self._live.num_readers
+
+    @property
+    def metrics(self) -> GatewayMetrics:
+        """What was measured of requests."""
+        return self._live.metrics
 
     def models(self) -> list[ModelCard]:
         """Lists the models: one, or none while the scheduler has not told its facts."""
