@@ -124,6 +124,38 @@ class PublicSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SecuritySettings:
+    """Who may use the gateway, and what it shows."""
+
+    tls_certificate: str = option(
+        "", "PEM file: the gateway's certificate and those between it and its authority; empty: no TLS"
+    )
+    tls_key: str = option("", "PEM file: the key of --tls-certificate, without a passphrase")
+    tls_client_authority: str = option(
+        "", "PEM file: clients have to show a certificate signed by one of these; empty: they need none"
+    )
+    tls_admin_names: str = option(
+        "", "without --api-keys-file: common names of client certificates that open the admin API, with commas between"
+    )
+    api_keys_file: str = option(
+        "", "clients have to send a key of this file, see `blockyard keys`; empty: they need none"
+    )
+    max_connections: Positive = option(4096, "connections at once, on each public port")
+
+
+@dataclass(frozen=True, slots=True)
+class InternalSecuritySettings:
+    """How the services know one another: all three files, or none."""
+
+    internal_certificate: str = option("", "PEM file: the certificate that this service shows the others; empty: none")
+    internal_key: str = option("", "PEM file: the key of --internal-certificate, without a passphrase")
+    internal_authority: str = option("", "PEM file: whose signature the other services' certificates have")
+    internal_domain: str = option(
+        "blockyard", "the certificates' names: gateway, scheduler or worker, a dot, and this domain"
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerProcessSettings:
     """A worker process, apart from what its scheduler tells it."""
 
@@ -157,6 +189,7 @@ class SystemConfiguration:
 
     model: ModelSettings = ModelSettings()
     public: PublicSettings = PublicSettings()
+    security: SecuritySettings = SecuritySettings()
     text: TextSettings = TextSettings()
     device: DeviceSettings = DeviceSettings()
     cache: CacheSettings = CacheSettings()

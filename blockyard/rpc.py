@@ -6,31 +6,38 @@ What each option is for stands beside it; the facts behind them are in docs/conc
 from __future__ import annotations
 
 import asyncio
-import inspect
 import socket
 import threading
 import time
 from concurrent import futures
-from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any, cast
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from grpc_status import rpc_status
 
-from blockyard.errors import BlockyardError, Reason, to_status
+from blockyard.authentication import Doorkeeper
+from blockyard.interceptors import AuthenticationInterceptor, ErrorInterceptor
 from blockyard.telemetry import EventLogger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from blockyard.authentication import Gate
+    from blockyard.tls import Peer
 
 log = EventLogger(__name__)
 
 PUBLIC_MESSAGE_BYTES = 16 * 1024 * 1024
 INTERNAL_MESSAGE_BYTES = 64 * 1024 * 1024
 MAX_PORT = 65535
+# Of one call, names and values together; gRPC itself allows twice as much before it closes the connection.
+MAX_METADATA_BYTES = 16 * 1024
+# Calls on one connection at once; those of a client that has more wait there.
+MAX_CONCURRENT_STREAMS = 4096
+HANDSHAKE_SECONDS = 20
 Options = list[tuple[str, Any]]
 
 
@@ -39,6 +46,10 @@ def server_options(max_message_bytes: int) -> Options:
     return [
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", INTERNAL_MESSAGE_BYTES),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", 2 * MAX_METADATA_BYTES),
+        ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_SECONDS * 1000),
         # Two servers on one port would share its connections in silence; a taken port has to be an error.
         ("grpc.so_reuseport", 0),
         # By default a client that pings more often than every five minutes is dropped.
@@ -83,19 +94,54 @@ def channel_options(
     ]
 
 
-def internal_channel(address: str) -> grpc.aio.Channel:
-    """Opens a channel to another service of ours: `host:port`, or `unix:/path` on the same machine."""
+def internal_channel(address: str, peer: Peer | None = None) -> grpc.aio.Channel:
+    """Opens a channel to another service of ours: `host:port`, or `unix:/path` on the same machine.
+
+    `peer`: who it has to be there, by its certificate, and ours; None: whoever answers, in the clear.
+    """
     # Services start at once, and those that are up wait for the others.
     options = channel_options(INTERNAL_MESSAGE_BYTES, keepalive_seconds=5.0, use_proxy=False, max_reconnect_seconds=0.2)
-    return grpc.aio.insecure_channel(address, options)
+    if peer is None:
+        return grpc.aio.insecure_channel(address, options)
+    options.append(("grpc.ssl_target_name_override", peer.name))
+    return grpc.aio.secure_channel(address, peer.credentials(), options)
+
+
+class RenewedChannel:
+    """A channel to another service of ours, opened anew when this process has got another certificate.
+
+    A connection shows the certificate that its channel was opened with, for ever.
+    """
+
+    def __init__(self, address: str, peer: Peer | None = None) -> None:
+        self._address = address
+        self._peer = peer
+        self._version = self._find_version()
+        self._channel = internal_channel(address, peer)
+
+    def _find_version(self) -> int:
+        return self._peer.files.current().version if self._peer else 0
+
+    def get(self) -> grpc.aio.Channel:
+        """Gives the channel for the next call. Streams on an earlier one go on there until they end."""
+        if (version := self._find_version()) != self._version:
+            self._version = version
+            self._channel = internal_channel(self._address, self._peer)
+        return self._channel
+
+    async def close(self) -> None:
+        """Closes it."""
+        await self._channel.close(None)
 
 
 class PortTaken(Exception):
     """The address that a server was told to listen on cannot be had."""
 
 
-def bind(server: grpc.aio.Server, address: str) -> int:
+def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
     """Binds a server to `host:port` (port 0: a free one) or `unix:/path`, and returns the port; raises PortTaken.
+
+    With credentials it speaks TLS there.
 
     The socket file of a process that was killed is taken over; that of one which lives is not.
     """
@@ -104,7 +150,7 @@ def bind(server: grpc.aio.Server, address: str) -> int:
         raise PortTaken(f"cannot listen on {address}: another process listens there")
     try:
         # gRPC takes a port too large modulo 65536.
-        port = 0 if not path and _is_too_large(address.rpartition(":")[2]) else server.add_insecure_port(address)
+        port = 0 if not path and _is_too_large(address.rpartition(":")[2]) else _add_port(server, address, credentials)
     except RuntimeError:
         port = 0
     if port == 0 and path:
@@ -113,6 +159,12 @@ def bind(server: grpc.aio.Server, address: str) -> int:
     if port == 0:
         raise PortTaken(f"cannot listen on {address}: the port is taken, or the host is not this machine's")
     return port
+
+
+def _add_port(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
+    if credentials is None:
+        return server.add_insecure_port(address)
+    return server.add_secure_port(address, credentials)
 
 
 def _is_too_large(port: str) -> bool:
@@ -133,93 +185,28 @@ def _listens(path: str) -> bool:
     return True
 
 
-async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BlockyardError) -> None:
-    """Ends a call with an error and its details. Never returns: it raises what ends the handler."""
-    # The published stubs of grpc.aio lack this method.
-    await cast("Any", context).abort_with_status(rpc_status.to_status(to_status(error)))
+def make_server(
+    max_message_bytes: int,
+    service_names: Sequence[str],
+    *,
+    gate: Gate | None = None,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    max_connections: int = 0,
+) -> grpc.aio.Server:
+    """Makes an aio server with our options, errors and reflection; the caller adds its servicers and binds it.
 
-
-class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Turns what a handler raises into a status: a BlockyardError as it is, anything else into BUG with a log line.
-
-    A cancelled handler whose client is still there would leave it hanging: it is told DRAINING, since only a server
-    that stops cancels its handlers.
+    Args:
+        max_message_bytes: size of a message that it receives.
+        service_names: for reflection, beside its own and that of health.
+        gate: who may call what is not open to all; None: everybody.
+        interceptors: see calls that are refused too, and errors as they were raised.
+        max_connections: connections at once; 0: no limit.
     """
-
-    async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """Wraps the handler of one call."""
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        method: str = handler_call_details.method  # type: ignore[attr-defined]
-        if method.startswith(("/grpc.health.", "/grpc.reflection.")):
-            return handler
-        make = {
-            (False, False): grpc.unary_unary_rpc_method_handler,
-            (False, True): grpc.unary_stream_rpc_method_handler,
-            (True, False): grpc.stream_unary_rpc_method_handler,
-            (True, True): grpc.stream_stream_rpc_method_handler,
-        }[handler.request_streaming, handler.response_streaming]
-        inner = getattr(handler, _METHOD_FIELD[handler.request_streaming, handler.response_streaming])
-        guard = _guard_stream if inspect.isasyncgenfunction(inner) else _guard_coroutine
-        return make(guard(inner, method), handler.request_deserializer, handler.response_serializer)
-
-
-# Where grpc keeps the behaviour of a handler, by (request_streaming, response_streaming).
-_METHOD_FIELD = {
-    (False, False): "unary_unary",
-    (False, True): "unary_stream",
-    (True, False): "stream_unary",
-    (True, True): "stream_stream",
-}
-
-
-def _guard_coroutine(inner: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
-    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        try:
-            return await inner(request, context)
-        except BaseException as error:  # noqa: BLE001 - this is the one boundary
-            await _answer(error, context, method)
-
-    return guarded
-
-
-def _guard_stream(inner: Callable[..., AsyncGenerator[Any]], method: str) -> Callable[..., AsyncGenerator[Any]]:
-    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncGenerator[Any]:
-        try:
-            # A call that ends while a message is being sent must not leave the handler suspended until it is collected.
-            async with aclosing(inner(request, context)) as messages:
-                async for message in messages:
-                    yield message
-        except GeneratorExit:
-            raise
-        except BaseException as error:  # noqa: BLE001 - this is the one boundary
-            await _answer(error, context, method)
-
-    return guarded
-
-
-async def _answer(error: BaseException, context: grpc.aio.ServicerContext[Any, Any], method: str) -> None:
-    if isinstance(error, grpc.aio.AbortError | GeneratorExit | KeyboardInterrupt | SystemExit):
-        raise error
-    if isinstance(error, asyncio.CancelledError):
-        if context.cancelled():
-            raise error
-        told = BlockyardError(Reason.DRAINING, "this server is stopping", retry_after_seconds=1.0)
-    elif isinstance(error, BlockyardError):
-        told = error
-    else:
-        log.exception("a handler failed", method=method)
-        told = BlockyardError(Reason.BUG, "internal error; the server's log has more")
-    # The call may have ended meanwhile, by its client or by the server's stop: then nobody is left to be told.
-    with suppress(grpc.aio.InternalError):
-        await abort(context, told)
-    raise asyncio.CancelledError
-
-
-def make_server(max_message_bytes: int, service_names: Sequence[str]) -> grpc.aio.Server:
-    """Makes an aio server with our options, errors and reflection; the caller adds its servicers and binds it."""
-    server = grpc.aio.server(options=server_options(max_message_bytes), interceptors=[ErrorInterceptor()])
+    options = server_options(max_message_bytes)
+    if max_connections:
+        options.append(("grpc.max_allowed_incoming_connections", max_connections))
+    guards = [AuthenticationInterceptor(Doorkeeper(gate))] if gate is not None else []
+    server = grpc.aio.server(options=options, interceptors=[ErrorInterceptor(), *interceptors, *guards])
     reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     return server
 

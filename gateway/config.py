@@ -7,7 +7,15 @@ from typing import Annotated
 
 from pydantic import Field
 
-from blockyard.configuration import LogSettings, ModelSettings, PublicSettings, TextSettings, TracingSettings
+from blockyard.configuration import (
+    InternalSecuritySettings,
+    LogSettings,
+    ModelSettings,
+    PublicSettings,
+    SecuritySettings,
+    TextSettings,
+    TracingSettings,
+)
 from blockyard.settings import option
 
 
@@ -18,6 +26,9 @@ class ServiceSettings:
     scheduler_address: str = option("127.0.0.1:50060", "the scheduler: host:port or unix:/path")
     gateway_health_port: Annotated[int, Field(ge=-1, le=65535)] = option(
         -1, "port of health from a thread of its own, on the same host; 0: a free port, -1: none"
+    )
+    gateway_local_address: str = option(
+        "", "unix:/path: all APIs without keys and TLS, for whoever may open that file; empty: none"
     )
     gateway_metrics_port: Annotated[int, Field(ge=-1, le=65535)] = option(
         -1, "port of /metrics beside that on the HTTP port, from a thread of its own; 0: a free port, -1: none"
@@ -40,6 +51,8 @@ class GatewayConfiguration:
     model: ModelSettings = ModelSettings()
     text: TextSettings = TextSettings()
     public: PublicSettings = PublicSettings()
+    security: SecuritySettings = SecuritySettings()
+    internal: InternalSecuritySettings = InternalSecuritySettings()
     service: ServiceSettings = ServiceSettings()
     log: LogSettings = LogSettings()
     tracing: TracingSettings = TracingSettings()

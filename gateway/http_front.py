@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from blockyard.rpc import PortTaken
+from blockyard.tls import http_context
+from gateway.access import Access
 from gateway.calls import noting_http
+from gateway.http_access import MAX_HEADER_BYTES, bounded_protocol, guarded
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from fastapi import FastAPI
+    from starlette.types import ASGIApp
 
 # Connections that are still open after this are cut.
 _GRACE_SECONDS = 2
@@ -48,10 +51,16 @@ class _Server(uvicorn.Server):
 class HttpFront:
     """An ASGI application on a port."""
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: ASGIApp, access: Access | None = None) -> None:
+        """Does not listen yet. `access`: what is asked of clients; None: nothing."""
+        access = access or Access()
+        files = access.files
         self._server = _Server(
             uvicorn.Config(
-                noting_http(app),
+                noting_http(guarded(app, access.api) if access.api else app),
+                http=bounded_protocol(access.max_connections),
+                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+                ssl_context_factory=(lambda *_: http_context(files)) if files else None,
                 log_config=None,
                 access_log=False,
                 server_header=False,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 
-from blockyard.errors import Violation, invalid
+from blockyard.authentication import CALLER, TENANT
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
 
 # Metadata over gRPC, a header over HTTP.
 TENANT_KEY = "x-blockyard-tenant"
 REQUEST_ID_RULE = "must be 1 to 128 characters of A-Z a-z 0-9 . _ : -"
 REQUEST_ID_PATTERN = r"[A-Za-z0-9._:-]{1,128}"
-TENANT_PATTERN = r"[A-Za-z0-9._-]{1,64}"
+TENANT_PATTERN = TENANT
 _REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
 _TENANT = re.compile(TENANT_PATTERN)
 
@@ -27,7 +28,15 @@ def check_request_id(name: str) -> None:
 
 
 def check_tenant(name: str | None) -> str:
-    """Reads the tenant that a call is for; none is the empty name. Raises BlockyardError FIELD_INVALID."""
+    """Finds the tenant that a call is for: its caller's own, else the one that it names, else the empty one.
+
+    Raises BlockyardError FIELD_INVALID, or PERMISSION_DENIED where it names another one than its caller's.
+    """
+    own = CALLER.get().tenant
+    if own is not None and name not in (None, own):
+        raise BlockyardError(Reason.PERMISSION_DENIED, f"this caller is of the tenant {own}: leave {TENANT_KEY} out")
+    if own is not None:
+        return own
     if name is None:
         return ""
     if _TENANT.fullmatch(name) is None:

@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
-from blockyard.rpc import internal_channel
+from blockyard.rpc import RenewedChannel, internal_channel
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from blockyard.telemetry import EventLogger
 from gateway import scheduler_codec as codec
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from blockyard.common.v1 import status_pb2
+    from blockyard.tls import Peer
 
 log = EventLogger(__name__)
 
@@ -53,8 +54,9 @@ class Receiver(Protocol):
 class SchedulerLink:
     """Keeps one gateway attached to its scheduler."""
 
-    def __init__(self, address: str, *, gateway_id: str, model_digest: str) -> None:
+    def __init__(self, address: str, *, gateway_id: str, model_digest: str, peer: Peer | None = None) -> None:
         self._address = address
+        self._peer = peer
         self._gateway_id = gateway_id
         self._model_digest = model_digest
         self._receiver: Receiver | None = None
@@ -70,7 +72,7 @@ class SchedulerLink:
         self._has_warned = False
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._channel: grpc.aio.Channel | None = None
+        self._channel: RenewedChannel | None = None
 
     def _unreachable(self) -> str:
         return f"the scheduler at {self._address} does not answer"
@@ -116,7 +118,7 @@ class SchedulerLink:
     def start(self, receiver: Receiver) -> None:
         """Begins to attach."""
         self._receiver = receiver
-        self._channel = internal_channel(self._address)
+        self._channel = RenewedChannel(self._address, self._peer)
         self._task = asyncio.create_task(self._run(), name="scheduler link")
 
     async def stop(self) -> None:
@@ -125,7 +127,7 @@ class SchedulerLink:
             self._task.cancel()
             await asyncio.wait([self._task])
         if self._channel is not None:
-            await self._channel.close(None)
+            await self._channel.close()
 
     def send(self, item: Outgoing) -> None:
         """Sends it. While nothing is attached there is nobody to be told."""
@@ -136,7 +138,7 @@ class SchedulerLink:
     async def cancel(self, request_ids: Sequence[str]) -> list[str]:
         """Ends requests, whoever reads them; returns those that ran. Raises BlockyardError NO_READY_WORKER."""
         assert self._channel is not None
-        stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel.get())
         request = scheduler_pb2.CancelRequestsRequest(request_ids=request_ids)
         try:
             answer: Any = await stub.CancelRequests(  # type: ignore[misc]
@@ -147,10 +149,15 @@ class SchedulerLink:
             raise BlockyardError(Reason.NO_READY_WORKER, message, retry_after_seconds=1.0) from None
         return list(answer.cancelled_request_ids)
 
+    def channel(self) -> grpc.aio.Channel:
+        """The connection for calls beside the stream; once it has started."""
+        assert self._channel is not None
+        return self._channel.get()
+
     async def get_status(self, timeout_seconds: float) -> status_pb2.SchedulerStatus:
         """Asks the scheduler how things are; raises grpc.RpcError when it does not answer."""
         assert self._channel is not None
-        stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel.get())
         request = scheduler_pb2.GetSchedulerStatusRequest()
         answer: Any = await stub.GetSchedulerStatus(request, timeout=timeout_seconds)  # type: ignore[misc]
         return answer.status
@@ -170,7 +177,7 @@ class SchedulerLink:
     async def _attach(self) -> bool:
         """Runs one stream to its end, and tells whether the scheduler said anything on it."""
         # A connection of its own: one that failed waits before it tries again, and a scheduler may be back by then.
-        channel = internal_channel(self._address)
+        channel = internal_channel(self._address, self._peer)
         call: Any = scheduler_pb2_grpc.SchedulerServiceStub(channel).Attach()  # type: ignore[call-arg]
         writer: asyncio.Task[None] | None = None
         reason = self._unreachable()

@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason
+from blockyard.identity import InternalIdentity
+from blockyard.keys import KeyFileError
 from blockyard.model_files import resolve_model
 from blockyard.rpc import PUBLIC_MESSAGE_BYTES, HealthServer, Heartbeat, PortTaken, add_health, bind, make_server
 from blockyard.settings import load
 from blockyard.telemetry import EventLogger, configure_logging
+from blockyard.tls import CertificateError
 from blockyard.tracing import TracingUnavailable, traced_process
+from gateway.access import make_access
 from gateway.admin import SERVICE_NAME as ADMIN_SERVICE_NAME
 from gateway.admin import AdminServicer
 from gateway.config import GatewayConfiguration
@@ -32,6 +36,7 @@ from gateway.tokenizer import load_tokenizer
 if TYPE_CHECKING:
     import grpc.aio
 
+    from blockyard.authentication import Gate
     from gateway.tokenizer import Tokenizer
 
 log = EventLogger(__name__)
@@ -51,14 +56,18 @@ class Gateway:
     """
 
     def __init__(self, configuration: GatewayConfiguration) -> None:
-        """Reads the model's files; raises BlockyardError MODEL_NOT_LOADED."""
+        """Reads files; raises BlockyardError MODEL_NOT_LOADED, CertificateError or KeyFileError."""
         self._public = configuration.public
         self._service = configuration.service
         self.grpc_port = self.http_port = self.admin_port = self.health_port = 0
+        self._access = make_access(configuration.security)
         gateway_id = secrets.token_hex(8)
         tokenizer = _load_tokenizer(configuration)
         self._link = SchedulerLink(
-            configuration.service.scheduler_address, gateway_id=gateway_id, model_digest=tokenizer.model_digest
+            configuration.service.scheduler_address,
+            gateway_id=gateway_id,
+            model_digest=tokenizer.model_digest,
+            peer=InternalIdentity(configuration.internal).peer("scheduler"),
         )
         self._live = LiveRequests(
             self._link,
@@ -69,29 +78,37 @@ class Gateway:
             tokenizer, self._link, self._live, model_name=model_name(configuration), seed=configuration.text.seed
         )
         self._heartbeat = Heartbeat()
-        self._servers = (self._make_public_server(), self._make_admin_server(gateway_id))
-        self._http = HttpFront(make_app(self.generation))
+        self._servers = self._make_servers(gateway_id)
+        self._http = HttpFront(make_app(self.generation), self._access)
         self._health: HealthServer | None = None
 
-    def _make_public_server(self) -> grpc.aio.Server:
-        server = make_server(PUBLIC_MESSAGE_BYTES, [SERVICE.full_name, OPEN_INFERENCE.full_name])
-        add_inference_service(server, InferenceServicer(self.generation))
-        add_open_inference_service(server, OpenInferenceServicer(self.generation))
-        add_health(server, self.generation.is_ready, self._heartbeat.is_alive)
-        return server
+    def _make_servers(self, gateway_id: str) -> tuple[grpc.aio.Server, grpc.aio.Server, grpc.aio.Server]:
+        """Makes the servers of the public APIs, of the admin API, and of all of them for this machine."""
+        public_names, admin_names = [SERVICE.full_name, OPEN_INFERENCE.full_name], [ADMIN_SERVICE_NAME]
+        public = self._make_server(public_names, self._access.api)
+        admin = self._make_server(admin_names, self._access.admin)
+        local = self._make_server([*public_names, *admin_names], None)
+        for server in (public, local):
+            add_inference_service(server, InferenceServicer(self.generation))
+            add_open_inference_service(server, OpenInferenceServicer(self.generation))
+        for server in (admin, local):
+            AdminServicer(self.generation, self._link, gateway_id=gateway_id).add_to(server)
+        return public, admin, local
 
-    def _make_admin_server(self, gateway_id: str) -> grpc.aio.Server:
-        server = make_server(PUBLIC_MESSAGE_BYTES, [ADMIN_SERVICE_NAME])
-        AdminServicer(self.generation, self._link, gateway_id=gateway_id).add_to(server)
+    def _make_server(self, service_names: list[str], gate: Gate | None) -> grpc.aio.Server:
+        max_connections = self._access.max_connections
+        server = make_server(PUBLIC_MESSAGE_BYTES, service_names, gate=gate, max_connections=max_connections)
         add_health(server, self.generation.is_ready, self._heartbeat.is_alive)
         return server
 
     async def start(self) -> None:
         """Listens, and begins to attach to the scheduler; raises PortTaken."""
-        public, admin = self._servers
+        public, admin, local = self._servers
         host = self._public.host
-        self.grpc_port = bind(public, _address(host, self._public.grpc_port))
-        self.admin_port = bind(admin, _address(host, self._public.admin_port))
+        self.grpc_port = bind(public, _address(host, self._public.grpc_port), self._access.credentials())
+        self.admin_port = bind(admin, _address(host, self._public.admin_port), self._access.credentials())
+        if self._service.gateway_local_address:
+            bind(local, self._service.gateway_local_address)
         self.http_port = self._http.bind(host, self._public.http_port)
         if self._service.gateway_health_port >= 0:
             health = HealthServer(self._heartbeat.is_alive, self.generation.is_ready)
@@ -99,9 +116,10 @@ class Gateway:
             self._health = health
         self._heartbeat.start()
         self._link.start(self._live)
-        await public.start()
-        await admin.start()
+        for server in self._servers:
+            await server.start()
         self._http.start()
+        self._access.warn_if_exposed(host)
         log.info(
             "listening",
             model=self.generation.model_name,
@@ -178,6 +196,6 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         with traced_process("gateway", configuration.tracing):
             asyncio.run(serve(configuration))
-    except (PortTaken, BlockyardError, TracingUnavailable) as error:
+    except (PortTaken, CertificateError, KeyFileError, BlockyardError, TracingUnavailable) as error:
         log.error(str(error))
         sys.exit(1)

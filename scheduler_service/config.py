@@ -11,6 +11,7 @@ from pydantic import Field
 from blockyard.configuration import (
     CacheSettings,
     DeviceSettings,
+    InternalSecuritySettings,
     LogSettings,
     ModelSettings,
     SchedulerSettings,
@@ -62,6 +63,7 @@ class SchedulerConfiguration:
     cache: CacheSettings = CacheSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     service: ServiceSettings = ServiceSettings()
+    internal: InternalSecuritySettings = InternalSecuritySettings()
     log: LogSettings = LogSettings()
     tracing: TracingSettings = TracingSettings()
 

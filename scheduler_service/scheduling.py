@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from blockyard.identity import InternalIdentity
 from blockyard.telemetry import EventLogger
 from scheduler_service.core.backlog import Backlog
 from scheduler_service.core.overload import Limits
@@ -29,6 +30,8 @@ class Scheduling:
     """All that serves, but for the server. Ends by `close` and the cancelling of `run`."""
 
     def __init__(self, configuration: SchedulerConfiguration, clock: Callable[[], float] = time.monotonic) -> None:
+        """Reads the certificates; raises CertificateError."""
+        self.identity = InternalIdentity(configuration.internal)
         service = configuration.service
         limits = Limits(service.max_waiting_requests, service.max_waiting_tokens, service.max_tenant_requests)
         self._configuration = configuration
@@ -98,7 +101,7 @@ class Scheduling:
     def join(self, address: str) -> None:
         """A worker was found: a replica more."""
         assert self._tasks is not None
-        link = WorkerLink(address)
+        link = WorkerLink(address, self.identity.peer("worker"))
         engine = Engine(
             self._num_replicas, link, self._configuration, self.dispatcher, self.dispatcher.suspects, self._clock
         )

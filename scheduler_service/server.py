@@ -13,6 +13,7 @@ from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from blockyard.settings import load
 from blockyard.signals import on_stop_signal
 from blockyard.telemetry import EventLogger, configure_logging
+from blockyard.tls import CertificateError
 from blockyard.tracing import TracingUnavailable, traced_process
 from scheduler_service.administration import AdminServicer
 from scheduler_service.config import SchedulerConfiguration
@@ -48,7 +49,8 @@ class Server:
         self._running: asyncio.Task[None] | None = None
 
     def _make_server(self) -> grpc.aio.Server:
-        server = make_server(INTERNAL_MESSAGE_BYTES, [SERVICE_NAME, ADMIN_SERVICE_NAME])
+        gate = self.scheduling.identity.gate("gateway")
+        server = make_server(INTERNAL_MESSAGE_BYTES, [SERVICE_NAME, ADMIN_SERVICE_NAME], gate=gate)
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerServicer(self.scheduling), server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.scheduling), server)
         add_health(server, self._is_ready, self._heartbeat.is_alive)
@@ -59,9 +61,9 @@ class Server:
 
     async def start(self) -> None:
         """Listens, and begins to look for workers."""
-        self.address = _with_port(
-            self._settings.scheduler_address, bind(self._server, self._settings.scheduler_address)
-        )
+        identity, address = self.scheduling.identity, self._settings.scheduler_address
+        self.address = _with_port(address, bind(self._server, address, identity.credentials()))
+        identity.warn_if_exposed(address)
         if self._settings.scheduler_health_port >= 0:
             self._start_health()
         self._heartbeat.start()
@@ -133,6 +135,6 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         with traced_process("scheduler", configuration.tracing):
             asyncio.run(serve(configuration))
-    except (PortTaken, Unusable, TracingUnavailable) as error:
+    except (PortTaken, CertificateError, Unusable, TracingUnavailable) as error:
         log.error(str(error))
         sys.exit(1)

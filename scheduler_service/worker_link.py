@@ -14,7 +14,7 @@ import grpc.aio
 
 from blockyard import faults
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
-from blockyard.rpc import internal_channel
+from blockyard.rpc import RenewedChannel
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_service import codec
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator
 
     from blockyard.common.v1 import administration_pb2
+    from blockyard.tls import Peer
     from scheduler_service.core.output import SchedulerOutput, StepResult
     from scheduler_service.facts import AvailableBlocks, CacheInfo, CachePlan, LoadedModel, LoadProgress, WorkerInfo
 
@@ -92,10 +93,13 @@ def _broken(message: str) -> BlockyardError:
 class WorkerLink:
     """The connection to the worker at `address`; it is dialled again for ever, each second at the latest."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, peer: Peer | None = None) -> None:
         self.address = address
-        self._channel = internal_channel(address)
-        self._stub: worker_pb2_grpc.WorkerServiceAsyncStub = worker_pb2_grpc.WorkerServiceStub(self._channel)
+        self._channel = RenewedChannel(address, peer)
+
+    @property
+    def _stub(self) -> worker_pb2_grpc.WorkerServiceAsyncStub:
+        return worker_pb2_grpc.WorkerServiceStub(self._channel.get())
 
     async def info(self) -> WorkerInfo:
         """Asks who is there; one that hangs is as good as nobody."""
@@ -180,4 +184,4 @@ class WorkerLink:
 
     async def close(self) -> None:
         """Closes the connection."""
-        await self._channel.close(None)
+        await self._channel.close()

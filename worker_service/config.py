@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from blockyard.configuration import LogSettings, NotNegative, TracingSettings
+from blockyard.configuration import InternalSecuritySettings, LogSettings, NotNegative, TracingSettings
 from blockyard.settings import option
 
 
@@ -38,5 +38,6 @@ class WorkerConfiguration:
     """All of it."""
 
     worker: WorkerSettings = WorkerSettings()
+    internal: InternalSecuritySettings = InternalSecuritySettings()
     log: LogSettings = LogSettings()
     tracing: TracingSettings = TracingSettings()

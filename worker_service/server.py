@@ -8,10 +8,12 @@ import os
 import socket
 import sys
 
+from blockyard.identity import InternalIdentity
 from blockyard.rpc import INTERNAL_MESSAGE_BYTES, HealthServer, Heartbeat, PortTaken, add_health, bind, make_server
 from blockyard.settings import load
 from blockyard.signals import on_stop_signal
 from blockyard.telemetry import EventLogger, configure_logging
+from blockyard.tls import CertificateError
 from blockyard.tracing import TracingUnavailable, traced_process
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from worker_service.config import WorkerConfiguration
@@ -48,7 +50,8 @@ class Server:
             debug=self._settings.enable_debug_rpcs,
         )
         self._heartbeat = Heartbeat()
-        self._server = make_server(INTERNAL_MESSAGE_BYTES, [SERVICE_NAME])
+        self._identity = InternalIdentity(configuration.internal)
+        self._server = make_server(INTERNAL_MESSAGE_BYTES, [SERVICE_NAME], gate=self._identity.gate("scheduler"))
         self._health: HealthServer | None = None
 
     def _is_ready(self) -> bool:
@@ -57,7 +60,8 @@ class Server:
 
     async def start(self) -> None:
         """Listens, and waits for a scheduler."""
-        port = bind(self._server, self._settings.worker_address)
+        port = bind(self._server, self._settings.worker_address, self._identity.credentials())
+        self._identity.warn_if_exposed(self._settings.worker_address)
         if not self.address.startswith("unix:"):
             self.address = f"{self.address.rpartition(':')[0]}:{port}"
         worker_id = f"{socket.gethostname()}/{self.address}"
@@ -116,7 +120,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         with traced_process("worker", configuration.tracing):
             has_ended = asyncio.run(run(configuration))
-    except (PortTaken, TracingUnavailable) as error:
+    except (PortTaken, CertificateError, TracingUnavailable) as error:
         log.error(str(error))
         sys.exit(1)
     if not has_ended:

@@ -1,0 +1,78 @@
+"""What the gateway's listeners ask of their clients, made of the settings: TLS, keys, certificates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from blockyard.authentication import CertificateGate, KeyGate, KeyRole
+from blockyard.exposure import is_loopback
+from blockyard.keys import KeyRing
+from blockyard.telemetry import EventLogger
+from blockyard.tls import CertificateError, CertificateFiles, server_credentials
+
+if TYPE_CHECKING:
+    import grpc
+
+    from blockyard.authentication import Gate
+    from blockyard.configuration import SecuritySettings
+
+log = EventLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What is asked of a client.
+
+    Attributes:
+        files: of the certificate that the gateway shows; None: no TLS.
+        api, admin: who may call the public APIs, and the admin API; None: everybody.
+        max_connections: at once, on each port.
+    """
+
+    files: CertificateFiles | None = None
+    api: Gate | None = None
+    admin: Gate | None = None
+    max_connections: int = 0
+
+    def credentials(self) -> grpc.ServerCredentials | None:
+        """Makes what a gRPC port is bound with."""
+        return server_credentials(self.files) if self.files else None
+
+    def warn_if_exposed(self, host: str) -> None:
+        """Says in the log what an address that others can reach lacks."""
+        missing = [
+            name
+            for name, is_there in (("--api-keys-file", self.api), ("--tls-certificate", self.files))
+            if is_there is None
+        ]
+        if missing and not is_loopback(host):
+            log.warning(
+                "other machines can reach this gateway, and it is not protected: see docs/guides/security.md",
+                host=host,
+                missing=" ".join(missing),
+            )
+
+
+def make_access(settings: SecuritySettings) -> Access:
+    """Reads the files that the settings name; raises CertificateError or KeyFileError."""
+    ring = KeyRing(settings.api_keys_file) if settings.api_keys_file else None
+    files = _certificate_files(settings)
+    api: Gate | None = None
+    admin: Gate | None = None
+    if ring is not None:
+        api, admin = KeyGate(ring, KeyRole.USER), KeyGate(ring, KeyRole.ADMIN)
+    elif files is not None and files.verifies:
+        names = frozenset(name.strip() for name in settings.tls_admin_names.split(",") if name.strip())
+        api, admin = CertificateGate(), CertificateGate(names)
+    return Access(files, api, admin, settings.max_connections)
+
+
+def _certificate_files(settings: SecuritySettings) -> CertificateFiles | None:
+    if bool(settings.tls_certificate) != bool(settings.tls_key):
+        raise CertificateError("--tls-certificate and --tls-key go together")
+    if settings.tls_certificate:
+        return CertificateFiles(settings.tls_certificate, settings.tls_key, settings.tls_client_authority)
+    if settings.tls_client_authority:
+        raise CertificateError("--tls-client-authority needs --tls-certificate and --tls-key")
+    return None

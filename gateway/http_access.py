@@ -1,0 +1,138 @@
+"""The HTTP side of who may call: keys and certificates, and bounds on what a connection may cost.
+
+One middleware stands before every route, also before those that are added later. Knows no route.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, cast
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from blockyard.authentication import Doorkeeper, Evidence, find_key
+from blockyard.errors import BlockyardError, Reason
+from blockyard.telemetry import EventLogger
+from gateway.openai.errors import error_response
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from blockyard.authentication import Gate
+
+log = EventLogger(__name__)
+
+# Of a request line and the headers together.
+MAX_HEADER_BYTES = 16 * 1024
+# From the first byte of a request, or from the beginning of its connection, to its last byte.
+REQUEST_SECONDS = 60.0
+# Where the connection leaves the common name of the client's certificate for the middleware.
+_COMMON_NAME = "blockyard.common_name"
+
+
+def guarded(app: ASGIApp, gate: Gate) -> ASGIApp:
+    """Wraps an application so that only what is open to all can be called without leave of the gate."""
+    keeper = Doorkeeper(gate)
+
+    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or keeper.is_open(scope["path"]):
+            await app(scope, receive, send)
+            return
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(keeper.enter(_evidence(scope), scope["path"]))
+            except BlockyardError as error:
+                await _refuse(error, scope, receive, send)
+            else:
+                await app(scope, receive, send)
+
+    return guard
+
+
+def _evidence(scope: Scope) -> Evidence:
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    return Evidence(find_key(headers), scope.get(_COMMON_NAME, ""))
+
+
+async def _refuse(error: BlockyardError, scope: Scope, receive: Receive, send: Send) -> None:
+    response = error_response(error)
+    if error.reason is Reason.UNAUTHENTICATED:
+        response.headers["www-authenticate"] = "Bearer"
+    # What else the client is sending is not waited for.
+    response.headers["connection"] = "close"
+    await response(scope, receive, send)
+
+
+class BoundedProtocol(H11Protocol):
+    """A connection that is closed when a request takes too long to come, or when there are too many already.
+
+    uvicorn itself waits for a request for ever.
+    """
+
+    max_connections = 0
+    request_seconds = REQUEST_SECONDS
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begins to wait for a request."""
+        super().connection_made(transport)
+        if 0 < self.max_connections < len(self.connections):
+            log.debug("too many connections", max_connections=self.max_connections)
+            transport.abort()
+            return
+        if name := _common_name(transport.get_extra_info("peercert")):
+            self.app = cast("Any", _naming(cast("Any", self.app), name))
+        self._set_deadline()
+
+    def data_received(self, data: bytes) -> None:
+        """Takes a piece of a request."""
+        super().data_received(data)
+        self._set_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Ends."""
+        self._clear_deadline()
+        super().connection_lost(exc)
+
+    def _set_deadline(self) -> None:
+        """Leaves the deadline of a request that is still coming where it was."""
+        if not self._awaits_more():
+            self._clear_deadline()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(self.request_seconds, self._give_up)
+
+    def _awaits_more(self) -> bool:
+        return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+
+    def _clear_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        log.debug("a request did not come in time", seconds=self.request_seconds)
+        self.transport.abort()
+
+
+def bounded_protocol(max_connections: int) -> type[BoundedProtocol]:
+    """Makes the protocol of a listener with so many connections at once; 0: no limit."""
+    return type("BoundedProtocol", (BoundedProtocol,), {"max_connections": max_connections})
+
+
+def _naming(app: ASGIApp, common_name: str) -> ASGIApp:
+    """Wraps an application for the calls of one connection."""
+
+    async def named(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[_COMMON_NAME] = common_name
+        await app(scope, receive, send)
+
+    return named
+
+
+def _common_name(certificate: dict[str, Any] | None) -> str:
+    """The common name in a certificate as `ssl` tells it; empty without one."""
+    subject = (certificate or {}).get("subject", ())
+    return next((value for part in subject for name, value in part if name == "commonName"), "")
