@@ -36,7 +36,7 @@ _FIRST_TOKEN_SECONDS = (
 REQUESTS = counter("blockyard_requests_total", "Requests that were begun here, valid ones.")
 FINISHED_REQUESTS = counter(
     "blockyard_finished_requests_total",
-    f"Requests that ended here, by result: `{WHOLE}`, or the [reason](errors.md) of the error that ended them. One that"
+    f"Requests that ended here, by result: `{WHOLE}`, or the reason of the error that ended them. One that"
     " is resumed at another gateway may end at both.",
     "result",
 )
@@ -78,7 +78,7 @@ REQUEST_LATENCY = histogram(
 )
 ERRORS = counter(
     "blockyard_errors_total",
-    "Errors that clients were told, by API (`grpc` or `http`) and [reason](errors.md); those of probes do not count.",
+    "Errors that clients were told, by API (`grpc` or `http`) and reason; those of probes do not count.",
     "api",
     "reason",
 )

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from scheduler_service.core.sequence import Group
     from scheduler_service.engine import Engine, Loss
     from scheduler_service.facts import ModelFacts
+    from scheduler_service.metrics import SchedulerMetrics
     from scheduler_service.requests import Request, Requests
 
 log = EventLogger(__name__)
@@ -50,7 +51,9 @@ class RecoveryRecord(NamedTuple):
 class Dispatcher:
     """The engines' office. One object for the scheduler's process."""
 
-    def __init__(self, requests: Requests, backlog: Backlog, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, requests: Requests, backlog: Backlog, metrics: SchedulerMetrics, clock: Callable[[], float]
+    ) -> None:
         self.engines: list[Engine] = []
         self.suspects = Suspects()
         self.readiness = Readiness(False, "the scheduler has just started")
@@ -63,6 +66,7 @@ class Dispatcher:
         self.lost_at: float | None = None
         self._requests = requests
         self._backlog = backlog
+        self._metrics = metrics
         self._clock = clock
         self._deaths = Deaths()
         self._refusals = Refusals()
@@ -145,6 +149,8 @@ class Dispatcher:
             scheduler = request.engine.scheduler
             has_ended = scheduler.abort(request.request_id, sequence_index, reason, num_tokens)
             self.ended(scheduler.take_ended())
+            if has_ended:
+                request.engine.meter.cancelled(self._clock())
             request.engine.wake()
             return has_ended
         has_ended = request.group.end_waiting(sequence_index, reason, num_tokens)
@@ -157,6 +163,7 @@ class Dispatcher:
         """Ends a request with an error that its readers are told."""
         for attachment, handle in request.handles.items():
             attachment.fail(request.request_id, error, handle)
+        self._metrics.failed(error.reason)
         self._requests.drop(request)
         self.abort(request, reason=FinishReason.ERROR)
 
@@ -202,8 +209,12 @@ class Dispatcher:
             request = self._requests.live[group.spec.request_id]
             request.engine = engine
             if request.lost is not None:
-                recoveries[group.spec.owner].append(_recovery(request, request.lost, engine))
+                recovery = _recovery(request, request.lost, engine)
+                recoveries[group.spec.owner].append(recovery)
                 request.lost = None
+                self._metrics.recovered(recovery)
+            else:
+                self._metrics.given(group, self._clock())
         self._requests.recover(recoveries)
         self._tell(engine.scheduler.adopt(groups), Reason.NEVER_FITS)
         self.ended(engine.scheduler.take_ended())
@@ -238,6 +249,7 @@ class Dispatcher:
         if self.lost_at is None:
             self.lost_at = self._clock()
         cause = _cause(loss.error)
+        self._metrics.lost(loss.error.reason, is_break=is_break(loss.error))
         groups: list[Group] = []
         for group, num_tokens in loss.evacuated:
             request = self._requests.live.get(group.spec.request_id)

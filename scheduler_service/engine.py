@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from scheduler_service.core.recovery import Evacuated, Suspects
     from scheduler_service.core.sequence import Group
     from scheduler_service.facts import CacheInfo, ModelFacts
+    from scheduler_service.step_meter import StepMeter
     from scheduler_service.worker_link import StepStream, WorkerLink
 
 log = EventLogger(__name__)
@@ -101,11 +102,13 @@ class Engine:
         configuration: SchedulerConfiguration,
         office: Office,
         suspects: Suspects,
+        meter: StepMeter,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.replica_id = replica_id
         self.replica = Replica(link, configuration, self._not_ready, lambda found: office.claim(self, found))
         self.step_log = StepLog()
+        self.meter = meter
         self.scheduler: Scheduler | None = None
         self.facts: ModelFacts | None = None
         self.readiness = Readiness(False, "the scheduler has just started")
@@ -206,6 +209,7 @@ class Engine:
         named = {} if is_break(error) or step is None else scheduler.count_outputs(named_sequences(step, error))
         in_hand = scheduler.count_outputs(self._in_flight.sequence_ids)
         self._in_flight.begin_epoch()
+        self.meter.lost(self._clock())
         loss = Loss(error, self.facts, in_hand, named, scheduler.evacuate())
         worker = self.replica.worker
         was_drained = self.drain.is_wanted and error.reason is Reason.DRAINING
@@ -260,6 +264,7 @@ class Engine:
         try:
             while output := self._schedule(steps.epoch):
                 await steps.send(output)
+                self.meter.sent(steps.encode_seconds)
         finally:
             self._is_sending = False
 
@@ -293,7 +298,9 @@ class Engine:
             output = self.scheduler.schedule(self._clock())
         if output:
             self._in_flight.sent(output)
-            self.step_log.scheduled(output, epoch, time.perf_counter() - begin)
+            seconds = time.perf_counter() - begin
+            self.step_log.scheduled(output, epoch, seconds)
+            self.meter.scheduled(output.step_id, seconds)
             self._office.scheduled(self, output)
         return output
 
@@ -304,8 +311,9 @@ class Engine:
             updates = self.scheduler.update(result)
         except StepMismatch as error:
             raise BlockyardError(Reason.BUG, str(error)) from None
-        self.step_log.answered(result, time.perf_counter() - begin)
-        self._in_flight.answered()
+        seconds = time.perf_counter() - begin
+        self.step_log.answered(result, seconds)
+        self.meter.answered(result, seconds, self._in_flight.answered())
         self.last_step_id = result.step_id
         return updates
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from scheduler_service.core.output import GroupSpec
     from scheduler_service.dispatcher import Dispatcher
     from scheduler_service.gateway_codec import Abort, Addition, Resubmission
+    from scheduler_service.metrics import SchedulerMetrics
     from scheduler_service.requests import Requests
 
 log = EventLogger(__name__)
@@ -54,12 +55,14 @@ class Reception:
         requests: Requests,
         backlog: Backlog,
         dispatcher: Dispatcher,
+        metrics: SchedulerMetrics,
         clock: Callable[[], float],
     ) -> None:
         self._patience = configuration.service.max_worker_wait_seconds
         self._requests = requests
         self._backlog = backlog
         self._dispatcher = dispatcher
+        self._metrics = metrics
         self._clock = clock
         self._deadlines = Deadlines()
         requests.on_end = self._deadlines.cancel
@@ -151,6 +154,7 @@ class Reception:
         self._next_sequence_id += spec.num_sequence_ids
         if before is not None:
             _continue(group, before)
+            self._metrics.taken_over(group)
         return Request(group, addition.digest, addition.message)
 
     def _check_limits(self, spec: GroupSpec) -> None:
@@ -201,6 +205,7 @@ class Reception:
     def refuse(self, attachment: Attachment, request_id: str, handle: int, error: BlockyardError) -> None:
         """Tells a gateway that a request will not run."""
         log.debug("request refused", request_id=request_id, reason=error.reason)
+        self._metrics.refused(error.reason)
         attachment.fail(request_id, error, handle)
 
     def abort(self, attachment: Attachment, abort: Abort) -> None:

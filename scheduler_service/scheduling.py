@@ -13,8 +13,10 @@ from scheduler_service.core.overload import Limits
 from scheduler_service.dispatcher import Dispatcher
 from scheduler_service.engine import Engine
 from scheduler_service.fleet import Fleet
+from scheduler_service.metrics import SchedulerMetrics
 from scheduler_service.reception import Reception
 from scheduler_service.requests import Requests
+from scheduler_service.step_meter import StepMeter
 from scheduler_service.worker_link import WorkerLink
 
 if TYPE_CHECKING:
@@ -40,8 +42,10 @@ class Scheduling:
         self.requests = Requests(service.resume_window_seconds)
         order = configuration.scheduler
         self.backlog = Backlog(order.policy, order.aging_seconds, limits)
-        self.dispatcher = Dispatcher(self.requests, self.backlog, clock)
-        self.reception = Reception(configuration, self.requests, self.backlog, self.dispatcher, clock)
+        self.metrics = SchedulerMetrics()
+        self.dispatcher = Dispatcher(self.requests, self.backlog, self.metrics, clock)
+        self.reception = Reception(configuration, self.requests, self.backlog, self.dispatcher, self.metrics, clock)
+        self.metrics.watch(self)
         self._fleet = Fleet(service.worker_address, self)
         self._num_replicas = 0
         self._links: dict[Engine, WorkerLink] = {}
@@ -102,8 +106,9 @@ class Scheduling:
         """A worker was found: a replica more."""
         assert self._tasks is not None
         link = WorkerLink(address, self.identity.peer("worker"))
+        meter = StepMeter(self.metrics.steps)
         engine = Engine(
-            self._num_replicas, link, self._configuration, self.dispatcher, self.dispatcher.suspects, self._clock
+            self._num_replicas, link, self._configuration, self.dispatcher, self.dispatcher.suspects, meter, self._clock
         )
         self._num_replicas += 1
         self._links[engine] = link

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from blockyard.errors import BlockyardError, Reason
 
@@ -24,6 +24,15 @@ class _Sent:
     output: SchedulerOutput
     num_tokens: int
     seconds: float
+
+
+class AnsweredStep(NamedTuple):
+    """What a step held, when it was answered, and how long the worker may have been busy with it."""
+
+    num_sequences: int
+    num_tokens: int
+    answered_at: float
+    wait_seconds: float
 
 
 class StepsInFlight:
@@ -65,11 +74,13 @@ class StepsInFlight:
         num_tokens = sum(output.num_new_tokens)
         self._sent.append(_Sent(output, num_tokens, self._deadline.find_seconds(num_tokens)))
 
-    def answered(self) -> None:
+    def answered(self) -> AnsweredStep:
         """The oldest is answered, and the worker is at the next one."""
         now, step = self._clock(), self._sent.popleft()
-        self._deadline.answered(step.num_tokens, now - self._busy_since)
+        seconds = now - self._busy_since
+        self._deadline.answered(step.num_tokens, seconds)
         self._busy_since = now
+        return AnsweredStep(len(step.output.sequence_ids), step.num_tokens, now, seconds)
 
     async def watch(self) -> None:
         """Waits for a step to be overdue. Raises BlockyardError NO_READY_WORKER then."""

@@ -6,6 +6,7 @@ Every failure leaves here as a BlockyardError: NO_READY_WORKER where nobody answ
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,8 @@ class StepStream:
         self.epoch = epoch
         # How long the worker was busy with the step that was answered last.
         self.step_seconds = 0.0
+        # How long it took to make a message of the step that was sent last.
+        self.encode_seconds = 0.0
         self._call = call
         self._last_answered = 0
 
@@ -56,7 +59,10 @@ class StepStream:
         try:
             with _translated():
                 faults.reach(faults.BEFORE_SEND)
-                await self._call.write(codec.encode_step(output, self.epoch))
+                begin = time.perf_counter()
+                message = codec.encode_step(output, self.epoch)
+                self.encode_seconds = time.perf_counter() - begin
+                await self._call.write(message)
                 faults.reach(faults.AFTER_SEND)
         except asyncio.InvalidStateError:
             raise _broken("the step stream has ended") from None

@@ -1,0 +1,151 @@
+"""The scheduler's metrics by name. What is told of each replica has its number as a label, and starts anew with it."""
+
+from __future__ import annotations
+
+from blockyard.metrics import counter, gauge, geometric, histogram
+
+PHASES = ("schedule", "encode", "wait", "execute", "update")
+DIED, DRAINED, STEP_REFUSED = "died", "drained", "refused"
+WORKER, SCHEDULER = "worker", "scheduler"
+
+_COUNTS = tuple(float(2**power) for power in range(15))
+_STEP_SECONDS = geometric(20e-6, 10)
+
+REQUESTS = gauge(
+    "blockyard_requests", "Live requests: `waiting` for a replica, or `running`, which a replica has taken.", "state"
+)
+WAITING_TOKENS = gauge(
+    "blockyard_waiting_tokens",
+    "Tokens that wait to be computed: of the prompts that wait for a replica, and of the sequences that wait at one.",
+)
+SEQUENCES = gauge(
+    "blockyard_sequences",
+    "Sequences at a replica: `running`, `swapped` out, or `waiting`, most of which were preempted.",
+    "replica",
+    "state",
+)
+BLOCKS = gauge(
+    "blockyard_blocks",
+    "KV blocks of a pool (`device` or `host`): `used` by sequences, or `free`, what is cached in them among these.",
+    "replica",
+    "pool",
+    "state",
+)
+CACHED_BLOCKS = gauge(
+    "blockyard_cached_blocks", "KV blocks whose content prompts can find again, used or free.", "replica", "pool"
+)
+QUERY_TOKENS = counter(
+    "blockyard_prefix_cache_query_tokens_total", "Prompt tokens that were looked up in the prefix cache.", "replica"
+)
+HIT_TOKENS = counter(
+    "blockyard_prefix_cache_hit_tokens_total", "Prompt tokens that were found in the prefix cache.", "replica"
+)
+PROMPT_TOKENS = counter(
+    "blockyard_prompt_tokens_total", "Tokens of prompts that were prefilled, cached ones too.", "replica"
+)
+GENERATED_TOKENS = counter(
+    "blockyard_generated_tokens_total",
+    "Tokens that were sampled and taken, each once, also behind a stop string, where nobody is told them.",
+    "replica",
+)
+PREEMPTIONS = counter(
+    "blockyard_preemptions_total",
+    "Preemptions, by `swap` (blocks moved to the host) or `recompute`.",
+    "replica",
+    "mode",
+)
+MOVED_BLOCKS = counter(
+    "blockyard_moved_blocks_total",
+    "Blocks that were moved: swapped `out` to the host, swapped `in`, or a `copy` of a shared one that was to change.",
+    "replica",
+    "direction",
+)
+STALLS = counter(
+    "blockyard_stalls_total", "Times that nothing could be scheduled though work was there: bugs.", "replica"
+)
+STEPS = counter("blockyard_steps_total", "Steps that were answered.", "replica")
+STEPS_IN_FLIGHT = gauge("blockyard_steps_in_flight", "Steps that were sent and are not answered.", "replica")
+WORKERS = gauge(
+    "blockyard_workers",
+    "Workers by state: `RUNNING` takes steps.",
+    "state",
+)
+READY_REPLICAS = gauge("blockyard_ready_replicas", "Replicas that take steps.")
+GATEWAYS = gauge("blockyard_attached_gateways", "Gateways that are attached.")
+STEP_SECONDS = histogram(
+    "blockyard_step_seconds",
+    "A step by phase: `schedule` chooses it, `encode` makes a message of it, `wait` is from when the worker could begin"
+    " it (it was sent, and the one before was answered) to its answer, `execute` what the worker was busy of that, by"
+    " its own clock, `update` takes the answer.",
+    _STEP_SECONDS,
+    "phase",
+)
+STEP_SEQUENCES = histogram("blockyard_step_sequences", "Sequences that a step computes.", _COUNTS)
+STEP_TOKENS = histogram("blockyard_step_tokens", "Tokens that a step computes.", _COUNTS)
+QUEUE_SECONDS = histogram(
+    "blockyard_queue_seconds",
+    "From a request's arrival to a replica's taking it; once more where that one is lost before it began.",
+    geometric(0.001, 500),
+)
+CANCEL_SECONDS = histogram(
+    "blockyard_cancel_to_free_seconds",
+    "From the word that a request or one of its sequences is to end, by a cancel, a lost client, a stop string or a"
+    " deadline, to the end of the last step that still computes it. Its blocks are given to others in the next one.",
+    geometric(0.001, 10),
+)
+REFUSED = counter(
+    "blockyard_refused_requests_total",
+    "Requests that were not let in, by reason. Load is shed with `QUEUE_FULL`, `TOKEN_BACKLOG` and `TENANT_QUOTA`.",
+    "reason",
+)
+FAILED = counter(
+    "blockyard_failed_requests_total", "Requests that ended with an error once they were let in, by reason.", "reason"
+)
+LOSSES = counter(
+    "blockyard_worker_losses_total",
+    "Epochs that broke: the worker `died` (or hangs, or its connection broke), was `drained`, or `refused` a step.",
+    "cause",
+)
+RECOVERIES = counter(
+    "blockyard_recovered_requests_total",
+    "Requests with tokens that went on after their `worker`, or the `scheduler` before this one, was lost.",
+    "lost",
+)
+RECOMPUTED = counter(
+    "blockyard_recomputed_tokens_total", "Tokens, prompt and output, that these had to have computed again.", "lost"
+)
+INEXACT = counter(
+    "blockyard_inexact_recoveries_total",
+    "Recoveries from the loss of a worker after which an answer need not be, bit for bit, what it would have been.",
+)
+
+CATALOGUE = (
+    REQUESTS,
+    WAITING_TOKENS,
+    QUEUE_SECONDS,
+    REFUSED,
+    FAILED,
+    SEQUENCES,
+    BLOCKS,
+    CACHED_BLOCKS,
+    QUERY_TOKENS,
+    HIT_TOKENS,
+    PROMPT_TOKENS,
+    GENERATED_TOKENS,
+    STEPS,
+    STEPS_IN_FLIGHT,
+    STEP_SECONDS,
+    STEP_SEQUENCES,
+    STEP_TOKENS,
+    PREEMPTIONS,
+    MOVED_BLOCKS,
+    STALLS,
+    CANCEL_SECONDS,
+    LOSSES,
+    RECOVERIES,
+    RECOMPUTED,
+    INEXACT,
+    WORKERS,
+    READY_REPLICAS,
+    GATEWAYS,
+)

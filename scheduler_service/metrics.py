@@ -1,0 +1,170 @@
+"""What the scheduler tells Prometheus: what is counted as it happens, and what is read of its parts when asked for."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from functools import partial
+from typing import TYPE_CHECKING
+
+from blockyard.errors import Reason
+from blockyard.metrics import READY, Registry
+from scheduler_service import catalogue
+from scheduler_service.facts import WorkerState
+from scheduler_service.step_meter import StepMetrics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from blockyard.metrics import Metric
+    from scheduler_service.core.output import SchedulerStats
+    from scheduler_service.core.sequence import Group
+    from scheduler_service.engine import Engine
+    from scheduler_service.gateway_codec import Recovery
+    from scheduler_service.scheduling import Scheduling
+
+_OVERLOAD = (Reason.QUEUE_FULL, Reason.TOKEN_BACKLOG, Reason.TENANT_QUOTA)
+
+Labelled = dict[tuple[str, ...], float]
+
+
+class SchedulerMetrics:
+    """The values of the scheduler's process. Written on the loop."""
+
+    def __init__(self) -> None:
+        self.registry = registry = Registry("scheduler", catalogue.CATALOGUE)
+        self.steps = StepMetrics(registry)
+        self._queue = registry.histogram(catalogue.QUEUE_SECONDS)
+        self._refused = registry.counter(catalogue.REFUSED, *((str(reason),) for reason in _OVERLOAD))
+        self._failed = registry.counter(catalogue.FAILED)
+        self._losses = registry.counter(
+            catalogue.LOSSES, (catalogue.DIED,), (catalogue.DRAINED,), (catalogue.STEP_REFUSED,)
+        )
+        self._recoveries = registry.counter(catalogue.RECOVERIES, (catalogue.WORKER,), (catalogue.SCHEDULER,))
+        self._recomputed = registry.counter(catalogue.RECOMPUTED, (catalogue.WORKER,), (catalogue.SCHEDULER,))
+        self._inexact = registry.counter(catalogue.INEXACT)
+
+    # As it happens.
+
+    def refused(self, reason: Reason) -> None:
+        """A request was not let in."""
+        self._refused.add(str(reason))
+
+    def failed(self, reason: Reason) -> None:
+        """A request that was let in ended with an error."""
+        self._failed.add(str(reason))
+
+    def given(self, group: Group, now: float) -> None:
+        """A replica takes a request that has no tokens yet, and lost none."""
+        if not group.num_outputs:
+            self._queue.observe(now - group.arrived_at)
+
+    def lost(self, reason: Reason, *, is_break: bool) -> None:
+        """A replica's epoch broke."""
+        if reason is Reason.DRAINING:
+            self._losses.add(catalogue.DRAINED)
+        else:
+            self._losses.add(catalogue.DIED if is_break else catalogue.STEP_REFUSED)
+
+    def recovered(self, recovery: Recovery) -> None:
+        """A request goes on after the loss of its worker."""
+        self._recoveries.add(catalogue.WORKER)
+        self._recomputed.add(catalogue.WORKER, count=recovery.num_replayed_tokens)
+        if not recovery.exact:
+            self._inexact.add()
+
+    def taken_over(self, group: Group) -> None:
+        """A request goes on that a scheduler had which is gone."""
+        if group.num_outputs and not group.is_finished:
+            self._recoveries.add(catalogue.SCHEDULER)
+            self._recomputed.add(catalogue.SCHEDULER, count=sum(len(sequence.token_ids) for sequence in group.live))
+
+    # When it is asked for, in the thread of who asks.
+
+    def watch(self, scheduling: Scheduling) -> None:
+        """Reads the rest from where it is known."""
+        read = self.registry.read
+        read(READY, lambda: int(scheduling.is_ready))
+        read(catalogue.REQUESTS, lambda: _count_requests(scheduling))
+        read(catalogue.WAITING_TOKENS, lambda: _count_waiting_tokens(scheduling))
+        read(catalogue.WORKERS, lambda: _count_workers(scheduling))
+        read(catalogue.READY_REPLICAS, lambda: sum(engine.is_ready for engine in scheduling.engines))
+        read(catalogue.GATEWAYS, lambda: len(scheduling.requests.attachments))
+        for metric, tell in _OF_REPLICAS.items():
+            read(metric, partial(_of_replicas, scheduling, tell))
+
+
+def _count_requests(scheduling: Scheduling) -> Labelled:
+    num_waiting = len(scheduling.backlog)
+    # Between the two readings a request may end.
+    return {("waiting",): num_waiting, ("running",): max(0, len(scheduling.requests.live) - num_waiting)}
+
+
+def _count_waiting_tokens(scheduling: Scheduling) -> int:
+    return scheduling.backlog.num_tokens + sum(stats.num_waiting_tokens for stats in scheduling.stats())
+
+
+def _count_workers(scheduling: Scheduling) -> Labelled:
+    states = Tally(engine.replica.state for engine in scheduling.engines)
+    return {(state.value,): states[state] for state in WorkerState}
+
+
+def _of_replicas(scheduling: Scheduling, tell: Callable[[Engine, SchedulerStats], Labelled]) -> Labelled:
+    told: Labelled = {}
+    for engine in list(scheduling.engines):
+        if engine.scheduler is not None:
+            values = tell(engine, engine.scheduler.stats())
+            told |= {(str(engine.replica_id), *labels): value for labels, value in values.items()}
+    return told
+
+
+def _sequences(engine: Engine, stats: SchedulerStats) -> Labelled:
+    return {("running",): stats.num_running, ("swapped",): stats.num_swapped, ("waiting",): stats.num_waiting}
+
+
+def _blocks(engine: Engine, stats: SchedulerStats) -> Labelled:
+    return {
+        ("device", "used"): stats.num_device_blocks - stats.num_free_device_blocks,
+        ("device", "free"): stats.num_free_device_blocks,
+        ("host", "used"): stats.num_host_blocks - stats.num_free_host_blocks,
+        ("host", "free"): stats.num_free_host_blocks,
+    }
+
+
+def _cached_blocks(engine: Engine, stats: SchedulerStats) -> Labelled:
+    return {("device",): stats.num_cached_device_blocks, ("host",): stats.num_cached_host_blocks}
+
+
+def _query_tokens(engine: Engine, stats: SchedulerStats) -> Labelled:
+    has_cache = engine.scheduler is not None and engine.scheduler.config.enable_prefix_caching
+    return {(): stats.num_queried_tokens_total if has_cache else 0}
+
+
+def _preemptions(engine: Engine, stats: SchedulerStats) -> Labelled:
+    return {
+        ("swap",): stats.num_swaps_total,
+        ("recompute",): stats.num_preemptions_total - stats.num_swaps_total,
+    }
+
+
+def _moved_blocks(engine: Engine, stats: SchedulerStats) -> Labelled:
+    return {
+        ("out",): stats.num_swapped_out_blocks_total,
+        ("in",): stats.num_swapped_in_blocks_total,
+        ("copy",): stats.num_copied_blocks_total,
+    }
+
+
+_OF_REPLICAS: Mapping[Metric, Callable[[Engine, SchedulerStats], Labelled]] = {
+    catalogue.SEQUENCES: _sequences,
+    catalogue.BLOCKS: _blocks,
+    catalogue.CACHED_BLOCKS: _cached_blocks,
+    catalogue.QUERY_TOKENS: _query_tokens,
+    catalogue.HIT_TOKENS: lambda engine, stats: {(): stats.num_cached_tokens_total},
+    catalogue.PROMPT_TOKENS: lambda engine, stats: {(): stats.num_prompt_tokens_total},
+    catalogue.GENERATED_TOKENS: lambda engine, stats: {(): stats.num_completion_tokens_total},
+    catalogue.PREEMPTIONS: _preemptions,
+    catalogue.MOVED_BLOCKS: _moved_blocks,
+    catalogue.STALLS: lambda engine, stats: {(): stats.num_stalls_total},
+    catalogue.STEPS: lambda engine, stats: {(): engine.step_log.num_steps},
+    catalogue.STEPS_IN_FLIGHT: lambda engine, stats: {(): stats.num_steps_in_flight},
+}
