@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from blockyard.async_client import AsyncClient, AsyncStream
     from blockyard.chat import Message, Role, Tool, ToolCall, ToolChoice
     from blockyard.client import Client, Stream
+    from blockyard.client_access import ClientTls
     from blockyard.errors import BlockyardError, Reason, Violation
     from blockyard.llm import LLM
     from blockyard.results import (
@@ -40,6 +41,7 @@ __all__ = [
     "BlockyardError",
     "Choice",
     "Client",
+    "ClientTls",
     "Completion",
     "Delta",
     "EarlyStopping",
@@ -68,6 +70,7 @@ _NAMES_OF_MODULE = {
     "blockyard.async_client": ("AsyncClient", "AsyncStream"),
     "blockyard.chat": ("Message", "Role", "Tool", "ToolCall", "ToolChoice"),
     "blockyard.client": ("Client", "Stream"),
+    "blockyard.client_access": ("ClientTls",),
     "blockyard.errors": ("BlockyardError", "Reason", "Violation"),
     "blockyard.llm": ("LLM",),
     "blockyard.results": (

@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from blockyard import client_codec as codec
 from blockyard.client import method_of
+from blockyard.client_access import ClientAccess, ClientTls
 from blockyard.errors import BlockyardError, from_rpc_error
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from blockyard.results import Completion, Delta, Event, GenerationOptions, Model
@@ -26,8 +27,6 @@ from blockyard.targets import (
     POLL_SECONDS,
     Metadata,
     Targets,
-    call_metadata,
-    client_channel_options,
     never_ready,
 )
 from blockyard.tracing import active_trace_metadata
@@ -44,22 +43,22 @@ _EOF: Any = cast("Any", grpc.aio).EOF
 class AsyncConnections:
     """A client's channels, one to each of its gateways, opened on the loop that first uses them."""
 
-    def __init__(self, targets: Targets, tenant: str) -> None:
+    def __init__(self, targets: Targets, access: ClientAccess) -> None:
         self.targets = targets
-        self._metadata = call_metadata(tenant)
+        self._access = access
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._cancellations: set[asyncio.Task[None]] = set()
 
     def _channel(self, target: str) -> grpc.aio.Channel:
         # Not before: a channel belongs to the loop that runs when it is made.
         if target not in self._channels:
-            self._channels[target] = grpc.aio.insecure_channel(target, client_channel_options(target))
+            self._channels[target] = self._access.aio_channel(target)
         return self._channels[target]
 
     def send(self, target: str, method: str, request: Any, seconds: float | None, extra: Metadata = ()) -> Any:
         """Calls a gateway: returns the call, to be awaited or read; these raise grpc.RpcError. `extra`: metadata."""
         stub = inference_pb2_grpc.InferenceServiceStub(self._channel(target))
-        return getattr(stub, method)(request, timeout=seconds, metadata=(*self._metadata, *extra))
+        return getattr(stub, method)(request, timeout=seconds, metadata=(*self._access.metadata, *extra))
 
     def cancel(self, request_id: str) -> None:
         """Begins to tell a gateway that a request is no longer wanted, and returns at once."""
@@ -225,11 +224,17 @@ class AsyncClient:
     """
 
     def __init__(
-        self, target: str | Sequence[str] = DEFAULT_TARGET, *, retry: RetryPolicy | None = None, tenant: str = ""
+        self,
+        target: str | Sequence[str] = DEFAULT_TARGET,
+        *,
+        retry: RetryPolicy | None = None,
+        tenant: str = "",
+        api_key: str = "",
+        tls: ClientTls | bool = False,
     ) -> None:
         self._targets = Targets(target)
         self._retry = retry or RetryPolicy()
-        self._connections = AsyncConnections(self._targets, tenant)
+        self._connections = AsyncConnections(self._targets, ClientAccess(tenant, api_key, tls))
         self._streams: weakref.WeakSet[AsyncStream] = weakref.WeakSet()
 
     @property

@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from blockyard import client_codec as codec
 from blockyard.cancelling import Canceller
+from blockyard.client_access import ClientAccess, ClientTls
 from blockyard.errors import BlockyardError, from_rpc_error
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from blockyard.results import Completion, Delta, Event, GenerationOptions, Model
@@ -22,8 +23,6 @@ from blockyard.targets import (
     POLL_SECONDS,
     Metadata,
     Targets,
-    call_metadata,
-    client_channel_options,
     never_ready,
 )
 from blockyard.tracing import active_trace_metadata
@@ -37,10 +36,10 @@ if TYPE_CHECKING:
 class Connections:
     """A client's channels, one to each of its gateways. They connect when they are first used."""
 
-    def __init__(self, targets: Targets, tenant: str) -> None:
+    def __init__(self, targets: Targets, access: ClientAccess) -> None:
         self.targets = targets
-        self._metadata = call_metadata(tenant)
-        self._channels = {target: grpc.insecure_channel(target, client_channel_options(target)) for target in targets}
+        self._metadata = access.metadata
+        self._channels = {target: access.channel(target) for target in targets}
         self._stubs = {
             target: inference_pb2_grpc.InferenceServiceStub(channel) for target, channel in self._channels.items()
         }
@@ -200,7 +199,9 @@ class Client:
     Args:
         target: one address or several: a list, or one text with commas between.
         retry: how often to try.
-        tenant: on whose behalf requests are sent, at most 64 of [A-Za-z0-9._-].
+        tenant: on whose behalf requests are sent, at most 64 of [A-Za-z0-9._-]; not needed with a key, which has one.
+        api_key: where the server asks for one.
+        tls: speak TLS; a `ClientTls` says with which certificates.
 
         with blockyard.Client("127.0.0.1:50051") as client:
             print(client.generate("Once upon a time", max_tokens=50).text)
@@ -211,11 +212,17 @@ class Client:
     """
 
     def __init__(
-        self, target: str | Sequence[str] = DEFAULT_TARGET, *, retry: RetryPolicy | None = None, tenant: str = ""
+        self,
+        target: str | Sequence[str] = DEFAULT_TARGET,
+        *,
+        retry: RetryPolicy | None = None,
+        tenant: str = "",
+        api_key: str = "",
+        tls: ClientTls | bool = False,
     ) -> None:
         self._targets = Targets(target)
         self._retry = retry or RetryPolicy()
-        self._connections = Connections(self._targets, tenant)
+        self._connections = Connections(self._targets, ClientAccess(tenant, api_key, tls))
         self._canceller = Canceller(self._connections.cancel)
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
 

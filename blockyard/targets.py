@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from blockyard.authentication import AUTHORIZATION_KEY, TENANT
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.rpc import PUBLIC_MESSAGE_BYTES, Options, channel_options
 
@@ -20,7 +21,8 @@ CANCEL_SECONDS = 1.0
 _KEEPALIVE_SECONDS = 10.0
 _LOOPBACK = ("127.", "localhost:", "[::1]:", "unix:")
 Metadata = tuple[tuple[str, str], ...]
-_TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_TENANT = re.compile(TENANT)
+_API_KEY = re.compile(r"[!-~]{1,512}")
 
 
 class Targets:
@@ -69,11 +71,15 @@ def client_channel_options(target: str) -> Options:
     return channel_options(PUBLIC_MESSAGE_BYTES, keepalive_seconds=_KEEPALIVE_SECONDS, use_proxy=use_proxy)
 
 
-def call_metadata(tenant: str) -> Metadata:
-    """What each call of a tenant carries; of "", nothing. Raises BlockyardError (FIELD_INVALID)."""
+def call_metadata(tenant: str, api_key: str = "") -> Metadata:
+    """What each call of a tenant carries, with a key; of "", nothing. Raises BlockyardError (FIELD_INVALID)."""
     if tenant and not _TENANT.fullmatch(tenant):
         raise invalid([Violation("tenant", f"{tenant!r:.100} is not 1 to 64 of [A-Za-z0-9._-]")])
-    return ((TENANT_HEADER, tenant),) if tenant else ()
+    if api_key and not _API_KEY.fullmatch(api_key):
+        # Without the key: an error is shown and logged.
+        raise invalid([Violation("api_key", "is not made of visible ASCII characters")])
+    told = ((TENANT_HEADER, tenant), (AUTHORIZATION_KEY, f"Bearer {api_key}" if api_key else ""))
+    return tuple((name, value) for name, value in told if value)
 
 
 def never_ready(targets: Targets, cause: BlockyardError | None) -> BlockyardError:
