@@ -82,9 +82,7 @@ _REQUEST_ID = {
     "description": "the call's id, or its Idempotency-Key",
     "schema": {"type": "string", "pattern": f"^{REQUEST_ID_PATTERN}$"},
 }
-_KEY = _header(
-    "Idempotency-Key", "names the call, so that it can be sent again, resumed and cancelled", REQUEST_ID_PATTERN
-)
+_KEY = _header("Idempotency-Key", "names the call, to send it again, resume it or cancel it", REQUEST_ID_PATTERN)
 _TENANT = _header(TENANT_KEY, "whose call it is", TENANT_PATTERN)
 _PLACE = _header("Last-Event-ID", "the id of the last event that came; without it the stream comes from its beginning")
 
@@ -182,8 +180,10 @@ def describe(app: FastAPI) -> None:
 
 
 def _tell_ranges(properties: dict[str, Any], names: Mapping[str, str]) -> None:
-    """Adds to numbers the ranges that the core checks."""
+    """Adds to numbers the ranges that the core checks. best_of has one only as the width of a beam search."""
     for rule in RANGES:
+        if rule.field == "beam_search.width":
+            continue
         told = properties.get(errors.parameter(rule.field, names), {})
         for form in told.get("anyOf", ()):
             if form.get("type") in ("integer", "number"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from blockyard.errors import BlockyardError, Reason
@@ -35,12 +37,24 @@ class CharacterTokenizer:
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return "".join(chr(token_id) for token_id in token_ids)
 
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        return [f"'{chr(token_id)}'" for token_id in token_ids]
+
     def apply_chat_template(
         self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True, tools: Any = None, **kwargs: Any
     ) -> str:
-        lines = [f"{message['role']}:{message['content']}" for message in messages]
+        lines = [_line(message) for message in messages]
         lines += [f"{name}={value}" for name, value in kwargs.items()]
+        lines += [f"tool={json.dumps(tool['function'])}" for tool in tools or ()]
         return "|".join(lines) + "|assistant:" * add_generation_prompt
+
+
+def _line(message: dict[str, Any]) -> str:
+    """A message: `role:content`, and behind it what it has besides."""
+    said = f"{message['role']}:{message['content']}"
+    return said + "".join(
+        f"[{name}={json.dumps(message[name])}]" for name in ("tool_calls", "tool_call_id") if name in message
+    )
 
 
 class ScriptedGeneration:
@@ -88,6 +102,8 @@ class ScriptedService:
         self.script: Callable[[GenerationRequest], Sequence[Step]] = answer("Hello")
 
     async def start(self, request: GenerationRequest) -> ScriptedGeneration:
+        if isinstance(request.prompt, Conversation):
+            request = replace(request, prompt=prompt_of(request.prompt, self.tokenizer))
         self.requests.append(request)
         steps = list(self.script(request))
         if steps and isinstance(steps[0], BlockyardError):
@@ -96,10 +112,10 @@ class ScriptedService:
         self.started.set()
         return self.generations[-1]
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens)
-
     async def prompt_of(self, request: GenerationRequest) -> tuple[int, ...]:
+        return self._prompt_of(request)[-(request.truncate_prompt_tokens or 0) :]
+
+    def _prompt_of(self, request: GenerationRequest) -> tuple[int, ...]:
         prompt = request.prompt
         if isinstance(prompt, Conversation):
             return tuple(self.tokenizer.encode(prompt_of(prompt, self.tokenizer), add_special_tokens=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import openai
@@ -11,6 +12,17 @@ if TYPE_CHECKING:
     from tests.unit.gateway_openai.scripted import ScriptedService
 
 HELLO: Any = [{"role": "user", "content": "Hi"}]
+TOOL: Any = {
+    "type": "function",
+    "function": {"name": "f", "description": "does f", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+def _call(name: str = "f", arguments: str = '{"a": 1}') -> Any:
+    return {"id": "c1", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+CALL: Any = _call()
 
 
 async def test_answers_a_chat(client: openai.AsyncOpenAI, service: ScriptedService) -> None:
@@ -93,7 +105,8 @@ async def test_returns_token_ids_when_asked(client: openai.AsyncOpenAI) -> None:
     ("message", "param"),
     [
         ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "messages[0].content"),
-        ({"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}, "messages[0].tool_calls"),
+        ({"role": "assistant", "content": "x", "audio": {"id": "1"}}, "messages[0].audio"),
+        ({"role": "assistant", "content": "x", "function_call": {"name": "f"}}, "messages[0].function_call"),
     ],
 )
 async def test_says_which_messages_are_not_supported(client: openai.AsyncOpenAI, message: Any, param: str) -> None:
@@ -111,6 +124,11 @@ async def test_says_which_messages_are_not_supported(client: openai.AsyncOpenAI,
         ([{"role": "user", "content": 5}], "messages[0].content"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content"),
         ([{"role": "user", "content": "x", "mood": "good"}], "messages[0].mood"),
+        ([{"role": "assistant", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls[0].function"),
+        ([{"role": "assistant", "tool_calls": [{**CALL, "type": "x"}]}], "messages[0].tool_calls[0].type"),
+        ([{"role": "assistant", "tool_calls": [_call(name="")]}], "messages[0].tool_calls[0].function.name"),
+        ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "messages[0].tool_calls"),
+        ([{"role": "user", "content": "x", "tool_call_id": "1"}], "messages[0].tool_call_id"),
         (["x"], "messages[0]"),
         ("x", "messages"),
     ],
@@ -119,3 +137,127 @@ async def test_says_which_message_is_wrong(client: openai.AsyncOpenAI, messages:
     with pytest.raises(openai.BadRequestError) as caught:
         await client.chat.completions.create(model="scripted", messages=messages)
     assert (caught.value.param, caught.value.code) == (param, "FIELD_INVALID")
+
+
+async def test_the_template_is_given_tools(client: openai.AsyncOpenAI, service: ScriptedService) -> None:
+    await client.chat.completions.create(model="scripted", messages=HELLO, tools=[TOOL], tool_choice="auto")
+    # As they came: templates print them.
+    assert service.requests[0].prompt == f"user:Hi|tool={json.dumps(TOOL['function'])}|assistant:"
+
+
+async def test_tools_that_may_not_be_called_are_left_out(client: openai.AsyncOpenAI, service: ScriptedService) -> None:
+    await client.chat.completions.create(model="scripted", messages=HELLO, tools=[TOOL], tool_choice="none")
+    assert service.requests[0].prompt == "user:Hi|assistant:"
+
+
+async def test_the_template_is_given_calls_of_tools_and_their_answers(
+    client: openai.AsyncOpenAI, service: ScriptedService
+) -> None:
+    messages: Any = [
+        *HELLO,
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "c1", "content": "[1, 2]"},
+    ]
+    await client.chat.completions.create(model="scripted", messages=messages, tools=[TOOL])
+    # Arguments are an object to a template, which prints it as JSON.
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    history = f'assistant:[tool_calls={json.dumps([call])}]|tool:[1, 2][tool_call_id="c1"]'
+    assert history in str(service.requests[0].prompt)
+
+
+@pytest.mark.parametrize(
+    ("tool", "param", "code"),
+    [
+        ({"type": "function"}, "tools[0].function", "FIELD_INVALID"),
+        ({"type": "retrieval", "function": {"name": "f"}}, "tools[0].type", "FIELD_INVALID"),
+        ({"type": "function", "function": {"name": "f", "parameters": "{}"}}, "tools[0].function.parameters", None),
+        ({"type": "function", "function": {"name": "f", "x": 1}}, "tools[0].function.x", "FIELD_INVALID"),
+        ({"type": "function", "function": {"name": ""}}, "tools[0].function.name", "FIELD_INVALID"),
+        (
+            {"type": "function", "function": {"name": "f", "strict": True}},
+            "tools[0].function.strict",
+            "UNSUPPORTED_PARAMETER",
+        ),
+    ],
+)
+async def test_says_which_tool_is_wrong(client: openai.AsyncOpenAI, tool: Any, param: str, code: str | None) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.chat.completions.create(model="scripted", messages=HELLO, tools=[tool])
+    assert (caught.value.param, caught.value.code) == (param, code or "FIELD_INVALID")
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+async def test_a_call_of_a_tool_cannot_be_forced(client: openai.AsyncOpenAI, choice: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="give auto or none") as caught:
+        await client.chat.completions.create(model="scripted", messages=HELLO, tools=[TOOL], tool_choice=choice)
+    assert (caught.value.param, caught.value.code) == ("tool_choice", "UNSUPPORTED_PARAMETER")
+
+
+async def test_the_answer_goes_on_with_the_final_message(client: openai.AsyncOpenAI, service: ScriptedService) -> None:
+    messages = [*HELLO, {"role": "assistant", "content": "Well,"}]
+    for extra in ({"add_generation_prompt": False}, {}):
+        await client.chat.completions.create(
+            model="scripted", messages=messages, extra_body={"continue_final_message": True, **extra}
+        )
+    assert [request.prompt for request in service.requests] == ["user:Hi|assistant:Well,"] * 2
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.chat.completions.create(
+            model="scripted",
+            messages=messages,
+            extra_body={"continue_final_message": True, "add_generation_prompt": True},
+        )
+    assert caught.value.param == "continue_final_message"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("role", "extra", "text"),
+    [
+        ("assistant", {"continue_final_message": True}, "Well,Hello"),
+        ("assistant", {}, "Well,Hello"),
+        ("user", {}, "Hello"),
+        ("user", {"add_generation_prompt": False}, "Well,Hello"),
+    ],
+)
+async def test_a_final_message_of_the_answers_role_is_echoed(
+    client: openai.AsyncOpenAI, role: str, extra: dict[str, Any], text: str, stream: bool
+) -> None:
+    messages: Any = [*HELLO, {"role": role, "content": "Well,"}]
+    told: Any = await client.chat.completions.create(
+        model="scripted", messages=messages, n=2, stream=stream, logprobs=True, extra_body={"echo": True, **extra}
+    )
+    texts = ["", ""]
+    if stream:
+        async for chunk in told:
+            texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    else:
+        texts = [choice.message.content for choice in told.choices]
+    assert texts == [text, text]
+
+
+async def test_documents_and_effort_are_variables_of_the_template(
+    client: openai.AsyncOpenAI, service: ScriptedService
+) -> None:
+    extra = {"documents": [{"title": "t"}], "chat_template_kwargs": {"mood": "good"}}
+    await client.chat.completions.create(model="scripted", messages=HELLO, reasoning_effort="low", extra_body=extra)
+    assert service.requests[0].prompt == (
+        "user:Hi|documents=[{'title': 't'}]|reasoning_effort=low|mood=good|assistant:"
+    )
+
+
+async def test_everything_of_a_conversation_that_is_wrong_is_told_at_once(client: openai.AsyncOpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "x", "tool_call_id": "1"}]
+    nameless: Any = {"type": "function", "function": {"name": ""}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.chat.completions.create(
+            model="scripted",
+            messages=messages,
+            tools=[nameless],
+            extra_body={"chat_template_kwargs": {"tools": []}},
+        )
+    told: Any = caught.value.body
+    assert [violation["param"] for violation in told["violations"]] == [
+        "messages[0].tool_call_id",
+        "tools[0].function.name",
+        "chat_template_kwargs",
+    ]

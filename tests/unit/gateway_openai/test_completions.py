@@ -70,6 +70,7 @@ async def test_every_parameter_reaches_the_core(client: openai.AsyncOpenAI, serv
             "request_id": "mine",
             "allowed_token_ids": [65, 66],
             "bad_words": ["no", "never"],
+            "truncate_prompt_tokens": 2,
             "prompt_logprobs": 0,
             "priority": -4,
             "max_queue_time": 2.5,
@@ -86,6 +87,7 @@ async def test_every_parameter_reaches_the_core(client: openai.AsyncOpenAI, serv
     assert request.stop == StopOptions(7, 2, ("a", "b"), (3, 4), True, True)
     assert (request.n, request.request_id, request.model, request.prompt) == (2, "mine", "scripted", "Hi")
     assert (request.skip_special_tokens, request.add_special_tokens) == (False, False)
+    assert request.truncate_prompt_tokens == 2
 
 
 async def test_what_is_left_out_is_left_to_the_core(client: openai.AsyncOpenAI, service: ScriptedService) -> None:
@@ -266,3 +268,46 @@ async def test_the_default_length_gives_way_to_the_models(client: openai.AsyncOp
     with pytest.raises(Exception, match="max_tokens: is 16") as caught:
         await client.completions.create(model="scripted", prompt="a", max_tokens=16)
     assert caught.value.param == "max_tokens"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_echo_is_of_what_is_left_of_a_prompt(client: openai.AsyncOpenAI, stream: bool) -> None:
+    told: Any = await client.completions.create(
+        model="scripted", prompt="Oh, hi", echo=True, stream=stream, extra_body={"truncate_prompt_tokens": 2}
+    )
+    text = "".join([chunk.choices[0].text async for chunk in told]) if stream else told.choices[0].text
+    assert text == "hiHello"
+
+
+async def test_every_chunk_tells_the_usage_if_asked(client: openai.AsyncOpenAI) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    stream = await client.completions.create(
+        model="scripted", prompt=["a", "bc"], n=2, stream=True, stream_options=options
+    )
+    chunks = [chunk async for chunk in stream]
+    counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage]
+    assert len(counts) == len(chunks)
+    assert counts == sorted(counts)
+    # Five tokens and an end of each of four choices, and what it cost in all.
+    assert (len(counts), counts[0], counts[-1]) == (4 * 6 + 1, 1, 20)
+    assert {chunk.usage.prompt_tokens for chunk in chunks if chunk.usage} == {3}
+    # What was found in the cache is known at the end.
+    details = [chunk.usage.prompt_tokens_details for chunk in chunks if chunk.usage]
+    assert set(details[:-1]) == {None}
+    assert details[-1] is not None
+
+
+async def test_continuous_usage_is_only_told_with_usage(client: openai.AsyncOpenAI) -> None:
+    options: Any = {"continuous_usage_stats": True}
+    stream = await client.completions.create(model="scripted", prompt="a", stream=True, stream_options=options)
+    assert all("usage" not in chunk.model_fields_set for chunk in [chunk async for chunk in stream])
+
+
+async def test_a_chats_chunks_tell_the_usage_too(client: openai.AsyncOpenAI) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    messages: Any = [{"role": "user", "content": "Hi"}]
+    stream = await client.chat.completions.create(
+        model="scripted", messages=messages, stream=True, stream_options=options
+    )
+    counts = [chunk.usage.completion_tokens async for chunk in stream if chunk.usage]
+    assert counts == [0, 1, 2, 3, 4, 5, 5, 5]

@@ -8,6 +8,7 @@ import logging
 import typing
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import openai
 import pytest
 from openai.types import completion_create_params
@@ -16,13 +17,13 @@ from openai.types.chat import completion_create_params as chat_create_params
 from blockyard.errors import TABLE, BlockyardError, Reason, Violation, invalid
 from blockyard.rpc import PUBLIC_MESSAGE_BYTES
 from gateway.openai import errors
+from gateway.openai.app import make_app
 from gateway.openai.schema import ChatBody, CompletionBody
 from gateway.request import Finished, FinishReason
 from tests.unit.gateway_openai.scripted import accepted, deltas
+from tests.unit.gateway_openai.serving import serve
 
 if TYPE_CHECKING:
-    import httpx
-
     from tests.unit.gateway_openai.scripted import ScriptedService
 
 HELLO: Any = [{"role": "user", "content": "Hi"}]
@@ -30,7 +31,7 @@ HELLO: Any = [{"role": "user", "content": "Hi"}]
 
 async def post(http: httpx.AsyncClient, content: bytes | dict[str, Any], path: str = "/v1/completions") -> Any:
     raw = content if isinstance(content, bytes) else json.dumps(content).encode()
-    return await http.post(path, content=raw)
+    return await http.post(path, content=raw, headers={"Content-Type": "application/json"})
 
 
 @pytest.mark.parametrize("reason", Reason)
@@ -264,12 +265,17 @@ async def test_a_body_full_of_errors_is_not_told_all_of_them(
     [
         ("/v1/completions", "suffix", "x"),
         ("/v1/completions", "best_of", 2),
-        ("/v1/chat/completions", "tools", [{"type": "function"}]),
+        ("/v1/completions", "cache_salt", "x"),
+        ("/v1/completions", "guided_regex", "x"),
+        ("/v1/completions", "truncation_side", "right"),
+        ("/v1/completions", "prompt_embeds", "x"),
         ("/v1/chat/completions", "tool_choice", "required"),
+        ("/v1/chat/completions", "tool_choice", {"type": "function", "function": {"name": "f"}}),
+        ("/v1/chat/completions", "functions", [{"name": "f"}]),
+        ("/v1/chat/completions", "chat_template", "{{ messages }}"),
+        ("/v1/chat/completions", "add_special_tokens", True),
         ("/v1/chat/completions", "response_format", {"type": "json_object"}),
-        ("/v1/chat/completions", "store", True),
         ("/v1/chat/completions", "modalities", ["text", "audio"]),
-        ("/v1/chat/completions", "echo", True),
     ],
 )
 async def test_what_is_not_served_yet_is_refused(http: httpx.AsyncClient, path: str, name: str, value: Any) -> None:
@@ -335,13 +341,42 @@ async def test_neutral_values_of_it_are_taken(http: httpx.AsyncClient) -> None:
         "top_logprobs": 0,
         "tools": [],
         "tool_choice": "auto",
-        "store": False,
-        "service_tier": "auto",
-        "metadata": {"a": "b"},
-        "parallel_tool_calls": True,
-        "safety_identifier": "x",
+        "add_special_tokens": False,
+        "thinking_token_budget": -1,
+        "verbosity": "medium",
+        "modalities": ["text"],
+        "include_reasoning": True,
     }
     assert (await post(http, {"messages": HELLO, **neutral}, "/v1/chat/completions")).status_code == 200
+
+
+async def test_what_only_labels_a_call_is_taken(http: httpx.AsyncClient) -> None:
+    labels = {
+        "store": True,
+        "service_tier": "flex",
+        "metadata": {"a": "b"},
+        "parallel_tool_calls": False,
+        "prediction": {"type": "content", "content": "x"},
+        "prompt_cache_key": "k",
+        "prompt_cache_retention": "24h",
+        "safety_identifier": "x",
+        "session_id": "s",
+        "user": "u",
+    }
+    assert set(labels) | {"prompt_cache_options"} == ChatBody.WITHOUT_EFFECT
+    assert (await post(http, {"messages": HELLO, **labels}, "/v1/chat/completions")).status_code == 200
+
+
+async def test_null_is_nothing_asked(http: httpx.AsyncClient) -> None:
+    nothing = dict.fromkeys(ChatBody.model_fields.keys() - {"messages"})
+    assert (await post(http, {"messages": HELLO, **nothing}, "/v1/chat/completions")).status_code == 200
+    nothing = dict.fromkeys(CompletionBody.model_fields.keys() - {"prompt"})
+    assert (await post(http, {"prompt": "a", **nothing})).status_code == 200
+
+
+async def test_a_name_of_a_chat_is_none_of_a_completion(http: httpx.AsyncClient) -> None:
+    error = (await post(http, {"prompt": "a", "tools": [], "messages": HELLO})).json()["error"]
+    assert {violation["param"] for violation in error["violations"]} == {"tools", "messages"}
 
 
 @pytest.mark.parametrize(
@@ -353,6 +388,26 @@ async def test_neutral_values_of_it_are_taken(http: httpx.AsyncClient) -> None:
 )
 def test_every_parameter_of_the_openai_package_is_known(body: Any, params: Any) -> None:
     assert set(typing.get_type_hints(params)) <= set(body.model_fields)
+
+
+# Those of vLLM 0.25 that OpenAI has not, and that have to do with text.
+VLLM_BOTH = """
+    add_special_tokens allowed_token_ids bad_words cache_salt ec_transfer_params ignore_eos include_stop_str_in_output
+    kv_transfer_params length_penalty logprob_token_ids min_p min_tokens priority prompt_logprobs repetition_detection
+    repetition_penalty request_id response_format return_token_ids return_token_offsets return_tokens_as_token_ids
+    session_id skip_special_tokens spaces_between_special_tokens stop_token_ids stream_interval structured_outputs
+    thinking_token_budget top_k truncate_prompt_tokens truncation_side use_beam_search vllm_xargs watermarking
+"""
+VLLM_CHAT = """
+    add_generation_prompt chat_template chat_template_kwargs continue_final_message documents echo include_reasoning
+    media_io_kwargs mm_processor_kwargs reasoning_effort return_prompt_text
+"""
+
+
+def test_every_parameter_of_vllm_is_known() -> None:
+    both = set(VLLM_BOTH.split())
+    assert both | {"prompt_embeds"} <= CompletionBody.model_fields.keys()
+    assert both | set(VLLM_CHAT.split()) <= ChatBody.model_fields.keys()
 
 
 async def test_a_body_that_is_too_long_is_refused(http: httpx.AsyncClient) -> None:
@@ -368,7 +423,7 @@ async def test_a_body_of_pieces_is_measured_too(http: httpx.AsyncClient) -> None
         for _ in range(17):
             yield b"a" * 1024 * 1024
 
-    response = await http.post("/v1/completions", content=pieces())
+    response = await http.post("/v1/completions", content=pieces(), headers={"Content-Type": "application/json"})
     assert response.json()["error"]["code"] == "MESSAGE_TOO_LARGE"
 
 
@@ -384,3 +439,48 @@ async def test_what_no_route_takes_has_the_same_form(
     error = response.json()["error"]
     assert error["type"] == "invalid_request_error"
     assert path in error["message"]
+    assert response.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize("kind", [None, "", "text/plain", "application/x-www-form-urlencoded", "application/jsonx"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+async def test_a_body_has_to_be_said_to_be_json(
+    http: httpx.AsyncClient, service: ScriptedService, path: str, kind: str | None
+) -> None:
+    headers = {} if kind is None else {"Content-Type": kind}
+    response = await http.post(path, content=b'{"prompt": "a"}', headers=headers)
+    assert response.status_code == 415
+    error = response.json()["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "unsupported_media_type")
+    assert "application/json" in error["message"]
+    assert service.requests == []
+
+
+@pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "Application/JSON"])
+async def test_json_may_be_said_in_several_ways(http: httpx.AsyncClient, kind: str) -> None:
+    response = await http.post("/v1/completions", content=b'{"prompt": "a"}', headers={"Content-Type": kind})
+    assert response.status_code == 200
+
+
+async def test_routes_of_others_fail_in_the_same_form(service: ScriptedService) -> None:
+    def refuse() -> None:
+        raise BlockyardError(Reason.DRAINING, "stopping", retry_after_seconds=2)
+
+    def break_down() -> None:
+        raise ValueError("a secret")
+
+    def count(number: int) -> int:
+        return number
+
+    app = make_app(service)
+    for path, endpoint in (("/refused", refuse), ("/broken", break_down), ("/count/{number}", count)):
+        app.add_api_route(path, endpoint, methods=["GET"])
+    async with serve(app) as url, httpx.AsyncClient(base_url=url, timeout=20, verify=False) as http:
+        refused, broken = await http.get("/refused"), await http.get("/broken")
+        counted, wrong = await http.get("/count/3"), await http.get("/count/many")
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
+    assert refused.json()["error"]["code"] == "DRAINING"
+    assert (broken.status_code, broken.json()["error"]["code"]) == (500, "BUG")
+    assert "secret" not in broken.text
+    assert counted.json() == 3
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "number")

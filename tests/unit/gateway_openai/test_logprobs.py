@@ -262,3 +262,33 @@ def test_what_json_cannot_say_is_told_as_vllm_does() -> None:
 def test_a_token_that_adds_nothing_has_no_bytes() -> None:
     [row] = chat_logprobs([TokenLogprobs(token(1, -1.0, 1))])["content"]
     assert (row["token"], row["bytes"]) == ("<s>", None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_are_named_by_their_ids_if_asked(client: openai.AsyncOpenAI, stream: bool) -> None:
+    extra = {"return_tokens_as_token_ids": True}
+    told: Any = await client.completions.create(
+        model="scripted", prompt="Hi", logprobs=1, echo=True, stream=stream, extra_body=extra
+    )
+    parts = [chunk.choices[0].logprobs async for chunk in told] if stream else [told.choices[0].logprobs]
+    names = [name for part in parts if part for name in part.tokens]
+    assert names == [f"token_id:{token_id}" for token_id in (1, *map(ord, "HiHöi"))]
+    tops = [top for part in parts if part for top in part.top_logprobs]
+    assert tops[0] is None
+    assert all(set(top) == {f"token_id:{ord('?')}", name} for top, name in zip(tops[1:], names[1:], strict=True))
+    # Where tokens begin is counted in characters of the text all the same.
+    assert [offset for part in parts if part for offset in part.text_offset] == [0, 0, 1, 2, 3, 4]
+
+
+async def test_a_chats_tokens_are_too(client: openai.AsyncOpenAI) -> None:
+    told: Any = await client.chat.completions.create(
+        model="scripted",
+        messages=HELLO,
+        logprobs=True,
+        top_logprobs=1,
+        extra_body={"return_tokens_as_token_ids": True},
+    )
+    content = told.choices[0].logprobs.content
+    assert [token.token for token in content] == [f"token_id:{ord(character)}" for character in "Höi"]
+    assert bytes(byte for token in content for byte in token.bytes).decode() == "Höi"
+    assert {top.token for token in content for top in token.top_logprobs} == {f"token_id:{ord('?')}"}

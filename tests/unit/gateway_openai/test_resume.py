@@ -87,8 +87,10 @@ async def gateway(scheduler: FakeScheduler) -> AsyncIterator[Gateway]:
 
 
 COMPLETION: dict[str, Any] = {"prompt": "Once", "max_tokens": 12, "seed": 3, "request_id": "mine"}
+HELLO = {"role": "user", "content": "Hi"}
+WELL = {"role": "assistant", "content": "Well,"}
 CHAT: dict[str, Any] = {
-    "messages": [{"role": "user", "content": "Hi"}],
+    "messages": [HELLO],
     "max_tokens": 12,
     "seed": 3,
     "request_id": "mine",
@@ -102,6 +104,8 @@ BODIES: list[dict[str, Any]] = [
     COMPLETION | {"logprobs": 1, "echo": True, "stream_options": {"include_usage": True}},
     CHAT | {"stream_options": {"include_usage": True}},
     CHAT | {"logprobs": True, "prompt_logprobs": 1},
+    COMPLETION | {"logprobs": 1, "echo": True, "return_tokens_as_token_ids": True, "truncate_prompt_tokens": 2},
+    CHAT | {"logprobs": True, "echo": True, "return_tokens_as_token_ids": True, "messages": [HELLO, WELL]},
 ]
 
 
@@ -309,3 +313,14 @@ async def test_a_stream_outlives_its_scheduler_and_its_gateway(scheduler: FakeSc
         rest = await other.rest("mine", first[-1][0])
     texts = [told(events)[0][0]["text"] for events in (whole, first + rest)]
     assert texts[0] == texts[1]
+
+
+async def test_what_it_costs_is_counted_on_in_every_chunk(scheduler: FakeScheduler, gateway: Gateway) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    whole = await gateway.whole(COMPLETION | {"stream_options": options})
+    first = next(number for number, (event_id, _) in enumerate(whole) if event_id is not None)
+    async with gateway_of(scheduler) as other:
+        rest = await other.rest("mine", whole[first][0])
+    counts = [data["usage"]["completion_tokens"] for _, data in whole[: first + 1] + rest[:-1]]
+    assert counts == sorted(counts) and counts[-1] == 12
+    assert rest[-2][1]["usage"] == whole[-2][1]["usage"]

@@ -1,4 +1,4 @@
-"""Models, health, version, and the OpenAPI document."""
+"""Models, health, version."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ async def test_an_unknown_model_is_not_found(client: openai.AsyncOpenAI, http: h
     assert (await http.get("/v1/models/some/folder")).json()["error"]["code"] == "MODEL_NOT_FOUND"
 
 
-async def test_health_follows_the_core(http: httpx.AsyncClient, service: ScriptedService) -> None:
-    assert (await http.get("/health")).status_code == 200
+@pytest.mark.parametrize("path", ["/health", "/health/ready"])
+async def test_readiness_follows_the_core(http: httpx.AsyncClient, service: ScriptedService, path: str) -> None:
+    assert (await http.get(path)).json() == {"status": "ok"}
     service.ready = False
-    response = await http.get("/health")
+    response = await http.get(path)
     assert response.status_code == 503
     assert response.json()["error"]["message"] == "no worker is ready"
     assert response.headers["retry-after"] == "1"
@@ -42,12 +43,14 @@ async def test_tells_its_version(http: httpx.AsyncClient) -> None:
     assert (await http.get("/version")).json() == {"version": __version__}
 
 
-async def test_the_document_describes_the_bodies(http: httpx.AsyncClient) -> None:
-    document = (await http.get("/openapi.json")).json()
-    schemas = document["components"]["schemas"]
-    for path, name in (("/v1/completions", "CompletionBody"), ("/v1/chat/completions", "ChatBody")):
-        body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
-        assert body == {"$ref": f"#/components/schemas/{name}"}
-        assert schemas[name]["additionalProperties"] is False
-    assert schemas["ChatBody"]["properties"]["tools"]["enum"] == [None, []]
-    assert "$defs" not in str(document)
+@pytest.mark.parametrize("path", ["/health/live", "/health/startup"])
+async def test_a_process_without_a_worker_lives(http: httpx.AsyncClient, service: ScriptedService, path: str) -> None:
+    service.ready = False
+    response = await http.get(path)
+    assert (response.status_code, response.json()) == (200, {"status": "ok"})
+
+
+async def test_no_models_are_listed_before_they_are_known(http: httpx.AsyncClient, service: ScriptedService) -> None:
+    service.ready = False
+    assert (await http.get("/v1/models")).json() == {"object": "list", "data": []}
+    assert (await http.get("/v1/models/scripted")).status_code == 404
