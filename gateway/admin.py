@@ -50,7 +50,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def GetStatus(  # type: ignore[override]
         self, request: admin_pb2.GetStatusRequest, context: Any
     ) -> admin_pb2.GetStatusResponse:
-        """Tells how things are; without the scheduler's part if that does not answer."""
+        """Tells how things are."""
+        return await self.status()
+
+    async def status(self) -> admin_pb2.GetStatusResponse:
+        """Gives how things are; without the scheduler's part if that does not answer."""
         response = admin_pb2.GetStatusResponse(gateway=self._status())
         try:
             response.scheduler.CopyFrom(await self._link.get_status(STATUS_TIMEOUT_SECONDS))

@@ -29,6 +29,8 @@ from gateway.live_requests import LiveRequests
 from gateway.open_inference.servicer import SERVICE as OPEN_INFERENCE
 from gateway.open_inference.servicer import OpenInferenceServicer, add_open_inference_service
 from gateway.openai.app import make_app
+from gateway.page.routes import add_page
+from gateway.page.status import StatusBoard
 from gateway.scheduler_link import SchedulerLink
 from gateway.servicer import SERVICE, InferenceServicer, add_inference_service
 from gateway.tokenizer import load_tokenizer
@@ -78,11 +80,14 @@ class Gateway:
             tokenizer, self._link, self._live, model_name=model_name(configuration), seed=configuration.text.seed
         )
         self._heartbeat = Heartbeat()
-        self._servers = self._make_servers(gateway_id)
-        self._http = HttpFront(make_app(self.generation), self._access)
+        administration = AdminServicer(self.generation, self._link, gateway_id=gateway_id)
+        self._servers = self._make_servers(administration)
+        app = make_app(self.generation)
+        add_page(app, StatusBoard(administration.status))
+        self._http = HttpFront(app, self._access)
         self._health: HealthServer | None = None
 
-    def _make_servers(self, gateway_id: str) -> tuple[grpc.aio.Server, grpc.aio.Server, grpc.aio.Server]:
+    def _make_servers(self, administration: AdminServicer) -> tuple[grpc.aio.Server, grpc.aio.Server, grpc.aio.Server]:
         """Makes the servers of the public APIs, of the admin API, and of all of them for this machine."""
         public_names, admin_names = [SERVICE.full_name, OPEN_INFERENCE.full_name], [ADMIN_SERVICE_NAME]
         public = self._make_server(public_names, self._access.api)
@@ -92,7 +97,7 @@ class Gateway:
             add_inference_service(server, InferenceServicer(self.generation))
             add_open_inference_service(server, OpenInferenceServicer(self.generation))
         for server in (admin, local):
-            AdminServicer(self.generation, self._link, gateway_id=gateway_id).add_to(server)
+            administration.add_to(server)
         return public, admin, local
 
     def _make_server(self, service_names: list[str], gate: Gate | None) -> grpc.aio.Server:

@@ -1,0 +1,189 @@
+// The live charts and the table of replicas: asks /status once a second while somebody looks.
+
+import { Chart } from "./chart.js";
+import { ApiError } from "./client.js";
+import { byId, make } from "./elements.js";
+import { compact, count, duration, percent, UNKNOWN } from "./format.js";
+import { Readings, seconds } from "./readings.js";
+import { History } from "./series.js";
+
+const PERIOD_SECONDS = 1;
+const SHOWN_SECONDS = 120;
+
+const CHARTS = [
+  {
+    title: "Requests",
+    hint: "Sequences that run and are swapped out, and requests that wait, on all replicas",
+    format: count,
+    series: [
+      { name: "running", label: "running" },
+      { name: "waiting", label: "waiting" },
+      { name: "swapped", label: "swapped" },
+    ],
+  },
+  {
+    title: "Tokens a second",
+    hint: "Tokens generated, and prompt tokens computed, those from the prefix cache left out",
+    format: compact,
+    series: [
+      { name: "generated", label: "generated" },
+      { name: "prefilled", label: "prefilled" },
+    ],
+  },
+  {
+    title: "Time to first token",
+    hint: "All requests of this gateway, mean over ten seconds; the dots are those of this page",
+    format: duration,
+    series: [
+      { name: "firstToken", label: "server" },
+      { name: "pageFirstToken", label: "this page", kind: "dots" },
+    ],
+  },
+  {
+    title: "Between tokens",
+    hint: "All answers of this gateway, mean over ten seconds; the dots are those of this page",
+    format: duration,
+    series: [
+      { name: "interToken", label: "server" },
+      { name: "pageInterToken", label: "this page", kind: "dots" },
+    ],
+  },
+  {
+    title: "Device blocks",
+    hint: "KV blocks on the device that sequences hold, and those that can be found by prefix",
+    format: count,
+    top: (values) => values.deviceTotal ?? 0,
+    series: [
+      { name: "deviceUsed", label: "in use", kind: "area" },
+      { name: "deviceCached", label: "cached" },
+    ],
+  },
+  {
+    title: "Host blocks",
+    hint: "KV blocks in the swap pool that sequences hold, and those that can be found by prefix",
+    format: count,
+    top: (values) => values.hostTotal ?? 0,
+    series: [
+      { name: "hostUsed", label: "in use", kind: "area" },
+      { name: "hostCached", label: "cached" },
+    ],
+  },
+];
+
+/** Shows how the system is. `seen()` gives the latencies that the page itself saw since it was asked last. */
+export class Board {
+  #gateway;
+  #seen;
+  #readings = new Readings();
+  #history = new History(SHOWN_SECONDS);
+  #charts = CHARTS.map((chart) => new Chart(chart));
+  #timer = null;
+  #isAsking = false;
+  #wasReady = null;
+  /** Called with no arguments when the gateway becomes ready. */
+  onReady = () => {};
+
+  constructor(gateway, seen) {
+    this.#gateway = gateway;
+    this.#seen = seen;
+    byId("charts").append(...this.#charts.map((chart) => chart.element));
+    document.addEventListener("visibilitychange", () => this.start());
+  }
+
+  /** Asks now, and then again and again while the page can be seen. */
+  start() {
+    clearTimeout(this.#timer);
+    if (!document.hidden && !this.#isAsking) this.#ask();
+  }
+
+  async #ask() {
+    this.#isAsking = true;
+    let goesOn = true;
+    try {
+      this.#take(await this.#gateway.status());
+    } catch (error) {
+      goesOn = this.#fail(error);
+    }
+    this.#isAsking = false;
+    if (goesOn && !document.hidden) this.#timer = setTimeout(() => this.#ask(), 1000 * PERIOD_SECONDS);
+  }
+
+  #take(status) {
+    const { gateway, scheduler } = status;
+    this.#add({ ...this.#readings.take(status), ...this.#seen() });
+    showReadiness(gateway.ready, gateway.ready ? "ready" : gateway.message || "not ready");
+    byId("version").textContent = gateway.version;
+    byId("totals").textContent = scheduler ? totals(scheduler) : "The scheduler does not answer.";
+    byId("replicas").replaceChildren(...(scheduler?.replicas ?? []).map((replica) => this.#row(replica)));
+    byId("recoveries").replaceChildren(...(scheduler?.recoveries ?? []).slice(0, 3).map(recovery));
+    if (gateway.ready && !this.#wasReady) this.onReady();
+    this.#wasReady = gateway.ready;
+  }
+
+  /** Tells what is wrong; returns whether asking again may help. */
+  #fail(error) {
+    this.#wasReady = false;
+    this.#add({});
+    const needsKey = error instanceof ApiError && (error.status === 401 || error.status === 403);
+    showReadiness(false, needsKey ? "needs an API key" : error.message);
+    return !needsKey;
+  }
+
+  #add(values) {
+    this.#history.add(performance.now() / 1000, values);
+    for (const chart of this.#charts) chart.show(this.#history);
+  }
+
+  #row(replica) {
+    const worker = replica.workers?.[0] ?? {};
+    const cells = [
+      make("th", { scope: "row" }, String(replica.replica_id)),
+      make("td", {}, state(replica, worker)),
+      make("td", { className: "wide" }, worker.address || UNKNOWN),
+      make("td", { className: "wide" }, worker.device || UNKNOWN),
+      ...[
+        count(replica.num_running_sequences),
+        compact(this.#readings.stepRate(replica.replica_id)),
+        blocks(replica.device_blocks),
+        count(Number(replica.epoch)),
+      ].map((text) => make("td", { className: "number" }, text)),
+    ];
+    return make("tr", {}, ...cells);
+  }
+}
+
+function showReadiness(ready, text) {
+  const chip = byId("readiness");
+  chip.dataset.state = ready ? "good" : "bad";
+  // Read aloud when it changes, not each second.
+  if (chip.textContent !== text) chip.textContent = text;
+}
+
+function state(replica, worker) {
+  const drained = { DRAIN_STATE_DRAINING: "draining", DRAIN_STATE_DRAINED: "drained" }[replica.drain_state];
+  const told = (worker.state ?? "").replace("WORKER_STATE_", "").replaceAll("_", " ").toLowerCase();
+  const text = drained ?? (replica.ready ? "ready" : told || "not ready");
+  const chip = make("span", { className: "chip", title: worker.message ?? "" }, text);
+  chip.dataset.state = drained ? "middling" : replica.ready ? "good" : "bad";
+  return chip;
+}
+
+function blocks(pool) {
+  return pool?.num_blocks ? `${count(pool.num_blocks - pool.num_free_blocks)} / ${count(pool.num_blocks)}` : UNKNOWN;
+}
+
+function totals(scheduler) {
+  const prompt = Number(scheduler.num_prompt_tokens);
+  const told = [
+    `${compact(Number(scheduler.num_completion_tokens))} tokens generated`,
+    `${compact(prompt)} prompt tokens`,
+    prompt ? `${percent(Number(scheduler.num_cached_tokens) / prompt)} of them cached` : null,
+    `${count(Number(scheduler.num_preemptions))} preemptions`,
+    `${count(Number(scheduler.num_recoveries))} recoveries`,
+  ];
+  return `Since the scheduler's start: ${told.filter(Boolean).join(", ")}.`;
+}
+
+function recovery({ replica_id: id, age, cause, num_requests: num }) {
+  return make("li", {}, `${duration(seconds(age))} ago, replica ${id}: ${cause} (${count(num)} requests went on)`);
+}

@@ -1,0 +1,42 @@
+// Shows an error with its reason and all that it names, at the fields that it is about.
+
+import { ApiError } from "./client.js";
+import { byId, make } from "./elements.js";
+import { duration } from "./format.js";
+
+// Parameters that have another name in the form.
+const FIELDS = { messages: "prompt", top_logprobs: "logprobs", max_completion_tokens: "max_tokens" };
+
+/** Shows an error; null: none. */
+export function showProblem(error) {
+  const box = byId("problem");
+  box.hidden = error === null;
+  box.replaceChildren();
+  for (const field of document.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
+  if (error === null) return;
+  box.append(make("p", {}, make("strong", {}, title(error)), " ", error.message));
+  const violations = error.violations ?? [];
+  if (violations.length > 1) box.append(make("ul", {}, ...violations.map(item)));
+  for (const { param } of violations) mark(param);
+  if (error.retryAfterSeconds != null) box.append(make("p", {}, `Try again in ${duration(error.retryAfterSeconds)}.`));
+  if (error.status === 401) askForKey();
+}
+
+function title(error) {
+  if (error instanceof ApiError) return error.code || `HTTP ${error.status}`;
+  return "No answer";
+}
+
+function item({ param, message }) {
+  return make("li", {}, make("code", {}, param ?? "body"), ` ${message}`);
+}
+
+function mark(param) {
+  const name = (param ?? "").split(/[.[]/)[0];
+  byId("form").elements[FIELDS[name] ?? name]?.setAttribute?.("aria-invalid", "true");
+}
+
+function askForKey() {
+  byId("key-box").open = true;
+  byId("key").focus();
+}

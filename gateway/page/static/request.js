@@ -1,0 +1,52 @@
+// Makes requests of what the form says, and the same as a command for a shell. Knows nothing of elements.
+
+// What each field is called in the API, and how its text is read. An empty one is left to the server.
+const PARAMETERS = ["max_tokens", "temperature", "top_p", "top_k", "seed"];
+
+/**
+ * Makes a request: its path, relative to the page, and its body.
+ *
+ * `fields` are the form's texts by name, `messages` a chat's so far; `model` may be empty.
+ */
+export function makeRequest({ fields, messages, model }) {
+  const isChat = fields.mode === "chat";
+  const body = {
+    ...(model ? { model } : {}),
+    ...(isChat ? { messages } : { prompt: fields.prompt }),
+    ...numbers(fields, isChat ? PARAMETERS : [...PARAMETERS, "n"]),
+    ...logprobs(fields.logprobs, isChat),
+    stream: true,
+    stream_options: { include_usage: true },
+    return_token_ids: true,
+  };
+  return { path: isChat ? "v1/chat/completions" : "v1/completions", body };
+}
+
+function numbers(fields, names) {
+  const given = names.filter((name) => (fields[name] ?? "").trim() !== "");
+  return Object.fromEntries(given.map((name) => [name, parse(fields[name])]));
+}
+
+/** Reads a number; what is none goes to the server as it is, whose answer says what is wrong with it. */
+function parse(text) {
+  const number = Number(text);
+  return Number.isNaN(number) ? text : number;
+}
+
+function logprobs(text, isChat) {
+  if ((text ?? "").trim() === "") return {};
+  return isChat ? { logprobs: true, top_logprobs: parse(text) } : { logprobs: parse(text) };
+}
+
+/** Gives a command that sends the same request. The key is named, not told. */
+export function asCommand(url, body, hasKey) {
+  const { return_token_ids: _, stream_options: __, ...told } = body;
+  const lines = [`curl --no-buffer ${quoted(url)}`, "-H 'Content-Type: application/json'"];
+  if (hasKey) lines.push('-H "Authorization: Bearer $BLOCKYARD_API_KEY"');
+  lines.push(`-d ${quoted(JSON.stringify(told))}`);
+  return lines.join(" \\\n  ");
+}
+
+function quoted(text) {
+  return `'${text.replaceAll("'", "'\\''")}'`;
+}

@@ -1,0 +1,107 @@
+// One request, from its start to its end: reads its answer into choices, times it, and says what became of it.
+// Knows nothing of elements.
+
+import { newRequestId, streamAnswer } from "./client.js";
+import { count, duration, UNKNOWN } from "./format.js";
+import { Timing } from "./meter.js";
+
+const ENDS = { stop: "the model ended it", length: "max tokens reached", error: "it failed" };
+const BROKEN = "The connection broke. The answer goes on in the gateway; reading on …";
+const CUT_OFF = "The answer ends here: what follows was not received.";
+
+/** A request and its answer. */
+export class Run {
+  /** What went wrong, or null. */
+  error = null;
+  /** What a person should know of it now, or nothing. */
+  notice = "";
+  isRunning = true;
+  #gateway;
+  #meter;
+  #onChange;
+  #id = newRequestId();
+  #abort = new AbortController();
+  #timing = new Timing(now());
+  #endedAt = null;
+  #usage = null;
+  #numResumes = 0;
+
+  /** `choices` are filled; `meter` is told the latencies; `onChange` is called with what has changed of it. */
+  constructor(gateway, choices, meter, onChange) {
+    this.#gateway = gateway;
+    this.choices = choices;
+    this.#meter = meter;
+    this.#onChange = onChange;
+  }
+
+  /** Ends it, here and in the gateway, which would go on for a while. */
+  stop() {
+    if (!this.isRunning) return;
+    this.#abort.abort();
+    this.#gateway.cancel(this.#id).catch(() => {});
+  }
+
+  /** Reads the answer to its end, which may be an error. Throws nothing. */
+  async read(path, body) {
+    try {
+      for await (const event of streamAnswer(this.#gateway, path, body, this.#id, this.#abort.signal)) this.#take(event);
+      this.notice = "";
+    } catch (error) {
+      this.#fail(error);
+    }
+    this.isRunning = false;
+    this.#endedAt = now();
+  }
+
+  #take({ chunk, broken, resumed }) {
+    if (broken || resumed) this.notice = broken ? BROKEN : "";
+    if (resumed) this.#numResumes++;
+    this.#usage = chunk?.usage ?? this.#usage;
+    for (const told of chunk?.choices ?? []) this.#grow(told);
+    this.#onChange(this);
+  }
+
+  #grow(told) {
+    this.choices[told.index]?.take(told);
+    const hadFirst = this.#timing.firstToken !== null;
+    const each = this.#timing.note(told.index, told.token_ids?.length ?? 0, now());
+    if (!hadFirst && this.#timing.firstToken !== null) this.#meter.addFirst(this.#timing.firstToken);
+    if (each !== null) this.#meter.addNext(each);
+  }
+
+  #fail(error) {
+    if (error.name === "AbortError") {
+      this.notice = "Stopped.";
+      return;
+    }
+    this.error = error;
+    this.notice = this.#timing.numTokens ? CUT_OFF : "";
+  }
+
+  /** What is known of it, in a few words each. */
+  get facts() {
+    const rate = this.#timing.rate(this.#endedAt ?? now());
+    return [
+      `first token ${duration(this.#timing.firstToken)}`,
+      `${count(this.#usage?.completion_tokens ?? this.#timing.numTokens)} tokens`,
+      `${rate === null ? UNKNOWN : rate.toFixed(1)} tokens/s`,
+      this.#prompt(),
+      this.#numResumes ? `${this.#numResumes} ${this.#numResumes === 1 ? "reconnect" : "reconnects"}` : "",
+      this.isRunning ? "" : [...new Set(this.choices.map(ending))].filter(Boolean).join(", "),
+    ].filter(Boolean);
+  }
+
+  #prompt() {
+    if (!this.#usage) return "";
+    const cached = this.#usage.prompt_tokens_details?.cached_tokens;
+    return `${count(this.#usage.prompt_tokens)} prompt tokens${cached ? `, ${count(cached)} of them cached` : ""}`;
+  }
+}
+
+function ending({ finishReason }) {
+  return ENDS[finishReason] ?? finishReason;
+}
+
+function now() {
+  return performance.now() / 1000;
+}
