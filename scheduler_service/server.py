@@ -8,6 +8,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
+from blockyard.call_metrics import CallCounter
+from blockyard.metrics_server import MetricsServer
 from blockyard.rpc import INTERNAL_MESSAGE_BYTES, HealthServer, Heartbeat, PortTaken, add_health, bind, make_server
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from blockyard.settings import load
@@ -40,17 +42,21 @@ class Server:
     def __init__(self, configuration: SchedulerConfiguration) -> None:
         self.address = ""
         self.health_address = ""
+        self.metrics_address = ""
         self.error: BaseException | None = None
         self._settings = configuration.service
         self.scheduling = Scheduling(configuration)
         self._heartbeat = Heartbeat()
         self._server = self._make_server()
         self._health: HealthServer | None = None
+        self._metrics = MetricsServer(self.scheduling.metrics.registry)
         self._running: asyncio.Task[None] | None = None
 
     def _make_server(self) -> grpc.aio.Server:
         gate = self.scheduling.identity.gate("gateway")
-        server = make_server(INTERNAL_MESSAGE_BYTES, [SERVICE_NAME, ADMIN_SERVICE_NAME], gate=gate)
+        counter = CallCounter(self.scheduling.metrics.registry.grpc_calls)
+        names = [SERVICE_NAME, ADMIN_SERVICE_NAME]
+        server = make_server(INTERNAL_MESSAGE_BYTES, names, gate=gate, interceptors=[counter])
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerServicer(self.scheduling), server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.scheduling), server)
         add_health(server, self._is_ready, self._heartbeat.is_alive)
@@ -64,8 +70,12 @@ class Server:
         identity, address = self.scheduling.identity, self._settings.scheduler_address
         self.address = _with_port(address, bind(self._server, address, identity.credentials()))
         identity.warn_if_exposed(address)
+        host = "127.0.0.1" if self.address.startswith("unix:") else self.address.rpartition(":")[0]
         if self._settings.scheduler_health_port >= 0:
-            self._start_health()
+            self._health = HealthServer(self._heartbeat.is_alive, self._is_ready)
+            self.health_address = f"{host}:{self._health.start(f'{host}:{self._settings.scheduler_health_port}')}"
+        if self._settings.scheduler_metrics_port >= 0:
+            self.metrics_address = f"{host}:{self._metrics.start(host, self._settings.scheduler_metrics_port)}"
         self._heartbeat.start()
         await self._server.start()
         self._running = asyncio.create_task(self.scheduling.run(), name="scheduling")
@@ -74,13 +84,8 @@ class Server:
             scheduler_address=self.address,
             worker_address=self._settings.worker_address,
             health_address=self.health_address or None,
+            metrics_address=self.metrics_address or None,
         )
-
-    def _start_health(self) -> None:
-        self._health = HealthServer(self._heartbeat.is_alive, self._is_ready)
-        host = "127.0.0.1" if self.address.startswith("unix:") else self.address.rpartition(":")[0]
-        port = self._health.start(f"{host}:{self._settings.scheduler_health_port}")
-        self.health_address = f"{host}:{port}"
 
     async def run_until(self, stopping: asyncio.Event) -> None:
         """Waits for `stopping`. Raises what ended the scheduling, should it end by itself: a bug."""
@@ -101,6 +106,7 @@ class Server:
             self.error = None if self._running.cancelled() else self._running.exception()
         if self._health:
             self._health.stop()
+        self._metrics.stop()
 
 
 def _with_port(address: str, port: int) -> str:

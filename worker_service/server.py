@@ -8,7 +8,9 @@ import os
 import socket
 import sys
 
+from blockyard.call_metrics import CallCounter
 from blockyard.identity import InternalIdentity
+from blockyard.metrics_server import MetricsServer
 from blockyard.rpc import INTERNAL_MESSAGE_BYTES, HealthServer, Heartbeat, PortTaken, add_health, bind, make_server
 from blockyard.settings import load
 from blockyard.signals import on_stop_signal
@@ -42,6 +44,7 @@ class Server:
         self._settings = configuration.worker
         self.address = self._settings.worker_address
         self.health_port: int | None = None
+        self.metrics_port: int | None = None
         self.stopping = asyncio.Event()
         self.worker = Worker(
             allowed_device=self._settings.worker_device,
@@ -51,8 +54,14 @@ class Server:
         )
         self._heartbeat = Heartbeat()
         self._identity = InternalIdentity(configuration.internal)
-        self._server = make_server(INTERNAL_MESSAGE_BYTES, [SERVICE_NAME], gate=self._identity.gate("scheduler"))
+        self._server = make_server(
+            INTERNAL_MESSAGE_BYTES,
+            [SERVICE_NAME],
+            gate=self._identity.gate("scheduler"),
+            interceptors=[CallCounter(self.worker.metrics.registry.grpc_calls)],
+        )
         self._health: HealthServer | None = None
+        self._metrics = MetricsServer(self.worker.metrics.registry)
 
     def _is_ready(self) -> bool:
         """A worker without a model is ready too: ready for a scheduler, which looks for it by this."""
@@ -68,14 +77,21 @@ class Server:
         servicer = WorkerServicer(self.worker, worker_id, self._stop_soon)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, self._server)
         add_health(self._server, self._is_ready, self._heartbeat.is_alive)
+        host = "127.0.0.1" if self.address.startswith("unix:") else self.address.rpartition(":")[0]
+        if self._settings.worker_metrics_port >= 0:
+            self.metrics_port = self._metrics.start(host, self._settings.worker_metrics_port)
         if self._settings.worker_health_port >= 0:
-            host = "127.0.0.1" if self.address.startswith("unix:") else self.address.rpartition(":")[0]
             self._health = HealthServer(self._heartbeat.is_alive, self._is_ready)
             self.health_port = self._health.start(f"{host}:{self._settings.worker_health_port}")
         self._heartbeat.start()
         self.worker.start()
         await self._server.start()
-        log.info("listening", worker_address=self.address, health_port=self.health_port)
+        log.info(
+            "listening",
+            worker_address=self.address,
+            health_port=self.health_port,
+            metrics_port=self.metrics_port,
+        )
 
     def _stop_soon(self) -> None:
         """Stops once the answer to Shutdown was read."""
@@ -95,6 +111,7 @@ class Server:
         await self._server.stop(GRACE_SECONDS)
         if self._health is not None:
             self._health.stop()
+        self._metrics.stop()
         return is_idle and await self.worker.stop(GRACE_SECONDS)
 
 

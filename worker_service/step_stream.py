@@ -16,10 +16,12 @@ from worker_service.device_thread import DeviceThread, call_soon
 from worker_service.step import StepResult
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from worker_service.step import Step
     from worker_service.step_executor import StepExecutor
+
+    Executed = Callable[[Step, StepResult], None]
 
 log = EventLogger(__name__)
 
@@ -27,9 +29,10 @@ log = EventLogger(__name__)
 class StepStream:
     """One epoch: steps in, answers out. Stopped, it drops the steps that did not start."""
 
-    def __init__(self, device: DeviceThread, executor: StepExecutor) -> None:
+    def __init__(self, device: DeviceThread, executor: StepExecutor, executed: Executed) -> None:
         self.epoch: int | None = None
         self.executor = executor
+        self._executed = executed
         self._device = device
         self._loop = asyncio.get_running_loop()
         self._answers: asyncio.Queue[StepResult | BlockyardError | None] = asyncio.Queue()
@@ -48,6 +51,7 @@ class StepStream:
             result = self.executor.execute(step, arrival)
             self._last_step_id = step.step_id
             self._tell(result)
+            self._executed(step, result)
 
     def _tell(self, what: StepResult | BlockyardError | None) -> None:
         call_soon(self._loop, self._answers.put_nowait, what)
@@ -86,9 +90,11 @@ class StepStream:
 class StepStreams:
     """All open streams of a worker. The one whose first step had the highest epoch runs."""
 
-    def __init__(self, device: DeviceThread) -> None:
+    def __init__(self, device: DeviceThread, executed: Executed = lambda step, result: None) -> None:
+        """`executed` is told of each step in the device thread, when its answer is on its way."""
         self.epoch = 0
         self._device = device
+        self._executed = executed
         self._open: set[StepStream] = set()
         self._running: StepStream | None = None
         self._all_closed = asyncio.Event()
@@ -100,7 +106,7 @@ class StepStreams:
 
     def open(self, executor: StepExecutor) -> StepStream:
         """Opens a stream. Its first step makes it the one that runs, or not: see `submit`."""
-        stream = StepStream(self._device, executor)
+        stream = StepStream(self._device, executor, self._executed)
         self._open.add(stream)
         return stream
 

@@ -27,6 +27,7 @@ from worker_service.determinism import determinism_id
 from worker_service.device import check_dtype, choose_device, describe_device
 from worker_service.device_thread import DeviceThread
 from worker_service.input_batch import BatchLimits, InputBatch
+from worker_service.metrics import WorkerMetrics
 from worker_service.model_loader import load_model
 from worker_service.model_runner import ModelRunner
 from worker_service.profiler import Profiler, choose_options
@@ -119,7 +120,9 @@ class Worker:
         self._thread = DeviceThread(memory.compute_threads(num_threads))
         self._set_up_as = State.CREATED
         self._executor: StepExecutor | None = None
-        self._streams = StepStreams(self._thread)
+        self.metrics = WorkerMetrics()
+        self._streams = StepStreams(self._thread, self.metrics.executed)
+        self.metrics.watch(self)
         self._profiler = Profiler(self._thread)
         self._operation = ""
 
