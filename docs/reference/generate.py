@@ -240,14 +240,25 @@ OPENAI = """\
 # The OpenAI API
 {note}
 
-`POST /v1/completions`, `POST /v1/chat/completions`, `GET /v1/models`, `GET /v1/models/{{id}}`, `GET /health` and
-`GET /version`; `GET /openapi.json` describes them. Give OpenAI's own client `http://127.0.0.1:8000/v1` as `base_url`,
-and any `api_key`.
+| | |
+|---|---|
+| `POST /v1/completions`, `POST /v1/chat/completions` | the calls that generate |
+| `GET /v1/requests/{{id}}/stream`, `DELETE /v1/requests/{{id}}` | read a call again, end it: [how](../guides/resume.md) |
+| `GET /v1/models`, `GET /v1/models/{{id}}` | the model that is served |
+| `POST /tokenize`, `POST /detokenize` | the ids of a prompt or a chat, the text of ids |
+| `GET /health/ready` (and `/health`) | 200 when requests can be served now, else 503, why not, and `Retry-After` |
+| `GET /health/live`, `GET /health/startup` | 200 while the process works, once it has started; no matter who else does |
+| `GET /version` | the version |
+| `GET /openapi.json` | all of this for programs: bodies, ranges, answers, errors |
+
+Give OpenAI's own client `http://127.0.0.1:8000/v1` as `base_url`, and any `api_key` where the gateway asks for none.
+A body must come with `Content-Type: application/json`; another one is refused with 415, since a web page may send it to
+any address without asking.
 
 A parameter that is not served yet is refused with `UNSUPPORTED_PARAMETER`, unless its value is neutral
-(`logprobs: null`, `tools: []`). One that nobody knows is refused with `FIELD_INVALID`: a misspelt parameter would
-otherwise change the answer in silence. The names and types of a body are checked first, then its values; each time all
-that is wrong is told at once.
+(`logprobs: null`, `response_format: {{"type": "text"}}`). One that nobody knows is refused with `FIELD_INVALID`: a
+misspelt parameter would otherwise change the answer in silence. The names and types of a body are checked first, then
+its values; each time all that is wrong is told at once.
 
 ## /v1/completions
 
@@ -261,14 +272,32 @@ likeliest tokens are told beside each, 0 to 20; with `echo`, those of the prompt
 
 {chat}
 
-Messages have the roles `system`, `developer` (which the chat template gets as `system`), `user` and `assistant`, and a
-text, whole or in parts. The model's chat template makes a prompt of them; `chat_template_kwargs` are its variables.
-Without `max_tokens` or `max_completion_tokens` an answer may be as long as the model allows. The `bytes` of the tokens
-in `logprobs` together are the text, but for what a stop cuts off; they are null for a special token, which is not in
-it.
+Messages have the roles `system`, `developer` (which the chat template gets as `system`), `user`, `assistant` and
+`tool`, and a text, whole or in parts. The model's chat template makes a prompt of them; `chat_template_kwargs`,
+`documents` and `reasoning_effort` are its variables. Without `max_tokens` or `max_completion_tokens` an answer may be
+as long as the model allows. The `bytes` of the tokens in `logprobs` together are the text, but for what a stop cuts
+off; they are null for a special token, which is not in it.
+
+`tools`, the calls of tools in the assistant's messages and the messages of tools go through the chat template, in the
+form that `transformers` gives them. Where the model calls a tool, its call is in the answer's text, as the model writes
+it. `tool_choice` is `auto`, or `none`, with which the template is told of no tools; a call cannot be forced yet.
+
+With `continue_final_message` the answer goes on with the last message instead of beginning one of its own; with `echo`
+it begins with the text of that message.
+
+## /tokenize and /detokenize
+
+vLLM's: `/tokenize` takes a `prompt` (and `add_special_tokens`) or the `messages`, `tools` and template arguments of a
+chat, and answers `tokens`, their `count`, the model's `max_model_len`, and with `return_token_strs` the vocabulary's
+spelling of each. `/detokenize` takes `tokens` and answers their text as `prompt`, special tokens too.
 
 ## Beyond OpenAI
 
+- `truncate_prompt_tokens`: only the last so many tokens of the prompt are used; `-1`: as many as leave room for
+  `max_tokens`.
+- `stream_options: {{"include_usage": true, "continuous_usage_stats": true}}`: every chunk tells what the call cost so
+  far.
+- `return_tokens_as_token_ids`: `logprobs` name tokens `token_id:17`, since two tokens may have one text.
 - `prompt_logprobs` (0 to 20): how likely each token of the prompt was, by id as vLLM tells it: in each choice of a
   completion, once in a chat, and in a stream before the first text.
 - `use_beam_search`: beam search instead of sampling. `best_of` is its width (default `n`), `n` of its answers are
@@ -287,7 +316,8 @@ on. `system_fingerprint` is the model's determinism id: two answers under one fi
 ended a choice, and null for the model's own end. With `return_token_ids` an answer has `token_ids` and
 `prompt_token_ids` as well.
 
-A request is aborted when its client closes the connection, streamed or not.
+A request is aborted when its client closes the connection, streamed or not. Errors are those of the [table](errors.md);
+a stream that fails ends with its error, and never with `[DONE]`.
 """
 
 
