@@ -117,11 +117,12 @@ class Backlog:
         limits, tenant = self._limits.halved() if leaves_room else self._limits, self._tenants.get(spec.tenant)
         if self._is_below_share(tenant):
             return None
-        num_requests = len(self) + 1 - limits.max_waiting_requests
-        if limits.max_waiting_requests and num_requests > 0:
+        num_requests = _excess(len(self), 1, limits.max_waiting_requests, self._limits.max_waiting_requests)
+        if num_requests:
             return Overload(Limit.QUEUE_FULL, num_requests=num_requests)
-        num_tokens = self.num_tokens + len(spec.prompt_token_ids) - limits.max_waiting_tokens
-        if limits.max_waiting_tokens and self.num_tokens and num_tokens > 0:
+        own = len(spec.prompt_token_ids)
+        num_tokens = _excess(self.num_tokens, own, limits.max_waiting_tokens, self._limits.max_waiting_tokens)
+        if num_tokens and self.num_tokens:
             return Overload(Limit.TOKEN_BACKLOG, num_tokens=min(num_tokens, self.num_tokens))
         num_requests = (tenant.num_waiting if tenant else 0) + 1 - limits.max_tenant_requests
         if limits.max_tenant_requests and num_requests > 0:
@@ -256,3 +257,13 @@ class Backlog:
         if len(self._turns) > max(2 * len(self._tenants), MIN_HEAP_TO_SWEEP):
             self._turns = [(tenant.key, tenant.name) for tenant in self._tenants.values()]
             heapify(self._turns)
+
+
+def _excess(num_waiting: int, own: int, limit: int, whole_limit: int) -> int:
+    """How much must be admitted before so much more may wait; 0: it may.
+
+    What waits beyond the limit, but not beyond the whole one, is where a place was kept for it: who is sent away for
+    that comes after those who were promised a place, by its own size and no more.
+    """
+    over = num_waiting + own - limit
+    return max(min(over, own), num_waiting + own - whole_limit) if limit and over > 0 else 0

@@ -210,6 +210,20 @@ def test_half_of_the_places_can_be_kept_free() -> None:
     assert backlog.check(spec, leaves_room=True) == Overload(Limit.QUEUE_FULL, num_requests=1)
 
 
+def test_who_finds_the_other_half_in_use_comes_after_those_who_were_promised_it_and_no_later() -> None:
+    backlog = Backlog("fcfs", 30.0, Limits(max_waiting_requests=8, max_waiting_tokens=80))
+    fill(backlog, *(f"a.{number}" for number in range(7)))
+    one, long = make_group("a.8", "a").spec, make_group("a.9", "a", num_prompt_tokens=15).spec
+    assert backlog.check(one, leaves_room=True) == Overload(Limit.QUEUE_FULL, num_requests=1)
+    only_tokens = Backlog("fcfs", 30.0, Limits(max_waiting_tokens=80))
+    fill(only_tokens, *(f"a.{number}" for number in range(6)))
+    assert only_tokens.check(long, leaves_room=True) == Overload(Limit.TOKEN_BACKLOG, num_tokens=15)
+    fill(only_tokens, "a.6", "a.7")
+    assert only_tokens.check(long, leaves_room=True) == Overload(Limit.TOKEN_BACKLOG, num_tokens=15)
+    only_tokens.push_front([make_group("x")])
+    assert only_tokens.check(long, leaves_room=True) == Overload(Limit.TOKEN_BACKLOG, num_tokens=25)
+
+
 def test_requests_are_limited_with_those_pushed_in_front() -> None:
     backlog = Backlog("fcfs", 30.0, Limits(max_waiting_requests=3))
     fill(backlog, "a.1", "a.2")
