@@ -101,6 +101,10 @@ class CapturedPlan:
         self.executor.run(self._ops, inputs)
         return StepOutputs(best, finite, logits)
 
+    def phase_seconds(self) -> list[tuple[Op, float]]:
+        """Tells how long the phases of the last replay took, in order, each with the op that it belongs to."""
+        return [(self._ops[op], seconds) for op, seconds in self.executor.phase_seconds()]
+
 
 def _address(array: npt.NDArray[np.generic]) -> int:
     return array.__array_interface__["data"][0]
