@@ -14,11 +14,14 @@ from blockyard.tls import http_context
 from gateway.access import Access
 from gateway.calls import noting_http
 from gateway.http_access import MAX_HEADER_BYTES, bounded_protocol, guarded
+from gateway.http_metrics import counted
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from starlette.types import ASGIApp
+
+    from gateway.metrics import GatewayMetrics
 
 # Connections that are still open after this are cut.
 _GRACE_SECONDS = 2
@@ -51,13 +54,14 @@ class _Server(uvicorn.Server):
 class HttpFront:
     """An ASGI application on a port."""
 
-    def __init__(self, app: ASGIApp, access: Access | None = None) -> None:
-        """Does not listen yet. `access`: what is asked of clients; None: nothing."""
+    def __init__(self, app: ASGIApp, access: Access | None = None, metrics: GatewayMetrics | None = None) -> None:
+        """Does not listen yet. `access`: what is asked of clients; None: nothing. `metrics`: count the requests."""
         access = access or Access()
+        app = guarded(app, access.api) if access.api else app
         files = access.files
         self._server = _Server(
             uvicorn.Config(
-                noting_http(guarded(app, access.api) if access.api else app),
+                noting_http(counted(app, metrics) if metrics else app),
                 http=bounded_protocol(access.max_connections),
                 h11_max_incomplete_event_size=MAX_HEADER_BYTES,
                 ssl_context_factory=(lambda *_: http_context(files)) if files else None,

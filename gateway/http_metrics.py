@@ -24,7 +24,7 @@ _CLIENT_GONE = 499
 
 
 def add_metrics(app: FastAPI, metrics: GatewayMetrics) -> None:
-    """Counts the application's requests, and answers `/metrics`."""
+    """Answers `/metrics`."""
 
     async def answer(request: Request) -> Response:
         """The metrics of this gateway, as Prometheus asks for them."""
@@ -34,37 +34,30 @@ def add_metrics(app: FastAPI, metrics: GatewayMetrics) -> None:
         return Response(content, headers={"content-type": content_type})
 
     app.add_api_route(PATH, answer, methods=["GET"], include_in_schema=False)
-    app.add_middleware(CountedCalls, metrics=metrics)
 
 
-class CountedCalls:
-    """An ASGI application that counts the requests of another one."""
+def counted(app: ASGIApp, metrics: GatewayMetrics) -> ASGIApp:
+    """Wraps an application: each request is counted when it has been answered, with the errors that it was told."""
 
-    def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
-        self._app = app
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Counts a request when it has been answered."""
+    async def count(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
             return
         errors, status = collect_errors(), _CLIENT_GONE
 
-        async def counted_send(message: Message) -> None:
+        async def noting_send(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self._app(scope, receive, counted_send)
+            await app(scope, receive, noting_send)
         finally:
-            path = getattr(scope.get("route"), "path", OTHER)
-            self._count(scope["method"], path, status)
-            if not path.startswith(_PROBES):
-                for reason in errors:
-                    self._metrics.errors.add("http", str(reason))
+            path: str = getattr(scope.get("route"), "path", OTHER)
+            method: str = scope["method"]
+            metrics.http_requests.add(method if method in _METHODS else OTHER, path, str(status))
+            for reason in () if path.startswith(_PROBES) else errors:
+                metrics.errors.add("http", str(reason))
 
-    def _count(self, method: str, path: str, status: int) -> None:
-        self._metrics.http_requests.add(method if method in _METHODS else OTHER, path, str(status))
+    return count

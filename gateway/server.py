@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from blockyard.call_metrics import CallCounter
 from blockyard.errors import BlockyardError, Reason
 from blockyard.identity import InternalIdentity
 from blockyard.keys import KeyFileError
+from blockyard.metrics_server import MetricsServer
 from blockyard.model_files import resolve_model
 from blockyard.rpc import PUBLIC_MESSAGE_BYTES, HealthServer, Heartbeat, PortTaken, add_health, bind, make_server
 from blockyard.settings import load
@@ -25,7 +27,9 @@ from gateway.admin import AdminServicer
 from gateway.config import GatewayConfiguration
 from gateway.generation import GenerationService
 from gateway.http_front import HttpFront
+from gateway.http_metrics import add_metrics
 from gateway.live_requests import LiveRequests
+from gateway.metrics import GatewayMetrics
 from gateway.open_inference.servicer import SERVICE as OPEN_INFERENCE
 from gateway.open_inference.servicer import OpenInferenceServicer, add_open_inference_service
 from gateway.openai.app import make_app
@@ -54,14 +58,15 @@ class Gateway:
 
     Attributes:
         generation: the core that all fronts use.
-        grpc_port, http_port, admin_port, health_port: where it listens; no health port is 0.
+        metrics: what Prometheus is told.
+        grpc_port, http_port, admin_port, health_port, metrics_port: where it listens; one that there is not is 0.
     """
 
     def __init__(self, configuration: GatewayConfiguration) -> None:
         """Reads files; raises BlockyardError MODEL_NOT_LOADED, CertificateError or KeyFileError."""
         self._public = configuration.public
         self._service = configuration.service
-        self.grpc_port = self.http_port = self.admin_port = self.health_port = 0
+        self.grpc_port = self.http_port = self.admin_port = self.health_port = self.metrics_port = 0
         self._access = make_access(configuration.security)
         gateway_id = secrets.token_hex(8)
         tokenizer = _load_tokenizer(configuration)
@@ -71,20 +76,25 @@ class Gateway:
             model_digest=tokenizer.model_digest,
             peer=InternalIdentity(configuration.internal).peer("scheduler"),
         )
+        self.metrics = GatewayMetrics()
         self._live = LiveRequests(
             self._link,
+            metrics=self.metrics,
             resume_window_seconds=configuration.service.resume_window_seconds,
             max_scheduler_wait_seconds=configuration.service.max_scheduler_wait_seconds,
         )
         self.generation = GenerationService(
             tokenizer, self._link, self._live, model_name=model_name(configuration), seed=configuration.text.seed
         )
+        self.metrics.watch(self.generation, self._live, self._link)
+        self._metrics_server = MetricsServer(self.metrics.registry)
         self._heartbeat = Heartbeat()
         administration = AdminServicer(self.generation, self._link, gateway_id=gateway_id)
         self._servers = self._make_servers(administration)
         app = make_app(self.generation)
         add_page(app, StatusBoard(administration.status))
-        self._http = HttpFront(app, self._access)
+        add_metrics(app, self.metrics)
+        self._http = HttpFront(app, self._access, self.metrics)
         self._health: HealthServer | None = None
 
     def _make_servers(self, administration: AdminServicer) -> tuple[grpc.aio.Server, grpc.aio.Server, grpc.aio.Server]:
@@ -101,8 +111,13 @@ class Gateway:
         return public, admin, local
 
     def _make_server(self, service_names: list[str], gate: Gate | None) -> grpc.aio.Server:
-        max_connections = self._access.max_connections
-        server = make_server(PUBLIC_MESSAGE_BYTES, service_names, gate=gate, max_connections=max_connections)
+        server = make_server(
+            PUBLIC_MESSAGE_BYTES,
+            service_names,
+            gate=gate,
+            interceptors=[CallCounter(self.metrics.registry.grpc_calls, self.metrics.error_over_grpc)],
+            max_connections=self._access.max_connections,
+        )
         add_health(server, self.generation.is_ready, self._heartbeat.is_alive)
         return server
 
@@ -119,6 +134,8 @@ class Gateway:
             health = HealthServer(self._heartbeat.is_alive, self.generation.is_ready)
             self.health_port = health.start(_address(host, self._service.gateway_health_port))
             self._health = health
+        if self._service.gateway_metrics_port >= 0:
+            self.metrics_port = self._metrics_server.start(host, self._service.gateway_metrics_port)
         self._heartbeat.start()
         self._link.start(self._live)
         for server in self._servers:
@@ -131,6 +148,7 @@ class Gateway:
             grpc=_address(host, self.grpc_port),
             http=_address(host, self.http_port),
             admin=_address(host, self.admin_port),
+            metrics=_address(host, self.metrics_port) if self.metrics_port else None,
             scheduler=self._service.scheduler_address,
         )
 
@@ -152,6 +170,7 @@ class Gateway:
         await self._link.stop()
         if self._health is not None:
             self._health.stop()
+        self._metrics_server.stop()
 
 
 def _load_tokenizer(configuration: GatewayConfiguration) -> Tokenizer:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import Response
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from gateway.metrics import note_error
 from gateway.openai.shapes import UNSUPPORTED
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ def type_of(status: int) -> str:
 
 def error_object(error: BlockyardError) -> dict[str, Any]:
     """Gives the value of "error": in an answer's body, and in the last event of a stream that failed."""
+    note_error(error.reason)
     violations = [
         {"param": None if violation.field == BODY else violation.field}
         | {"message": violation.description, "code": str(violation.reason)}
