@@ -92,9 +92,9 @@ def _error_of(status: int, headers: dict[str, str], content: bytes) -> Blockyard
     )
 
 
-async def get_json(url: str) -> dict[str, Any]:
-    """Gets a JSON object. Raises BlockyardError."""
-    async with _answer(url, None, {}) as pieces:
+async def get_json(url: str, headers: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+    """Gets a JSON object. `headers` are sent beside our own. Raises BlockyardError."""
+    async with _answer(url, None, headers) as pieces:
         return cast("dict[str, Any]", json.loads(b"".join([piece async for piece in pieces])))
 
 

@@ -61,7 +61,7 @@ class LLM:
         # Stops everything when this object is forgotten, and at the interpreter's exit.
         self._finalizer = weakref.finalize(self, self._system.stop)
         self._system.start()
-        self._client = Client(self.target, retry=PATIENT)
+        self._client = Client(self._system.local.endpoints.local, retry=PATIENT)
 
     @property
     def target(self) -> str:
@@ -115,7 +115,7 @@ class LLM:
                 if isinstance(bar, Progress) and task is not None:
                     bar.advance(task)
 
-            return self._system.run(_generate_all(self.target, prompts, options, advance))
+            return self._system.run(_generate_all(self._system.local.endpoints.local, prompts, options, advance))
 
     def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerationOptions]) -> Stream:
         """Generates an answer as a stream of events; see `blockyard.Stream`."""

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from blockyard.errors import BlockyardError, Reason
 from blockyard.http_stream import post_events
 from blockyard.results import Accepted, Delta, Finished
-from blockyard.targets import call_metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from blockyard.async_client import AsyncClient
 
@@ -138,10 +137,10 @@ class GrpcApi:
 class HttpApi:
     """/v1/completions, streamed, with about as many words as tokens are asked for as the prompt."""
 
-    def __init__(self, base_url: str, model: str, tenant: str = "") -> None:
+    def __init__(self, base_url: str, model: str, headers: Mapping[str, str]) -> None:
         self._url = f"{base_url}/v1/completions"
         self._model = model
-        self._headers = dict(call_metadata(tenant))
+        self._headers = headers
 
     async def send(self, request: Request, sample: Sample) -> None:
         """Sends a request and reads its events."""

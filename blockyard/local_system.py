@@ -37,11 +37,12 @@ GATEWAY_GRACE_SECONDS = 40.0
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where clients reach a system, as host:port."""
+    """Where clients reach a system: its public APIs as host:port, and all over gRPC on a private socket."""
 
     grpc: str
     http: str
     admin: str
+    local: str
 
 
 class LocalSystem:
@@ -55,10 +56,11 @@ class LocalSystem:
         self.configuration = dataclasses.replace(configuration, public=public)
         # A wildcard is nowhere to connect to.
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(public.host, public.host)
-        self.endpoints = Endpoints(
-            *(join(host, port) for port in (public.grpc_port, public.http_port, public.admin_port))
-        )
         self._folder = _private_folder()
+        self.endpoints = Endpoints(
+            *(join(host, port) for port in (public.grpc_port, public.http_port, public.admin_port)),
+            local=f"unix:{self._folder}/gateway",
+        )
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     def services(self) -> list[Service]:
@@ -72,8 +74,8 @@ class LocalSystem:
         for section in (told.model, device, told.cache, told.scheduler, told.log, told.tracing):
             scheduling += to_flags(section)
         scheduling.append(f"--scheduler-metrics-port={told.metrics.scheduler_metrics_port}")
-        serving = [scheduler]
-        for section in (told.model, told.text, told.public, told.log, told.tracing):
+        serving = [scheduler, f"--gateway-local-address={self.endpoints.local}"]
+        for section in (told.model, told.text, told.public, told.security, told.log, told.tracing):
             serving += to_flags(section)
         return [
             *(self._worker(number, address) for number, address in enumerate(workers)),
@@ -101,7 +103,7 @@ class LocalSystem:
 
     async def is_ready(self) -> bool:
         """Tells whether the gateway takes requests."""
-        stub = health_pb2_grpc.HealthStub(self._channel(self.endpoints.grpc))
+        stub = health_pb2_grpc.HealthStub(self._channel(self.endpoints.local))
         try:
             response = await stub.Check(health_pb2.HealthCheckRequest(), timeout=1.0)  # type: ignore[misc]
         except grpc.RpcError:
@@ -110,7 +112,7 @@ class LocalSystem:
 
     async def missing(self) -> str:
         """Tells what the gateway waits for, for a person; empty where it does not say."""
-        stub = admin_pb2_grpc.AdminServiceStub(self._channel(self.endpoints.admin))
+        stub = admin_pb2_grpc.AdminServiceStub(self._channel(self.endpoints.local))
         try:
             status = await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=1.0)
         except grpc.RpcError:

@@ -20,13 +20,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import blockyard
-from blockyard.async_client import AsyncClient
+from blockyard.cli.connection import connection
 from blockyard.http_stream import get_json
 from blockyard.load import Api, GrpcApi, HttpApi, Plan, Sample, Shape, Summary, draw_requests, run_load, summarize
-from blockyard.targets import DEFAULT_TARGET
+from blockyard.targets import DEFAULT_TARGET, call_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from blockyard.async_client import AsyncClient
 
 MEASURES = ("time_to_first_token", "inter_token_latency", "time_per_output_token", "end_to_end")
 
@@ -113,7 +115,7 @@ def _range(text: str) -> tuple[int, int]:
 
 
 async def _run(settings: Settings) -> Summary:
-    async with AsyncClient(settings.target, tenant=settings.tenant) as client:
+    async with connection().async_client(settings.target, settings.tenant) as client:
         api = await _make_api(settings, client)
         requests = draw_requests(settings.shape, settings.plan.seed)
         if settings.num_warmup_requests:
@@ -124,8 +126,9 @@ async def _run(settings: Settings) -> Summary:
 
 async def _make_api(settings: Settings, client: AsyncClient) -> Api:
     if settings.api == ApiName.HTTP:
-        name = settings.model or (await get_json(f"{settings.url}/v1/models"))["data"][0]["id"]
-        return HttpApi(settings.url, name, settings.tenant)
+        headers = dict(call_metadata(settings.tenant, connection().api_key))
+        name = settings.model or (await get_json(f"{settings.url}/v1/models", headers))["data"][0]["id"]
+        return HttpApi(settings.url, name, headers)
     models = await client.list_models()
     model = next((model for model in models if model.name == settings.model), models[0])
     return GrpcApi(client, settings.model, model.vocab_size)

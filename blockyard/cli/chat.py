@@ -10,13 +10,15 @@ import typer
 from rich.console import Console
 
 from blockyard.chat import ChatOptions, Message, Role
+from blockyard.cli.connection import connection
 from blockyard.cli.generate import Target  # noqa: TC001 - typer reads it
-from blockyard.client import Client
 from blockyard.errors import BlockyardError
 from blockyard.targets import DEFAULT_TARGET
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+
+    from blockyard.client import Client
 
 HINT = "/quit ends, /clear forgets the conversation, Ctrl-C stops an answer"
 
@@ -60,7 +62,7 @@ def chat(
     seed: Annotated[int | None, typer.Option(min=0, help="key of the random draws")] = None,
 ) -> None:
     """Talk to a model."""
-    with Client(target) as client:
+    with connection().client(target) as client:
         options = ChatOptions(model=model or client.list_models()[0].name)
         if max_tokens is not None:
             options["max_tokens"] = max_tokens

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from blockyard.client import Client
+from blockyard.cli.connection import connection
 from blockyard.results import GenerationOptions
 from blockyard.targets import DEFAULT_TARGET
 
@@ -47,7 +47,7 @@ def generate(
     }
     options.update({name: value for name, value in chosen.items() if value is not None})  # type: ignore[typeddict-item]
     text = sys.stdin.read() if prompt == "-" else prompt
-    with Client(target) as client:
+    with connection().client(target) as client:
         if stream and n == 1:
             with client.stream(text, **options) as deltas:
                 for delta in deltas.text_deltas():

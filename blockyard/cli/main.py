@@ -8,11 +8,13 @@ import sys
 import typer
 
 import blockyard
-from blockyard.cli import bench, chat, generate, serve
+from blockyard.cli import bench, chat, connection, generate, keys, serve
 from blockyard.errors import TRANSPORT_ORIGIN, BlockyardError
+from blockyard.keys import KeyFileError
 from blockyard.rpc import PortTaken
 from blockyard.settings import SettingsError
 from blockyard.supervisor import StartError
+from blockyard.tls import CertificateError
 
 app = typer.Typer(
     help="Serves large language models over gRPC and HTTP, and talks to them.",
@@ -20,10 +22,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.callback()(connection.read_options)
 serve.register(app)
 app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(bench.bench)
+app.add_typer(keys.app, name="keys")
 
 
 @app.command()
@@ -49,7 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         app(arguments)
-    except (BlockyardError, PortTaken, SettingsError, StartError) as error:
+    except (BlockyardError, CertificateError, KeyFileError, PortTaken, SettingsError, StartError) as error:
         typer.echo(f"error: {told(error)}", err=True)
         sys.exit(1)
     except KeyboardInterrupt:

@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 
 from blockyard.async_client import AsyncClient
-from blockyard.configuration import SystemConfiguration
-from blockyard.local_system import Endpoints, LocalSystem
+from blockyard.configuration import SecuritySettings, SystemConfiguration
+from blockyard.local_system import LocalSystem
 from blockyard.settings import load
 from blockyard.supervisor import Supervisor
 from blockyard.telemetry import EventLogger, configure_logging
@@ -63,7 +63,7 @@ async def _serve(configuration: SystemConfiguration) -> int:
         with progress:
             started = await supervisor.start()
         if started:
-            typer.echo(await _greeting(system.endpoints))
+            typer.echo(await _greeting(system))
         return await supervisor.wait()
     finally:
         await supervisor.stop()
@@ -89,20 +89,27 @@ def _writer(console: Console) -> Callable[[str], None]:
     return lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-async def _greeting(endpoints: Endpoints) -> str:
-    async with AsyncClient(endpoints.grpc) as client:
+async def _greeting(system: LocalSystem) -> str:
+    endpoints, security = system.endpoints, system.configuration.security
+    async with AsyncClient(endpoints.local) as client:
         (model, *_) = await client.list_models()
+    url = f"{'https' if security.tls_certificate else 'http'}://{endpoints.http}/v1"
+    ready = [
+        "",
+        f"ready: {model.name}, up to {model.max_model_len} tokens",
+        f"  gRPC   {endpoints.grpc}",
+        f"  HTTP   {url}",
+    ]
+    if security != SecuritySettings(max_connections=security.max_connections):
+        return "\n".join([*ready, "  for those who have what --api-keys-file and the certificates ask for", ""])
     body = json.dumps({"model": model.name, "prompt": "Once upon a time", "max_tokens": 32})
     call = f'blockyard.Client("{endpoints.grpc}").generate("Once upon a time", max_tokens=32)'
     python = f"import blockyard; print({call}.text)"
     return "\n".join(
         [
+            *ready,
             "",
-            f"ready: {model.name}, up to {model.max_model_len} tokens",
-            f"  gRPC   {endpoints.grpc}",
-            f"  HTTP   http://{endpoints.http}/v1",
-            "",
-            f"  curl http://{endpoints.http}/v1/completions -H 'Content-Type: application/json' -d '{body}'",
+            f"  curl {url}/completions -H 'Content-Type: application/json' -d '{body}'",
             f"  python -c '{python}'",
             f"  blockyard generate 'Once upon a time' --target {endpoints.grpc}",
             "",

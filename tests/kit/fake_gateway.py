@@ -92,18 +92,20 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer):
     http_bodies: list[Any] = field(default_factory=list[Any])
     http_heads: list[str] = field(default_factory=list[str])
 
-    async def start(self, grpc_port: int = 0) -> None:
-        """Listens on the loopback."""
-        await self._start_grpc(grpc_port)
+    async def start(self, grpc_port: int = 0, local_address: str = "") -> None:
+        """Listens on the loopback, and at a Unix socket if told to."""
+        await self._start_grpc(grpc_port, local_address)
         self._http = await asyncio.start_server(self._serve_http, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._http.sockets[0].getsockname()[1]}"
 
-    async def _start_grpc(self, port: int) -> None:
+    async def _start_grpc(self, port: int, local_address: str = "") -> None:
         self._server = make_server(PUBLIC_MESSAGE_BYTES, [])
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, self._server)
         add_health(self._server, lambda: self.ready, lambda: True)
         self._port = bind(self._server, f"127.0.0.1:{port}")
         self.target = f"127.0.0.1:{self._port}"
+        if local_address:
+            bind(self._server, local_address)
         await self._server.start()
 
     async def stop(self) -> None:

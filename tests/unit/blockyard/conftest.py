@@ -33,11 +33,11 @@ import asyncio, signal, sys
 from tests.kit.fake_gateway import FakeGateway
 
 async def main():
-    ports = dict(flag.removeprefix("--").split("=") for flag in sys.argv[1:] if "-port=" in flag)
+    told = dict(flag.removeprefix("--").split("=", 1) for flag in sys.argv[1:] if "=" in flag)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     gateway = FakeGateway()
-    await gateway.start(int(ports["grpc-port"]))
+    await gateway.start(int(told["grpc-port"]), told["gateway-local-address"])
     print("listening", file=sys.stderr, flush=True)
     await stop.wait()
     await gateway.stop()

@@ -135,7 +135,7 @@ async def test_grpc(async_gateway: FakeGateway) -> None:
 
 async def test_http(async_gateway: FakeGateway) -> None:
     sample = Sample(arrival=1.0)
-    await HttpApi(async_gateway.url, "fake", "team-1").send(Request(1, 5, 4, 0.0, True), sample)
+    await HttpApi(async_gateway.url, "fake", {"x-blockyard-tenant": "team-1"}).send(Request(1, 5, 4, 0.0, True), sample)
     assert "\r\nx-blockyard-tenant: team-1\r\n" in async_gateway.http_heads[0]
     (body,) = async_gateway.http_bodies
     assert len(body["prompt"].split()) == 5

@@ -150,7 +150,7 @@ async def test_readiness_is_the_gateways(async_gateway: FakeGateway) -> None:
     local = system()
     assert not await local.is_ready()
     assert await local.missing() == ""
-    local.endpoints = dataclasses.replace(local.endpoints, grpc=async_gateway.target)
+    local.endpoints = dataclasses.replace(local.endpoints, local=async_gateway.target)
     assert await local.is_ready()
     async_gateway.ready = False
     assert not await local.is_ready()
