@@ -1,0 +1,123 @@
+"""Two readings of a system's status, one after the other, and what happened between them.
+
+Knows neither how they are asked for nor how they are shown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from blockyard.common.v1 import status_pb2
+
+if TYPE_CHECKING:
+    from google.protobuf.duration_pb2 import Duration
+
+    from blockyard.admin.v1 import admin_pb2
+
+DRAIN_NAMES = {status_pb2.DRAIN_STATE_DRAINING: "draining", status_pb2.DRAIN_STATE_DRAINED: "drained"}
+
+
+def seconds(duration: Duration) -> float:
+    """Decodes a duration."""
+    return duration.seconds + duration.nanos * 1e-9
+
+
+def replica_state(replica: status_pb2.ReplicaStatus) -> str:
+    """What a replica does, in a word."""
+    return DRAIN_NAMES.get(replica.drain_state) or ("ready" if replica.ready else "not ready")
+
+
+def worker_state(worker: status_pb2.WorkerStatus) -> str:
+    """What a worker does, in a word or two."""
+    return status_pb2.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").replace("_", " ").lower()
+
+
+def used_share(pool: status_pb2.BlockPoolStatus) -> float:
+    """How much of a pool is held, of 1. What is only cached can be had at any time."""
+    return 1 - pool.num_free_blocks / pool.num_blocks if pool.num_blocks else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRates:
+    """What a replica did, a second; None where there is nothing to compare with.
+
+    `busy_share`: of 1, as its worker says.
+    """
+
+    steps: float | None = None
+    tokens: float | None = None
+    busy_share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a system did between two readings, a second; None where there is nothing to compare with.
+
+    `cached_share`: of the prompts' tokens, of 1. Latencies in seconds are means, of what ended in between.
+    """
+
+    completion_tokens: float | None = None
+    prompt_tokens: float | None = None
+    steps: float | None = None
+    cached_share: float | None = None
+    time_to_first_token: float | None = None
+    inter_token_latency: float | None = None
+    request_latency: float | None = None
+
+
+def find_rates(before: admin_pb2.GetStatusResponse | None, now: admin_pb2.GetStatusResponse) -> Rates:
+    """Compares two readings. A process that was started again in between has begun to count anew: nothing is told."""
+    scheduler = now.scheduler
+    elapsed = _elapsed(before.scheduler, scheduler) if before else None
+    if before is None or elapsed is None:
+        return Rates()
+    old = before.scheduler
+    prompt = scheduler.num_prompt_tokens - old.num_prompt_tokens
+    is_same_gateway = before.gateway.gateway_id == now.gateway.gateway_id
+    mean = _mean if is_same_gateway else lambda *_: None
+    return Rates(
+        completion_tokens=max(0, scheduler.num_completion_tokens - old.num_completion_tokens) / elapsed,
+        prompt_tokens=max(0, prompt) / elapsed,
+        steps=max(0, _num_steps(scheduler) - _num_steps(old)) / elapsed,
+        cached_share=(scheduler.num_cached_tokens - old.num_cached_tokens) / prompt if prompt > 0 else None,
+        time_to_first_token=mean(before.gateway.time_to_first_token, now.gateway.time_to_first_token),
+        inter_token_latency=mean(before.gateway.inter_token_latency, now.gateway.inter_token_latency),
+        request_latency=mean(before.gateway.request_latency, now.gateway.request_latency),
+    )
+
+
+def find_replica_rates(
+    before: admin_pb2.GetStatusResponse | None, now: admin_pb2.GetStatusResponse, replica_id: int
+) -> ReplicaRates:
+    """The same for one replica."""
+    elapsed = _elapsed(before.scheduler, now.scheduler) if before else None
+    old = _find(before, replica_id) if before else None
+    new = _find(now, replica_id)
+    if elapsed is None or old is None or new is None:
+        return ReplicaRates()
+    busy = seconds(new.step_time) - seconds(old.step_time)
+    return ReplicaRates(
+        max(0, new.num_steps - old.num_steps) / elapsed,
+        max(0, new.num_completion_tokens - old.num_completion_tokens) / elapsed,
+        min(1.0, max(0.0, busy / elapsed)),
+    )
+
+
+def _find(reading: admin_pb2.GetStatusResponse, replica_id: int) -> status_pb2.ReplicaStatus | None:
+    return next((each for each in reading.scheduler.replicas if each.replica_id == replica_id), None)
+
+
+def _elapsed(before: status_pb2.SchedulerStatus, now: status_pb2.SchedulerStatus) -> float | None:
+    """Seconds between two readings of one scheduler."""
+    elapsed = seconds(now.uptime) - seconds(before.uptime)
+    return elapsed if elapsed > 0 and before.HasField("uptime") else None
+
+
+def _num_steps(scheduler: status_pb2.SchedulerStatus) -> int:
+    return sum(replica.num_steps for replica in scheduler.replicas)
+
+
+def _mean(before: status_pb2.LatencyTotals, now: status_pb2.LatencyTotals) -> float | None:
+    count = now.count - before.count
+    return (seconds(now.sum) - seconds(before.sum)) / count if count > 0 else None

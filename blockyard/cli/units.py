@@ -1,0 +1,47 @@
+"""Numbers as a person reads them on a terminal."""
+
+from __future__ import annotations
+
+MINUTE, HOUR, DAY = 60, 3600, 86400
+_BLOCKS = " ▏▎▍▌▋▊▉█"
+
+
+def span(seconds: float) -> str:
+    """A duration in its two largest units."""
+    if seconds < MINUTE:
+        return f"{seconds:.0f} s"
+    for large, small, names in ((DAY, HOUR, "d h"), (HOUR, MINUTE, "h min"), (MINUTE, 1, "min s")):
+        if seconds >= large:
+            first, second = names.split()
+            return f"{seconds // large:.0f} {first} {seconds % large // small:.0f} {second}"
+    raise AssertionError
+
+
+def milliseconds(seconds: float) -> str:
+    """A short duration, with about three digits."""
+    if seconds >= 10:
+        return f"{seconds:.0f} s"
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{1000 * seconds:.{0 if seconds >= 0.1 else 1 if seconds >= 0.01 else 2}f} ms"
+
+
+def size(num_bytes: float) -> str:
+    """Bytes in the largest unit that leaves at least one of it."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" or num_bytes >= 100 else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
+
+
+def rate(per_second: float) -> str:
+    """So many a second: with thousands apart, and a digit more where there are few."""
+    return f"{per_second:,.0f}" if per_second >= 10 or per_second == 0 else f"{per_second:.1f}"
+
+
+def bar(share: float, width: int) -> str:
+    """A share of 0 to 1 as a bar of so many characters, in eighths of one."""
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (_BLOCKS[rest] if rest else "")).ljust(width)
