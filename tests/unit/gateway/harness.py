@@ -101,9 +101,11 @@ class Front:
 
 
 @asynccontextmanager
-async def serving(scheduler: FakeScheduler, *, attached: bool = True, **windows: float) -> AsyncIterator[Front]:
+async def serving(
+    scheduler: FakeScheduler, *, attached: bool = True, tokenizer: Tokenizer | None = None, **windows: float
+) -> AsyncIterator[Front]:
     """Runs a gateway on a scheduler; with `attached`, once it knows the model. `windows`: see LiveRequests."""
-    tokenizer = demo_tokenizer()
+    tokenizer = tokenizer or demo_tokenizer()
     if not scheduler.facts.model_digest:
         scheduler.facts.model_digest = tokenizer.model_digest
     link = SchedulerLink(scheduler.address, gateway_id=secrets.token_hex(4), model_digest=tokenizer.model_digest)
