@@ -8,7 +8,7 @@ import sys
 import typer
 
 import blockyard
-from blockyard.cli import bench, chat, connection, generate, keys, serve
+from blockyard.cli import admin, bench, chat, connection, generate, keys, serve, top
 from blockyard.errors import TRANSPORT_ORIGIN, BlockyardError
 from blockyard.keys import KeyFileError
 from blockyard.rpc import PortTaken
@@ -27,6 +27,8 @@ serve.register(app)
 app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(bench.bench)
+app.command()(top.top)
+app.add_typer(admin.app, name="admin")
 app.add_typer(keys.app, name="keys")
 
 
@@ -42,7 +44,8 @@ def told(error: Exception) -> str:
         return str(error)
     if error.metadata == TRANSPORT_ORIGIN and error.http_status == 503:
         return (
-            f"no server answers ({error.message}): start one with `blockyard serve`, or name another (--target, --url)"
+            f"no server answers ({error.message}): start one with `blockyard serve`, or name another"
+            " (--target, --url, --admin-address)"
         )
     return " ".join(str(error).split())
 
