@@ -58,7 +58,7 @@ ANSWER_TOKENS = histogram(
 )
 TIME_TO_FIRST_TOKEN = histogram(
     "blockyard_time_to_first_token_seconds",
-    "From a valid request to its first token's arrival here: queue, prefill, and failures outlived.",
+    "From a request's arrival to that of its first token: tokenizing, queue, prefill, and failures outlived.",
     _FIRST_TOKEN_SECONDS,
 )
 INTER_TOKEN_LATENCY = histogram(
@@ -73,7 +73,7 @@ TIME_PER_OUTPUT_TOKEN = histogram(
 )
 REQUEST_LATENCY = histogram(
     "blockyard_request_latency_seconds",
-    "From a valid request to the end of its answer, of those that are whole.",
+    "From a request's arrival to the end of its answer, if that is whole.",
     geometric(0.01, 1000),
 )
 ERRORS = counter(
@@ -171,7 +171,7 @@ class GatewayMetrics:
         """Measures a request that is begun here."""
         self.requests.add()
         self.prompt_tokens.observe(transcript.origin.accepted.num_prompt_tokens)
-        return RequestMeter(self, time.monotonic())
+        return RequestMeter(self, transcript.story.arrived_at)
 
     def go_on(self) -> RequestMeter:
         """Measures a request that another gateway had before: how long it took is not known."""
@@ -187,7 +187,7 @@ class RequestMeter:
 
     Args:
         metrics: gets what is measured.
-        began_at: by time.monotonic(); None for a request that another gateway had before.
+        began_at: when it came, by time.monotonic(); None for a request that another gateway had before.
     """
 
     __slots__ = ("_began_at", "_first_at", "_metrics", "_num_told", "_told_at")

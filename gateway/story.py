@@ -56,6 +56,11 @@ class Story:
         self._num_recoveries = 0
         self._recovery: Span | None = None
 
+    @property
+    def arrived_at(self) -> float:
+        """When it came, by time.monotonic()."""
+        return self._arrived_at
+
     @contextmanager
     def beginning(self) -> Generator[None]:
         """Around what makes token ids of it and validates it, or refuses it."""
