@@ -1,4 +1,4 @@
-"""Writes the pages of this folder that are made from the code: errors, settings, parameters of the OpenAI API.
+"""Writes the pages of this folder that are made from the code: errors, settings, metrics, the OpenAI API's parameters.
 
     python docs/reference/generate.py
 
@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parents[1]))
+sys.path[:0] = [str(HERE.parents[1]), str(HERE)]
+
+from metrics_page import metrics_page  # noqa: E402
 
 from blockyard.configuration import SystemConfiguration  # noqa: E402
 from blockyard.errors import DOMAIN, TABLE, Reason  # noqa: E402
@@ -326,7 +328,12 @@ def openai_page() -> str:
     return OPENAI.format(note=NOTE, completion=_parameters(CompletionBody), chat=_parameters(ChatBody))
 
 
-PAGES = {"errors.md": errors_page, "configuration.md": configuration_page, "openai.md": openai_page}
+PAGES = {
+    "errors.md": errors_page,
+    "configuration.md": configuration_page,
+    "metrics.md": lambda: metrics_page(NOTE),
+    "openai.md": openai_page,
+}
 
 
 if __name__ == "__main__":
