@@ -64,7 +64,7 @@ async def _answer_http_exception(request: Request, error: Exception) -> Response
     assert isinstance(error, HTTPException)
     told = {
         "message": f"{error.detail}: {request.method} {request.url.path}",
-        "type": errors.type_of(error.status_code),
+        "type": "invalid_request_error",
         "param": None,
         "code": _CODES.get(error.status_code),
     }

@@ -95,11 +95,6 @@ def _violation(kind: str, location: tuple[int | str, ...], message: str) -> Viol
     return Violation(name or BODY, description)
 
 
-def type_of(status: int) -> str:
-    """Gives the kind of error that OpenAI calls a status."""
-    return _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-
-
 def error_object(error: BlockyardError) -> dict[str, Any]:
     """Gives the value of "error": in an answer's body, and in the last event of a stream that failed."""
     note_error(error.reason)
@@ -110,7 +105,7 @@ def error_object(error: BlockyardError) -> dict[str, Any]:
     ]
     told: dict[str, Any] = {
         "message": error.message,
-        "type": type_of(error.http_status),
+        "type": _TYPES.get(error.http_status, "server_error" if error.http_status >= 500 else "invalid_request_error"),
         "param": violations[0]["param"] if violations else None,
         "code": str(error.reason),
     }

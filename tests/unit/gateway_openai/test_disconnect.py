@@ -63,7 +63,7 @@ async def test_the_end_of_the_process_aborts_what_runs(service: ScriptedService)
         "path": "/v1/completions",
         "raw_path": b"/v1/completions",
         "query_string": b"",
-        "headers": [],
+        "headers": [(b"content-type", b"application/json")],
     }
     call = asyncio.create_task(app(scope, receive, sent.put))
     for _ in range(4):
