@@ -140,21 +140,19 @@ async def tokenized(call: Call, service: GenerationService) -> Call:
     if not call.needs_token_ids:
         return call
     try:
-        requests = [replace(request, prompt=await service.prompt_of(request)) for request in call.requests]
+        prompts = [await service.prompt_of(request) for request in call.requests]
     except BlockyardError:
         # The start tells it too, with all else that is wrong.
         return call
-    echoes = call.echoes
-    if call.echoes_cut_prompts:
-        echoes = tuple(_text_of(request.prompt, service.tokenizer) for request in requests)
-    first_tokens = tuple(_first_token(request, service) for request in requests)
-    return replace(call, requests=tuple(requests), first_tokens=first_tokens, echoes=echoes)
-
-
-def _first_token(request: GenerationRequest, service: GenerationService) -> tuple[str, bytes]:
-    texts = service.tokenizer.token_texts(skip_special_tokens=request.skip_special_tokens)
-    # An empty prompt is refused later, with all else that is wrong.
-    return texts.of(request.prompt[0]) if request.prompt and isinstance(request.prompt, tuple) else ("", b"")
+    tokenizer = service.tokenizer
+    texts = tokenizer.token_texts(skip_special_tokens=call.requests[0].skip_special_tokens)
+    return replace(
+        call,
+        requests=tuple(replace(request, prompt=prompt) for request, prompt in zip(call.requests, prompts, strict=True)),
+        # An empty prompt is refused later, with all else that is wrong.
+        first_tokens=tuple(texts.of(prompt[0]) if prompt else ("", b"") for prompt in prompts),
+        echoes=tuple(map(tokenizer.decode, prompts)) if call.echoes_cut_prompts else call.echoes,
+    )
 
 
 def _request(body: GenerationBody, max_tokens: int | None) -> GenerationRequest:
