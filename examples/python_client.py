@@ -1,4 +1,4 @@
-"""The client library: a whole answer, a stream, several sequences, token ids, and an error with its reasons.
+"""The client library: a whole answer, a stream, several sequences, token ids, a chat, and an error with its reasons.
 
 Needs a gateway (`blockyard serve`), or several: python examples/python_client.py [ADDRESS[,ADDRESS...]]
 """
@@ -40,6 +40,13 @@ def main() -> None:
         token_ids = client.tokenize(PROMPT)
         answer = client.generate(token_ids, max_tokens=5, temperature=0.0, return_token_ids=True)
         print(f"{token_ids} -> {list(answer.token_ids)} = {client.detokenize(answer.token_ids)!r}")
+
+        print("\n--- a chat")
+        messages = [blockyard.Message("user", "How do I read a file?")]
+        with client.stream_chat(messages, max_tokens=40, temperature=0.0) as stream:
+            for text in stream.text_deltas():
+                print(text, end="", flush=True)
+        print()
 
         print("\n--- an error tells everything that is wrong, at once")
         try:
