@@ -157,10 +157,6 @@ class ReportingExporter(SpanExporter):
         """Closes the connection."""
         self._exporter.shutdown()
 
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Has nothing of its own to flush."""
-        return self._exporter.force_flush(timeout_millis)
-
 
 def make_tracer(service: str, settings: TracingSettings, environment: Mapping[str, str] = os.environ) -> OtlpTracer:
     """Makes the tracer that a process's settings describe. Raises ImportError where its exporter is not installed."""

@@ -37,6 +37,8 @@ class StepSpans:
         self._runs: dict[int, _Run] = {}
         self._unanswered: deque[Step] = deque()
         self._rows: tuple[int, ...] = ()
+        # Of a traced sequence: what it does next may be something else, with the same rows.
+        self._had_prefill = False
         self._last_step_id = 0
         # By time.perf_counter(), as the times of steps are.
         self._ended_at = 0.0
@@ -57,7 +59,7 @@ class StepSpans:
             self._end_runs(set(self._runs), error=str(result.refusal.reason))
             return
         self._change_sequences(step)
-        if step.new_sequences or step.sequence_ids != self._rows or traces_every_step():
+        if self._had_prefill or step.new_sequences or step.sequence_ids != self._rows or traces_every_step():
             self._look(step, result)
         self._rows, self._last_step_id = step.sequence_ids, step.step_id
         self._ended_at = result.times.begun_at + _busy_seconds(result)
@@ -77,6 +79,7 @@ class StepSpans:
     def _look(self, step: Step, result: StepResult) -> None:
         new_ids = {new.sequence_id for new in step.new_sequences}
         decoding: set[int] = set()
+        self._had_prefill = False
         for sequence_id, num_new_tokens in zip(step.sequence_ids, step.num_new_tokens.tolist(), strict=True):
             if sequence_id not in self._contexts:
                 continue
@@ -85,6 +88,7 @@ class StepSpans:
                 if traces_every_step():
                     self._tell_step("decode step", sequence_id, num_new_tokens, step, result)
             else:
+                self._had_prefill = True
                 self._tell_step("prefill step", sequence_id, num_new_tokens, step, result)
         self._end_runs(self._runs.keys() - decoding)
         for sequence_id in decoding - self._runs.keys():

@@ -67,7 +67,7 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer):
         tokens_per_delta: how many tokens come at once.
         specs: what was asked for.
         resumes: what was asked for again.
-        tenants: of each call that begins an answer or reads one.
+        tenants, traceparents: of each call that begins an answer or reads one; "" for none.
         cancelled: request ids of those that were cancelled while they ran, or were left by the reader they ended with.
         saw_cancel: set with each of them.
         http_answers: raw answers of the HTTP side, one for each connection; None: cut the connection.
@@ -86,6 +86,7 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer):
         default_factory=list[inference_pb2.ResumeGenerateRequest]
     )
     tenants: list[str] = field(default_factory=list[str])
+    traceparents: list[str] = field(default_factory=list[str])
     cancelled: list[str] = field(default_factory=list[str])
     saw_cancel: threading.Event = field(default_factory=threading.Event)
     http_answers: deque[bytes] = field(default_factory=deque[bytes])
@@ -138,6 +139,7 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer):
     def _receive(self, context: Any) -> None:
         metadata = dict(context.invocation_metadata())
         self.tenants.append(str(metadata.get("x-blockyard-tenant", "")))
+        self.traceparents.append(str(metadata.get("traceparent", "")))
         if self.failures:
             raise self.failures.popleft()
 
@@ -230,7 +232,8 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer):
     async def Tokenize(self, request: Any, context: Any) -> inference_pb2.TokenizeResponse:
         """A word's id is its length; a special token 0 goes first."""
         special = [] if request.HasField("add_special_tokens") and not request.add_special_tokens else [0]
-        return inference_pb2.TokenizeResponse(token_ids=[*special, *(len(word) for word in request.text.split())])
+        text = request.text or " ".join(part.text for said in request.conversation.messages for part in said.content)
+        return inference_pb2.TokenizeResponse(token_ids=[*special, *(len(word) for word in text.split())])
 
     async def Detokenize(self, request: Any, context: Any) -> inference_pb2.DetokenizeResponse:
         """An id is a word of so many x."""

@@ -1,0 +1,208 @@
+"""How far requests are, as those who trace see it: over real sockets, with a fake worker."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from blockyard.trace_codec import encode_trace_context
+from blockyard.tracing import use_tracer
+from scheduler_service.codec import encode_step
+from scheduler_service.core.output import GroupSpec, NewSequence, SchedulerOutput
+from tests.kit.spans import CALLER, Recorder, Seen, recorded_spans
+from tests.kit.token_oracle import oracle, until, until_idle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from blockyard.tracing import TraceContext
+    from scheduler_service.config import SchedulerConfiguration
+    from tests.kit.token_client import Stream, TokenClient
+    from tests.unit.scheduler_service.conftest import Harness
+
+    Settings = Callable[..., SchedulerConfiguration]
+
+TRACED: dict[str, Any] = {"trace_context": encode_trace_context(CALLER)}
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    with recorded_spans() as recorder:
+        yield recorder
+
+
+async def finished(client: TokenClient, stream: Stream, prompt: list[int], max_tokens: int) -> None:
+    assert await client.result(stream) == oracle(prompt, max_tokens, n=stream.n)
+
+
+def names(seen: Seen) -> list[str]:
+    return [span.name for span in seen.spans]
+
+
+async def test_a_request_waits_is_prefilled_and_decodes(harness: Harness, recorder: Recorder) -> None:
+    worker = await harness.worker()
+    server, client = await harness.scheduler(), await harness.client()
+    await finished(client, await client.add("r", [5, 6, 7], max_tokens=9, **TRACED), [5, 6, 7], 9)
+    await until_idle(server)
+    seen = recorder.seen
+    assert names(seen) == ["queue", "prefill", "decode"]
+    assert {(span.trace_id, span.parent_id) for span in seen.spans} == {(CALLER.trace_id, CALLER.traceparent[36:52])}
+    assert all(span.attributes["request_id"] == "r" and not span.error for span in seen.spans)
+    queue, prefill, decode = seen.spans
+    assert queue.end_seconds <= prefill.start_seconds <= prefill.end_seconds <= decode.start_seconds
+    told = {"replica_id": 0, "num_prompt_tokens": 3, "num_cached_tokens": 0}
+    assert told.items() <= prefill.attributes.items()
+    assert {"finish_reasons": ("length",), "num_completion_tokens": 9}.items() <= decode.attributes.items()
+    assert worker.refusals == []
+
+
+def test_a_worker_is_told_of_traced_sequences_alone() -> None:
+    def new(sequence_id: int, context: TraceContext | None) -> NewSequence:
+        spec = GroupSpec("r", "gateway", (5, 6), 1, 8, 0, frozenset(), trace_context=context)
+        return NewSequence(sequence_id, 0, (5, 6), 2, 0, (1,), spec)
+
+    traced, other = encode_step(SchedulerOutput(1, (new(1, CALLER), new(2, None))), epoch=1).new_sequences
+    assert traced.trace_context == TRACED["trace_context"]
+    assert not other.HasField("trace_context")
+
+
+async def test_nobody_is_watched_who_is_not_traced(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    await harness.worker(step_seconds=0.002)
+    server, client = await harness.scheduler(), await harness.client()
+    stream = await client.add("r", [1], max_tokens=50, **TRACED)
+    await client.wait_until(lambda: stream.token_ids[0])
+    assert server.scheduling.requests.phases._lives == {}
+    await client.result(stream)
+
+
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+async def test_a_preemption_is_a_span_of_its_own(
+    harness: Harness, settings: Settings, recorder: Recorder, mode: str
+) -> None:
+    await harness.worker()
+    server = await harness.scheduler(settings(num_device_blocks=12, block_size=8, preemption_mode=mode))
+    client = await harness.client()
+    prompts = [[number + 1] * 10 for number in range(6)]
+    streams = [await client.add(f"r{number}", prompt, max_tokens=30, **TRACED) for number, prompt in enumerate(prompts)]
+    for stream, prompt in zip(streams, prompts, strict=True):
+        await finished(client, stream, prompt, 30)
+    await until_idle(server)
+    num_preemptions = (await client.status()).num_preemptions
+    preempted = recorder.seen.named("preempted")
+    assert 0 < len(preempted) <= num_preemptions
+    assert mode in {span.attributes["mode"] for span in preempted}
+    for span in preempted:
+        [decode] = [
+            each
+            for each in recorder.seen.named("decode")
+            if each.attributes["request_id"] == span.attributes["request_id"]
+        ]
+        assert span.attributes["sequence_index"] == 0
+        assert span.end_seconds <= decode.end_seconds
+    # One life each, however often it gave way.
+    assert len(recorder.seen.named("queue")) == len(recorder.seen.named("decode")) == 6
+
+
+async def test_a_lost_worker_is_a_recovery_in_the_same_trace(harness: Harness, recorder: Recorder) -> None:
+    worker = await harness.worker(step_seconds=0.002)
+    server, client = await harness.scheduler(), await harness.client()
+    stream = await client.add("r", [5, 6, 7], n=2, max_tokens=60, **TRACED)
+    await client.wait_until(lambda: len(stream.token_ids[1]) > 5)
+    await worker.kill()
+    await client.wait_until(lambda: not client.readiness or not client.readiness.ready)
+    await harness.worker()
+    await finished(client, stream, [5, 6, 7], 60)
+    await until_idle(server)
+    seen = recorder.seen
+    assert seen.trace_ids == {CALLER.trace_id}
+    assert names(seen)[:3] == ["queue", "prefill", "decode"]
+    assert sorted(names(seen)[3:]) == ["decode", "prefill", "queue", "recovery"]
+    lost, again = seen.named("decode")
+    recovery = seen.one("recovery")
+    assert (lost.error, again.error) == ("the worker was lost", "")
+    assert recovery.attributes["cause"] == "the worker was lost"
+    assert recovery.attributes["num_replayed_tokens"] >= 3 + 6
+    assert lost.end_seconds <= recovery.start_seconds <= recovery.end_seconds <= again.start_seconds
+
+
+async def test_a_request_that_ends_while_it_waits_has_waited(
+    harness: Harness, settings: Settings, recorder: Recorder
+) -> None:
+    await harness.worker(step_seconds=0.01)
+    server, client = await harness.scheduler(settings(max_num_seqs=1)), await harness.client()
+    running = await client.add("running", [1], max_tokens=500)
+    await client.wait_until(lambda: running.token_ids[0])
+    await client.add("waiting", [2], **TRACED)
+    await until(lambda: "waiting" in server.scheduling.requests.live)
+    await client.abort("waiting")
+    await until(lambda: bool(recorder.seen.spans))
+    assert names(recorder.seen) == ["queue"]
+    assert recorder.seen.one("queue").attributes["finish_reasons"] == ("abort",)
+    assert await client.cancel("running") == ["running"]
+    await until_idle(server)
+
+
+async def test_a_request_of_a_scheduler_before_goes_on_in_its_trace(harness: Harness, recorder: Recorder) -> None:
+    await harness.worker(step_seconds=0.002)
+    async with harness.running_scheduler(), harness.gateway("one") as client:
+        await client.wait_until_ready()
+        stream = await client.add("r", [5, 6], max_tokens=60, **TRACED)
+        await client.wait_until(lambda: len(stream.token_ids[0]) > 5)
+    before = len(recorder.seen.spans)
+    server = await harness.scheduler()
+    client = await harness.client("two")
+    await finished(client, await client.resubmit(stream), [5, 6], 60)
+    await until_idle(server)
+    assert names(recorder.seen)[before:] == ["queue", "prefill", "decode"]
+    assert recorder.seen.trace_ids == {CALLER.trace_id}
+
+
+async def test_a_resumed_request_still_has_its_context(harness: Harness, recorder: Recorder) -> None:
+    await harness.worker(step_seconds=0.005)
+    await harness.scheduler()
+    client, other = await harness.client(), await harness.client("other")
+    stream = await client.add("r", [5, 6], max_tokens=20, **TRACED)
+    await client.wait_until(lambda: stream.token_ids[0])
+    again = await other.read_again("r")
+    await other.wait_until(lambda: again.resumed)
+    assert again.resumed[0].request.trace_context == TRACED["trace_context"]
+    await other.result(again)
+    await client.result(stream)
+
+
+async def test_debug_events_tell_the_same_of_all(
+    harness: Harness, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "scheduler_service.phases")
+    use_tracer(None)
+    await harness.worker()
+    server = await harness.scheduler(settings(num_device_blocks=12, block_size=8, preemption_mode="recompute"))
+    client = await harness.client()
+    streams = [await client.add(f"r{number}", [number + 1] * 10, max_tokens=30) for number in range(6)]
+    for stream in streams:
+        await client.result(stream)
+    await until_idle(server)
+    told = [
+        (record.message, record.fields["request_id"])  # type: ignore[attr-defined]
+        for record in caplog.records
+        if record.name == "scheduler_service.phases"
+    ]
+    assert {message for message, _ in told} >= {
+        "request leaves queue",
+        "request leaves prefill",
+        "request preempted",
+        "request goes on",
+        "request ended",
+    }
+    assert [message for message, name in told if name == "r0"][:2] == ["request leaves queue", "request leaves prefill"]
+    assert {name for _, name in told} == {f"r{number}" for number in range(6)}
+    [ended] = [
+        record.fields  # type: ignore[attr-defined]
+        for record in caplog.records
+        if record.message == "request ended" and record.fields["request_id"] == "r0"  # type: ignore[attr-defined]
+    ]
+    assert (ended["num_completion_tokens"], ended["finish_reasons"]) == (30, "length")
+    assert server.scheduling.requests.phases._lives == {}
