@@ -304,6 +304,14 @@ class AsyncClient:
         request = inference_pb2.TokenizeRequest(model=model, text=text, add_special_tokens=add_special_tokens)
         return list((await self._call("Tokenize", request, timeout)).token_ids)
 
+    async def tokenize_chat(
+        self, messages: Messages, *, timeout: float | None = None, **options: Unpack[ChatOptions]
+    ) -> list[int]:
+        """Turns a conversation into the token ids of its prompt, to count them for one."""
+        spec = codec.make_chat_spec(messages, options)
+        request = inference_pb2.TokenizeRequest(model=spec.model, conversation=spec.conversation)
+        return list((await self._call("Tokenize", request, timeout)).token_ids)
+
     async def detokenize(
         self,
         token_ids: Sequence[int],

@@ -299,6 +299,14 @@ class Client:
         request = inference_pb2.TokenizeRequest(model=model, text=text, add_special_tokens=add_special_tokens)
         return list(self._call("Tokenize", request, timeout).token_ids)
 
+    def tokenize_chat(
+        self, messages: Messages, *, timeout: float | None = None, **options: Unpack[ChatOptions]
+    ) -> list[int]:
+        """Turns a conversation into the token ids of its prompt, to count them for one."""
+        spec = codec.make_chat_spec(messages, options)
+        request = inference_pb2.TokenizeRequest(model=spec.model, conversation=spec.conversation)
+        return list(self._call("Tokenize", request, timeout).token_ids)
+
     def detokenize(
         self,
         token_ids: Sequence[int],

@@ -82,4 +82,5 @@ class ChatTemplate:
             return self._template.render({**self._special_tokens, **variables})
         except Exception as error:
             told = str(error)[:_MAX_REASON_CHARACTERS]
-            raise invalid([Violation("conversation.messages", f"the model's chat template refuses them: {told}")]) from error
+            refusal = Violation("conversation.messages", f"the model's chat template refuses them: {told}")
+            raise invalid([refusal]) from error

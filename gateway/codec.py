@@ -80,6 +80,16 @@ def decode_chat(spec: inference_pb2.GenerationSpec) -> GenerationRequest:
     return request if kind else replace(request, prompt=decode_conversation(spec.conversation))
 
 
+def decode_tokenize(message: inference_pb2.TokenizeRequest) -> GenerationRequest:
+    """Reads what is to be tokenized, as a request with this prompt; raises BlockyardError FIELD_INVALID for two."""
+    if message.HasField("conversation"):
+        if message.text:
+            raise invalid([Violation("text", "must be absent beside a conversation")])
+        return GenerationRequest(decode_conversation(message.conversation))
+    add = message.add_special_tokens if message.HasField("add_special_tokens") else True
+    return GenerationRequest(message.text, add_special_tokens=add)
+
+
 def _decode_prompt(spec: inference_pb2.GenerationSpec) -> str | tuple[int, ...] | Conversation:
     match spec.WhichOneof("prompt"):
         case "token_ids":
@@ -126,7 +136,7 @@ def _decode_position(message: inference_pb2.Position) -> Position:
 
 
 def encode_spec(request: GenerationRequest) -> inference_pb2.GenerationSpec:
-    """Writes a request without its prompt, such that `decode_spec` reads it again."""
+    """Writes a request without its prompt and how that is made, such that `decode_spec` reads the rest again."""
     spec = inference_pb2.GenerationSpec(
         request_id=request.request_id,
         model=request.model,

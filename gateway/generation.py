@@ -179,10 +179,6 @@ class GenerationService:
         """Tells the ids of a request's prompt; raises BlockyardError for a conversation that makes none."""
         return await self._preparation.prompt_of(request, self._facts)
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Turns text into ids, a long one in a thread."""
-        return await self._encoding.encode(text, add_special_tokens=add_special_tokens)
-
     def is_ready(self) -> bool:
         """Whether requests should be sent here; `readiness_message` says why not. May be called from any thread."""
         return self._link.is_ready and not self._draining

@@ -85,10 +85,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Tokenize(  # type: ignore[override]
         self, request: inference_pb2.TokenizeRequest, context: Any
     ) -> inference_pb2.TokenizeResponse:
-        """Turns text into token ids."""
+        """Turns text or a conversation into token ids."""
         self._generation.resolve_model(request.model)
-        add = request.add_special_tokens if request.HasField("add_special_tokens") else True
-        token_ids = await self._generation.encode(request.text, add_special_tokens=add)
+        token_ids = await self._generation.prompt_of(codec.decode_tokenize(request))
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def Detokenize(  # type: ignore[override]

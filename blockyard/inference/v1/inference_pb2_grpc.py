@@ -135,7 +135,7 @@ class InferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Turns text into token ids, as a prompt of this text would be.
+        """Turns text, or a conversation, into token ids, as a prompt of it would be.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

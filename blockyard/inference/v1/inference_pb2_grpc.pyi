@@ -50,7 +50,7 @@ class InferenceServiceStub:
     CancelGenerate: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelGenerateRequest, _inference_pb2.CancelGenerateResponse]
     """Cancels requests, at any gateway. Idempotent; an unknown id is no error."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
-    """Turns text into token ids, as a prompt of this text would be."""
+    """Turns text, or a conversation, into token ids, as a prompt of it would be."""
     Detokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]
     """Turns token ids into text."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]
@@ -78,7 +78,7 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     CancelGenerate: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelGenerateRequest, _inference_pb2.CancelGenerateResponse]  # type: ignore[assignment]
     """Cancels requests, at any gateway. Idempotent; an unknown id is no error."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
-    """Turns text into token ids, as a prompt of this text would be."""
+    """Turns text, or a conversation, into token ids, as a prompt of it would be."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]  # type: ignore[assignment]
     """Turns token ids into text."""
     ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]  # type: ignore[assignment]
@@ -145,7 +145,7 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.TokenizeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.TokenizeResponse, _abc.Awaitable[_inference_pb2.TokenizeResponse]]:
-        """Turns text into token ids, as a prompt of this text would be."""
+        """Turns text, or a conversation, into token ids, as a prompt of it would be."""
 
     @_abc_1.abstractmethod
     def Detokenize(

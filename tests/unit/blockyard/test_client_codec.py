@@ -61,6 +61,8 @@ EVERY_OPTION: dict[str, Any] = {
     "prompt_logprobs": 2,
     "allowed_token_ids": [3, 4],
     "bad_words": ["bad"],
+    "add_special_tokens": False,
+    "truncate_prompt_tokens": -1,
 }
 
 
@@ -77,6 +79,8 @@ def test_every_option_reaches_its_field() -> None:
         n=2,
         return_token_ids=True,
         skip_special_tokens=False,
+        add_special_tokens=False,
+        truncate_prompt_tokens=-1,
         sampling=sampling_pb2.SamplingParams(
             temperature=0.5,
             top_p=0.75,

@@ -91,9 +91,12 @@ def test_a_full_spec_is_read_field_by_field() -> None:
         priority=-5,
         max_queue_time={"seconds": 2, "nanos": 500_000_000},
         beam_search={"width": 4, "length_penalty": 0.5, "early_stopping": sampling_pb2.EARLY_STOPPING_NEVER},
+        add_special_tokens=False,
+        truncate_prompt_tokens=-1,
     )
-    assert set(dict(spec.ListFields())) == set(spec.DESCRIPTOR.fields) - {spec.DESCRIPTOR.fields_by_name["text"]}
-    assert codec.decode_spec(spec) == FULL
+    other_prompts = {spec.DESCRIPTOR.fields_by_name[name] for name in ("text", "conversation")}
+    assert set(dict(spec.ListFields())) == set(spec.DESCRIPTOR.fields) - other_prompts
+    assert codec.decode_spec(spec) == replace(FULL, add_special_tokens=False, truncate_prompt_tokens=-1)
 
 
 FULL = GenerationRequest(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from blockyard.errors import Reason
 from gateway import chat, validation
 from tests.unit.gateway.harness import demo_tokenizer
+from tests.unit.gateway_parity.asking import parameter_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,6 +79,10 @@ class Case:
         else:
             family = self.family
         return family in ("", front.family) and self.only in ("", front.wire)
+
+    def fields(self, front: Front) -> list[str]:
+        """What is told there to be wrong."""
+        return sorted(field if front.wire == "grpc" else parameter_of(field, front.family) for field in self.wrong)
 
     def ask(self, front: Front) -> Ask:
         """What is asked there, but for the request's id."""

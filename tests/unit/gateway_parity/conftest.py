@@ -20,7 +20,8 @@ from gateway.tokenizer import load_tokenizer
 from tests.unit.gateway.harness import DEMO_MODEL
 from tests.unit.gateway_parity import scenarios
 from tests.unit.gateway_parity.cases import BASES, TEMPLATE, cases_of, named
-from tests.unit.gateway_parity.fronts import FRONTS, Front, Gateway, Outcome, running_gateway
+from tests.unit.gateway_parity.fronts import FRONTS, Front, Outcome
+from tests.unit.gateway_parity.scenarios import Gateway, running_gateway
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import json
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 import grpc.aio
-import httpx
 
 from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import Reason, Violation, from_rpc_error
 from blockyard.inference.v1 import inference_pb2
-from gateway.openai.app import make_app
-from tests.kit.fake_scheduler import FakeScheduler
-from tests.unit.gateway.harness import serving
-from tests.unit.gateway_openai.serving import serve
 from tests.unit.gateway_parity.asking import body_of, spec_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    import httpx
 
-    from gateway.tokenizer import Tokenizer
-    from tests.unit.gateway.harness import Front as GrpcFront
     from tests.unit.gateway_parity.asking import Ask
 
 # A token's text and log probability, and those of the likeliest in its place, it among them.
@@ -101,11 +93,10 @@ Outcome = Refusal | Answer
 
 @dataclass
 class Gateway:
-    """One gateway, its fronts and the fake scheduler behind it."""
+    """The fronts of one gateway."""
 
-    grpc: GrpcFront
+    stub: Any
     http: httpx.AsyncClient
-    scheduler: FakeScheduler
 
     async def ask(self, front: Front, asked: Ask) -> Outcome:
         """Asks for an answer."""
@@ -115,7 +106,7 @@ class Gateway:
 
     async def _ask_grpc(self, front: Front, spec: inference_pb2.GenerationSpec) -> Outcome:
         request = getattr(inference_pb2, f"{front.method}Request")(spec=spec)
-        call = getattr(self.grpc.stub, front.method)(request)
+        call = getattr(self.stub, front.method)(request)
         try:
             if not front.streams:
                 return _of_response(await call)
@@ -127,7 +118,7 @@ class Gateway:
     async def resume_grpc(self, request_id: str) -> Answer:
         """Reads a request again from its beginning."""
         request = inference_pb2.ResumeGenerateRequest(request_id=request_id)
-        return _of_events([message.event async for message in self.grpc.stub.ResumeGenerate(request)])
+        return _of_events([message.event async for message in self.stub.ResumeGenerate(request)])
 
     async def _ask_http(self, front: Front, body: dict[str, Any]) -> Outcome:
         streaming = {"stream": True, "stream_options": {"include_usage": True}} if front.streams else {}
@@ -137,18 +128,6 @@ class Gateway:
         if response.status_code != 200:
             return _of_error(response.json()["error"], response.status_code, response.headers.get("retry-after-ms"))
         return _of_body(response.json()) if not front.streams else of_stream(response.text)
-
-
-@asynccontextmanager
-async def running_gateway(tokenizer: Tokenizer) -> AsyncIterator[Gateway]:
-    """A gateway with all of its fronts."""
-    async with (
-        FakeScheduler(step_seconds=0.0005) as scheduler,
-        serving(scheduler, tokenizer=tokenizer) as front,
-        serve(make_app(front.service)) as url,
-        httpx.AsyncClient(base_url=url, timeout=20, verify=False) as http,
-    ):
-        yield Gateway(front, http, scheduler)
 
 
 # gRPC.

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import httpx
 
 from blockyard.errors import BlockyardError
 from blockyard.inference.v1 import inference_pb2
+from gateway.openai.app import make_app
+from tests.kit.fake_scheduler import FakeScheduler
+from tests.unit.gateway.harness import serving
+from tests.unit.gateway_openai.serving import serve
+from tests.unit.gateway_parity import fronts
 from tests.unit.gateway_parity.cases import BASES, named
 from tests.unit.gateway_parity.fronts import FRONTS, of_stream
 
@@ -15,9 +23,29 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from blockyard.errors import Reason
-    from tests.unit.gateway_parity.fronts import Front, Gateway, Outcome
+    from gateway.tokenizer import Tokenizer
+    from tests.unit.gateway_parity.fronts import Front, Outcome
 
 RETRY_SECONDS = 1.5
+
+
+@dataclass
+class Gateway(fronts.Gateway):
+    """A gateway on a fake scheduler."""
+
+    scheduler: FakeScheduler
+
+
+@asynccontextmanager
+async def running_gateway(tokenizer: Tokenizer) -> AsyncIterator[Gateway]:
+    """A gateway with all of its fronts."""
+    async with (
+        FakeScheduler(step_seconds=0.0005) as scheduler,
+        serving(scheduler, tokenizer=tokenizer) as front,
+        serve(make_app(front.service)) as url,
+        httpx.AsyncClient(base_url=url, timeout=20, verify=False) as http,
+    ):
+        yield Gateway(front.stub, http, scheduler)
 
 
 def error_of(reason: Reason) -> BlockyardError:
@@ -46,7 +74,7 @@ async def cancelled(gateway: Gateway) -> dict[Front, Outcome]:
         for front, (request_id, _) in asking.items():
             if front.wire == "grpc":
                 request = inference_pb2.CancelGenerateRequest(request_ids=[request_id])
-                assert (await gateway.grpc.stub.CancelGenerate(request)).cancelled_request_ids == [request_id]
+                assert (await gateway.stub.CancelGenerate(request)).cancelled_request_ids == [request_id]
             else:
                 assert (await gateway.http.delete(f"/v1/requests/{request_id}")).json()["cancelled"]
         return {front: await outcome for front, (_, outcome) in asking.items()}

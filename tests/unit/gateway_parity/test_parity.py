@@ -10,7 +10,7 @@ import pytest
 
 from blockyard.errors import TABLE, Reason
 from tests.unit.gateway_parity import scenarios
-from tests.unit.gateway_parity.asking import parameter_of, spec_of
+from tests.unit.gateway_parity.asking import spec_of
 from tests.unit.gateway_parity.cases import BASES, CASES, COMMON, FEATURES, RULES, Case
 from tests.unit.gateway_parity.fronts import FRONTS, Answer, Front, Outcome, Refusal
 
@@ -36,8 +36,7 @@ def test_a_rule_is_told_with_the_same_reason_and_field(results: Results, case: C
         refusal, added = results.ran[case.name, front]
         assert isinstance(refusal, Refusal), (front, refusal)
         assert added is None
-        names = case.wrong if front.wire == "grpc" else [parameter_of(name, front.family) for name in case.wrong]
-        assert sorted(fields_of(refusal)) == sorted((name, case.reason) for name in names), front
+        assert sorted(fields_of(refusal)) == [(field, case.reason) for field in case.fields(front)], front
         assert refusal.reason is case.reason
         check_status(refusal, front)
 
