@@ -38,7 +38,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         if len(found) == 1:
             return found[0]
         there = ", ".join(f"{engine.replica_id} ({engine.replica.address})" for engine in engines) or "none"
-        told = f"there is no replica {name!r}" if name else "several replicas: name one"
+        told = "several may be meant" if found else f"there is no replica {name!r}"
         raise invalid([Violation("replica", f"{told}; there are: {there}")])
 
     async def GetStatus(  # type: ignore[override]

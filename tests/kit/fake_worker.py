@@ -23,6 +23,7 @@ from blockyard.common.v1 import sampling_pb2, status_pb2
 from blockyard.errors import BlockyardError, Reason, to_status
 from blockyard.rpc import INTERNAL_MESSAGE_BYTES, add_health, bind, make_server
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
+from tests.kit.fake_operations import FakeOperations
 from tests.kit.model_worker import ModelWorker
 from tests.kit.token_rows import TokenRows
 from tests.kit.worker_codec import decode_step, encode_result
@@ -115,7 +116,7 @@ class Device:
             self._answer(step_id, result)
 
 
-class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
+class FakeWorker(FakeOperations, worker_pb2_grpc.WorkerServiceServicer):
     """A worker process, or what looks like one: `async with FakeWorker(options, address) as worker`."""
 
     def __init__(self, options: FakeWorkerOptions, address: str) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
+from blockyard.rpc import internal_channel
 from scheduler_service.config import SchedulerConfiguration
 from scheduler_service.server import Server
 from tests.kit.fake_worker import FakeWorker, FakeWorkerOptions
@@ -15,6 +17,8 @@ from tests.kit.token_client import TokenClient
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from contextlib import AbstractAsyncContextManager
+
+    import grpc.aio
 
 
 @pytest.fixture
@@ -50,6 +54,22 @@ async def running(server: Server) -> AsyncIterator[Server]:
         assert server.error is None
 
 
+class Operator:
+    """Asks the scheduler's AdminService."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.stub: admin_pb2_grpc.AdminServiceAsyncStub = admin_pb2_grpc.AdminServiceStub(channel)
+
+    async def status(self) -> admin_pb2.GetStatusResponse:
+        return await self.stub.GetStatus(admin_pb2.GetStatusRequest())
+
+    async def drain(self, replica: str) -> admin_pb2.DrainReplicaResponse:
+        return await self.stub.DrainReplica(admin_pb2.DrainReplicaRequest(replica=replica))
+
+    async def undrain(self, replica: str) -> admin_pb2.UndrainReplicaResponse:
+        return await self.stub.UndrainReplica(admin_pb2.UndrainReplicaRequest(replica=replica))
+
+
 class Harness:
     """Starts workers, schedulers and clients of one test, and stops them in reverse."""
 
@@ -73,6 +93,11 @@ class Harness:
     def gateway(self, gateway_id: str, window_bytes: int = 0) -> TokenClient:
         """A client that the test enters and leaves itself."""
         return TokenClient(self.configuration.service.scheduler_address, gateway_id, window_bytes)
+
+    async def operator(self) -> Operator:
+        channel = internal_channel(self.configuration.service.scheduler_address)
+        self._stack.push_async_callback(channel.close)
+        return Operator(channel)
 
     async def client(self, gateway_id: str = "gateway", *, ready: bool = True, window_bytes: int = 0) -> TokenClient:
         client = await self._stack.enter_async_context(self.gateway(gateway_id, window_bytes))
