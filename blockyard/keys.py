@@ -83,9 +83,10 @@ def parse_keys(text: str) -> list[Key]:
     """Reads the content of a file of keys; raises KeyFileError."""
     try:
         content: Any = yaml.safe_load(text) or []
-        keys = _KEYS.validate_python(content)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise KeyFileError(f"not YAML: {' '.join(str(error).split())}") from None
+    try:
+        keys = _KEYS.validate_python(content)
     except pydantic.ValidationError as error:
         raise KeyFileError("; ".join(map(_told, error.errors()))) from None
     for attribute in ("name", "sha256"):
