@@ -52,11 +52,11 @@ class CallCounter(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def _guard(self, inner: Callable[..., Any], method: str) -> Callable[..., Any]:
         async def coroutine(request: Any, context: Any) -> Any:
-            with self._counted(method, context):
+            with self._counted(method):
                 return await inner(request, context)
 
         async def generator(request: Any, context: Any) -> AsyncGenerator[Any]:
-            with self._counted(method, context):
+            with self._counted(method):
                 async with aclosing(inner(request, context)) as messages:
                     async for message in messages:
                         yield message
@@ -64,23 +64,25 @@ class CallCounter(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return generator if inspect.isasyncgenfunction(inner) else coroutine
 
     @contextmanager
-    def _counted(self, method: str, context: Any) -> Generator[None]:
+    def _counted(self, method: str) -> Generator[None]:
         try:
             yield
         except BaseException as error:
-            reason = _reason_of(error, context)
+            reason = _reason_of(error)
             self._calls.add(method, TABLE[reason].code.name)
             self._on_error(reason)
             raise
         self._calls.add(method, grpc.StatusCode.OK.name)
 
 
-def _reason_of(error: BaseException, context: Any) -> Reason:
-    """Why a call ended, as its client is told: see ErrorInterceptor."""
+def _reason_of(error: BaseException) -> Reason:
+    """Why a call ended, as its client is told: see ErrorInterceptor.
+
+    A handler is cancelled when its client has left, and cannot tell that from a server that stops; but then ours end
+    their calls themselves.
+    """
     if isinstance(error, BlockyardError):
         return error.reason
-    if isinstance(error, GeneratorExit):
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
         return Reason.CLIENT_CANCELLED
-    if isinstance(error, asyncio.CancelledError):
-        return Reason.CLIENT_CANCELLED if context.cancelled() else Reason.DRAINING
     return Reason.BUG
