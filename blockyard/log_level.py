@@ -19,13 +19,13 @@ LEVELS = {
 _NAMES = {number: name for name, number in LEVELS.items()}
 
 
-def check_level(level: administration_pb2.LogLevel) -> None:
+def check_level(level: administration_pb2.LogLevel.ValueType) -> None:
     """Raises BlockyardError FIELD_INVALID for what is no level."""
     if level not in LEVELS:
         raise invalid([Violation("level", "must be one of debug, info, warning and error")])
 
 
-def set_log_level(level: administration_pb2.LogLevel) -> administration_pb2.LogLevel:
+def set_log_level(level: administration_pb2.LogLevel.ValueType) -> administration_pb2.LogLevel.ValueType:
     """Changes what this process writes, and tells what it wrote before; raises BlockyardError FIELD_INVALID."""
     check_level(level)
     previous = set_level(LEVELS[level])

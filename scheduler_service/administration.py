@@ -92,7 +92,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return response
 
     async def _set_worker_log_level(
-        self, engine: Engine, level: administration_pb2.LogLevel
+        self, engine: Engine, level: administration_pb2.LogLevel.ValueType
     ) -> admin_pb2.ProcessLogLevel:
         process = admin_pb2.ProcessLogLevel(process=engine.replica.address)
         try:

@@ -74,7 +74,7 @@ def encode_replica(engine: Engine) -> status_pb2.ReplicaStatus:
     return replica
 
 
-def _drain_state(engine: Engine) -> status_pb2.DrainState:
+def _drain_state(engine: Engine) -> status_pb2.DrainState.ValueType:
     if engine.drain.is_done:
         return status_pb2.DRAIN_STATE_DRAINED
     return status_pb2.DRAIN_STATE_DRAINING if engine.drain.is_wanted else status_pb2.DRAIN_STATE_UNSPECIFIED

@@ -164,7 +164,9 @@ class WorkerLink:
         with _translated():
             await self._stub.Shutdown(worker_pb2.ShutdownRequest(reason=reason), timeout=INFO_SECONDS)
 
-    async def set_log_level(self, level: administration_pb2.LogLevel) -> administration_pb2.LogLevel:
+    async def set_log_level(
+        self, level: administration_pb2.LogLevel.ValueType
+    ) -> administration_pb2.LogLevel.ValueType:
         """Changes what the worker logs, and tells what it did before."""
         with _translated():
             answer = await self._stub.SetLogLevel(worker_pb2.SetLogLevelRequest(level=level), timeout=INFO_SECONDS)

@@ -232,7 +232,7 @@ def profile(
             api.ask(api.stub.StartProfile, request, PROFILE_SECONDS)
             with suppress(KeyboardInterrupt):
                 time.sleep(seconds)
-        pieces = api.ask(api.stub.StopProfile, admin_pb2.StopProfileRequest(replica=replica), PROFILE_SECONDS)
+        pieces = iter(api.ask(api.stub.StopProfile, admin_pb2.StopProfileRequest(replica=replica), PROFILE_SECONDS))
         summary = next(pieces).summary
         path = output or Path(f"blockyard-profile-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json.gz")
         _write_profile(path, (piece.data for piece in pieces))

@@ -16,7 +16,7 @@ from blockyard.cli.connection import connection
 from blockyard.errors import from_rpc_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator
 
     from google.protobuf.message import Message
 
@@ -47,7 +47,7 @@ class AdminApi:
 
 
 @contextmanager
-def admin_api(address: str) -> Iterator[AdminApi]:
+def admin_api(address: str) -> Generator[AdminApi]:
     """Opens the admin API for some calls. What fails in there is raised as BlockyardError."""
     access = connection().access()
     with access.channel(address) as channel:
