@@ -50,7 +50,8 @@ def _decode_message(message: inference_pb2.Message, number: int) -> Message:
 
 
 def _decode_struct(struct: Struct) -> dict[str, Any]:
-    return {name: _decode_value(value) for name, value in struct.fields.items()}
+    # The map has no order of its own, and templates print theirs.
+    return {name: _decode_value(value) for name, value in sorted(struct.fields.items())}
 
 
 def _decode_value(value: Value) -> Any:

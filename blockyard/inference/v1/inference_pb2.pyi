@@ -300,7 +300,8 @@ class Conversation(_message.Message):
     @_builtins.property
     def template_arguments(self) -> _struct_pb2.Struct:
         """Variables of the template beside those above. Each template has its own (`enable_thinking`, `documents`), of types
-        that only its author knows: hence a Struct. A number without a fraction is an integer.
+        that only its author knows: hence a Struct. A number without a fraction is an integer; names are in
+        their order.
         """
 
     def __init__(

@@ -50,7 +50,7 @@ def test_a_chat_is_answered(gateway: FakeGateway, twin: str) -> None:
 
 
 def test_a_chat_is_streamed(gateway: FakeGateway) -> None:
-    with Client(gateway.target) as client, client.stream_chat(MESSAGES, max_tokens=3) as stream:
+    with Client(gateway.target) as client, client.stream_chat(MESSAGES, max_tokens=3, return_token_ids=True) as stream:
         assert list(stream.text_deltas()) == ["one", " two", " three"]
         assert stream.result() == client.resume(stream.request_id).result()
 

@@ -144,7 +144,7 @@ async def test_each_call_takes_its_own_prompts(front: Front) -> None:
 
 
 async def test_a_long_chat_is_rendered_like_a_short_one(front: Front) -> None:
-    messages = [("user", "the cat sat on the mat. " * 10), ("assistant", "Did it? ")] * 11
+    messages = [("user", "the cat sat on the mat. " * 8), ("assistant", "Did it? ")] * 11
     await whole(front, chat(messages))
     (added,) = front.scheduler.added
     told = demo_tokenizer().decode(added.prompt_token_ids, skip_special_tokens=False)

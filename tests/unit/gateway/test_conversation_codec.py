@@ -102,6 +102,13 @@ def test_variables_of_a_template_survive(arguments: dict[str, Any]) -> None:
     assert decode_conversation(read).template_arguments == arguments
 
 
+@given(st.permutations(["a", "b", "c"]))
+def test_variables_are_in_the_order_of_their_names(names: list[str]) -> None:
+    told = inference_pb2.Conversation()
+    told.template_arguments.update({"deep": dict.fromkeys(names, 1)})
+    assert list(decode_conversation(told).template_arguments["deep"]) == ["a", "b", "c"]
+
+
 def test_a_number_without_a_fraction_is_an_integer() -> None:
     told = inference_pb2.Conversation(template_arguments={"i": 3.0, "f": 0.5, "inf": float("inf"), "large": 1e300})
     arguments = decode_conversation(told).template_arguments

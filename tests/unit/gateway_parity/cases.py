@@ -361,7 +361,7 @@ FEATURES = [
     ),
     Case(
         "variables of the template",
-        {"conversation.template_arguments": {"mood": {"deep": [1, 0.5, None, True, "x"], "b": -3}}},
+        {"conversation.template_arguments": {"mood": {"b": -3, "deep": [1, 0.5, None, True, "x"]}}},
     ),
 ]
 
