@@ -143,7 +143,7 @@ class Cluster:
         self._num_workers = num_workers
         self._flags = {"worker": worker_flags, "scheduler": scheduler_flags, "gateway": gateway_flags}
         self._with_links = with_links
-        self._ports = _choose_ports(3 * num_gateways)
+        self._ports = choose_ports(3 * num_gateways)
         self._stack = AsyncExitStack()
         self._supervising: list[asyncio.Task[None]] = []
         self._channels: list[grpc.aio.Channel] = []
@@ -296,7 +296,7 @@ def _is_ready(status: admin_pb2.GetStatusResponse, num_workers: int) -> bool:
     return status.gateway.ready and sum(replica.ready for replica in replicas) == num_workers
 
 
-def _choose_ports(number: int) -> list[int]:
+def choose_ports(number: int) -> list[int]:
     """Finds free ports that the kernel gives to nobody else."""
     with ExitStack() as held:
         chosen: list[int] = []

@@ -1,0 +1,191 @@
+"""The compose file as an operator uses it: it becomes healthy, outlives what dies, and drains when it is taken down."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+import urllib.request
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+import pytest
+
+from blockyard import AsyncClient
+from tests.kit.answers import read_answer, run_alone
+from tests.kit.chaos_requests import TEXTS, ChaosRequest
+from tests.kit.containers import now, wait_until
+from tests.kit.status import scheduler_status
+from tests.kit.transcript import Transcript, difference
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from docker.models.containers import Container
+
+    from tests.kit.answers import Known
+    from tests.kit.containers import Project
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+NUM_STREAMS = 12
+# As many as the demo model's length allows: long enough to be struck in their midst.
+OPTIONS: Any = {"max_tokens": 960, "ignore_eos": True, "return_token_ids": True}
+
+
+@dataclass
+class Streams:
+    """Streams that run at once, each held against its undisturbed answer. Use as a context manager."""
+
+    client: AsyncClient
+    known: list[Known]
+    name: str
+    transcripts: list[Transcript] = field(default_factory=list)
+    ended_at: float = 0.0
+
+    async def __aenter__(self) -> Self:
+        self.transcripts = [Transcript() for _ in self.known]
+        self._reading = asyncio.gather(*(self._read(number) for number in range(len(self.known))))
+        async with asyncio.timeout(60):
+            while not all(transcript.num_tokens > 20 for transcript in self.transcripts):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert not self._reading.done(), "they ended before they could be struck"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+
+    async def _read(self, number: int) -> None:
+        transcript = self.transcripts[number]
+        await read_answer(self.client, self.known[number].request, f"{self.name}-{number}", transcript)
+
+    async def differences(self) -> list[str]:
+        """Waits for all ends; tells what is not as it was undisturbed."""
+        await self._reading
+        self.ended_at = time.time()
+        pairs = zip(self.transcripts, self.known, strict=True)
+        return [told for transcript, known in pairs if (told := difference(transcript, known.answer))]
+
+
+@pytest.fixture(scope="module")
+def running(project: Project) -> Iterator[Project]:
+    """The services of the profile that is the default, healthy."""
+    project.up()
+    yield project
+    project.down()
+
+
+@pytest.fixture
+async def client(running: Project) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(running.grpc_target) as client:
+        await client.wait_until_ready(60)
+        yield client
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> list[Known]:
+    """The answers, once they are known."""
+    return []
+
+
+@pytest.fixture
+async def known(client: AsyncClient, undisturbed: list[Known]) -> list[Known]:
+    """Requests, and what each was answered alone."""
+    if not undisturbed:
+        requests = [
+            ChaosRequest(number, "seeded", TEXTS[number % len(TEXTS)], {**OPTIONS, "seed": number})
+            for number in range(NUM_STREAMS)
+        ]
+        undisturbed += await run_alone(client, requests)
+    return undisturbed
+
+
+def test_each_starts_when_the_one_behind_it_is_healthy(project: Project) -> None:
+    since = now()
+    try:
+        project.up()
+        seen = [(name, event["Action"]) for name, event in project.events(since, "start", "health_status")]
+    finally:
+        project.down()
+    firsts = list(dict.fromkeys(seen))
+    assert firsts == [
+        (name, action) for name in ("worker", "scheduler", "gateway") for action in ("start", "health_status: healthy")
+    ]
+    assert not project.containers()
+
+
+def test_a_client_of_http_streams(running: Project) -> None:
+    body = {"model": "demo", "prompt": TEXTS[0], "max_tokens": 20, "stream": True}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{running.port('http')}/v1/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        events = [line.removeprefix(b"data: ").strip() for line in response if line.startswith(b"data: ")]
+    assert events[-1] == b"[DONE]"
+    assert sum(bool(json.loads(event)["choices"][0]["text"]) for event in events[:-1]) > 3
+
+
+async def test_streams_are_what_they_are_alone(client: AsyncClient, known: list[Known]) -> None:
+    async with Streams(client, known, "together") as streams:
+        assert await streams.differences() == []
+
+
+async def test_a_worker_that_is_killed_comes_back_and_nothing_is_lost(
+    running: Project, client: AsyncClient, known: list[Known]
+) -> None:
+    worker = running.container("worker")
+    async with Streams(client, known, "killed") as streams:
+        os.kill(worker.attrs["State"]["Pid"], signal.SIGKILL)
+        assert await streams.differences() == []
+        assert all(len(transcript.recoveries) == 1 for transcript in streams.transcripts)
+        assert all(transcript.recoveries[0].exact for transcript in streams.transcripts)
+    worker.reload()
+    assert worker.attrs["RestartCount"] == 1
+    assert running.container("worker").id == worker.id
+    running.wait_until_healthy()
+
+
+def num_ready(project: Project) -> int:
+    """Workers that compute, as the scheduler has it."""
+    return sum(replica.ready for replica in scheduler_status(project).replicas)
+
+
+@pytest.fixture
+def two_workers(running: Project) -> Iterator[list[Container]]:
+    """Both compute. Afterwards there is one again."""
+    running.up("--scale", "worker=2", "--no-recreate")
+    wait_until(lambda: num_ready(running) == 2)
+    yield running.containers("worker")
+    running.up("--scale", "worker=1", "--no-recreate")
+    wait_until(lambda: num_ready(running) == 1)
+
+
+async def test_one_of_two_workers_is_killed_for_good_and_nothing_is_lost(
+    running: Project, two_workers: list[Container], client: AsyncClient, known: list[Known]
+) -> None:
+    async with Streams(client, known, "of-two") as streams:
+        await asyncio.to_thread(two_workers[0].kill)
+        assert await streams.differences() == []
+        # Some ran on it, and some on the other one.
+        assert 0 < sum(len(transcript.recoveries) for transcript in streams.transcripts) < len(known)
+    two_workers[0].reload()
+    assert two_workers[0].status == "exited"
+    assert num_ready(running) == 1
+
+
+async def test_down_drains(running: Project, client: AsyncClient, known: list[Known]) -> None:
+    since = now()
+    async with Streams(client, known, "down") as streams:
+        down = asyncio.create_task(asyncio.to_thread(running.down))
+        assert await streams.differences() == []
+        assert all(transcript.num_resumes == 0 for transcript in streams.transcripts)
+        await down
+    told = {name: event["time"] for name, event in running.events(since, "kill") if event["Action"] == "kill"}
+    assert told["gateway"] <= streams.ended_at, "the streams had ended before it was told to stop"
+    ended = [(name, event["Actor"]["Attributes"]["exitCode"]) for name, event in running.events(since, "die")]
+    assert ended == [("gateway", "0"), ("scheduler", "0"), ("worker", "0")]
+    assert not running.containers()
