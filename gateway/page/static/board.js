@@ -139,8 +139,7 @@ export class Board {
     const cells = [
       make("th", { scope: "row" }, String(replica.replica_id)),
       make("td", {}, state(replica, worker)),
-      make("td", { className: "wide" }, worker.address || UNKNOWN),
-      make("td", { className: "wide" }, worker.device || UNKNOWN),
+      ...[worker.address, worker.device].map((text) => make("td", { className: "wide", title: text }, text || UNKNOWN)),
       ...[
         count(replica.num_running_sequences),
         compact(this.#readings.stepRate(replica.replica_id)),

@@ -25,6 +25,7 @@ board.onReady = async () => {
   playground.showCommand();
 };
 
+byId("key-form").addEventListener("submit", (event) => event.preventDefault());
 byId("key").value = gateway.key;
 byId("key").addEventListener("change", ({ target }) => {
   gateway.key = target.value.trim();

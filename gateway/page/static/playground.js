@@ -122,7 +122,7 @@ export class Playground {
     this.#setRunning(false);
     this.#tell(run);
     showProblem(run.error);
-    announce(`Done: ${run.facts.join(", ")}`);
+    if (!run.error) announce(`Done: ${run.facts.join(", ")}`);
     if (!this.#isChat) return;
     const [{ text }] = run.choices;
     const asked = body.messages.at(-1);

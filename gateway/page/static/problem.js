@@ -14,8 +14,10 @@ export function showProblem(error) {
   box.replaceChildren();
   for (const field of document.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
   if (error === null) return;
-  box.append(make("p", {}, make("strong", {}, title(error)), " ", error.message));
   const violations = error.violations ?? [];
+  // Of several the message is their sum.
+  const message = violations.length > 1 ? "Some of it cannot be:" : error.message;
+  box.append(make("p", {}, make("strong", {}, title(error)), " ", message));
   if (violations.length > 1) box.append(make("ul", {}, ...violations.map(item)));
   for (const { param } of violations) mark(param);
   if (error.retryAfterSeconds != null) box.append(make("p", {}, `Try again in ${duration(error.retryAfterSeconds)}.`));

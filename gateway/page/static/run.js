@@ -80,6 +80,7 @@ export class Run {
 
   /** What is known of it, in a few words each. */
   get facts() {
+    if (!this.isRunning && this.#timing.firstToken === null) return [];
     const rate = this.#timing.rate(this.#endedAt ?? now());
     return [
       `first token ${duration(this.#timing.firstToken)}`,

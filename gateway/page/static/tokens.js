@@ -50,7 +50,7 @@ export class TokenView {
       if (span.textContent !== text) span.textContent = text;
       if (tokens.length) {
         span.className = "token";
-        span.style.setProperty("--surprise", String(1 - Math.exp(Math.min(...tokens.map((token) => token.logprob)))));
+        span.style.setProperty("--surprise", surprise(tokens));
       }
     }
     while (this.#numSettled < choice.length && choice.isSettled(this.#numSettled)) this.#numSettled++;
@@ -75,6 +75,12 @@ export class TokenView {
     if (this.#current < 0) this.#card.hide();
     else this.#card.show(tokens, this.#spans[index]);
   }
+}
+
+/** Gives how much of a surprise tokens were, from 0 to 1: what is more or less likely stays almost without a tint. */
+function surprise(tokens) {
+  const share = Math.exp(Math.min(...tokens.map((token) => token.logprob)));
+  return ((1 - share) ** 2).toFixed(3);
 }
 
 /** The card beside a token: each token in its place by probability, the chosen one marked. */

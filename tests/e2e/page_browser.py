@@ -1,0 +1,319 @@
+"""Looks at the page in a headless Chromium, as `test_page.py` asks, and prints what it saw as JSON.
+
+    python page_browser.py SCENARIO URL [ARGUMENT]
+
+It runs in an environment of its own, with `playwright` and `axe-playwright-python` in it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import axe_playwright_python
+from playwright.sync_api import expect, sync_playwright
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from playwright.sync_api import Browser, Page
+
+CHROMIUM = "/usr/bin/chromium"
+ARGUMENTS = [
+    # Names are not looked up: what is not the gateway is not reached.
+    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+]
+TIMEOUT_MILLISECONDS = 20_000
+AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js")
+PROMPT = "def read_lines(path):\n"
+# Counts how often the text of the answers grew.
+WATCH = """() => {
+  window.lengths = [];
+  const answers = document.getElementById("answers");
+  new MutationObserver(() => {
+    const length = answers.textContent.length;
+    if (length !== window.lengths.at(-1)) window.lengths.push(length);
+  }).observe(answers, { subtree: true, childList: true, characterData: true });
+}"""
+# From within, since the whole answer may take no longer than to find that it has begun.
+STOP_SOON = """() => {
+  const answers = document.getElementById("answers");
+  new MutationObserver((_, observer) => {
+    if (answers.querySelectorAll(".token").length < 5) return;
+    observer.disconnect();
+    document.getElementById("stop").click();
+  }).observe(answers, { subtree: true, childList: true });
+}"""
+CHARTS = """() => Array.from(document.querySelectorAll(".chart"), (chart) => ({
+  title: chart.querySelector("figcaption").textContent,
+  told: chart.querySelector("svg").getAttribute("aria-label"),
+  drawn: Array.from(chart.querySelectorAll(".mark"), (mark) => mark.getAttribute("d")).join("|"),
+}))"""
+
+
+class Watch:
+    """What a page said and asked for while it was looked at."""
+
+    def __init__(self, page: Page, url: str) -> None:
+        self.console: list[str] = []
+        self.errors: list[str] = []
+        self.origins: set[str] = set()
+        page.on("console", lambda message: self.console.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.context.on("request", lambda request: self.origins.add(origin(request.url)))
+        self._own = origin(url)
+
+    def told(self) -> dict[str, Any]:
+        """Gives what a page that is well has none of."""
+        return {
+            "console": self.console,
+            "errors": self.errors,
+            "elsewhere": sorted(self.origins - {self._own}),
+        }
+
+
+def origin(url: str) -> str:
+    """The scheme, host and port of an address."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+@contextmanager
+def opened(browser: Browser, url: str, **options: Any) -> Iterator[tuple[Page, Watch]]:
+    """Opens the page."""
+    context = browser.new_context(**{"viewport": {"width": 1360, "height": 900}, **options})
+    context.set_default_timeout(TIMEOUT_MILLISECONDS)
+    page = context.new_page()
+    watch = Watch(page, url)
+    page.goto(url)
+    yield page, watch
+    context.close()
+
+
+def tell(what: Any) -> None:
+    """Says it to the test."""
+    sys.stdout.write(f"{json.dumps(what)}\n")
+    sys.stdout.flush()
+
+
+def wait_until_ready(page: Page) -> None:
+    """Waits until the page knows that the gateway is ready."""
+    expect(page.locator("#readiness")).to_have_text("ready", timeout=TIMEOUT_MILLISECONDS)
+
+
+def wait_until_done(page: Page) -> None:
+    """Waits until no answer is read any more."""
+    expect(page.locator("#stop")).to_be_disabled(timeout=2 * TIMEOUT_MILLISECONDS)
+
+
+def generate(page: Page, prompt: str = PROMPT, **parameters: str) -> None:
+    """Asks for an answer."""
+    page.fill("#prompt", prompt)
+    for name, value in parameters.items():
+        page.fill(f"[name={name}]", value)
+    page.click("#run")
+
+
+def answers(page: Page) -> list[str]:
+    """The texts of the answers."""
+    return page.locator(".answer").all_text_contents()
+
+
+def violations(page: Page) -> list[str]:
+    """What axe finds wrong for those who do not see the page, or do not use a mouse."""
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = page.evaluate("() => axe.run()")["violations"]
+    return [f"{each['id']}: {', '.join(node['html'][:120] for node in each['nodes'])}" for each in found]
+
+
+def completion(browser: Browser, url: str, _: str) -> dict[str, Any]:
+    """A completion: it streams, its tokens can be asked about, and charts move."""
+    with opened(browser, url) as (page, watch):
+        wait_until_ready(page)
+        before = page.evaluate(CHARTS)
+        page.evaluate(WATCH)
+        generate(page, temperature="1", seed="3", max_tokens="300", n="2")
+        wait_until_done(page)
+        page.wait_for_timeout(2500)
+        told = {
+            "answers": answers(page),
+            "growth": page.evaluate("() => window.lengths"),
+            "tokens": page.locator(".answer").first.locator(".token").count(),
+            "facts": page.locator("#facts").text_content(),
+            "model": page.locator("#model").text_content(),
+            "replicas": page.locator("#replicas tr").all_inner_texts(),
+            "command": page.locator("#command").text_content(),
+            "before": before,
+            "after": page.evaluate(CHARTS),
+        }
+        page.locator(".token").nth(2).hover()
+        told["card"] = page.locator("#card tr").all_inner_texts()
+        page.locator(".answer").first.focus()
+        page.keyboard.press("Home")
+        page.keyboard.press("ArrowRight")
+        told["announced"] = page.locator("#announcer").text_content()
+        told["current"] = page.locator(".token.current").text_content()
+        page.keyboard.press("Escape")
+        told["card_is_hidden"] = page.locator("#card").is_hidden()
+        return told | watch.told()
+
+
+def chat(browser: Browser, url: str, _: str) -> dict[str, Any]:
+    """Two turns of a chat, by the keyboard."""
+    with opened(browser, url) as (page, watch):
+        wait_until_ready(page)
+        page.get_by_label("Chat", exact=True).check(force=True)
+        bodies: list[Any] = []
+        page.on("request", lambda request: request.method == "POST" and bodies.append(request.post_data_json))
+        for message in ("What does os.path.join do?", "And os.path.split?"):
+            page.fill("[name=max_tokens]", "24")
+            page.fill("#prompt", message)
+            page.press("#prompt", "Control+Enter")
+            expect(page.locator("article[data-role=assistant]")).to_have_count(len(bodies))
+            wait_until_done(page)
+        return {"articles": page.locator("#answers article").all_text_contents(), "bodies": bodies, **watch.told()}
+
+
+def stop(browser: Browser, url: str, _: str) -> dict[str, Any]:
+    """A long answer is stopped."""
+    with opened(browser, url) as (page, watch):
+        wait_until_ready(page)
+        page.evaluate(STOP_SOON)
+        generate(page, max_tokens="900", temperature="1", seed="1", n="8")
+        expect(page.locator("#notice")).not_to_be_empty()
+        wait_until_done(page)
+        length = len(answers(page)[0])
+        page.wait_for_timeout(1500)
+        told = {"notice": page.locator("#notice").text_content(), "grew_on": len(answers(page)[0]) > length}
+        return told | watch.told()
+
+
+def refusal(browser: Browser, url: str, _: str) -> dict[str, Any]:
+    """What is wrong with a request is told at its fields."""
+    with opened(browser, url) as (page, watch):
+        wait_until_ready(page)
+        generate(page, top_p="2", temperature="-1")
+        wait_until_done(page)
+        return {
+            "problem": page.locator("#problem").inner_text(),
+            "marked": page.locator("[aria-invalid]").evaluate_all("(all) => all.map((each) => each.name)"),
+            **watch.told(),
+        }
+
+
+def outlive(browser: Browser, url: str, _: str) -> dict[str, Any]:
+    """An answer whose gateway dies: says when it is under way, and what it is at the end."""
+    with opened(browser, url) as (page, watch):
+        wait_until_ready(page)
+        generate(page, max_tokens="900", seed="7", temperature="1", n="4")
+        expect(page.locator(".token").nth(5)).to_be_visible()
+        tell("under way")
+        expect(page.locator("#notice")).to_contain_text("broke")
+        expect(page.locator("#facts")).to_contain_text("1 reconnect", timeout=2 * TIMEOUT_MILLISECONDS)
+        wait_until_done(page)
+        facts = page.locator("#facts").text_content()
+        return {"answers": answers(page), "facts": facts, **watch.told()}
+
+
+def hostile(browser: Browser, url: str, _: str) -> dict[str, Any]:
+    """A model whose output is an attack."""
+    with opened(browser, url) as (page, watch):
+        page.evaluate("() => { window.owned = []; }")
+        generate(page)
+        wait_until_done(page)
+        for index in range(page.locator(".token").count()):
+            page.locator(".token").nth(index).dispatch_event("pointerover", {"bubbles": True})
+        told = {
+            "text": answers(page)[0],
+            "problem": page.locator("#problem").text_content(),
+            "elements": page.locator("#answers *, #card *, #problem *, #facts *").evaluate_all(
+                "(all) => [...new Set(all.map((each) => each.localName))]"
+            ),
+            "owned": page.evaluate("() => window.owned"),
+        }
+        return told | watch.told()
+
+
+def key(browser: Browser, url: str, secret: str) -> dict[str, Any]:
+    """A gateway that wants a key."""
+    with opened(browser, url) as (page, watch):
+        expect(page.locator("#readiness")).to_have_text("needs an API key")
+        generate(page, max_tokens="4")
+        wait_until_done(page)
+        told = {"refused": page.locator("#problem").inner_text(), "key_is_shown": page.locator("#key").is_visible()}
+        page.fill("#key", secret)
+        page.press("#key", "Enter")
+        wait_until_ready(page)
+        generate(page, max_tokens="4")
+        wait_until_done(page)
+        told["tokens"] = page.locator(".token").count()
+        told["command"] = page.locator("#command").text_content()
+        page.reload()
+        wait_until_ready(page)
+        told["stored"] = page.evaluate("() => [Object.values(sessionStorage), localStorage.length, document.cookie]")
+        return told | watch.told()
+
+
+def access(browser: Browser, url: str, _: str) -> dict[str, Any]:
+    """For everybody: what axe finds, in light and dark, and whether narrow screens have to be scrolled sideways."""
+    told: dict[str, Any] = {"violations": {}, "overflow": {}}
+    for scheme in ("light", "dark"):
+        with opened(browser, url, color_scheme=scheme, reduced_motion="reduce") as (page, _watch):
+            wait_until_ready(page)
+            generate(page, top_p="2")
+            expect(page.locator("#problem")).to_be_visible()
+            page.fill("[name=top_p]", "")
+            generate(page, max_tokens="12")
+            wait_until_done(page)
+            told["violations"][scheme] = violations(page)
+    for width in (320, 768, 1024, 1920):
+        with opened(browser, url, viewport={"width": width, "height": 800}) as (page, _watch):
+            wait_until_ready(page)
+            generate(page, max_tokens="40", n="2")
+            wait_until_done(page)
+            told["overflow"][width] = page.evaluate("() => document.documentElement.scrollWidth - innerWidth")
+    return told
+
+
+def screenshot(browser: Browser, url: str, target: str) -> dict[str, Any]:
+    """Takes the picture of the guide: an answer, a token that is pointed at, and charts of the last minute."""
+    size = {"width": 1360, "height": 920}
+    with opened(browser, url, viewport=size, color_scheme="light") as (page, watch):
+        wait_until_ready(page)
+        for seed in range(4):
+            generate(page, max_tokens="96", temperature="0.7", seed=str(seed))
+            wait_until_done(page)
+            page.wait_for_timeout(12_000)
+        generate(page, max_tokens="96", temperature="0.7", seed="5")
+        wait_until_done(page)
+        page.wait_for_timeout(1500)
+        unlikely = "(all) => all.findIndex((each) => Number(each.style.getPropertyValue('--surprise')) > 0.5)"
+        page.locator(".token").nth(max(0, page.locator(".token").evaluate_all(unlikely))).hover()
+        page.screenshot(path=target)
+        return watch.told()
+
+
+SCENARIOS: dict[str, Callable[[Browser, str, str], dict[str, Any]]] = {
+    each.__name__: each for each in (completion, chat, stop, refusal, outlive, hostile, key, access, screenshot)
+}
+
+
+def main(scenario: str, url: str, argument: str = "") -> None:
+    """Runs one of them."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        try:
+            tell(SCENARIOS[scenario](browser, url, argument))
+        finally:
+            browser.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

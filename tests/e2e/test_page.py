@@ -1,0 +1,207 @@
+"""The page in a headless Chromium, on the three real services. Needs Debian's `chromium`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from blockyard import Client
+from blockyard.admin.v1 import admin_pb2
+from blockyard.configuration import ModelSettings, PublicSettings, SecuritySettings
+from blockyard.keys import Key, add_key, digest, make_secret
+from gateway.config import GatewayConfiguration, ServiceSettings
+from gateway.openai.app import make_app
+from gateway.page.routes import add_page
+from gateway.page.status import StatusBoard
+from gateway.request import Delta, Recovered, TokenLogprob, TokenLogprobs
+from gateway.server import Gateway
+from tests.kit.browser import Browser
+from tests.kit.fake_scheduler import FakeScheduler
+from tests.kit.status import scheduler_status
+from tests.kit.system import ROOT, System
+from tests.unit.gateway.harness import demo_tokenizer
+from tests.unit.gateway_openai.scripted import ScriptedService, accepted, finished
+from tests.unit.gateway_openai.serving import serve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from gateway.request import GenerationRequest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+DEMO = ROOT / "models" / "demo"
+FLAGS = ["--dtype", "float32", "--num-device-blocks", "200", "--num-host-blocks", "50"]
+PROMPT = "def read_lines(path):\n"
+WELL: dict[str, Any] = {"console": [], "errors": [], "elsewhere": []}
+ATTACKS = (
+    "<script>owned.push('script')</script>",
+    "<img src=x onerror=\"owned.push('img')\">",
+    "<svg onload=\"owned.push('svg')\">",
+    "<iframe srcdoc=\"<script>parent.owned.push('frame')</script>\"></iframe>",
+    "javascript:owned.push('url')",
+    "</div></body>\u202e\0{{constructor.constructor('owned.push(1)')()}}",
+)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Browser:
+    return Browser(tmp_path_factory.mktemp("browser") / "environment")
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """The three services on the demo model, the gateway's port chosen so that it can come back there."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    system = System(DEMO, tmp_path_factory.mktemp("page"), FLAGS, gateway_flags=["--http-port", port])
+    with system:
+        yield system
+
+
+def well(told: dict[str, Any]) -> bool:
+    return {name: told[name] for name in WELL} == WELL
+
+
+def test_a_prompt_streams_and_charts_move(browser: Browser, demo: System) -> None:
+    told = browser.look("completion", demo.http_url)
+    assert well(told), told
+    with Client(demo.grpc_target) as client:
+        truth = client.generate(PROMPT, temperature=1.0, seed=3, max_tokens=300, n=2)
+    assert told["answers"] == [choice.text for choice in truth.choices]
+    assert len(told["growth"]) > 10, "it did not stream"
+    assert told["tokens"] > 20
+    assert told["model"] == "demo" and '"model":"demo"' in told["command"]
+    assert "tokens/s" in told["facts"] and "prompt tokens" in told["facts"]
+    assert len(told["card"]) >= 5 and all("%" in row for row in told["card"])
+    assert told["current"].strip() and "%" in told["announced"]
+    assert told["card_is_hidden"]
+    assert len(told["replicas"]) == 1 and "ready" in told["replicas"][0]
+    before, after = ({each["title"]: each for each in told[name]} for name in ("before", "after"))
+    assert len(after) == 6
+    for title, chart in after.items():
+        assert chart["drawn"] != before[title]["drawn"], f"{title} did not move"
+    assert "server –" not in after["Time to first token"]["told"]
+
+
+def test_a_chat_goes_on(browser: Browser, demo: System) -> None:
+    told = browser.look("chat", demo.http_url)
+    assert well(told), told
+    asked, answered, *_ = told["articles"]
+    assert len(told["articles"]) == 4
+    assert [message["role"] for message in told["bodies"][1]["messages"]] == ["user", "assistant", "user"]
+    assert told["bodies"][1]["messages"][0]["content"] == asked
+    assert told["bodies"][1]["messages"][1]["content"] == answered
+
+
+def test_stop_ends_the_request(browser: Browser, demo: System) -> None:
+    told = browser.look("stop", demo.http_url)
+    assert (told["notice"], told["grew_on"]) == ("Stopped.", False)
+    assert well(told), told
+    assert scheduler_status(demo).replicas[0].num_running_sequences == 0
+
+
+def test_a_refusal_names_its_fields(browser: Browser, demo: System) -> None:
+    told = browser.look("refusal", demo.http_url)
+    assert "FIELD_INVALID" in told["problem"] and "top_p" in told["problem"]
+    assert sorted(told["marked"]) == ["temperature", "top_p"]
+    # Chromium itself writes down that an answer was no success.
+    assert all("400 (Bad Request)" in line for line in told["console"])
+    assert told["errors"] == told["elsewhere"] == []
+
+
+def test_an_answer_outlives_its_gateway(browser: Browser, demo: System) -> None:
+    with Client(demo.grpc_target) as client:
+        truth = client.generate(PROMPT, temperature=1.0, seed=7, max_tokens=900, n=4)
+    assert sum(len(choice.text) for choice in truth.choices) > 1500, "it is over before anything can be killed"
+    worker = demo.services["worker"].process
+    looking = browser.begin("outlive", demo.http_url)
+    assert looking.stdout is not None
+    assert json.loads(looking.stdout.readline()) == "under way"
+    worker.send_signal(signal.SIGSTOP)
+    demo.services["gateway"].process.kill()
+    demo.services["gateway"].wait()
+    demo.start_service("gateway")
+    worker.send_signal(signal.SIGCONT)
+    told = browser.end(looking)
+    assert told["answers"] == [choice.text for choice in truth.choices]
+    assert "1 reconnect" in told["facts"]
+    assert told["errors"] == told["elsewhere"] == []
+    # Chromium itself writes down that nobody answered.
+    assert all("net::ERR_" in line or "503" in line for line in told["console"]), told["console"]
+    demo.wait_until_ready()
+
+
+def attacking(request: GenerationRequest) -> list[Any]:
+    steps: list[Any] = [accepted(request)]
+    num_bytes = 0
+    for number, text in enumerate(ATTACKS):
+        raw = text.encode()
+        num_bytes += len(raw)
+        token = TokenLogprob(number, text, -0.5, 1, raw)
+        other = TokenLogprob(99, ATTACKS[1], -1.0, 2, ATTACKS[1].encode())
+        logprobs = (TokenLogprobs(token, (token, other)),)
+        steps.append(Delta(0, text, (number,), number + 1, num_bytes, logprobs))
+    return [*steps, Recovered("lost", 1, True), finished(len(ATTACKS), matched=ATTACKS[0])]
+
+
+async def test_output_that_attacks_stays_text(browser: Browser) -> None:
+    service = ScriptedService()
+    service.script = attacking
+    service.model_name = ATTACKS[0]
+
+    async def ask() -> admin_pb2.GetStatusResponse:
+        response = admin_pb2.GetStatusResponse()
+        response.gateway.message, response.gateway.version = ATTACKS[1], ATTACKS[0]
+        replica = response.scheduler.replicas.add()
+        replica.workers.add(address=ATTACKS[1], device=ATTACKS[2], message=ATTACKS[0])
+        response.scheduler.recoveries.add(cause=ATTACKS[1])
+        return response
+
+    app = make_app(service)  # type: ignore[arg-type]
+    add_page(app, StatusBoard(ask))
+    async with serve(app) as url:
+        told = await asyncio.to_thread(browser.look, "hostile", url)
+    assert told["text"] == "".join(ATTACKS)
+    assert told["owned"] == []
+    assert not {"script", "img", "svg", "iframe"} & set(told["elements"])
+    assert well(told), told
+
+
+async def test_a_key_is_asked_for_and_kept_in_the_tab(browser: Browser, tmp_path: Path) -> None:
+    secret = make_secret()
+    add_key(tmp_path / "keys", Key(name="page", sha256=digest(secret), tenant="team"))
+    async with FakeScheduler(model_digest=demo_tokenizer().model_digest) as scheduler:
+        gateway = Gateway(
+            GatewayConfiguration(
+                model=ModelSettings(model=str(DEMO)),
+                public=PublicSettings(grpc_port=0, http_port=0, admin_port=0),
+                security=SecuritySettings(api_keys_file=str(tmp_path / "keys")),
+                service=ServiceSettings(scheduler_address=scheduler.address),
+            )
+        )
+        await gateway.start()
+        try:
+            url = f"http://127.0.0.1:{gateway.http_port}"
+            told = await asyncio.to_thread(browser.look, "key", url, secret)
+        finally:
+            await gateway.stop()
+    assert "UNAUTHENTICATED" in told["refused"] and told["key_is_shown"]
+    assert told["tokens"] > 0
+    assert secret not in told["command"] and "$BLOCKYARD_API_KEY" in told["command"]
+    assert told["stored"] == [[secret], 0, ""]
+    assert told["errors"] == told["elsewhere"] == []
+    # Chromium itself writes down that an answer was no success.
+    assert all("401 (Unauthorized)" in line for line in told["console"]), told["console"]
+
+
+def test_everybody_can_use_it(browser: Browser, demo: System) -> None:
+    told = browser.look("access", demo.http_url)
+    assert told["violations"] == {"light": [], "dark": []}
+    assert all(overflow <= 0 for overflow in told["overflow"].values()), told["overflow"]
