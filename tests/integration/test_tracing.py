@@ -1,0 +1,194 @@
+"""One trace from the client to the step, over three services and the death of each, and logs that join by its ids."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry.sdk.trace import TracerProvider
+
+from blockyard import AsyncClient
+from blockyard.http_stream import post_events
+from blockyard.results import Delta
+from tests.kit.cluster import Cluster
+from tests.kit.collector import Collector
+from tests.kit.spans import CALLER
+from tests.kit.tiny_models import tiny_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from blockyard.async_client import AsyncStream
+    from tests.kit.spans import Seen
+
+FLAGS = ["--dtype", "float32", "--num-device-blocks", "200"]
+LOG = ["--log-format", "json", "--log-level", "debug"]
+PROMPT = [5, 6, 7, 8, 9]
+NUM_TOKENS = 400
+GATEWAY, SCHEDULER, WORKER = "blockyard-gateway", "blockyard-scheduler", "blockyard-worker"
+TRACER = TracerProvider(shutdown_on_exit=False).get_tracer("user")
+WHOLE = {
+    (GATEWAY, "request"),
+    (GATEWAY, "tokenize"),
+    (SCHEDULER, "queue"),
+    (SCHEDULER, "prefill"),
+    (SCHEDULER, "decode"),
+    (WORKER, "prefill step"),
+    (WORKER, "decode steps"),
+}
+
+
+def names(seen: Seen) -> set[tuple[str, str]]:
+    return {(span.service, span.name) for span in seen.spans}
+
+
+def ask(client: AsyncClient, request_id: str) -> tuple[AsyncStream, str]:
+    """Begins an answer within a span, and tells the trace."""
+    with TRACER.start_as_current_span("user's own") as span:
+        stream = client.stream(PROMPT, max_tokens=NUM_TOKENS, ignore_eos=True, request_id=request_id)
+        return stream, f"{span.get_span_context().trace_id:032x}"
+
+
+async def read_past(stream: AsyncStream, num_tokens: int) -> None:
+    """Reads until so many tokens have come."""
+    async for event in stream:
+        if isinstance(event, Delta) and event.num_tokens >= num_tokens:
+            return
+
+
+async def spans_of(collector: Collector, trace_id: str, expected: set[tuple[str, str]], *, twice: str = "") -> Seen:
+    """Waits until a trace has these spans, one of them twice, and gives all that it has."""
+
+    def is_there(seen: Seen) -> bool:
+        trace = seen.of_trace(trace_id)
+        return names(trace) >= expected and (not twice or len(trace.named(twice)) >= 2)
+
+    return (await asyncio.to_thread(collector.wait_until, is_there)).of_trace(trace_id)
+
+
+def events_of(cluster: Cluster, name: str, request_id: str) -> list[dict[str, Any]]:
+    """What a process has logged of a request."""
+    events = [json.loads(line) for line in cluster.log(name).splitlines() if line.startswith("{")]
+    return [event for event in events if event.get("request_id") == request_id]
+
+
+async def finish(stream: AsyncStream) -> None:
+    answer = await stream.result()
+    assert answer.usage.num_completion_tokens == NUM_TOKENS
+
+
+async def test_one_trace_over_all_services_and_the_death_of_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    with Collector() as collector:
+        flags = ["--trace-endpoint", collector.grpc_endpoint, *LOG]
+        cluster = Cluster(
+            tiny_model("llama"),
+            tmp_path,
+            scheduler_flags=[*FLAGS, *flags],
+            worker_flags=["--num-threads", "1", *flags],
+            gateway_flags=flags,
+        )
+        async with cluster:
+            await cluster.wait_until_ready()
+            async with AsyncClient(cluster.targets) as client:
+                await check_undisturbed(client, collector)
+                await check_worker_death(client, collector, cluster)
+                await check_scheduler_death(client, collector, cluster)
+                await check_gateway_death(client, collector, cluster)
+            await cluster.wait_until_ready()
+            await check_http(collector, cluster)
+            cluster.check()
+
+
+async def check_undisturbed(client: AsyncClient, collector: Collector) -> None:
+    stream, trace_id = ask(client, "undisturbed")
+    await finish(stream)
+    seen = await spans_of(collector, trace_id, WHOLE)
+    request = seen.one("request")
+    assert request.parent_id
+    assert {span.parent_id for span in seen.spans if span is not request} == {request.span_id}
+    assert request.attributes["gen_ai.usage.output_tokens"] == NUM_TOKENS
+    assert request.events[:2] == ("accepted", "first token")
+    assert seen.one("decode steps").attributes["num_steps"] == NUM_TOKENS - 1
+    assert request.start_seconds <= seen.one("queue").start_seconds <= seen.one("prefill step").start_seconds
+    assert not [span.error for span in seen.spans if span.error]
+
+
+async def check_worker_death(client: AsyncClient, collector: Collector, cluster: Cluster) -> None:
+    stream, trace_id = ask(client, "worker-dies")
+    await read_past(stream, 20)
+    status = await cluster.status()
+    [busy] = [number for number, replica in enumerate(status.scheduler.replicas) if replica.num_running_sequences]
+    cluster.kill(f"worker-{busy}")
+    await finish(stream)
+    seen = await spans_of(collector, trace_id, {*WHOLE, (SCHEDULER, "recovery")}, twice="decode")
+    recovery = seen.one("recovery")
+    assert recovery.attributes["cause"] == "the worker was lost"
+    assert [span.error for span in seen.named("decode")] == ["the worker was lost", ""]
+    assert "recovered" in seen.one("request").events
+    assert len(seen.named("prefill step")) >= 2
+    check_worker_death_log(cluster, trace_id)
+
+
+def check_worker_death_log(cluster: Cluster, trace_id: str) -> None:
+    """The lines of both services on one request, joined by its id, tell the whole."""
+    [gateway] = [name for name in ("gateway-0", "gateway-1") if events_of(cluster, name, "worker-dies")]
+    told = events_of(cluster, gateway, "worker-dies")
+    assert {event["trace_id"] for event in told} == {trace_id}
+    assert [event["message"] for event in told] == [
+        "request submitted",
+        "request accepted",
+        "first token",
+        "request recovered",
+        "request finished",
+    ]
+    last = told[-1]
+    assert (last["level"], last["num_recoveries"], last["num_completion_tokens"]) == ("info", 1, NUM_TOKENS)
+    scheduled = [event["message"] for event in events_of(cluster, "scheduler", "worker-dies")]
+    assert scheduled.index("request lost its worker") < scheduled.index("request ended")
+    events = [json.loads(line) for line in cluster.log("scheduler").splitlines()]
+    loud = [event["message"] for event in events if event["level"] in ("warning", "error")]
+    assert "the worker was lost" in loud
+    assert "steps are answered again" in [event["message"] for event in events]
+
+
+async def check_scheduler_death(client: AsyncClient, collector: Collector, cluster: Cluster) -> None:
+    stream, trace_id = ask(client, "scheduler-dies")
+    await read_past(stream, 20)
+    cluster.kill("scheduler")
+    await finish(stream)
+    seen = await spans_of(collector, trace_id, {*WHOLE, (GATEWAY, "recovery")}, twice="queue")
+    recovery, request = seen.one("recovery"), seen.one("request")
+    assert (recovery.service, recovery.attributes["cause"]) == (GATEWAY, "the scheduler was lost")
+    assert request.events == ("accepted", "first token", "recovered", "accepted")
+    # The worker was told of its new scheduler by the end of the old one's stream.
+    lost, again = seen.named("decode steps")
+    assert (lost.error, again.error) == ("the step stream ended", "")
+
+
+async def check_gateway_death(client: AsyncClient, collector: Collector, cluster: Cluster) -> None:
+    stream, trace_id = ask(client, "gateway-dies")
+    await read_past(stream, 20)
+    [gateway] = [name for name in ("gateway-0", "gateway-1") if events_of(cluster, name, "gateway-dies")]
+    cluster.kill(gateway)
+    await finish(stream)
+    assert stream.num_resumes
+    taken_over = {(GATEWAY, "request"), (SCHEDULER, "decode"), (WORKER, "decode steps")}
+    request = (await spans_of(collector, trace_id, taken_over)).one("request")
+    assert request.attributes["taken_over"] is True
+    assert "resumed" in request.events
+
+
+async def check_http(collector: Collector, cluster: Cluster) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 5, "ignore_eos": True, "stream": True, "temperature": 0}
+    headers = CALLER._asdict()
+    events = [event async for event in post_events(f"{cluster.http_urls[0]}/v1/completions", body, headers)]
+    assert events
+    request = (await spans_of(collector, CALLER.trace_id, WHOLE)).one("request")
+    assert request.parent_id in CALLER.traceparent
+    assert request.attributes["method"] == "POST /v1/completions"
