@@ -63,7 +63,10 @@ class ModelLimits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """A number's range; `low_is_open`: the lower bound itself is out. An absent number is always right."""
+    """A number's range; `low_is_open`: the lower bound itself is out. An absent number is always right.
+
+    `is_duration`: it travels as one, which has nanoseconds; other fractions travel as a float32.
+    """
 
     field: str
     read: Callable[[GenerationRequest], float | None]
@@ -71,18 +74,22 @@ class _Range:
     high: float
     description: str
     low_is_open: bool = False
+    is_duration: bool = False
 
     def violations(self, request: GenerationRequest) -> Iterator[Violation]:
         value = self.read(request)
         if value is None:
             return
-        number = value if isinstance(value, int) else as_float32(value)
+        number = value if isinstance(value, int) else self._as_sent(value)
         above = number > self.low if self.low_is_open else number >= self.low
         # A NaN is neither.
         if not (above and number <= self.high):
             # As many digits as a float32 has: what came over gRPC as 1.01 reads like that.
             told = value if isinstance(value, int) else f"{number:.7g}"
             yield Violation(self.field, f"must be {self.description}, not {told}")
+
+    def _as_sent(self, value: float) -> float:
+        return round(value, 9) if self.is_duration else as_float32(value)
 
 
 _MAX_FLOAT = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
@@ -121,6 +128,7 @@ RANGES = (
         _MAX_SECONDS,
         f"above 0 and at most {_MAX_SECONDS} seconds",
         low_is_open=True,
+        is_duration=True,
     ),
     _Range(
         "beam_search.width",

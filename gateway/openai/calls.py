@@ -14,6 +14,7 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from blockyard.errors import Violation, invalid
+from gateway.naming import check_request_id
 from gateway.openai import errors, state
 from gateway.openai.answer import ChunkedAnswer, WholeAnswer
 from gateway.openai.boundary import known, parse_body, read_json
@@ -65,6 +66,7 @@ class Calls:
 
     async def cancel(self, request: Request, request_id: str) -> Response:
         """Cancels a call, all of its requests, wherever they run."""
+        check_request_id(request_id)
         tenant = read_tenant(request)
         cancelled = await self._generation.cancel([request_id], tenant=tenant)
         if not cancelled:

@@ -13,13 +13,12 @@ from pydantic.json_schema import models_json_schema
 from blockyard.errors import TABLE, Reason
 from gateway.naming import REQUEST_ID_PATTERN, TENANT_KEY, TENANT_PATTERN
 from gateway.openai import answer_schema as answers
-from gateway.openai import errors
+from gateway.openai.limits import tell_limits
 from gateway.openai.schema import ChatBody, CompletionBody
 from gateway.openai.tokenization import DetokenizeBody, TokenizeBody, TokenizeChatBody
-from gateway.validation import RANGES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from fastapi import FastAPI
 
@@ -54,7 +53,6 @@ _RETRIED = {429, 503}
 _RETRY_AFTER = {
     "Retry-After": {"description": "seconds until it makes sense to try again", "schema": {"type": "integer"}}
 }
-_FINITE = 1e30
 
 
 def _ref(model: type[Shape]) -> dict[str, str]:
@@ -119,10 +117,16 @@ def _documented(
 
 
 def _streamed(documented: dict[str, Any], chunk: type[Shape], *, only: bool = False) -> dict[str, Any]:
-    """Adds that the answer may be a stream, or is nothing else."""
-    description = f"events whose data is a {chunk.__name__}, and at the end [DONE], or a Failure instead"
+    """Adds that the answer may be a stream, or is nothing else. What is said of a stream is said of each event."""
+    data = {"type": "string", "contentMediaType": JSON, "contentSchema": _ref(chunk)}
+    event = {
+        "type": "object",
+        "description": "The last one is [DONE], or a Failure instead.",
+        "required": ["data"],
+        "properties": {"data": data, "id": {"type": "string"}},
+    }
     content = documented["responses"][200]["content"]
-    content[EVENTS] = {"schema": {"type": "string", "description": description}}
+    content[EVENTS] = {"schema": event}
     if only:
         del content[JSON]
     return documented
@@ -166,8 +170,8 @@ def describe(app: FastAPI) -> None:
         _, schemas = models_json_schema(
             [(model, "validation") for model in _MODELS], ref_template="#/components/schemas/{model}"
         )
-        for body, names in ((CompletionBody, {}), (ChatBody, {"logprobs": "top_logprobs"})):
-            _tell_ranges(schemas["$defs"][body.__name__]["properties"], names)
+        tell_limits(schemas["$defs"][CompletionBody.__name__]["properties"], {})
+        tell_limits(schemas["$defs"][ChatBody.__name__]["properties"], {"logprobs": "top_logprobs"})
         document.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
         for path in document["paths"].values():
             for operation in path.values():
@@ -177,32 +181,6 @@ def describe(app: FastAPI) -> None:
         return document
 
     app.openapi = openapi
-
-
-def _tell_ranges(properties: dict[str, Any], names: Mapping[str, str]) -> None:
-    """Adds to numbers the ranges that the core checks. best_of has one only as the width of a beam search."""
-    for rule in RANGES:
-        if rule.field == "beam_search.width":
-            continue
-        told = properties.get(errors.parameter(rule.field, names), {})
-        for form in told.get("anyOf", ()):
-            if form.get("type") in ("integer", "number"):
-                form |= _bounds(rule.low, rule.high, low_is_open=rule.low_is_open)
-    # Which is off too, here.
-    _numbers(properties["top_k"])["minimum"] = -1
-
-
-def _numbers(told: dict[str, Any]) -> dict[str, Any]:
-    return next(form for form in told["anyOf"] if form.get("type") in ("integer", "number"))
-
-
-def _bounds(low: float, high: float, *, low_is_open: bool) -> dict[str, float]:
-    bounds: dict[str, float] = {}
-    if low > -_FINITE:
-        bounds["exclusiveMinimum" if low_is_open else "minimum"] = low
-    if high < _FINITE:
-        bounds["maximum"] = high
-    return bounds
 
 
 def _leave_out_defaults(operation: dict[str, Any]) -> None:

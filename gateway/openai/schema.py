@@ -169,9 +169,11 @@ def _are_token_ids(value: list[Any]) -> bool:
     return all(type(item) is int for item in value)
 
 
-_Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
-_TokenIds = Annotated[list[int], Field(min_length=1)]
-_PromptForms = str | _Texts | _TokenIds | Annotated[list[_TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+# For the document.
+_Text = Annotated[str, Field(min_length=1)]
+_TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+_Several = Field(min_length=1, max_length=MAX_PROMPTS)
+_PromptForms = _Text | Annotated[list[_Text], _Several] | _TokenIds | Annotated[list[_TokenIds], _Several]
 
 
 class CompletionBody(GenerationBody):

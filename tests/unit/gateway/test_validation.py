@@ -145,7 +145,7 @@ INF, NAN = math.inf, math.nan
         ("sampling.bad_token_sequences", {"bad_token_sequences": ((1,),) * (MAX_BAD_WORDS + 1)}),
         ("sampling.bad_token_sequences", {"bad_token_sequences": ((1,) * (MAX_BAD_SEQUENCE_TOKENS + 1),)}),
         *[("priority", {"priority": value}) for value in (-(2**31) - 1, 2**31)],
-        *[("max_queue_time", {"max_queue_seconds": value}) for value in (0.0, -1.0, NAN, INF, 1e-60)],
+        *[("max_queue_time", {"max_queue_seconds": value}) for value in (0.0, -1.0, NAN, INF, 1e-60, 315_576_000_001.0)],
         *[("beam_search.width", {"beam_search": BeamOptions(width)}) for width in (-1, 0, 1, 33)],
         *[("beam_search.length_penalty", {"beam_search": BeamOptions(2, value)}) for value in (INF, -INF, NAN, 1e39)],
         ("n", {"beam_search": BeamOptions(2), "n": 3}),

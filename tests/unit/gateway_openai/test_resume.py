@@ -236,6 +236,7 @@ async def test_a_call_that_is_sent_again_is_the_same(scheduler: FakeScheduler, g
         ("GET", "/v1/requests/no%20id/stream", {}, "request_id"),
         ("GET", "/v1/requests/mine/stream", {"x-blockyard-tenant": ""}, "x-blockyard-tenant"),
         ("DELETE", "/v1/requests/mine", {"x-blockyard-tenant": "a/b"}, "x-blockyard-tenant"),
+        ("DELETE", "/v1/requests/no%20id", {}, "request_id"),
     ],
 )
 async def test_what_is_wrong_is_named(
