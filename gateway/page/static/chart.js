@@ -30,7 +30,14 @@ export class Chart {
     this.#top = top;
     this.#parts = makeParts(series);
     const { legend, plot, axis } = this.#parts;
-    this.element = make("figure", { className: "chart", title: hint }, make("figcaption", {}, title), legend, plot, axis);
+    this.element = make(
+      "figure",
+      { className: "chart", title: hint },
+      make("figcaption", {}, title),
+      legend,
+      plot,
+      axis,
+    );
     plot.addEventListener("pointermove", (event) => this.#point(event));
     plot.addEventListener("pointerleave", () => this.#point(null));
   }
@@ -42,7 +49,9 @@ export class Chart {
     const columns = stacked(this.#series, samples);
     const top = this.#top ? this.#top(last.values) : ceiling(Math.max(...columns.flat()));
     const point = (row, value) =>
-      value === null ? null : [place(samples[row].at, last.at, seconds), HEIGHT * (1 - Math.min(1, value / (top || 1)))];
+      value === null
+        ? null
+        : [place(samples[row].at, last.at, seconds), HEIGHT * (1 - Math.min(1, value / (top || 1)))];
     this.#series.forEach(({ kind = "line" }, index) => {
       const points = columns[index].map((value, row) => point(row, value));
       this.#parts.marks[index].setAttribute("d", PATHS[kind](points));
@@ -134,7 +143,17 @@ function through(points) {
 
 // A line without a length is drawn as a dot.
 const PATHS = {
-  line: (points) => runs(points).map((run) => `M${through(run)}${run.length === 1 ? "h0" : ""}`).join(""),
-  area: (points) => runs(points).map((run) => `M${run[0][0].toFixed(1)} ${HEIGHT}L${through(run)}V${HEIGHT}Z`).join(""),
-  dots: (points) => runs(points).flat().map((point) => `M${through([point])}h0`).join(""),
+  line: (points) =>
+    runs(points)
+      .map((run) => `M${through(run)}${run.length === 1 ? "h0" : ""}`)
+      .join(""),
+  area: (points) =>
+    runs(points)
+      .map((run) => `M${run[0][0].toFixed(1)} ${HEIGHT}L${through(run)}V${HEIGHT}Z`)
+      .join(""),
+  dots: (points) =>
+    runs(points)
+      .flat()
+      .map((point) => `M${through([point])}h0`)
+      .join(""),
 };

@@ -13,7 +13,8 @@ export function seconds(duration) {
 
 const total = (name) => (of) => Number(of[name] ?? 0);
 const uptime = (scheduler) => seconds(scheduler.uptime) ?? 0;
-const computedPromptTokens = (scheduler) => total("num_prompt_tokens")(scheduler) - total("num_cached_tokens")(scheduler);
+const computedPromptTokens = (scheduler) =>
+  total("num_prompt_tokens")(scheduler) - total("num_cached_tokens")(scheduler);
 const sumOf = (latency) => seconds(latency.sum) ?? 0;
 
 /** Takes one answer of /status after the other. */

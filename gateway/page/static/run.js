@@ -44,7 +44,8 @@ export class Run {
   /** Reads the answer to its end, which may be an error. Throws nothing. */
   async read(path, body) {
     try {
-      for await (const event of streamAnswer(this.#gateway, path, body, this.#id, this.#abort.signal)) this.#take(event);
+      for await (const event of streamAnswer(this.#gateway, path, body, this.#id, this.#abort.signal))
+        this.#take(event);
       this.notice = "";
     } catch (error) {
       this.#fail(error);

@@ -61,7 +61,8 @@ export class TokenView {
     if (event.key === "Escape") this.#enter(-1);
     else if (event.key === "Home") this.#enter(0);
     else if (event.key === "End") this.#enter(this.#spans.length - 1);
-    else if (event.key in steps) this.#enter(Math.min(this.#spans.length - 1, Math.max(0, this.#current + steps[event.key])));
+    else if (event.key in steps)
+      this.#enter(Math.min(this.#spans.length - 1, Math.max(0, this.#current + steps[event.key])));
     else return;
     event.preventDefault();
     if (this.#current >= 0) announce(described(this.#choice.piece(this.#current).tokens));
@@ -116,7 +117,13 @@ function table(token) {
     const share = Math.exp(logprob);
     const bar = make("span", { className: "bar" });
     bar.style.setProperty("--share", String(share));
-    const row = make("tr", {}, make("th", { scope: "row" }, visible(text)), make("td", {}, percent(share)), make("td", {}, bar));
+    const row = make(
+      "tr",
+      {},
+      make("th", { scope: "row" }, visible(text)),
+      make("td", {}, percent(share)),
+      make("td", {}, bar),
+    );
     row.classList.toggle("chosen", Boolean(isChosen));
     return row;
   });

@@ -43,14 +43,26 @@ test("the tokens of one character are one piece", () => {
 test("a chat is cut by the bytes of its tokens", () => {
   const choice = new Choice();
   choice.take({ index: 0, delta: { role: "assistant", content: "" }, logprobs: null });
-  choice.take(chat("aé", [["a", [97]], ["\ufffd", [0xc3]], ["\ufffd", [0xa9]]]));
+  choice.take(
+    chat("aé", [
+      ["a", [97]],
+      ["\ufffd", [0xc3]],
+      ["\ufffd", [0xa9]],
+    ]),
+  );
   choice.take(chat("🙂b", [["🙂b", [...new TextEncoder().encode("🙂b")]]]));
   assert.deepEqual(texts(choice), ["a", "é", "🙂b"]);
 });
 
 test("a special token has no text, and shares the place of what follows", () => {
   const choice = new Choice();
-  choice.take(chat("ab", [["a", [97]], ["<|end|>", null], ["b", [98]]]));
+  choice.take(
+    chat("ab", [
+      ["a", [97]],
+      ["<|end|>", null],
+      ["b", [98]],
+    ]),
+  );
   assert.deepEqual(texts(choice), ["a", "b"]);
   assert.deepEqual(tokens(choice)[1], ["<|end|>", "b"]);
 });
@@ -62,7 +74,10 @@ test("text that is held back comes later than its tokens", () => {
   assert.equal(choice.isSettled(0), false);
   choice.take(completion("one two", ["two"], [4]));
   assert.deepEqual(texts(choice), ["on", "e ", "two"]);
-  assert.deepEqual([0, 1, 2].map((index) => choice.isSettled(index)), [true, true, false]);
+  assert.deepEqual(
+    [0, 1, 2].map((index) => choice.isSettled(index)),
+    [true, true, false],
+  );
 });
 
 test("without log probabilities the text is one piece", () => {
@@ -80,9 +95,25 @@ test("hostile text stays text", () => {
 });
 
 test("alternatives come by probability, with the chosen one among them once", () => {
-  const token = { text: "b", logprob: -2, top: [{ text: "a", logprob: -1 }, { text: "b", logprob: -2 }, { text: "c", logprob: -3 }] };
-  assert.deepEqual(ranked(token).map((each) => each.text), ["a", "b", "c"]);
-  assert.deepEqual(ranked(token).filter((each) => each.isChosen).map((each) => each.text), ["b"]);
+  const token = {
+    text: "b",
+    logprob: -2,
+    top: [
+      { text: "a", logprob: -1 },
+      { text: "b", logprob: -2 },
+      { text: "c", logprob: -3 },
+    ],
+  };
+  assert.deepEqual(
+    ranked(token).map((each) => each.text),
+    ["a", "b", "c"],
+  );
+  assert.deepEqual(
+    ranked(token)
+      .filter((each) => each.isChosen)
+      .map((each) => each.text),
+    ["b"],
+  );
 });
 
 test("what cannot be seen is made visible", () => {

@@ -166,7 +166,10 @@ test("the key goes with every call, and none without one", async () => {
   gateway.key = "secret";
   await gateway.models();
   await gateway.cancel("page-1");
-  assert.deepEqual(calls.map(({ headers }) => headers.Authorization), [undefined, "Bearer secret", "Bearer secret"]);
+  assert.deepEqual(
+    calls.map(({ headers }) => headers.Authorization),
+    [undefined, "Bearer secret", "Bearer secret"],
+  );
   assert.deepEqual([calls[2].path, calls[2].method, calls[2].keepalive], ["v1/requests/page-1", "DELETE", true]);
 });
 

@@ -3,7 +3,8 @@ import test from "node:test";
 
 import { EventParser, readEvents } from "../../../../gateway/page/static/events.js";
 
-const STREAM = 'id: 0:1:2\ndata: {"a": "é\\n"}\n\n: a comment\n\nid: 0:2:4\r\ndata: one\r\ndata: two\r\n\r\ndata:[DONE]\n\n';
+const STREAM =
+  'id: 0:1:2\ndata: {"a": "é\\n"}\n\n: a comment\n\nid: 0:2:4\r\ndata: one\r\ndata: two\r\n\r\ndata:[DONE]\n\n';
 const EVENTS = [
   { id: "0:1:2", data: '{"a": "é\\n"}' },
   { id: "0:2:4", data: "one\ntwo" },
@@ -28,7 +29,11 @@ function body(pieces) {
 test("events come out whole wherever their text is cut", () => {
   for (let cut = 0; cut <= STREAM.length; cut++) {
     const parser = new EventParser();
-    assert.deepEqual([...parser.feed(STREAM.slice(0, cut)), ...parser.feed(STREAM.slice(cut))], EVENTS, `cut at ${cut}`);
+    assert.deepEqual(
+      [...parser.feed(STREAM.slice(0, cut)), ...parser.feed(STREAM.slice(cut))],
+      EVENTS,
+      `cut at ${cut}`,
+    );
   }
 });
 

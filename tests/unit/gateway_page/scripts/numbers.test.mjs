@@ -15,9 +15,15 @@ test("a history without gaps or with them is bounded", () => {
   const history = new History(10);
   history.add(0, {});
   history.add(1000, {});
-  assert.deepEqual(history.samples.map(({ at }) => at), [0, 1000]);
+  assert.deepEqual(
+    history.samples.map(({ at }) => at),
+    [0, 1000],
+  );
   history.add(1001, {});
-  assert.deepEqual(history.samples.map(({ at }) => at), [0, 1000, 1001]);
+  assert.deepEqual(
+    history.samples.map(({ at }) => at),
+    [0, 1000, 1001],
+  );
   for (let at = 1002; at < 3000; at++) history.add(at, {});
   assert.ok(history.samples.length <= 12);
 });
@@ -33,15 +39,34 @@ test("a ratio is of what grew", () => {
 });
 
 test("the upper edge is a round number", () => {
-  assert.deepEqual([0, -1, NaN, 1, 1.1, 3, 6, 10, 11, 0.03, 480].map(ceiling), [1, 1, 1, 1, 2, 5, 10, 10, 20, 0.05, 500]);
+  assert.deepEqual(
+    [0, -1, NaN, 1, 1.1, 3, 6, 10, 11, 0.03, 480].map(ceiling),
+    [1, 1, 1, 1, 2, 5, 10, 10, 20, 0.05, 500],
+  );
 });
 
 test("numbers read well", () => {
   assert.deepEqual([null, undefined, 0, 1234567].map(count), ["–", "–", "0", "1,234,567"]);
   assert.deepEqual([null, 0, 12.34, 1234567].map(compact), ["–", "0", "12.3", "1.23M"]);
   const durations = [null, 0.00123, 0.0456, 0.9999, 1.234, 12.34, 61, 3599];
-  assert.deepEqual(durations.map(duration), ["–", "1.2 ms", "46 ms", "1.00 s", "1.23 s", "12.3 s", "1 min 1 s", "59 min 59 s"]);
-  assert.deepEqual([null, 0, 0.0001, 0.123, 0.9999, 1].map(percent), ["–", "0.0 %", "<0.1 %", "12.3 %", ">99.9 %", "100.0 %"]);
+  assert.deepEqual(durations.map(duration), [
+    "–",
+    "1.2 ms",
+    "46 ms",
+    "1.00 s",
+    "1.23 s",
+    "12.3 s",
+    "1 min 1 s",
+    "59 min 59 s",
+  ]);
+  assert.deepEqual([null, 0, 0.0001, 0.123, 0.9999, 1].map(percent), [
+    "–",
+    "0.0 %",
+    "<0.1 %",
+    "12.3 %",
+    ">99.9 %",
+    "100.0 %",
+  ]);
 });
 
 test("an answer is timed by its tokens, each choice by itself", () => {

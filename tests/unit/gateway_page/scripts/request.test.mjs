@@ -43,7 +43,13 @@ test("the command is one for a shell, whatever the prompt holds", () => {
   const body = { prompt: "it's $HOME `id` \\ \"x\"\n'; echo no", return_token_ids: true, stream_options: {} };
   const command = asCommand("http://127.0.0.1:1/v1", body, false).replace(/^curl/, "printf '%s\\0'");
   const words = execFileSync("sh", ["-c", command], { encoding: "utf-8" }).split("\0").slice(0, -1);
-  assert.deepEqual(words.slice(0, -1), ["--no-buffer", "http://127.0.0.1:1/v1", "-H", "Content-Type: application/json", "-d"]);
+  assert.deepEqual(words.slice(0, -1), [
+    "--no-buffer",
+    "http://127.0.0.1:1/v1",
+    "-H",
+    "Content-Type: application/json",
+    "-d",
+  ]);
   assert.deepEqual(JSON.parse(words.at(-1)), { prompt: body.prompt });
 });
 
