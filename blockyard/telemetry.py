@@ -15,7 +15,7 @@ _LOCAL = ("blockyard", "gateway", "scheduler_service", "worker_service", "kernel
 
 
 class EventLogger:
-    """Writes events: a fixed message, and fields as keywords (`request_id=…, step_id=…`)."""
+    """Writes events: a fixed message, and fields as keywords (`request_id=…, step_id=…`). What is None is not told."""
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
@@ -47,7 +47,8 @@ class EventLogger:
 
     def _write(self, level: int, message: str, fields: dict[str, Any], *, exc_info: bool = False) -> None:
         if self._logger.isEnabledFor(level):
-            self._logger.log(level, message, extra={"fields": fields}, exc_info=exc_info, stacklevel=3)
+            told = {name: value for name, value in fields.items() if value is not None}
+            self._logger.log(level, message, extra={"fields": told}, exc_info=exc_info, stacklevel=3)
 
 
 class _TextFormatter(logging.Formatter):

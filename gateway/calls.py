@@ -40,7 +40,7 @@ def current_call() -> Call:
 
 
 def noting_grpc(method: str, answer: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
-    """Wraps the handler of a gRPC method, `package.Service/Method`."""
+    """Wraps the handler of a gRPC method, `Service/Method`."""
 
     async def noted(request: Any, context: Any) -> Any:
         _current.set(Call(method, context.invocation_metadata() or ()))

@@ -49,7 +49,7 @@ def add_service(server: grpc.aio.Server, service: Any, servicer: Any) -> None:
 def _handler(method: Any, servicer: Any) -> grpc.RpcMethodHandler[Any, Any]:
     make = _MAKERS[method.client_streaming, method.server_streaming]
     request_type, response_type = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
-    answer = noting_grpc(f"{method.containing_service.full_name}/{method.name}", getattr(servicer, method.name))
+    answer = noting_grpc(f"{method.containing_service.name}/{method.name}", getattr(servicer, method.name))
     answer = _of_readable_ones(answer) if method.client_streaming else _if_readable(answer)
     return make(answer, _reader(request_type), response_type.SerializeToString)
 

@@ -219,7 +219,7 @@ class SchedulerLink:
             if progress.readiness is not None:
                 self._readiness = progress.readiness
             if progress.facts is not None or progress.readiness is not None:
-                log.info("readiness", ready=self.is_ready, message=self.message)
+                log.info("readiness", ready=self.is_ready, message=self.message or None)
                 self._news.set()
             assert self._receiver is not None
             self._receiver.received(progress)

@@ -10,13 +10,15 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from grpc import StatusCode
+
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
 from blockyard.tracing import NO_SPAN, begin_server_span, begin_span, is_tracing
 from gateway.calls import current_call
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from blockyard.tracing import Span, TraceContext
     from gateway.attachment import Submission
@@ -147,7 +149,7 @@ class Story:
             log.info("request cancelled", **told)
             self._end_span(transcript)
             return
-        (log.error if error.reason in _OUR_FAULT else log.warning)("request failed", message=error.message, **told)
+        _failure_log(error)("request failed", message=error.message, **told)
         self._end_span(transcript, error=str(error.reason))
 
     def _end_span(self, transcript: Transcript, *, error: str = "", **attributes: Any) -> None:
@@ -177,9 +179,16 @@ class Story:
         return None if at is None else round(at - self._arrived_at, 4)
 
     def _fields(self, **fields: Any) -> dict[str, Any]:
-        """What every line of it says, and what this one does, as far as there is something to say."""
+        """What every line of it says, and what this one does."""
         every = {"request_id": self._request_id, "method": self._method or None, "trace_id": self.span.trace_id}
-        return {name: value for name, value in {**every, **fields}.items() if value is not None}
+        return {**every, **fields}
+
+
+def _failure_log(error: BlockyardError) -> Callable[..., None]:
+    """As loud as a failure is bad: who is sent away under load is many, and knows."""
+    if error.code is StatusCode.RESOURCE_EXHAUSTED:
+        return log.info
+    return log.error if error.reason in _OUR_FAULT else log.warning
 
 
 def begin_story(request_id: str, model: str) -> Story:

@@ -173,7 +173,13 @@ class Engine:
             steps = self.replica.open_steps()
             self.facts = facts
             self._say(Readiness(True))
-            log.info("ready", epoch=steps.epoch, replica_id=self.replica_id, max_model_len=facts.max_model_len)
+            log.info(
+                "ready",
+                epoch=steps.epoch,
+                replica_id=self.replica_id,
+                worker_address=self.replica.address,
+                max_model_len=facts.max_model_len,
+            )
             num_steps = self.step_log.num_steps
             try:
                 await self._serve(steps)
@@ -217,6 +223,7 @@ class Engine:
         tell(
             DRAINED if was_drained else "the worker was lost",
             replica_id=self.replica_id,
+            worker_address=self.replica.address,
             epoch=epoch,
             incarnation=worker.incarnation if worker else "",
             reason=error.message,

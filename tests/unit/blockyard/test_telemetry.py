@@ -39,7 +39,7 @@ def test_text_is_one_line_with_its_fields(capsys: Captured) -> None:
 
 @pytest.mark.parametrize(
     ("value", "told"),
-    [("a\nb", r'"a\nb"'), ("a b", '"a b"'), ("a=b", '"a=b"'), ("", '""'), ("é", "é"), (1.5, "1.5"), (None, "None")],
+    [("a\nb", r'"a\nb"'), ("a b", '"a b"'), ("a=b", '"a=b"'), ("", '""'), ("é", "é"), (1.5, "1.5"), (False, "False")],
 )
 def test_a_value_cannot_break_the_line(capsys: Captured, value: object, told: str) -> None:
     configure_logging("gateway")

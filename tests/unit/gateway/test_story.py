@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gateway.reader import Reader
 
 MARKER = "a secret in a prompt"
-METHOD = "blockyard.inference.v1.InferenceService/StreamGenerate"
+METHOD = "InferenceService/StreamGenerate"
 
 
 @pytest.fixture
@@ -114,7 +114,8 @@ async def test_a_request_that_is_refused_says_why_without_a_word_of_it(
     ("reason", "message", "level"),
     [
         (Reason.CLIENT_CANCELLED, "request cancelled", "INFO"),
-        (Reason.QUEUE_FULL, "request failed", "WARNING"),
+        (Reason.QUEUE_FULL, "request failed", "INFO"),
+        (Reason.NO_READY_WORKER, "request failed", "WARNING"),
         (Reason.GENERATION_DEADLINE, "request failed", "WARNING"),
         (Reason.POISON_REQUEST, "request failed", "ERROR"),
         (Reason.BUG, "request failed", "ERROR"),
