@@ -139,7 +139,8 @@ class Story:
         told = self._counts(transcript)
         reasons = tuple(answer.ended.reason.value for answer in transcript.answers if answer.ended is not None)
         log.info("request finished", **self._fields(finish_reasons=",".join(dict.fromkeys(reasons)), **told))
-        self._end_span(transcript, **{_FINISH_REASONS: reasons})
+        self.span.set(**{_FINISH_REASONS: reasons})
+        self._end_span(transcript)
 
     def failed(self, transcript: Transcript, error: BlockyardError) -> None:
         """It ended without a whole answer."""
@@ -149,16 +150,16 @@ class Story:
             log.info("request cancelled", **told)
             self._end_span(transcript)
             return
-        _failure_log(error)("request failed", message=error.message, **told)
+        _failure_log(error)("request failed", error=error.message, **told)
         self._end_span(transcript, error=str(error.reason))
 
-    def _end_span(self, transcript: Transcript, *, error: str = "", **attributes: Any) -> None:
+    def _end_span(self, transcript: Transcript, *, error: str = "") -> None:
         if self._recovery is not None:
             self._recovery.end(error=error)
         if self.span is not NO_SPAN:
             num_outputs = sum(answer.num_tokens for answer in transcript.answers)
             cached = transcript.num_cached_tokens
-            self.span.set(num_cached_tokens=cached, **{_OUTPUT_TOKENS: num_outputs}, **attributes)
+            self.span.set(num_cached_tokens=cached, **{_OUTPUT_TOKENS: num_outputs})
         self.span.end(error=error)
 
     def _counts(self, transcript: Transcript) -> dict[str, Any]:
@@ -195,7 +196,7 @@ def begin_story(request_id: str, model: str) -> Story:
     """A request comes in by the current call: it is traced if its caller is, else as often as sampling says."""
     call = current_call()
     parent = call.trace_context if is_tracing() else None
-    attributes = {"request_id": request_id[:_MAX_NAME], "method": call.method, _MODEL: model}
+    attributes: dict[str, Any] = {"request_id": request_id[:_MAX_NAME], "method": call.method, _MODEL: model}
     return Story(request_id, begin_server_span("request", parent, **attributes))
 
 

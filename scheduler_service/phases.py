@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from blockyard.telemetry import EventLogger
 from blockyard.tracing import NO_SPAN, begin_span, is_tracing
@@ -90,7 +91,11 @@ class _Life:
     def _is_preempted(self, sequence: Sequence) -> None:
         self._running.discard(sequence)
         mode = "swap" if sequence.status is SequenceStatus.SWAPPED else "recompute"
-        told = {"sequence_index": sequence.sequence_index, "mode": mode, "num_tokens": len(sequence.token_ids)}
+        told: dict[str, Any] = {
+            "sequence_index": sequence.sequence_index,
+            "mode": mode,
+            "num_tokens": len(sequence.token_ids),
+        }
         self._debug("request preempted", **told)
         self._preempted[sequence] = begin_span("preempted", self._context, request_id=self.request.request_id, **told)
 
@@ -107,7 +112,11 @@ class _Life:
         self._end_spans(error=cause)
         self._running.clear()
         if self._recovery is NO_SPAN:
-            told = {"request_id": self.request.request_id, "cause": cause, "num_replayed_tokens": num_tokens}
+            told: dict[str, Any] = {
+                "request_id": self.request.request_id,
+                "cause": cause,
+                "num_replayed_tokens": num_tokens,
+            }
             self._recovery = begin_span("recovery", self._context, **told)
         self.enter(_QUEUE)
 
@@ -116,7 +125,8 @@ class _Life:
         sequences = self.request.group.sequences
         reasons = tuple(sequence.finish_reason.value for sequence in sequences if sequence.finish_reason is not None)
         self._span.set(finish_reasons=reasons, num_completion_tokens=self.request.group.num_outputs)
-        self._end_spans()
+        # One that fails is dropped before it has an end.
+        self._end_spans(error="" if reasons else "the request failed")
         self._recovery.end()
         self._debug(
             "request ended",
@@ -145,7 +155,7 @@ class Phases:
         # Those that wait for their first token.
         self._prefilling: set[_Life] = set()
         # Of each replica the rows of the step before.
-        self._rows: dict[Engine, tuple[int, ...]] = {}
+        self._rows: WeakKeyDictionary[Engine, tuple[int, ...]] = WeakKeyDictionary()
 
     def begin(self, request: Request) -> None:
         """A request is let in: watch it, or not."""

@@ -136,11 +136,15 @@ async def test_a_request_that_ends_while_it_waits_has_waited(
     running = await client.add("running", [1], max_tokens=500)
     await client.wait_until(lambda: running.token_ids[0])
     await client.add("waiting", [2], **TRACED)
-    await until(lambda: "waiting" in server.scheduling.requests.live)
+    await client.add("cancelled", [3], **TRACED)
+    await until(lambda: "cancelled" in server.scheduling.requests.live)
     await client.abort("waiting")
-    await until(lambda: bool(recorder.seen.spans))
-    assert names(recorder.seen) == ["queue"]
-    assert recorder.seen.one("queue").attributes["finish_reasons"] == ("abort",)
+    assert await client.cancel("cancelled") == ["cancelled"]
+    await until(lambda: len(recorder.seen.spans) == 2)
+    assert names(recorder.seen) == ["queue", "queue"]
+    told = {span.attributes["request_id"]: span for span in recorder.seen.spans}
+    assert (told["waiting"].attributes["finish_reasons"], told["waiting"].error) == (("abort",), "")
+    assert told["cancelled"].error == "the request failed"
     assert await client.cancel("running") == ["running"]
     await until_idle(server)
 
