@@ -92,6 +92,20 @@ def test_reset_forgets_everything() -> None:
     pool.check({})
 
 
+def test_what_nobody_holds_is_forgotten() -> None:
+    pool = BlockPool(4)
+    held, free = pool.allocate(), pool.allocate()
+    for block in (held, free):
+        pool.publish(block, name(block))
+    pool.release(free)
+    assert pool.forget_evictable() == 1
+    assert pool.find(name(held)) == held
+    assert pool.find(name(free)) is None
+    assert (pool.num_free, pool.num_cached) == (3, 1)
+    pool.check({held: 1})
+    assert pool.forget_evictable() == 0
+
+
 @pytest.mark.parametrize(
     "harm",
     [
@@ -163,6 +177,13 @@ class PoolMachine(RuleBasedStateMachine):
             self.held.append(block)
             if block in self.released:
                 self.released.remove(block)
+
+    @rule()
+    def forget(self) -> None:
+        assert self.pool.forget_evictable() == len(self.released)
+        for block in self.released:
+            del self.names[block]
+        self.released = []
 
     @invariant()
     def agrees(self) -> None:

@@ -203,3 +203,26 @@ def test_a_refused_admission_remembers_no_hits() -> None:
     bench.run()
     bench.check_tokens()
     assert bench.prefilled["waits"] < 12
+
+
+def test_a_reset_forgets_what_has_ended() -> None:
+    bench = Bench()
+    finish(bench)
+    reset = bench.scheduler.reset_prefix_cache()
+    assert (reset.num_forgotten_device_blocks, reset.num_kept_device_blocks) == (3, 0)
+    finish(bench, "second")
+    assert bench.prefilled["second"] == 0
+    bench.check_tokens()
+
+
+def test_a_reset_leaves_what_runs_and_its_names() -> None:
+    bench = Bench()
+    bench.add(make_spec("first", PROMPT, 20))
+    bench.send()
+    bench.answer()
+    reset = bench.scheduler.reset_prefix_cache()
+    assert (reset.num_forgotten_device_blocks, reset.num_kept_device_blocks) == (0, 3)
+    bench.add(make_spec("second", (*PROMPT, 1), 3))
+    bench.run()
+    assert bench.prefilled["second"] == 12
+    bench.check_tokens()

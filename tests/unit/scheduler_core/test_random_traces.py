@@ -123,6 +123,18 @@ class Traces(RuleBasedStateMachine):
     def answer(self) -> None:
         self.bench.answer()
 
+    @rule()
+    def prefix_cache_is_reset(self) -> None:
+        """Steps are on their way; what nobody holds is forgotten, and nothing else."""
+        scheduler = self.bench.scheduler
+        before = scheduler.stats()
+        reset = scheduler.reset_prefix_cache()
+        now = scheduler.stats()
+        assert now.num_cached_device_blocks == reset.num_kept_device_blocks
+        assert before.num_cached_device_blocks == reset.num_kept_device_blocks + reset.num_forgotten_device_blocks
+        assert now.num_free_device_blocks == before.num_free_device_blocks
+        assert now.num_free_host_blocks == before.num_free_host_blocks
+
     @rule(suspects=st.sets(st.integers(0, 20)))
     def worker_dies(self, suspects: set[int]) -> None:
         """Whatever was on its way is lost, and nothing else. Suspects run one at a time, which changes no token."""
