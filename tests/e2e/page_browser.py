@@ -42,6 +42,10 @@ WATCH = """() => {
     if (length !== window.lengths.at(-1)) window.lengths.push(length);
   }).observe(answers, { subtree: true, childList: true, characterData: true });
 }"""
+HIDE = """(isHidden) => {
+  Object.defineProperty(document, "hidden", { get: () => isHidden, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
 # From within, since the whole answer may take no longer than to find that it has begun.
 STOP_SOON = """() => {
   const answers = document.getElementById("answers");
@@ -261,6 +265,22 @@ def key(browser: Browser, url: str, secret: str) -> dict[str, Any]:
         return told | watch.told()
 
 
+def looking(browser: Browser, url: str, _: str) -> dict[str, Any]:
+    """A page that is seen, then not, then seen again."""
+    with opened(browser, url) as (page, watch):
+        wait_until_ready(page)
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        counts: list[int] = []
+        for is_hidden in (False, True, False):
+            page.evaluate(HIDE, is_hidden)
+            page.wait_for_timeout(300)
+            asked.clear()
+            page.wait_for_timeout(3000)
+            counts.append(len(asked))
+        return {"counts": counts, "asked": sorted(set(asked)), **watch.told()}
+
+
 def access(browser: Browser, url: str, _: str) -> dict[str, Any]:
     """For everybody: what axe finds, in light and dark, and whether narrow screens have to be scrolled sideways."""
     told: dict[str, Any] = {"violations": {}, "overflow": {}}
@@ -284,13 +304,13 @@ def access(browser: Browser, url: str, _: str) -> dict[str, Any]:
 
 def screenshot(browser: Browser, url: str, target: str) -> dict[str, Any]:
     """Takes the picture of the guide: an answer, a token that is pointed at, and charts of the last minute."""
-    size = {"width": 1360, "height": 920}
+    size = {"width": 1360, "height": 850}
     with opened(browser, url, viewport=size, color_scheme="light") as (page, watch):
         wait_until_ready(page)
         for seed in range(4):
             generate(page, max_tokens="96", temperature="0.7", seed=str(seed))
             wait_until_done(page)
-            page.wait_for_timeout(12_000)
+            page.wait_for_timeout(20_000)
         generate(page, max_tokens="96", temperature="0.7", seed="5")
         wait_until_done(page)
         page.wait_for_timeout(1500)
@@ -301,7 +321,8 @@ def screenshot(browser: Browser, url: str, target: str) -> dict[str, Any]:
 
 
 SCENARIOS: dict[str, Callable[[Browser, str, str], dict[str, Any]]] = {
-    each.__name__: each for each in (completion, chat, stop, refusal, outlive, hostile, key, access, screenshot)
+    scenario.__name__: scenario
+    for scenario in (completion, chat, stop, refusal, outlive, hostile, key, looking, access, screenshot)
 }
 
 

@@ -21,7 +21,7 @@ from tests.kit.system import ROOT, System
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-FLAGS = ["--num-device-blocks", "120", "--num-host-blocks", "60", "--max-num-seqs", "8"]
+FLAGS = ["--num-device-blocks", "100", "--num-host-blocks", "40", "--max-num-seqs", "8"]
 PROMPTS = (
     "import os\n",
     "class Reader:\n",
@@ -33,7 +33,7 @@ PROMPTS = (
 
 
 @contextmanager
-def load(target: str, num_clients: int = 5) -> Iterator[None]:
+def load(target: str, num_clients: int = 11) -> Iterator[None]:
     """Has some clients ask for answers, now more of them and now fewer."""
     ended = threading.Event()
 
@@ -41,8 +41,9 @@ def load(target: str, num_clients: int = 5) -> Iterator[None]:
         chance = random.Random(number)
         with Client(target) as client:
             for prompt in itertools.cycle(PROMPTS):
-                client.generate(prompt * chance.randint(1, 6), max_tokens=chance.randint(40, 400), temperature=0.9)
-                if ended.wait(chance.uniform(0, 5)):
+                long = chance.randint(50, 700)
+                client.generate(prompt * chance.randint(1, 20), max_tokens=long, temperature=0.9, ignore_eos=True)
+                if ended.wait(chance.uniform(0, 6)):
                     return
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(num_clients)]

@@ -100,6 +100,15 @@ def test_a_chat_goes_on(browser: Browser, demo: System) -> None:
     assert told["bodies"][1]["messages"][1]["content"] == answered
 
 
+def test_status_is_asked_for_once_a_second_while_somebody_looks(browser: Browser, demo: System) -> None:
+    told = browser.look("looking", demo.http_url)
+    assert well(told), told
+    seen, hidden, again = told["counts"]
+    assert hidden == 0
+    assert 1 <= seen <= 4 and 1 <= again <= 4
+    assert told["asked"] == [f"{demo.http_url}/status"]
+
+
 def test_stop_ends_the_request(browser: Browser, demo: System) -> None:
     told = browser.look("stop", demo.http_url)
     assert (told["notice"], told["grew_on"]) == ("Stopped.", False)

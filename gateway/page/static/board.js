@@ -87,7 +87,11 @@ export class Board {
     this.#gateway = gateway;
     this.#seen = seen;
     byId("charts").append(...this.#charts.map((chart) => chart.element));
-    document.addEventListener("visibilitychange", () => this.start());
+    document.addEventListener("visibilitychange", () => {
+      // Lines end where nobody looked.
+      if (this.#history.last) this.#add({});
+      this.start();
+    });
   }
 
   /** Asks now, and then again and again while the page can be seen. */

@@ -71,7 +71,11 @@ export class Chart {
     const { samples, last, seconds } = this.#history;
     const isNow = this.#pointed === null;
     const sample = isNow ? last : nearest(samples, last.at - seconds * (1 - this.#pointed));
-    const texts = this.#series.map(({ name }) => this.#format(sample.values[name]));
+    const texts = this.#series.map(({ name, kind }) => {
+      // Dots are seldom: the last one stands for now.
+      const told = isNow && kind === "dots" ? samples.findLast(({ values }) => values[name] != null) : sample;
+      return this.#format(told?.values[name]);
+    });
     const { svg, readings, when, cursor } = this.#parts;
     texts.forEach((text, index) => (readings[index].textContent = text));
     when.textContent = isNow ? "now" : `${Math.round(last.at - sample.at)} s ago`;

@@ -1,4 +1,4 @@
-// Makes elements. Text only ever becomes text: nothing here, or anywhere on the page, reads markup.
+// Makes elements, and changes them no more often than they are drawn. Text only ever becomes text: nothing here, or anywhere on the page, reads markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -16,6 +16,19 @@ export function make(name, properties = {}, ...children) {
   }
   element.append(...children);
   return element;
+}
+
+/** Makes a function that has work done with the next frame, once however often it is called before. */
+export function framed(work) {
+  let isDue = false;
+  return () => {
+    if (isDue) return;
+    isDue = true;
+    requestAnimationFrame(() => {
+      isDue = false;
+      work();
+    });
+  };
 }
 
 /** Makes an SVG element with attributes. */

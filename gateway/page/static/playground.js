@@ -1,7 +1,7 @@
 // The playground: the form, one answer at a time, and a chat's messages so far.
 
 import { Choice } from "./answer.js";
-import { byId, make } from "./elements.js";
+import { byId, framed, make } from "./elements.js";
 import { Meter } from "./meter.js";
 import { showProblem } from "./problem.js";
 import { asCommand, makeRequest } from "./request.js";
@@ -86,9 +86,10 @@ export class Playground {
     const { path, body } = this.#request();
     const choices = Array.from({ length: Math.min(MAX_CHOICES, Math.max(1, body.n || 1)) }, () => new Choice());
     const views = this.#place(body, choices);
-    const run = new Run(this.#gateway, choices, this.meter, (changed) => {
+    const tell = framed(() => this.#run === run && this.#tell(run));
+    const run = new Run(this.#gateway, choices, this.meter, () => {
       for (const view of views) view.grow();
-      if (this.#run === changed) this.#tell(changed);
+      tell();
     });
     this.#run = run;
     showProblem(null);

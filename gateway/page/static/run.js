@@ -26,7 +26,7 @@ export class Run {
   #usage = null;
   #numResumes = 0;
 
-  /** `choices` are filled; `meter` is told the latencies; `onChange` is called with what has changed of it. */
+  /** `choices` are filled; `meter` is told the latencies; `onChange` is called whenever there is more. */
   constructor(gateway, choices, meter, onChange) {
     this.#gateway = gateway;
     this.choices = choices;
@@ -59,7 +59,7 @@ export class Run {
     if (resumed) this.#numResumes++;
     this.#usage = chunk?.usage ?? this.#usage;
     for (const told of chunk?.choices ?? []) this.#grow(told);
-    this.#onChange(this);
+    this.#onChange();
   }
 
   #grow(told) {

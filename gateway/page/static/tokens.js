@@ -1,7 +1,7 @@
 // Shows a choice token by token, and on hover or by the arrow keys what else could have stood in a token's place.
 
 import { ranked, visible } from "./answer.js";
-import { byId, make } from "./elements.js";
+import { byId, framed, make } from "./elements.js";
 import { percent } from "./format.js";
 
 const GAP = 6;
@@ -14,7 +14,6 @@ export class TokenView {
   #spans = [];
   #numSettled = 0;
   #current = -1;
-  #isDue = false;
 
   constructor(choice, card) {
     this.#choice = choice;
@@ -26,15 +25,8 @@ export class TokenView {
     this.element.addEventListener("keydown", (event) => this.#press(event));
   }
 
-  /** Takes note that there is more; shows it with the next frame. */
-  grow() {
-    if (this.#isDue) return;
-    this.#isDue = true;
-    requestAnimationFrame(() => {
-      this.#isDue = false;
-      this.#show();
-    });
-  }
+  /** Takes note that there is more, which it shows with the next frame. */
+  grow = framed(() => this.#show());
 
   /** Takes note that no more will come. */
   end() {
