@@ -28,7 +28,8 @@ board.onReady = async () => {
 byId("key-form").addEventListener("submit", (event) => event.preventDefault());
 byId("key").value = gateway.key;
 byId("key").addEventListener("change", ({ target }) => {
-  gateway.key = target.value.trim();
+  // What is copied may bring along what cannot be seen, and what no header can hold.
+  gateway.key = target.value.replace(/[^\x21-\x7e]/g, "");
   if (gateway.key) sessionStorage.setItem(KEY, gateway.key);
   else sessionStorage.removeItem(KEY);
   playground.showCommand();
