@@ -3,7 +3,7 @@
 import { Chart } from "./chart.js";
 import { ApiError } from "./client.js";
 import { byId, make } from "./elements.js";
-import { compact, count, duration, percent, UNKNOWN } from "./format.js";
+import { compact, count, counted, duration, percent, UNKNOWN } from "./format.js";
 import { Readings, seconds } from "./readings.js";
 import { History } from "./series.js";
 
@@ -181,12 +181,12 @@ function totals(scheduler) {
     `${compact(Number(scheduler.num_completion_tokens))} tokens generated`,
     `${compact(prompt)} prompt tokens`,
     prompt ? `${percent(Number(scheduler.num_cached_tokens) / prompt)} of them cached` : null,
-    `${count(Number(scheduler.num_preemptions))} preemptions`,
-    `${count(Number(scheduler.num_recoveries))} recoveries`,
+    counted(Number(scheduler.num_preemptions), "preemption"),
+    counted(Number(scheduler.num_recoveries), "recovery", "recoveries"),
   ];
   return `Since the scheduler's start: ${told.filter(Boolean).join(", ")}.`;
 }
 
 function recovery({ replica_id: id, age, cause, num_requests: num }) {
-  return make("li", {}, `${duration(seconds(age))} ago, replica ${id}: ${cause} (${count(num)} requests went on)`);
+  return make("li", {}, `${duration(seconds(age))} ago, replica ${id}: ${cause} (${counted(num, "request")} went on)`);
 }

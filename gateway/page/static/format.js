@@ -11,6 +11,11 @@ export function count(value) {
   return value == null ? UNKNOWN : whole.format(value);
 }
 
+/** A count with what is counted. */
+export function counted(value, one, several = `${one}s`) {
+  return `${count(value)} ${value === 1 ? one : several}`;
+}
+
 /** A count that may be large, or a rate. */
 export function compact(value) {
   return value == null ? UNKNOWN : short.format(value);

@@ -2,7 +2,7 @@
 // Knows nothing of elements.
 
 import { newRequestId, streamAnswer } from "./client.js";
-import { count, duration, UNKNOWN } from "./format.js";
+import { count, counted, duration, UNKNOWN } from "./format.js";
 import { Timing } from "./meter.js";
 
 const ENDS = { stop: "the model ended it", length: "max tokens reached", error: "it failed" };
@@ -85,10 +85,10 @@ export class Run {
     const rate = this.#timing.rate(this.#endedAt ?? now());
     return [
       `first token ${duration(this.#timing.firstToken)}`,
-      `${count(this.#usage?.completion_tokens ?? this.#timing.numTokens)} tokens`,
+      counted(this.#usage?.completion_tokens ?? this.#timing.numTokens, "token"),
       `${rate === null ? UNKNOWN : rate.toFixed(1)} tokens/s`,
       this.#prompt(),
-      this.#numResumes ? `${this.#numResumes} ${this.#numResumes === 1 ? "reconnect" : "reconnects"}` : "",
+      this.#numResumes ? counted(this.#numResumes, "reconnect") : "",
       this.isRunning ? "" : [...new Set(this.choices.map(ending))].filter(Boolean).join(", "),
     ].filter(Boolean);
   }
@@ -96,7 +96,7 @@ export class Run {
   #prompt() {
     if (!this.#usage) return "";
     const cached = this.#usage.prompt_tokens_details?.cached_tokens;
-    return `${count(this.#usage.prompt_tokens)} prompt tokens${cached ? `, ${count(cached)} of them cached` : ""}`;
+    return counted(this.#usage.prompt_tokens, "prompt token") + (cached ? `, ${count(cached)} of them cached` : "");
   }
 }
 

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { compact, count, duration, percent } from "../../../../gateway/page/static/format.js";
+import { compact, count, counted, duration, percent } from "../../../../gateway/page/static/format.js";
 import { Meter, Timing } from "../../../../gateway/page/static/meter.js";
 import { ceiling, History, ratio } from "../../../../gateway/page/static/series.js";
 
@@ -47,6 +47,8 @@ test("the upper edge is a round number", () => {
 
 test("numbers read well", () => {
   assert.deepEqual([null, undefined, 0, 1234567].map(count), ["–", "–", "0", "1,234,567"]);
+  assert.deepEqual([counted(1, "token"), counted(0, "token")], ["1 token", "0 tokens"]);
+  assert.equal(counted(2, "recovery", "recoveries"), "2 recoveries");
   assert.deepEqual([null, 0, 12.34, 1234567].map(compact), ["–", "0", "12.3", "1.23M"]);
   const durations = [null, 0.00123, 0.0456, 0.9999, 1.234, 12.34, 61, 3599];
   assert.deepEqual(durations.map(duration), [
