@@ -44,6 +44,8 @@ OTHERS = (
     Peer("stranger", {NAME_LABEL: "blockyard-gateway"}, {NAMESPACE_LABEL: "elsewhere"}),
     Peer("prometheus", {NAME_LABEL: "prometheus"}, {NAMESPACE_LABEL: "monitoring"}),
     Peer("beside prometheus", {NAME_LABEL: "grafana"}, {NAMESPACE_LABEL: "monitoring"}),
+    Peer("collector", {NAME_LABEL: "opentelemetry-collector"}, {NAMESPACE_LABEL: "observability"}),
+    Peer("beside collector", {NAME_LABEL: "tempo"}, {NAMESPACE_LABEL: "observability"}),
     Peer("dns", {"k8s-app": "kube-dns"}, {NAMESPACE_LABEL: "kube-system"}),
     Peer("beside dns", {"k8s-app": "metrics-server"}, {NAMESPACE_LABEL: "kube-system"}),
     Peer("dns cache", address="169.254.20.10"),
@@ -104,12 +106,12 @@ def _is_open(policies: Iterable[Resource], pod: Peer, direction: str, peer: Peer
 def arrows(manifests: Manifests) -> set[Arrow]:
     """Every (from, to, port/protocol) that is let through and has one of our pods at one of its ends.
 
-    Tried with all ports that anybody here listens on, DNS, HTTPS, SSH, and a port that nothing listens on.
+    Tried with all ports that anybody here listens on, OTLP's, DNS, HTTPS, SSH, and a port that nothing listens on.
     """
     policies = list(manifests.of_kind("NetworkPolicy").values())
     ours = [Peer(service, manifests.labels(service)) for service in manifests.workloads]
     numbers = {port for service in manifests.workloads for port in manifests.ports(service).values()}
-    ports = [*(f"{number}/TCP" for number in {*numbers, 22, 53, 443, 9999}), "53/UDP", "443/UDP"]
+    ports = [*(f"{number}/TCP" for number in {*numbers, 22, 53, 443, 4317, 9999}), "53/UDP", "443/UDP"]
     everybody = [*ours, *OTHERS]
     return {
         (source.name, target.name, port)
@@ -141,6 +143,10 @@ ADDED = {
         ("prometheus", "gateway", "8000/TCP"),
         ("prometheus", "scheduler", "50062/TCP"),
         ("prometheus", "worker", "50072/TCP"),
+    },
+    "tracing": {
+        *between(["gateway", "scheduler", "worker"], ["collector"], "4317/TCP"),
+        *between(["worker"], ["dns", "dns cache"], "53/UDP", "53/TCP"),
     },
     "model-from-hub": {
         *between(["gateway", "worker"], ["internet"], "443/TCP"),

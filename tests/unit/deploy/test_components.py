@@ -118,6 +118,19 @@ def test_ports_of_metrics_are_those_of_the_settings(overlay: str, tmp_path: Path
         assert settings[f"BLOCKYARD_{service.upper()}_METRICS_PORT"] == str(rendered.ports(service)["http-metrics"])
 
 
+def test_all_services_trace_to_one_collector(overlay: str, tmp_path: Path) -> None:
+    rendered = manifests.render_with(overlay, ("tracing",), tmp_path)
+    services = ("gateway", "scheduler", "worker")
+    told = {rendered.configured(rendered.container(name))["BLOCKYARD_TRACE_ENDPOINT"] for name in services}
+    (endpoint,) = told
+    policy = rendered.of_kind("NetworkPolicy")["blockyard-traces"]
+    rule = policy["spec"]["egress"][0]
+    (peer,) = rule["to"]
+    name = peer["podSelector"]["matchLabels"][NAME_LABEL]
+    namespace = peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+    assert endpoint == f"http://{name}.{namespace}:{rule['ports'][0]['port']}"
+
+
 def test_workers_are_scaled_from_one_up(overlay: str, tmp_path: Path) -> None:
     rendered = manifests.render_with(overlay, ("queue-scaling",), tmp_path)
     (scaler,) = rendered.of_kind("ScaledObject").values()
