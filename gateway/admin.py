@@ -11,6 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from blockyard import __version__
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
+from blockyard.authentication import CALLER
 from blockyard.common.v1 import status_pb2
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.log_level import check_level, set_log_level
@@ -83,16 +84,16 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.DrainGatewayRequest, context: Any
     ) -> admin_pb2.DrainGatewayResponse:
         """Is ready no more."""
+        _note("DrainGateway")
         self._generation.drain()
-        log.info("drained by an operator", num_requests=self._generation.num_requests)
         return admin_pb2.DrainGatewayResponse(gateway=self._status())
 
     async def UndrainGateway(  # type: ignore[override]
         self, request: admin_pb2.UndrainGatewayRequest, context: Any
     ) -> admin_pb2.UndrainGatewayResponse:
         """Is ready again."""
+        _note("UndrainGateway")
         self._generation.undrain()
-        log.info("drained no more")
         return admin_pb2.UndrainGatewayResponse(gateway=self._status())
 
     async def SetLogLevel(  # type: ignore[override]
@@ -100,13 +101,14 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.SetLogLevelResponse:
         """Changes what this process logs, or others do."""
         check_level(request.level)
+        _note("SetLogLevel", process=request.process or "all")
         response = admin_pb2.SetLogLevelResponse()
         if request.process in ("", GATEWAY):
             response.processes.add(process=GATEWAY, previous_level=set_log_level(request.level))
         if request.process == GATEWAY:
             return response
         try:
-            others: admin_pb2.SetLogLevelResponse = await self._pass_on("SetLogLevel", request)
+            others: admin_pb2.SetLogLevelResponse = await self._ask_scheduler("SetLogLevel", request)
             response.processes.extend(others.processes)
         except BlockyardError as error:
             if request.process:
@@ -120,6 +122,10 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return admin_pb2_grpc.AdminServiceStub(self._link.channel())
 
     async def _pass_on(self, method: str, request: Any) -> Any:
+        _note(method)
+        return await self._ask_scheduler(method, request)
+
+    async def _ask_scheduler(self, method: str, request: Any) -> Any:
         try:
             return await getattr(self._stub(), method)(request, timeout=CALL_TIMEOUT_SECONDS)
         except grpc.RpcError as error:
@@ -153,6 +159,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.StopProfileRequest, context: Any
     ) -> AsyncIterator[admin_pb2.StopProfileResponse]:
         """Passes a profile on as it comes."""
+        _note("StopProfile")
         try:
             async for piece in self._stub().StopProfile(request, timeout=CALL_TIMEOUT_SECONDS):
                 yield piece
@@ -164,6 +171,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.DumpStateResponse:
         """Tells what the scheduler has."""
         return await self._pass_on("DumpState", request)
+
+
+def _note(method: str, **fields: str) -> None:
+    """Leaves in the log who did what to the system."""
+    log.info("an operator called", method=method, caller=CALLER.get().name or "unknown", **fields)
 
 
 def _duration(seconds: float) -> Duration:

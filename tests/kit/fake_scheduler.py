@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+from blockyard.admin.v1 import admin_pb2_grpc
 from blockyard.common.v1 import sampling_pb2, status_pb2
 from blockyard.errors import BlockyardError, Reason
 from blockyard.rpc import INTERNAL_MESSAGE_BYTES, bind, make_server
@@ -41,6 +42,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         added, aborted, asked, cancelled: what came, in order.
         refusals: errors that the requests of these names get.
         accepts: off, what comes is left without an answer.
+        admin: answers operators from the next start on.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.live: dict[str, FakeRequest] = {}
         self.retained: dict[str, FakeRequest] = {}
         self.num_attaches = 0
+        self.admin: admin_pb2_grpc.AdminServiceServicer | None = None
         self.refusals: dict[str, BlockyardError] = {}
         self._step_seconds = step_seconds
         self._readiness = scheduler_pb2.Readiness(ready=ready, message="" if ready else "the worker loads")
@@ -97,6 +100,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Listens: at a free port, and after a stop at the same one."""
         self._server = make_server(INTERNAL_MESSAGE_BYTES, ["blockyard.scheduler.v1.SchedulerService"])
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(self, self._server)
+        if self.admin is not None:
+            admin_pb2_grpc.add_AdminServiceServicer_to_server(self.admin, self._server)
         port = bind(self._server, self.address)
         if not self.address.startswith("unix:"):
             self.address = f"127.0.0.1:{port}"
