@@ -63,14 +63,16 @@ def chat(
 ) -> None:
     """Talk to a model."""
     with connection().client(target) as client:
-        options = ChatOptions(model=model or client.list_models()[0].name)
+        # A gateway whose scheduler is away lists none, and says so when it is asked.
+        name = model or next((each.name for each in client.list_models()), "")
+        options = ChatOptions(model=name)
         if max_tokens is not None:
             options["max_tokens"] = max_tokens
         if temperature is not None:
             options["temperature"] = temperature
         if seed is not None:
             options["seed"] = seed
-        Console(stderr=True).print(f"[bold]{options['model']}[/]: {HINT}", highlight=False)
+        Console(stderr=True).print(f"[bold]{name or 'no model yet'}[/]: {HINT}", highlight=False)
         _talk(Conversation(client, options, system))
 
 

@@ -240,13 +240,13 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer):
         return inference_pb2.DetokenizeResponse(text=" ".join("x" * number for number in request.token_ids))
 
     async def ListModels(self, request: Any, context: Any) -> inference_pb2.ListModelsResponse:
-        """One."""
+        """One, or none while it is not ready."""
         if self.failures:
             raise self.failures.popleft()
         model = inference_pb2.Model(
             name=MODEL, max_model_len=64, vocab_size=10, determinism_id="d", batch_invariant=True
         )
-        return inference_pb2.ListModelsResponse(models=[model])
+        return inference_pb2.ListModelsResponse(models=[model] if self.ready else [])
 
     async def _serve_http(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()

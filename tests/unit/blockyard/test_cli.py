@@ -192,6 +192,17 @@ def test_chat_in_a_pipe_fails_with_its_server(
     assert len(gateway.specs) == 1
 
 
+def test_chat_with_a_gateway_that_has_no_model_yet_says_what_is_missing(
+    gateway: FakeGateway, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk(monkeypatch, "one")
+    gateway.ready = False
+    gateway.cuts.append(Cut(0, BlockyardError(Reason.FEATURE_DISABLED, "not yet")))
+    assert run("chat", "--target", gateway.target) == 1
+    assert "not yet" in capsys.readouterr().err
+    assert gateway.specs[0].model == ""
+
+
 def test_an_answer_goes_on_after_a_break(
     gateway: FakeGateway, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
