@@ -49,4 +49,4 @@ def test_imported_packages_are_declared() -> None:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert not any(name.startswith("kernels") for name in project["dependencies"])
-    assert set(project["optional-dependencies"]) == {"gateway", "scheduler", "worker", "bench", "dev"}
+    assert set(project["optional-dependencies"]) == {"gateway", "scheduler", "worker", "tracing", "bench", "dev"}
