@@ -225,6 +225,9 @@ def profile(
     json: AsJson = False,
 ) -> None:
     """Record what a worker's steps do, in a file that Perfetto (ui.perfetto.dev) opens."""
+    path = output or Path(f"blockyard-profile-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json.gz")
+    if not path.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {path.parent}", param_hint="--output")
     with admin_api(address) as api:
         if not fetch:
             options = administration_pb2.ProfileOptions(detail=_DETAILS[detail], max_steps=max_steps)
@@ -234,7 +237,6 @@ def profile(
                 time.sleep(seconds)
         pieces = iter(api.ask(api.stub.StopProfile, admin_pb2.StopProfileRequest(replica=replica), PROFILE_SECONDS))
         summary = next(pieces).summary
-        path = output or Path(f"blockyard-profile-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json.gz")
         _write_profile(path, (piece.data for piece in pieces))
     if json:
         typer.echo(as_json(summary))
