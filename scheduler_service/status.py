@@ -86,6 +86,7 @@ def _encode_stats(replica: status_pb2.ReplicaStatus, stats: SchedulerStats) -> N
     replica.device_blocks.num_cached_blocks = stats.num_cached_device_blocks
     replica.host_blocks.num_blocks = stats.num_host_blocks
     replica.host_blocks.num_free_blocks = stats.num_free_host_blocks
+    replica.host_blocks.num_cached_blocks = stats.num_cached_host_blocks
     replica.num_waiting_sequences = stats.num_waiting
     replica.num_running_sequences = stats.num_running
     replica.num_swapped_sequences = stats.num_swapped
