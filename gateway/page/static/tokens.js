@@ -62,7 +62,7 @@ export class TokenView {
 
   #enter(index) {
     this.#spans[this.#current]?.classList.remove("current");
-    const { tokens } = index < 0 ? { tokens: [] } : this.#choice.piece(index);
+    const { tokens } = index in this.#spans ? this.#choice.piece(index) : { tokens: [] };
     this.#current = tokens.length ? index : -1;
     this.#spans[this.#current]?.classList.add("current");
     if (this.#current < 0) this.#card.hide();
