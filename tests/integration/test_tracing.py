@@ -17,6 +17,7 @@ from tests.kit.spans import CALLER
 from tests.kit.tiny_models import tiny_model
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     import pytest
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 FLAGS = ["--dtype", "float32", "--num-device-blocks", "200"]
 LOG = ["--log-format", "json", "--log-level", "debug"]
 PROMPT = [5, 6, 7, 8, 9]
-NUM_TOKENS = 400
+# Long enough that nothing is killed too late.
+NUM_TOKENS = 800
 GATEWAY, SCHEDULER, WORKER = "blockyard-gateway", "blockyard-scheduler", "blockyard-worker"
 TRACER = TracerProvider(shutdown_on_exit=False).get_tracer("user")
 WHOLE = {
@@ -59,14 +61,14 @@ async def read_past(stream: AsyncStream, num_tokens: int) -> None:
             return
 
 
-async def spans_of(collector: Collector, trace_id: str, expected: set[tuple[str, str]], *, twice: str = "") -> Seen:
-    """Waits until a trace has these spans, one of them twice, and gives all that it has."""
+async def spans_of(collector: Collector, trace_id: str, is_there: Callable[[Seen], bool]) -> Seen:
+    """Waits until a trace has what it is to have, and gives all that it has."""
+    seen = await asyncio.to_thread(collector.wait_until, lambda seen: is_there(seen.of_trace(trace_id)))
+    return seen.of_trace(trace_id)
 
-    def is_there(seen: Seen) -> bool:
-        trace = seen.of_trace(trace_id)
-        return names(trace) >= expected and (not twice or len(trace.named(twice)) >= 2)
 
-    return (await asyncio.to_thread(collector.wait_until, is_there)).of_trace(trace_id)
+def is_whole(seen: Seen) -> bool:
+    return names(seen) >= WHOLE
 
 
 def events_of(cluster: Cluster, name: str, request_id: str) -> list[dict[str, Any]]:
@@ -108,7 +110,7 @@ async def test_one_trace_over_all_services_and_the_death_of_each(
 async def check_undisturbed(client: AsyncClient, collector: Collector) -> None:
     stream, trace_id = ask(client, "undisturbed")
     await finish(stream)
-    seen = await spans_of(collector, trace_id, WHOLE)
+    seen = await spans_of(collector, trace_id, is_whole)
     request = seen.one("request")
     assert request.parent_id
     assert {span.parent_id for span in seen.spans if span is not request} == {request.span_id}
@@ -126,13 +128,22 @@ async def check_worker_death(client: AsyncClient, collector: Collector, cluster:
     [busy] = [number for number, replica in enumerate(status.scheduler.replicas) if replica.num_running_sequences]
     cluster.kill(f"worker-{busy}")
     await finish(stream)
-    seen = await spans_of(collector, trace_id, {*WHOLE, (SCHEDULER, "recovery")}, twice="decode")
+    # What the worker had not sent is lost with it.
+    seen = await spans_of(collector, trace_id, lambda seen: is_whole(seen) and goes_on_after(seen, SCHEDULER))
     recovery = seen.one("recovery")
     assert recovery.attributes["cause"] == "the worker was lost"
     assert [span.error for span in seen.named("decode")] == ["the worker was lost", ""]
     assert "recovered" in seen.one("request").events
-    assert len(seen.named("prefill step")) >= 2
     check_worker_death_log(cluster, trace_id)
+
+
+def goes_on_after(seen: Seen, service: str) -> bool:
+    """Whether the request has been computed to its end after a recovery that a service tells of."""
+    begins = [span.start_seconds for span in seen.named("recovery", service)]
+    return bool(begins) and all(
+        any(span.start_seconds >= max(begins) for span in seen.named(name))
+        for name in ("prefill", "decode", "prefill step", "decode steps")
+    )
 
 
 def check_worker_death_log(cluster: Cluster, trace_id: str) -> None:
@@ -162,7 +173,7 @@ async def check_scheduler_death(client: AsyncClient, collector: Collector, clust
     await read_past(stream, 20)
     cluster.kill("scheduler")
     await finish(stream)
-    seen = await spans_of(collector, trace_id, {*WHOLE, (GATEWAY, "recovery")}, twice="queue")
+    seen = await spans_of(collector, trace_id, lambda seen: is_whole(seen) and goes_on_after(seen, GATEWAY))
     recovery, request = seen.one("recovery"), seen.one("request")
     assert (recovery.service, recovery.attributes["cause"]) == (GATEWAY, "the scheduler was lost")
     assert request.events == ("accepted", "first token", "recovered", "accepted")
@@ -178,8 +189,8 @@ async def check_gateway_death(client: AsyncClient, collector: Collector, cluster
     cluster.kill(gateway)
     await finish(stream)
     assert stream.num_resumes
-    taken_over = {(GATEWAY, "request"), (SCHEDULER, "decode"), (WORKER, "decode steps")}
-    request = (await spans_of(collector, trace_id, taken_over)).one("request")
+    whole = WHOLE - {(GATEWAY, "tokenize")}
+    request = (await spans_of(collector, trace_id, lambda seen: names(seen) >= whole)).one("request")
     assert request.attributes["taken_over"] is True
     assert "resumed" in request.events
 
@@ -189,6 +200,6 @@ async def check_http(collector: Collector, cluster: Cluster) -> None:
     headers = CALLER._asdict()
     events = [event async for event in post_events(f"{cluster.http_urls[0]}/v1/completions", body, headers)]
     assert events
-    request = (await spans_of(collector, CALLER.trace_id, WHOLE)).one("request")
+    request = (await spans_of(collector, CALLER.trace_id, is_whole)).one("request")
     assert request.parent_id in CALLER.traceparent
     assert request.attributes["method"] == "POST /v1/completions"
