@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from blockyard.telemetry import EventLogger
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Mapping
 
     from blockyard.configuration import TracingSettings
 
@@ -101,7 +101,6 @@ class Tracer(Protocol):
         attributes: Mapping[str, Attribute],
         *,
         is_server: bool,
-        links: Sequence[TraceContext],
         seconds_ago: float,
     ) -> Span:
         """Begins a span; NO_SPAN where sampling decides against it."""
@@ -136,16 +135,14 @@ def begin_span(name: str, parent: TraceContext | None, *, seconds_ago: float = 0
     """Begins a span under another one. NO_SPAN where nothing is traced here, or the parent is None."""
     if _tracer is None or parent is None:
         return NO_SPAN
-    return _tracer.begin(name, parent, attributes, is_server=False, links=(), seconds_ago=seconds_ago)
+    return _tracer.begin(name, parent, attributes, is_server=False, seconds_ago=seconds_ago)
 
 
-def begin_server_span(
-    name: str, parent: TraceContext | None, *, links: Sequence[TraceContext] = (), **attributes: Attribute
-) -> Span:
+def begin_server_span(name: str, parent: TraceContext | None, **attributes: Attribute) -> Span:
     """Begins the span of a call from outside: under its caller's, else as a trace of its own if it is sampled."""
     if _tracer is None:
         return NO_SPAN
-    return _tracer.begin(name, parent, attributes, is_server=True, links=links, seconds_ago=0.0)
+    return _tracer.begin(name, parent, attributes, is_server=True, seconds_ago=0.0)
 
 
 class TracingUnavailable(Exception):
