@@ -20,7 +20,6 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import (
-    Link,
     NonRecordingSpan,
     SpanContext,
     SpanKind,
@@ -111,7 +110,6 @@ class OtlpTracer:
         attributes: Mapping[str, Attribute],
         *,
         is_server: bool,
-        links: Sequence[TraceContext],
         seconds_ago: float,
     ) -> Span:
         """Begins a span; see Tracer."""
@@ -122,8 +120,7 @@ class OtlpTracer:
             above,
             SpanKind.SERVER if is_server else SpanKind.INTERNAL,
             _named(attributes),
-            [Link(_read(link)) for link in links],
-            _nanoseconds(seconds_ago),
+            start_time=_nanoseconds(seconds_ago),
         )
         return _RecordedSpan(span) if span.is_recording() else NO_SPAN
 

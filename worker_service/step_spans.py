@@ -73,6 +73,7 @@ class StepSpans:
         for sequence_id in step.finished_sequence_ids:
             contexts.pop(sequence_id, None)
         for new in step.new_sequences:
+            contexts.pop(new.sequence_id, None)
             if new.trace_context is not None:
                 contexts[new.sequence_id] = new.trace_context
 

@@ -66,7 +66,7 @@ def test_a_context_travels_in_a_message() -> None:
 
 def test_off_there_is_one_span_for_all_and_it_records_nothing() -> None:
     assert not tracing.is_tracing()
-    for span in (begin_span("work", CALLER, seconds_ago=1.0, n=1), begin_server_span("call", CALLER, links=[CALLER])):
+    for span in (begin_span("work", CALLER, seconds_ago=1.0, n=1), begin_server_span("call", CALLER, n=1)):
         assert span is NO_SPAN
         span.set(n=1)
         span.add_event("moment", n=1)
