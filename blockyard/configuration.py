@@ -121,6 +121,7 @@ class PublicSettings:
     grpc_port: Port = option(50051, "the public gRPC API; 0: a free port")
     http_port: Port = option(8000, "the OpenAI API; 0: a free port")
     admin_port: Port = option(50052, "the admin API; 0: a free port")
+    enable_page: bool = option(True, "show the page at / of the HTTP port, and tell how the system is at /status")
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,8 @@ class Gateway:
         administration = AdminServicer(self.generation, self._link, gateway_id=gateway_id)
         self._servers = self._make_servers(administration)
         app = make_app(self.generation)
-        add_page(app, StatusBoard(administration.status))
+        if configuration.public.enable_page:
+            add_page(app, StatusBoard(administration.status))
         add_metrics(app, self.metrics)
         self._http = HttpFront(app, self._access, self.metrics)
         self._health: HealthServer | None = None

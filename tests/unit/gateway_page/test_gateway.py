@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def running(security: SecuritySettings) -> AsyncIterator[httpx.AsyncClient]:
+async def running(security: SecuritySettings | None = None, **public: bool) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a gateway."""
     async with FakeScheduler(model_digest=demo_tokenizer().model_digest) as scheduler:
         gateway = Gateway(
             GatewayConfiguration(
                 model=ModelSettings(model=str(DEMO_MODEL)),
-                public=PublicSettings(grpc_port=0, http_port=0, admin_port=0),
-                security=security,
+                public=PublicSettings(grpc_port=0, http_port=0, admin_port=0, **public),
+                security=security or SecuritySettings(),
                 service=ServiceSettings(scheduler_address=scheduler.address),
             )
         )
@@ -41,7 +41,7 @@ async def running(security: SecuritySettings) -> AsyncIterator[httpx.AsyncClient
 
 
 async def test_serves_the_page_and_its_status() -> None:
-    async with running(SecuritySettings()) as http:
+    async with running() as http:
         assert (await http.get("/")).content == load_assets()["index.html"].content
         status = (await http.get(STATUS_PATH)).json()
     assert status["gateway"]["version"]
@@ -57,3 +57,10 @@ async def test_files_are_for_all_and_the_status_for_those_with_a_key(tmp_path: P
         assert (await http.get(STATUS_PATH)).status_code == 401
         told = await http.get(STATUS_PATH, headers={"Authorization": f"Bearer {secret}"})
         assert told.json()["gateway"]["version"]
+
+
+async def test_can_be_turned_off() -> None:
+    async with running(enable_page=False) as http:
+        for path in ("/", "/page/main.js", STATUS_PATH):
+            assert (await http.get(path)).status_code == 404
+        assert (await http.get("/version")).status_code == 200
