@@ -9,13 +9,13 @@ import time
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
+from blockyard.errors import Reason
 from blockyard.metrics import READY, Registry, counter, gauge, geometric, histogram
 from gateway.request import FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from blockyard.errors import Reason
     from gateway.generation import GenerationService
     from gateway.live_requests import LiveRequests
     from gateway.request import Position
@@ -145,7 +145,8 @@ class GatewayMetrics:
     def __init__(self) -> None:
         self.registry = registry = Registry("gateway", CATALOGUE)
         self.requests = registry.counter(REQUESTS)
-        self.finished = registry.counter(FINISHED_REQUESTS, (WHOLE,))
+        # Reasons are told before they have happened: an alert sees a first time only as the increase of what was there.
+        self.finished = registry.counter(FINISHED_REQUESTS, (WHOLE,), *((str(reason),) for reason in Reason))
         self.sequences = registry.counter(FINISHED_SEQUENCES, *((reason.value,) for reason in FinishReason))
         self.output_tokens = registry.counter(OUTPUT_TOKENS)
         self.prompt_tokens = registry.histogram(PROMPT_TOKENS)
@@ -154,7 +155,7 @@ class GatewayMetrics:
         self.inter_token_latency = registry.histogram(INTER_TOKEN_LATENCY)
         self.time_per_output_token = registry.histogram(TIME_PER_OUTPUT_TOKEN)
         self.request_latency = registry.histogram(REQUEST_LATENCY)
-        self.errors = registry.counter(ERRORS)
+        self.errors = registry.counter(ERRORS, *((api, str(reason)) for api in ("grpc", "http") for reason in Reason))
         self.http_requests = registry.counter(HTTP_REQUESTS)
         self.scheduler_losses = registry.counter(SCHEDULER_LOSSES)
 

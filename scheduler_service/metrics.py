@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from scheduler_service.gateway_codec import Recovery
     from scheduler_service.scheduling import Scheduling
 
-_OVERLOAD = (Reason.QUEUE_FULL, Reason.TOKEN_BACKLOG, Reason.TENANT_QUOTA)
+# Told before they have happened: an alert sees a first time only as the increase of what was there.
+_REFUSALS = (
+    *(Reason.QUEUE_FULL, Reason.TOKEN_BACKLOG, Reason.TENANT_QUOTA, Reason.NEVER_FITS, Reason.NO_READY_WORKER),
+    *(Reason.FIELD_INVALID, Reason.REQUEST_ID_CONFLICT, Reason.REQUEST_EXPIRED),
+)
+_FAILURES = (
+    *(Reason.POISON_REQUEST, Reason.BUG, Reason.NO_READY_WORKER, Reason.NEVER_FITS, Reason.CLIENT_CANCELLED),
+    *(Reason.QUEUE_DEADLINE, Reason.GENERATION_DEADLINE),
+)
 
 Labelled = dict[tuple[str, ...], float]
 
@@ -34,8 +42,8 @@ class SchedulerMetrics:
         self.registry = registry = Registry("scheduler", catalogue.CATALOGUE)
         self.steps = StepMetrics(registry)
         self._queue = registry.histogram(catalogue.QUEUE_SECONDS)
-        self._refused = registry.counter(catalogue.REFUSED, *((str(reason),) for reason in _OVERLOAD))
-        self._failed = registry.counter(catalogue.FAILED)
+        self._refused = registry.counter(catalogue.REFUSED, *((str(reason),) for reason in _REFUSALS))
+        self._failed = registry.counter(catalogue.FAILED, *((str(reason),) for reason in _FAILURES))
         self._losses = registry.counter(
             catalogue.LOSSES, (catalogue.DIED,), (catalogue.DRAINED,), (catalogue.STEP_REFUSED,)
         )

@@ -1,0 +1,206 @@
+"""The metrics of the three real services after a run with a preemption, a cancel, refusals, and a killed worker.
+
+What is counted is held against what the clients saw: each token once, also those that had to be computed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from blockyard import AsyncClient
+from blockyard.errors import BlockyardError, Reason
+from blockyard.metrics import COMMON, PROCESS
+from blockyard.results import Accepted, Delta, Finished, Recovered
+from gateway.metrics import CATALOGUE as GATEWAY
+from scheduler_service.catalogue import CATALOGUE as SCHEDULER
+from tests.kit.scrape import Scrape
+from tests.kit.system import System
+from tests.kit.tiny_models import tiny_model
+from worker_service.metrics import CATALOGUE as WORKER
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable
+    from pathlib import Path
+
+    from blockyard.metrics import Metric
+
+# Few blocks, so that long answers take them from each other; few places to wait in, so that some are sent away.
+SCHEDULER_FLAGS = [
+    *("--dtype", "float32", "--block-size", "16", "--num-device-blocks", "40", "--num-host-blocks", "8"),
+    *("--max-num-seqs", "6", "--max-waiting-requests", "8", "--scheduler-metrics-port", "0"),
+]
+NUM_TOKENS = 300
+PROMPTS = [[5 + number, 6, 7 + 2 * number, *range(20, 30)] for number in range(8)]
+
+
+class Watched:
+    """A system, and what its services tell."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+
+    def _address(self, service: str, pattern: str) -> str:
+        told = self.system.services[service].wait_for_log(rf"listening.* {pattern}").group(1)
+        return told if ":" in told else f"127.0.0.1:{told}"
+
+    def scrape(self, service: str) -> Scrape:
+        patterns = {
+            "gateway": r"metrics=(\S+)",
+            "scheduler": r"metrics_address=(\S+)",
+            "worker": r"metrics_port=(\d+)",
+        }
+        return Scrape.get(self._address(service, patterns[service]))
+
+    async def until(self, service: str, condition: Callable[[Scrape], bool]) -> Scrape:
+        """Scrapes until what is told holds."""
+        async with asyncio.timeout(30):
+            while not condition(seen := await asyncio.to_thread(self.scrape, service)):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        return seen
+
+
+@pytest.fixture
+async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
+    worker = ["--worker-metrics-port", "0", "--num-threads", "1"]
+    gateway = ["--gateway-metrics-port", "0"]
+    with System(tiny_model("llama"), tmp_path, SCHEDULER_FLAGS, worker, gateway) as system:
+        yield Watched(system)
+
+
+class Seen:
+    """What one client saw of its request."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self.num_replayed = 0
+        self.refusal: Reason | None = None
+
+
+async def follow(client: AsyncClient, number: int, seen: Seen) -> None:
+    options = {"max_tokens": NUM_TOKENS, "ignore_eos": True, "temperature": 0, "request_id": f"r{number}"}
+    async for event in client.stream(PROMPTS[number], **options):  # type: ignore[arg-type]
+        if isinstance(event, Delta):
+            seen.num_tokens = event.num_tokens
+        elif isinstance(event, Finished):
+            seen.num_tokens = event.usage.num_completion_tokens
+        elif isinstance(event, Recovered):
+            seen.num_replayed += event.num_replayed_tokens
+
+
+async def flood(client: AsyncClient, seen: Seen) -> None:
+    """One of too many at once; whoever is sent away does not come again."""
+    try:
+        answer = await client.generate([9, 8, 7], max_tokens=4, ignore_eos=True)
+        seen.num_tokens = answer.usage.num_completion_tokens
+    except BlockyardError as error:
+        seen.refusal = error.reason
+
+
+def missing(scrape: Scrape, catalogue: Iterable[Metric]) -> list[str]:
+    """What is not told at all, or without any value."""
+    told = [*COMMON, *catalogue, *PROCESS]
+    return [
+        metric.name
+        for metric in told
+        if not scrape.has(metric) or not (scrape.labels(metric.name) or scrape.labels(f"{metric.name}_count"))
+    ]
+
+
+@pytest.mark.timeout(180)
+async def test_what_is_told_is_what_happened(watched: Watched) -> None:
+    streams = [Seen() for _ in PROMPTS]
+    flooded = [Seen() for _ in range(40)]
+    async with (
+        AsyncClient(watched.system.grpc_target) as client,
+        httpx.AsyncClient(base_url=watched.system.http_url, timeout=30, verify=False) as http,
+    ):
+        following = asyncio.gather(*(follow(client, number, seen) for number, seen in enumerate(streams)))
+        await watched.until("scheduler", lambda seen: seen.sum("blockyard_preemptions_total") > 0)
+        flooding = asyncio.gather(*(flood(client, seen) for seen in flooded))
+        await watched.until("scheduler", lambda seen: seen.sum("blockyard_refused_requests_total") > 0)
+        # The worker dies with answers half told, and comes back.
+        before = watched.scrape("worker")
+        watched.system.services["worker"].stop(signal.SIGKILL)
+        watched.system.start_service("worker")
+        await asyncio.gather(following, flooding)
+        cancelled = client.stream([3, 4, 5], max_tokens=400, ignore_eos=True, request_id="cancelled")
+        assert isinstance(await anext(cancelled), Accepted)
+        assert isinstance(await anext(cancelled), Delta)
+        assert await client.cancel("cancelled") == ["cancelled"]
+        with pytest.raises(BlockyardError):
+            async for _ in cancelled:
+                pass
+        wrong = await http.post("/v1/completions", json={"prompt": "a", "temperature": -1})
+        assert wrong.status_code == 400
+        assert (await http.get("/metrics")).status_code == 200
+    scheduler = await watched.until("scheduler", lambda seen: seen.sum("blockyard_steps_in_flight") == 0)
+    gateway, worker = watched.scrape("gateway"), watched.scrape("worker")
+    assert missing(gateway, GATEWAY) == []
+    assert missing(scheduler, SCHEDULER) == []
+    assert missing(worker, WORKER) == []
+    check_tokens(streams, flooded, gateway, scheduler)
+    check_failures(streams, flooded, gateway, scheduler)
+    check_steps(before, worker, scheduler)
+
+
+def check_tokens(streams: list[Seen], flooded: list[Seen], gateway: Scrape, scheduler: Scrape) -> None:
+    """Each token counts once, though a worker died with some of them and clients left others."""
+    assert [seen.num_tokens for seen in streams] == [NUM_TOKENS] * len(streams)
+    served = [seen for seen in flooded if seen.refusal is None]
+    whole = NUM_TOKENS * len(streams) + 4 * len(served)
+    assert gateway.sum("blockyard_request_output_tokens_sum") == whole
+    # The cancelled one was told some tokens too, and more were sampled for it.
+    assert whole < gateway.sum("blockyard_output_tokens_total") <= scheduler.sum("blockyard_generated_tokens_total")
+    assert scheduler.sum("blockyard_generated_tokens_total") <= whole + 400
+    num_prompt_tokens = sum(map(len, PROMPTS)) + 3 * len(served) + 3
+    assert scheduler.sum("blockyard_prompt_tokens_total") == num_prompt_tokens
+    num_whole = len(streams) + len(served)
+    assert gateway.sum("blockyard_finished_requests_total", result="whole") == num_whole
+    assert gateway.sum("blockyard_finished_sequences_total", reason="length") == num_whole
+    assert gateway.sum("blockyard_request_latency_seconds_count") == num_whole
+    assert gateway.sum("blockyard_time_to_first_token_seconds_count") == num_whole + 1
+    assert gateway.sum("blockyard_live_streams") == gateway.sum("blockyard_live_requests") == 0
+
+
+def check_failures(streams: list[Seen], flooded: list[Seen], gateway: Scrape, scheduler: Scrape) -> None:
+    """Refusals, the cancel and the loss of the worker, each where it belongs."""
+    num_refused = sum(seen.refusal is Reason.QUEUE_FULL for seen in flooded)
+    assert num_refused == sum(seen.refusal is not None for seen in flooded) > 0
+    assert scheduler.sum("blockyard_refused_requests_total", reason="QUEUE_FULL") == num_refused
+    assert gateway.sum("blockyard_finished_requests_total", result="QUEUE_FULL") == num_refused
+    assert gateway.sum("blockyard_errors_total", api="grpc", reason="QUEUE_FULL") == num_refused
+    assert gateway.sum("blockyard_errors_total", api="http", reason="FIELD_INVALID") == 1
+    assert gateway.sum("blockyard_errors_total", api="grpc", reason="CLIENT_CANCELLED") == 1
+    method = "blockyard.inference.v1.InferenceService/StreamGenerate"
+    assert gateway.sum("blockyard_grpc_calls_total", method=method, code="OK") == len(streams + flooded) - num_refused
+    assert gateway.sum("blockyard_grpc_calls_total", method=method, code="CANCELLED") == 1
+    assert gateway.sum("blockyard_http_requests_total", path="/v1/completions", code="400") == 1
+    assert scheduler.sum("blockyard_worker_losses_total", cause="died") == 1
+    assert scheduler.sum("blockyard_worker_losses_total") == 1
+    assert scheduler.sum("blockyard_recovered_requests_total", lost="worker") > 0
+    num_replayed = sum(seen.num_replayed for seen in streams)
+    assert scheduler.sum("blockyard_recomputed_tokens_total") == num_replayed > 0
+    assert scheduler.sum("blockyard_inexact_recoveries_total") == 0
+    assert scheduler.sum("blockyard_cancel_to_free_seconds_count") >= 1
+    assert scheduler.sum("blockyard_preemptions_total") > 0
+    assert scheduler.sum("blockyard_blocks", state="used") == scheduler.sum("blockyard_requests") == 0
+
+
+def check_steps(before: Scrape, worker: Scrape, scheduler: Scrape) -> None:
+    """The scheduler's steps are those of both of the worker's lives, but for what the first did not answer."""
+    assert worker.sum("blockyard_worker_state", state="RUNNING") == 1
+    assert worker.sum("blockyard_worker_epoch") == 1
+    num_steps = scheduler.sum("blockyard_steps_total")
+    both = before.sum("blockyard_worker_steps_total") + worker.sum("blockyard_worker_steps_total")
+    assert before.sum("blockyard_worker_steps_total") > 0
+    # The first went on for a moment after it was asked.
+    assert both <= num_steps
+    assert scheduler.sum("blockyard_step_seconds_count", phase="wait") == num_steps
+    assert worker.sum("blockyard_worker_step_seconds_count", phase="forward") == worker.sum(
+        "blockyard_worker_steps_total"
+    )
