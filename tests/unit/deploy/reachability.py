@@ -140,7 +140,7 @@ PROTOCOL = {
 # What components add.
 ADDED = {
     "monitoring": {
-        ("prometheus", "gateway", "8000/TCP"),
+        ("prometheus", "gateway", "50054/TCP"),
         ("prometheus", "scheduler", "50062/TCP"),
         ("prometheus", "worker", "50072/TCP"),
     },

@@ -113,7 +113,7 @@ def test_every_pod_is_scraped_once(overlay: str, tmp_path: Path) -> None:
 
 def test_ports_of_metrics_are_those_of_the_settings(overlay: str, tmp_path: Path) -> None:
     rendered = manifests.render_with(overlay, ("monitoring",), tmp_path)
-    for service in ("scheduler", "worker"):
+    for service in ("gateway", "scheduler", "worker"):
         settings = rendered.configured(rendered.container(service))
         assert settings[f"BLOCKYARD_{service.upper()}_METRICS_PORT"] == str(rendered.ports(service)["http-metrics"])
 
