@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 FLAGS = ["--dtype", "float32", "--num-device-blocks", "200"]
 LOG = ["--log-format", "json", "--log-level", "debug"]
 PROMPT = [5, 6, 7, 8, 9]
+SECRET = "an unlikely secret"
 # Long enough that nothing is killed too late.
 NUM_TOKENS = 800
 GATEWAY, SCHEDULER, WORKER = "blockyard-gateway", "blockyard-scheduler", "blockyard-worker"
@@ -105,6 +106,8 @@ async def test_one_trace_over_all_services_and_the_death_of_each(
             await cluster.wait_until_ready()
             await check_http(collector, cluster)
             cluster.check()
+        told = [cluster.log(name) for name in cluster.members] + [repr(collector.seen.spans)]
+        assert not [text for text in told if SECRET in text]
 
 
 async def check_undisturbed(client: AsyncClient, collector: Collector) -> None:
@@ -196,7 +199,7 @@ async def check_gateway_death(client: AsyncClient, collector: Collector, cluster
 
 
 async def check_http(collector: Collector, cluster: Cluster) -> None:
-    body = {"prompt": PROMPT, "max_tokens": 5, "ignore_eos": True, "stream": True, "temperature": 0}
+    body = {"prompt": f"{SECRET} in a prompt", "max_tokens": 5, "ignore_eos": True, "stream": True, "temperature": 0}
     headers = CALLER._asdict()
     events = [event async for event in post_events(f"{cluster.http_urls[0]}/v1/completions", body, headers)]
     assert events
