@@ -14,6 +14,7 @@ import pytest
 from blockyard.configuration import (
     DeviceSettings,
     LogSettings,
+    MetricsSettings,
     ModelSettings,
     ParallelSettings,
     PublicSettings,
@@ -78,6 +79,17 @@ async def test_several_workers_share_the_machine() -> None:
     assert float(flag_of(scheduler, "device-memory-utilization")) == pytest.approx(0.2)
     num_processors = len(os.sched_getaffinity(0))
     assert {int(flag_of(worker, "num-threads")) for worker in workers} == {max(1, num_processors // 3)}
+    await local.close()
+
+
+@pytest.mark.parametrize(
+    ("told", "workers"),
+    [((50062, 50072), ["50072", "50073", "50074"]), ((-1, -1), ["-1"] * 3), ((0, 0), ["0"] * 3)],
+)
+async def test_each_worker_has_a_port_of_its_own_for_metrics(told: tuple[int, int], workers: list[str]) -> None:
+    local = system(parallel=ParallelSettings(3), metrics=MetricsSettings(*told))
+    assert [flag_of(service, "worker-metrics-port") for service in local.services()[:-2]] == workers
+    assert flag_of(local.services()[-2], "scheduler-metrics-port") == str(told[0])
     await local.close()
 
 
