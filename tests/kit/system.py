@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from blockyard.client_access import ClientAccess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -81,13 +82,17 @@ class Service:
 
 @dataclass
 class System:
-    """Gateway, scheduler and worker on Unix sockets and free loopback ports. Use as a context manager."""
+    """Gateway, scheduler and worker on Unix sockets and free loopback ports. Use as a context manager.
+
+    `access`: what the public gRPC port asks for.
+    """
 
     model: Path
     folder: Path
     scheduler_flags: Sequence[str] = ()
     worker_flags: Sequence[str] = ()
     gateway_flags: Sequence[str] = ()
+    access: ClientAccess = field(default_factory=ClientAccess)
     services: dict[str, Service] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -163,7 +168,7 @@ class System:
     def wait_until_ready(self, seconds: float = START_SECONDS) -> None:
         """Waits until the gateway says that it is ready."""
         deadline = time.monotonic() + seconds
-        with grpc.insecure_channel(self.grpc_target) as channel:
+        with self.access.channel(self.grpc_target) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             for response in stub.Watch(health_pb2.HealthCheckRequest(service="readiness"), timeout=seconds):
                 if response.status == health_pb2.HealthCheckResponse.SERVING:
