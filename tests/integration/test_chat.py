@@ -10,12 +10,14 @@ import grpc.aio
 import httpx
 import pytest
 
-from blockyard import AsyncClient, Client, Message
+from blockyard import AsyncClient, Client, Delta, Message
+from blockyard.chat import ChatOptions
 from blockyard.inference.v1 import inference_pb2_grpc
 from gateway.chat import Conversation, Role, Tool, ToolCall, prompt_of
 from gateway.chat import Message as Said
 from gateway.tokenizer import load_tokenizer
 from tests.integration.conftest import DEMO
+from tests.kit.cluster import Cluster
 from tests.unit.gateway_parity.cases import CASES, Case, named
 from tests.unit.gateway_parity.fronts import FRONTS, Answer, Gateway, Refusal
 
@@ -88,6 +90,30 @@ async def test_an_answer_that_is_continued_is_the_answer(demo: System, reference
     # Its tokens may be cut elsewhere, but not its beginning.
     assert answer.usage.num_prompt_tokens > reference["num_prompt_tokens"]
     assert answer.text
+
+
+FLAGS = ["--dtype", "float32", "--num-device-blocks", "64", "--num-host-blocks", "8"]
+# What is lost in the midst of an answer: its gateway, then all that remembers it but the client.
+LOSSES = [["gateway-0"], ["gateway-0", "gateway-1", "scheduler"]]
+
+
+async def test_a_chat_outlives_its_gateway_and_all_that_remembers_it(tmp_path: Path) -> None:
+    options = ChatOptions(max_tokens=250, temperature=0.9, seed=7, ignore_eos=True)
+    async with Cluster(DEMO, tmp_path, num_workers=1, num_gateways=2, scheduler_flags=FLAGS) as cluster:
+        await cluster.wait_until_ready()
+        async with AsyncClient(cluster.targets) as client:
+            undisturbed = await client.chat(MESSAGES, **options)
+            losses = iter(LOSSES)
+            async with client.stream_chat(MESSAGES, **options) as stream:
+                async for event in stream:
+                    if isinstance(event, Delta) and event.num_tokens in range(20, 200):
+                        for name in next(losses, ()):
+                            cluster.kill(name)
+                answer = await stream.result()
+            assert answer.text == undisturbed.text
+            assert stream.num_resumes >= 1
+            assert next(losses, None) is None
+        cluster.check()
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in SAMPLE], ids=lambda case: case.name)
