@@ -147,11 +147,18 @@ class _Life:
             log.debug(message, request_id=self.request.request_id, **fields, **trace)
 
 
+def _sequence_ids(request: Request) -> range:
+    """All that its sequences have, or beams may come to have."""
+    first = request.group.sequences[0].sequence_id
+    return range(first, first + request.group.spec.num_sequence_ids)
+
+
 class Phases:
     """The watched requests of a scheduler."""
 
     def __init__(self) -> None:
         self._lives: dict[str, _Life] = {}
+        self._by_sequence: dict[int, _Life] = {}
         # Those that wait for their first token.
         self._prefilling: set[_Life] = set()
         # Of each replica the rows of the step before.
@@ -162,17 +169,20 @@ class Phases:
         is_traced = request.group.spec.trace_context is not None and is_tracing()
         if is_traced or log.has_debug:
             life = self._lives[request.request_id] = _Life(request)
+            self._by_sequence.update(dict.fromkeys(_sequence_ids(request), life))
             life.enter(_QUEUE)
 
     def scheduled(self, engine: Engine, output: SchedulerOutput) -> None:
         """A step was made. Most have the rows of the one before: nobody has come, gone or been preempted."""
         if not self._lives:
             return
-        if output.new_sequences or output.sequence_ids != self._rows.get(engine):
+        before = self._rows.get(engine, ())
+        if output.new_sequences or output.sequence_ids != before:
             self._rows[engine] = output.sequence_ids
-            for life in self._lives.values():
-                if life.request.engine is engine:
-                    self._look(life)
+            changed = set(before).symmetric_difference(output.sequence_ids)
+            changed.update(new.sequence_id for new in output.new_sequences)
+            for life in {found for each in changed if (found := self._by_sequence.get(each))}:
+                self._look(life)
 
     def _look(self, life: _Life) -> None:
         life.look()
@@ -197,5 +207,7 @@ class Phases:
         life = self._lives.get(request.request_id)
         if life is not None and life.request is request:
             del self._lives[request.request_id]
+            for sequence_id in _sequence_ids(request):
+                del self._by_sequence[sequence_id]
             self._prefilling.discard(life)
             life.end()
