@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import sys
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -40,6 +41,7 @@ POLL_SECONDS = 0.1
 RATE_SECONDS = 0.5
 # A worker's set-up of a profile, and the making of its file.
 PROFILE_SECONDS = 150.0
+_PLAIN_WIDTH = 200
 
 Replica = Annotated[
     str, typer.Argument(help="a replica's number, or its worker's address, name or incarnation; default: the only one")
@@ -71,6 +73,11 @@ _DETAILS = {
 }
 
 
+def _console() -> Console:
+    """For tables: as wide as the terminal; where there is none, so wide that no name is broken."""
+    return Console() if sys.stdout.isatty() else Console(width=_PLAIN_WIDTH)
+
+
 def _get_status(address: str) -> admin_pb2.GetStatusResponse:
     with admin_api(address) as api:
         return api.ask(api.stub.GetStatus, admin_pb2.GetStatusRequest())
@@ -87,7 +94,7 @@ def status(address: AdminAddress = DEFAULT_ADMIN_ADDRESS, json: AsJson = False) 
     if reading.HasField("scheduler"):
         time.sleep(RATE_SECONDS)
         reading = _get_status(address)
-    console = Console()
+    console = _console()
     parts = [tables.gateway_table(reading.gateway)]
     if reading.HasField("scheduler"):
         parts += [tables.scheduler_table(reading.scheduler), tables.replicas_table(reading, before)]
@@ -183,7 +190,7 @@ def reset_cache(
     if json:
         typer.echo(as_json(answer))
         return
-    console = Console()
+    console = _console()
     console.print(tables.resets_table(answer.replicas))
     if any(reset.num_kept_device_blocks + reset.num_kept_host_blocks for reset in answer.replicas):
         console.print("Blocks that are kept are in use: reset again later, or drain the replica first.")
@@ -206,7 +213,7 @@ def log_level(
     if json:
         typer.echo(as_json(answer))
     else:
-        Console().print(tables.levels_table(answer.processes, level))
+        _console().print(tables.levels_table(answer.processes, level))
     if any(each.message for each in answer.processes):
         raise typer.Exit(1)
 

@@ -161,6 +161,11 @@ class Cluster:
         """The gateways' OpenAI APIs."""
         return [f"http://127.0.0.1:{port}" for port in self._ports[1::3]]
 
+    @property
+    def admin_addresses(self) -> list[str]:
+        """The gateways' admin APIs."""
+        return [f"127.0.0.1:{port}" for port in self._ports[2::3]]
+
     def _own_address(self, name: str) -> str:
         return f"unix:{self._sockets}/{name}"
 
@@ -197,7 +202,7 @@ class Cluster:
         dial = ["--scheduler-address", self._address("scheduler")]
         for number in range(len(self.targets)):
             self._add(f"gateway-{number}", "gateway", [*model, *dial, *self._port_flags(number)])
-        self._channels = [internal_channel(f"127.0.0.1:{port}") for port in self._ports[2::3]]
+        self._channels = [internal_channel(address) for address in self.admin_addresses]
         self._supervising = [asyncio.create_task(member.live_again_and_again()) for member in self.members.values()]
 
     async def _start_links(self, names: list[str]) -> None:
