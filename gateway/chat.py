@@ -21,6 +21,8 @@ MAX_MESSAGES = 4096
 MAX_TOOLS = 1024
 # What a template is given by the call itself.
 RESERVED_ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt"})
+# What a template writes of a message beside its content, about.
+_MESSAGE_CHARACTERS = 16
 # Goes behind the message that is continued, so that its end is found in the prompt. Nobody writes it: U+10FFFF is no
 # character. The space tells whether the template trims its messages.
 _END_OF_MESSAGE = "\U0010ffffend\U0010ffff "
@@ -98,9 +100,11 @@ class Conversation:
 
     @property
     def num_characters(self) -> int:
-        """About how much there is to read."""
-        told = sum(len(message.content or "") for message in self.messages)
-        return told + sum(len(tool.description) + len(tool.parameters) for tool in self.tools)
+        """About how much there is to read, and to write for a template that writes it all."""
+        of_calls = (len(call.arguments) for message in self.messages for call in message.tool_calls)
+        of_messages = (_MESSAGE_CHARACTERS + len(message.content or "") for message in self.messages)
+        of_tools = (_MESSAGE_CHARACTERS + len(tool.description) + len(tool.parameters) for tool in self.tools)
+        return sum(of_messages) + sum(of_calls) + sum(of_tools) + len(str(self.template_arguments))
 
 
 class Renderer(Protocol):
@@ -109,6 +113,7 @@ class Renderer(Protocol):
     def apply_chat_template(
         self,
         messages: list[dict[str, Any]],
+        /,
         *,
         add_generation_prompt: bool = True,
         tools: list[dict[str, Any]] | None = None,

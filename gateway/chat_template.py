@@ -76,8 +76,11 @@ class ChatTemplate:
             ) from None
         self._special_tokens = dict(special_tokens)
 
-    def render(self, **variables: Any) -> str:
-        """Renders it; raises BlockyardError FIELD_INVALID when the template refuses the messages."""
+    def render(self, /, **variables: Any) -> str:
+        """Renders it, with variables of any name.
+
+        Raises BlockyardError FIELD_INVALID when the template refuses the messages.
+        """
         try:
             return self._template.render({**self._special_tokens, **variables})
         except Exception as error:

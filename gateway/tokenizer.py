@@ -128,6 +128,7 @@ class Tokenizer:
     def apply_chat_template(
         self,
         messages: list[Json],
+        /,
         *,
         add_generation_prompt: bool = True,
         tools: list[Json] | None = None,

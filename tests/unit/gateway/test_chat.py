@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ class Templated:
         self._template = ChatTemplate(source, {})
         self.given: dict[str, Any] = {}
 
-    def apply_chat_template(self, messages: list[dict[str, Any]], **given: Any) -> str:
+    def apply_chat_template(self, messages: list[dict[str, Any]], /, **given: Any) -> str:
         self.given = {"messages": messages, **given}
         return self._template.render(**self.given)
 
@@ -173,6 +174,12 @@ def test_tools_that_are_not_to_be_called_are_not_told() -> None:
     assert given_of(Conversation((HI,), (Tool("f"),)))["tools"]
 
 
+@pytest.mark.parametrize("name", ["self", "source", "variables", "renderer", "conversation", "bos_token", "kwargs"])
+def test_a_variable_may_have_any_name(name: str) -> None:
+    source = f"{{{{ {name} }}}}" if name != "self" else "-"
+    assert render(HI, source=source, template_arguments={name: "-"}) == "-"
+
+
 def test_variables_reach_the_template() -> None:
     assert given_of(Conversation((HI,), template_arguments={"mood": 1, "documents": []}))["mood"] == 1
 
@@ -227,5 +234,13 @@ def test_parts_are_lines() -> None:
 
 
 def test_its_size_is_that_of_its_texts() -> None:
-    conversation = Conversation((HI, Message(Role.ASSISTANT)), (Tool("f", "does", "{}"),))
-    assert conversation.num_characters == len("hi") + len("does") + len("{}")
+    bare = Conversation((Message(Role.USER),))
+    for more in (
+        replace(bare, messages=(Message(Role.USER, "x" * 1000),)),
+        replace(bare, messages=(Message(Role.ASSISTANT, tool_calls=(ToolCall("f", "x" * 1000),)),)),
+        replace(bare, messages=bare.messages * 100),
+        replace(bare, tools=(Tool("f", "x" * 1000),)),
+        replace(bare, tools=(Tool("f", "", "x" * 1000),)),
+        replace(bare, template_arguments={"documents": ["x" * 1000]}),
+    ):
+        assert more.num_characters >= bare.num_characters + 1000
