@@ -24,6 +24,7 @@ from tests.kit.fake_answers import DEFAULT_MAX_TOKENS, MODEL, Memory, events
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Iterable
 
+    from blockyard.authentication import Gate
     from tests.kit.fake_answers import Event, Spec
 
 
@@ -73,6 +74,7 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer):
         http_answers: raw answers of the HTTP side, one for each connection; None: cut the connection.
         http_bodies: what was posted.
         http_heads: the lines above it.
+        gate, credentials: who may call over gRPC, and with what TLS.
     """
 
     ready: bool = True
@@ -92,6 +94,8 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer):
     http_answers: deque[bytes] = field(default_factory=deque[bytes])
     http_bodies: list[Any] = field(default_factory=list[Any])
     http_heads: list[str] = field(default_factory=list[str])
+    gate: Gate | None = None
+    credentials: grpc.ServerCredentials | None = None
 
     async def start(self, grpc_port: int = 0, local_address: str = "") -> None:
         """Listens on the loopback, and at a Unix socket if told to."""
@@ -100,10 +104,10 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer):
         self.url = f"http://127.0.0.1:{self._http.sockets[0].getsockname()[1]}"
 
     async def _start_grpc(self, port: int, local_address: str = "") -> None:
-        self._server = make_server(PUBLIC_MESSAGE_BYTES, [])
+        self._server = make_server(PUBLIC_MESSAGE_BYTES, [], gate=self.gate)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, self._server)
         add_health(self._server, lambda: self.ready, lambda: True)
-        self._port = bind(self._server, f"127.0.0.1:{port}")
+        self._port = bind(self._server, f"127.0.0.1:{port}", self.credentials)
         self.target = f"127.0.0.1:{self._port}"
         if local_address:
             bind(self._server, local_address)
