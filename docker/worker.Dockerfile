@@ -28,8 +28,10 @@ RUN sh install_torch.sh python "${TORCH_INDEX_URL}"
 COPY pyproject.toml ./
 # Without the code, which changes more often than what it needs. setuptools stays: torch requires it.
 RUN mkdir blockyard && touch README.md LICENSE blockyard/__init__.py \
-    && pip install --editable '.[worker]' \
+    && pip install --editable '.[worker,tracing]' \
     && pip uninstall --yes pip
+# Torch's own tests, and headers for a compiler that is not there: 145 MB.
+RUN rm -rf /opt/venv/lib/python3*/site-packages/torch/test /opt/venv/lib/python3*/site-packages/torch/include
 
 FROM ${BASE_IMAGE}
 LABEL org.opencontainers.image.title="Blockyard worker" org.opencontainers.image.licenses=Apache-2.0

@@ -24,6 +24,12 @@ ROOT = Path(__file__).parents[2]
 BUILD_SECONDS = 1500.0
 START_SECONDS = 180.0
 POLL_SECONDS = 0.1
+PORT_VARIABLES = {
+    "grpc": "BLOCKYARD_GRPC_PORT",
+    "http": "BLOCKYARD_HTTP_PORT",
+    "admin": "BLOCKYARD_ADMIN_PORT",
+    "prometheus": "PROMETHEUS_PORT",
+}
 PROJECT_LABEL = "com.docker.compose.project"
 SERVICE_LABEL = "com.docker.compose.service"
 
@@ -54,7 +60,7 @@ class Project:
 
     Args:
         variables: for docker-compose.yml, before those of `.env`.
-        ports: of this machine, where the gateway's "grpc", "http" and "admin" are published.
+        ports: of this machine, where "grpc", "http" and "admin" of the gateway and "prometheus" are published.
     """
 
     def __init__(self, engine: DockerClient, name: str, variables: Mapping[str, str], ports: Mapping[str, int]) -> None:
@@ -62,11 +68,11 @@ class Project:
         self.name = name
         self._program = compose_program()
         self._ports = ports
-        published = {f"BLOCKYARD_{kind.upper()}_PORT": str(port) for kind, port in ports.items()}
+        published = {PORT_VARIABLES[kind]: str(port) for kind, port in ports.items()}
         self.environment = {**os.environ, **variables, **published, "COMPOSE_PROJECT_NAME": name}
 
     def port(self, kind: str) -> int:
-        """Where "grpc", "http" or "admin" of the gateway is published."""
+        """Where something is published."""
         return self._ports[kind]
 
     @property
@@ -102,9 +108,15 @@ class Project:
         self.compose("up", "--detach", *arguments)
         self.wait_until_healthy()
 
+    def remove(self) -> None:
+        """Leaves nothing but the images."""
+        self.down()
+        for volume in self.engine.volumes.list(filters={"label": f"{PROJECT_LABEL}={self.name}"}):
+            volume.remove()
+
     def down(self) -> None:
-        """Stops and removes everything."""
-        self.compose("down", "--volumes")
+        """Stops and removes everything, of all profiles."""
+        self.run(["make", "down"])
 
     def containers(self, service: str = "") -> list[Container]:
         """The containers, of one service or of all, those that have ended included."""

@@ -15,7 +15,7 @@ import pytest
 
 import docker
 from tests.kit.cluster import choose_ports
-from tests.kit.containers import Project
+from tests.kit.containers import PORT_VARIABLES, Project
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,8 +92,8 @@ def project(
         "BLOCKYARD_TAG": TAG,
         "BLOCKYARD_SETTINGS": str(settings),
     }
-    ports = dict(zip(("grpc", "http", "admin"), choose_ports(3), strict=True))
+    ports = dict(zip(PORT_VARIABLES, choose_ports(len(PORT_VARIABLES)), strict=True))
     project = Project(engine, f"blockyard-e2e-{os.getpid()}", variables, ports)
     project.build()
     yield project
-    project.down()
+    project.remove()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import signal
 import time
+import urllib.parse
 import urllib.request
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
@@ -14,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 
 from blockyard import AsyncClient
+from tests.e2e.containers.conftest import BASE_IMAGE
 from tests.kit.answers import read_answer, run_alone
 from tests.kit.chaos_requests import TEXTS, ChaosRequest
-from tests.kit.containers import now, wait_until
+from tests.kit.containers import BUILD_SECONDS, now, wait_until
 from tests.kit.status import scheduler_status
 from tests.kit.transcript import Transcript, difference
 
@@ -30,6 +33,14 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 NUM_STREAMS = 12
+PROMETHEUS = """
+ARG BASE_IMAGE
+FROM ${BASE_IMAGE}
+RUN apt-get update && apt-get install --yes --no-install-recommends prometheus
+RUN install --directory --owner nobody /prometheus
+USER nobody
+ENTRYPOINT ["prometheus"]
+"""
 # As many as the demo model's length allows: long enough to be struck in their midst.
 OPTIONS: Any = {"max_tokens": 960, "ignore_eos": True, "return_token_ids": True}
 
@@ -77,6 +88,16 @@ def running(project: Project) -> Iterator[Project]:
     project.down()
 
 
+@pytest.fixture(scope="module")
+def prometheus_image(project: Project) -> str:
+    """Debian's Prometheus, started as the image of its makers is."""
+    tag = "blockyard-prometheus:e2e"
+    project.engine.images.build(
+        fileobj=io.BytesIO(PROMETHEUS.encode()), tag=tag, buildargs={"BASE_IMAGE": BASE_IMAGE}, network_mode="host"
+    )
+    return tag
+
+
 @pytest.fixture
 async def client(running: Project) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(running.grpc_target) as client:
@@ -105,7 +126,7 @@ async def known(client: AsyncClient, undisturbed: list[Known]) -> list[Known]:
 def test_each_starts_when_the_one_behind_it_is_healthy(project: Project) -> None:
     since = now()
     try:
-        project.up()
+        project.run(["make", "up"], BUILD_SECONDS)
         seen = [(name, event["Action"]) for name, event in project.events(since, "start", "health_status")]
     finally:
         project.down()
@@ -117,7 +138,7 @@ def test_each_starts_when_the_one_behind_it_is_healthy(project: Project) -> None
 
 
 def test_a_client_of_http_streams(running: Project) -> None:
-    body = {"model": "demo", "prompt": TEXTS[0], "max_tokens": 20, "stream": True}
+    body = {"model": "demo", "prompt": TEXTS[0], "max_tokens": 400, "ignore_eos": True, "stream": True}
     request = urllib.request.Request(
         f"http://127.0.0.1:{running.port('http')}/v1/completions",
         json.dumps(body).encode(),
@@ -127,6 +148,35 @@ def test_a_client_of_http_streams(running: Project) -> None:
         events = [line.removeprefix(b"data: ").strip() for line in response if line.startswith(b"data: ")]
     assert events[-1] == b"[DONE]"
     assert sum(bool(json.loads(event)["choices"][0]["text"]) for event in events[:-1]) > 3
+
+
+def test_the_command_line_is_in_the_image(running: Project) -> None:
+    told = running.compose("exec", "-T", "gateway", "blockyard", "generate", TEXTS[0], "--max-tokens", "8")
+    assert told.strip()
+
+
+def test_prometheus_finds_every_service(running: Project, prometheus_image: str) -> None:
+    running.environment |= {"COMPOSE_PROFILES": "cpu,monitoring", "PROMETHEUS_IMAGE": prometheus_image}
+    try:
+        running.compose("up", "--detach")
+        wait_until(lambda: series_by_job(running, "up == 1") == dict.fromkeys(("gateway", "scheduler", "worker"), 1))
+        found = series_by_job(running, '{__name__=~"blockyard_.+"}')
+        assert all(found[name] > 5 for name in ("gateway", "scheduler", "worker"))
+    finally:
+        running.container("prometheus").remove(force=True)
+        del running.environment["COMPOSE_PROFILES"]
+
+
+def series_by_job(project: Project, query: str) -> dict[str, int]:
+    """Asks Prometheus how many series a query finds of each service; nothing, while it does not answer."""
+    parameters = urllib.parse.urlencode({"query": f"count by (job) ({query})"})
+    url = f"http://127.0.0.1:{project.port('prometheus')}/api/v1/query?{parameters}"
+    try:
+        with urllib.request.urlopen(url, timeout=10) as response:
+            told = json.load(response)
+    except OSError:
+        return {}
+    return {one["metric"]["job"]: int(one["value"][1]) for one in told["data"]["result"]}
 
 
 async def test_streams_are_what_they_are_alone(client: AsyncClient, known: list[Known]) -> None:
