@@ -205,6 +205,8 @@ class RequestMeter:
         """A client has so much of the answer: that was counted where it was told."""
         for index, position in positions.items():
             self._num_told[index] = max(self._num_told.get(index, 0), position.num_tokens)
+            # How long nobody read is no latency.
+            self._told_at.pop(index, None)
 
     def first_token(self) -> None:
         """The prompt is computed, and the first token has come. Without effect when it happens again."""

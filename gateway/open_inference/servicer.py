@@ -19,7 +19,7 @@ from gateway.open_inference.call import INPUTS, MODEL_VERSION, OUTPUTS, InferCal
 from gateway.openai.running import Running
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
     from gateway.generation import GenerationService
 
@@ -98,7 +98,7 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
     ) -> None:
         """Answers requests side by side, until no more come and all are answered."""
         places = asyncio.Semaphore(MAX_REQUESTS_OF_STREAM)
-        stream = _Stream(context)
+        stream = _Stream(context, self._generation.metrics.error_over_grpc)
         try:
             async with asyncio.TaskGroup() as group:
                 async for request in request_iterator:
@@ -142,8 +142,9 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
 class _Stream:
     """The responses of a stream: one at a time, from whichever request they are."""
 
-    def __init__(self, context: Any) -> None:
+    def __init__(self, context: Any, on_error: Callable[[Reason], None]) -> None:
         self.context = context
+        self._on_error = on_error
         metadata: dict[str, Any] = dict(context.invocation_metadata() or ())
         self._ends_at_failure = metadata.get(STATUS_KEY) == STATUS_VALUE
         self._turn = asyncio.Lock()
@@ -162,6 +163,7 @@ class _Stream:
             error = BlockyardError(Reason.BUG, "internal error; the server's log has more")
         if self._ends_at_failure:
             raise error
+        self._on_error(error.reason)
         response = messages.ModelStreamInferResponse(error_message=str(error))
         response.infer_response.id = name
         await self.write(response)

@@ -217,3 +217,19 @@ def test_tokens_told_at_once_share_the_time_before_them(monkeypatch: pytest.Monk
     buckets = dict(metrics.inter_token_latency.buckets())
     assert buckets["0.1"] - buckets["0.075"] == 5
     assert dict(metrics.output_tokens.samples()) == {(): 6 + 4}
+
+
+def test_the_time_in_which_nobody_reads_is_no_latency(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("gateway.metrics.time.monotonic", lambda: now)
+    metrics = GatewayMetrics()
+    meter = RequestMeter(metrics, 90.0)
+    meter.told(0, 5)
+    now = 160.0
+    meter.knows({0: Position(num_tokens=4)})
+    meter.told(0, 25)
+    assert metrics.inter_token_latency.count == 0
+    now = 160.5
+    meter.told(0, 26)
+    assert metrics.inter_token_latency.sum == 0.5
+    assert dict(metrics.output_tokens.samples()) == {(): 26}

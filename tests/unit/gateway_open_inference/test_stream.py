@@ -123,6 +123,8 @@ async def test_a_request_that_fails_does_not_end_the_stream(front: InferenceFron
     assert failed["wronger"].startswith("FIELD_INVALID: max_tokens: ")
     assert failed["refused"] == "NEVER_FITS: 64 tokens fit"
     assert texts(of_request(responses, "right")).startswith(PROMPT)
+    told = dict(front.gateway.live.metrics.errors.samples())
+    assert (told["grpc", "FIELD_INVALID"], told["grpc", "NEVER_FITS"]) == (2, 1)
 
 
 async def test_a_request_may_fail_in_the_middle(front: InferenceFront) -> None:
