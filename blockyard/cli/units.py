@@ -7,14 +7,12 @@ _BLOCKS = " ▏▎▍▌▋▊▉█"
 
 
 def span(seconds: float) -> str:
-    """A duration in its two largest units."""
-    if seconds < MINUTE:
-        return f"{seconds:.0f} s"
-    for large, small, names in ((DAY, HOUR, "d h"), (HOUR, MINUTE, "h min"), (MINUTE, 1, "min s")):
-        if seconds >= large:
-            first, second = names.split()
-            return f"{seconds // large:.0f} {first} {seconds % large // small:.0f} {second}"
-    raise AssertionError
+    """A duration in its two largest units; what is less than the second is left out."""
+    whole = int(seconds)
+    for large, small, first, second in ((DAY, HOUR, "d", "h"), (HOUR, MINUTE, "h", "min"), (MINUTE, 1, "min", "s")):
+        if whole >= large:
+            return f"{whole // large} {first} {whole % large // small} {second}"
+    return f"{whole} s"
 
 
 def milliseconds(seconds: float) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import shlex
+import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +18,7 @@ from blockyard.cli import top as top_command
 from blockyard.cli.main import main
 from blockyard.common.v1 import administration_pb2, status_pb2
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from blockyard.supervisor import ROOT
 from tests.kit.fake_admin import FakeAdmin
 
 if TYPE_CHECKING:
@@ -235,6 +239,31 @@ def test_help_names_the_commands(capsys: Captured) -> None:
     out = capsys.readouterr().out
     for command in ("status", "drain", "undrain", "reset-cache", "log-level", "profile", "dump"):
         assert command in out
+
+
+def commands_of_the_guide() -> list[list[str]]:
+    """The lines of the guide that call the program, up to a pipe or a comment."""
+    lines = (ROOT / "docs/guides/operate.md").read_text(encoding="utf-8").splitlines()
+    told = [line.strip() for line in lines if line.startswith("    blockyard ")]
+    called = [line.partition("|")[0].partition("#")[0] for line in told]
+    return [shlex.split(line)[1:] for line in called if line.split()[1] in ("admin", "top")]
+
+
+@pytest.mark.parametrize("arguments", commands_of_the_guide(), ids=" ".join)
+def test_what_the_guide_says_works(
+    admin: FakeAdmin, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(admin_commands, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic))
+    if "--admin-address" in arguments:
+        del arguments[arguments.index("--admin-address") :]
+    # Of several processes one cannot be told there.
+    failed = ["admin", "log-level", "debug"]
+    assert run(*arguments, "--admin-address", admin.address) == (arguments == failed)
+
+
+def test_the_guide_has_commands() -> None:
+    assert len(commands_of_the_guide()) > 10
 
 
 # Top.
