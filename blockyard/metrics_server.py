@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from blockyard.rpc import PortTaken
+from blockyard.telemetry import EventLogger
 
 if TYPE_CHECKING:
     from blockyard.metrics import Registry
+
+log = EventLogger(__name__)
 
 PATH = "/metrics"
 # Whoever is slower to ask is let go.
@@ -53,7 +57,9 @@ class _Server(ThreadingHTTPServer):
         TCPServer.server_bind(self)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Writes nothing: a scraper that hangs up is no event."""
+        """Writes what went wrong, unless it is a scraper that hung up: that is no event."""
+        if not isinstance(sys.exception(), OSError):
+            log.exception("a scrape failed")
 
 
 class MetricsServer:

@@ -68,6 +68,23 @@ def test_a_scraper_that_says_nothing_or_hangs_up_holds_nobody_up(
     assert capsys.readouterr().err == ""
 
 
+def test_a_scrape_that_fails_is_in_the_log_and_the_next_one_is_answered(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = MetricsServer(registry)
+    port = server.start("127.0.0.1", 0)
+    try:
+        with monkeypatch.context() as broken:
+            broken.setattr(Registry, "encode", lambda self, accept: 1 / 0)
+            with pytest.raises(http.client.RemoteDisconnected):
+                Scrape.get(f"127.0.0.1:{port}")
+        assert Scrape.get(f"127.0.0.1:{port}").sum("blockyard_ready") == 1
+    finally:
+        server.stop()
+    assert "a scrape failed" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
 def test_a_taken_port_is_told_and_a_stopped_one_is_free(registry: Registry) -> None:
     server = MetricsServer(registry)
     port = server.start("127.0.0.1", 0)
