@@ -190,7 +190,7 @@ def make_server(
     service_names: Sequence[str],
     *,
     gate: Gate | None = None,
-    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
     max_connections: int = 0,
 ) -> grpc.aio.Server:
     """Makes an aio server with our options, errors and reflection; the caller adds its servicers and binds it.

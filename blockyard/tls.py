@@ -10,7 +10,7 @@ import ssl
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import grpc
 
@@ -85,8 +85,8 @@ class CertificateFiles:
         return [file_state(path) for path in self._paths if path]
 
     def _read(self, version: int) -> Certificates:
-        contents = [_content(path) if path else b"" for path in self._paths]
-        return Certificates(*contents, _context(*self._paths), version)
+        chain, key, authority = (_content(path) if path else b"" for path in self._paths)
+        return Certificates(chain, key, authority, _context(*self._paths), version)
 
 
 def _content(path: str) -> bytes:
@@ -138,7 +138,8 @@ def server_credentials(files: CertificateFiles) -> grpc.ServerCredentials:
         told[0] = now.version
         return _configuration(now)
 
-    return grpc.dynamic_ssl_server_credentials(_configuration(first), fetch, files.verifies)
+    # The published stubs know nothing of a fetcher that has nothing new.
+    return grpc.dynamic_ssl_server_credentials(_configuration(first), cast("Any", fetch), files.verifies)
 
 
 def _configuration(certificates: Certificates) -> grpc.ServerCertificateConfiguration:

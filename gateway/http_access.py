@@ -6,7 +6,7 @@ One middleware stands before every route, also before those that are added later
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -84,7 +84,7 @@ class BoundedProtocol(H11Protocol):
             transport.abort()
             return
         if name := _common_name(transport.get_extra_info("peercert")):
-            self.app = cast("Any", _naming(cast("Any", self.app), name))
+            self.app: Any = _naming(self.app, name)
         self._set_deadline()
 
     def data_received(self, data: bytes) -> None:
