@@ -114,16 +114,16 @@ class Counter:
 class Histogram:
     """Counts by size. Written by one thread."""
 
-    __slots__ = ("_bounds", "_counts", "sum")
+    __slots__ = ("_counts", "bounds", "sum")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
+        self.bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
     def observe(self, value: float, count: int = 1) -> None:
         """Counts a value, so many times."""
-        self._counts[bisect_left(self._bounds, value)] += count
+        self._counts[bisect_left(self.bounds, value)] += count
         self.sum += value * count
 
     @property
@@ -131,9 +131,14 @@ class Histogram:
         """How many values there were."""
         return sum(self._counts)
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many values each bucket has alone, the last one those above all bounds."""
+        return tuple(self._counts)
+
     def buckets(self) -> list[tuple[str, float]]:
         """Upper ends and how many values were up to them. From any thread."""
-        ends = map(floatToGoString, (*self._bounds, inf))
+        ends = map(floatToGoString, (*self.bounds, inf))
         return list(zip(ends, accumulate(self._counts.copy()), strict=True))
 
 

@@ -185,7 +185,10 @@ def _duration(seconds: float) -> Duration:
 
 
 def _latency(histogram: Histogram) -> status_pb2.LatencyTotals:
-    return status_pb2.LatencyTotals(count=histogram.count, sum=_duration(histogram.sum))
+    counts = histogram.counts
+    return status_pb2.LatencyTotals(
+        count=sum(counts), sum=_duration(histogram.sum), bucket_ends=histogram.bounds, bucket_counts=counts
+    )
 
 
 def _of_the_scheduler(error: grpc.RpcError) -> BlockyardError:

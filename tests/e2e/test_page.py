@@ -87,7 +87,7 @@ def test_a_prompt_streams_and_charts_move(browser: Browser, demo: System) -> Non
     assert len(after) == 6
     for title, chart in after.items():
         assert chart["drawn"] != before[title]["drawn"], f"{title} did not move"
-    assert "server –" not in after["Time to first token"]["told"]
+    assert "p95 –" not in after["Time to first token"]["told"]
 
 
 def test_a_chat_goes_on(browser: Browser, demo: System) -> None:

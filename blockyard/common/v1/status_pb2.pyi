@@ -334,27 +334,39 @@ Global___RecoveryStatus: _TypeAlias = RecoveryStatus  # noqa: Y015
 
 @_typing.final
 class LatencyTotals(_message.Message):
-    """Durations of one kind: how many there were, and what they are together."""
+    """Durations of one kind: how many there were, what they are together, and how they are spread."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     COUNT_FIELD_NUMBER: _builtins.int
     SUM_FIELD_NUMBER: _builtins.int
+    BUCKET_ENDS_FIELD_NUMBER: _builtins.int
+    BUCKET_COUNTS_FIELD_NUMBER: _builtins.int
     count: _builtins.int
     """How many."""
     @_builtins.property
     def sum(self) -> _duration_pb2.Duration:
         """Their sum."""
 
+    @_builtins.property
+    def bucket_ends(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Upper ends of buckets, in seconds, growing. They stay as they are while the process runs."""
+
+    @_builtins.property
+    def bucket_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many were in each bucket alone, above the end before it. One more than there are ends: the last has none."""
+
     def __init__(
         self,
         *,
         count: _builtins.int = ...,
         sum: _duration_pb2.Duration | None = ...,
+        bucket_ends: _abc.Iterable[_builtins.float] | None = ...,
+        bucket_counts: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sum", b"sum"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "sum", b"sum"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_counts", b"bucket_counts", "bucket_ends", b"bucket_ends", "count", b"count", "sum", b"sum"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

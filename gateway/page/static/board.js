@@ -32,20 +32,22 @@ const CHARTS = [
   },
   {
     title: "Time to first token",
-    hint: "All requests of this gateway, mean over ten seconds; the dots are those of this page",
+    hint: "Median and 95th percentile of this gateway's requests of ten seconds; the dots are this page's own",
     format: duration,
     series: [
-      { name: "firstToken", label: "server" },
-      { name: "pageFirstToken", label: "this page", kind: "dots" },
+      { name: "firstTokenMedian", label: "p50" },
+      { name: "firstTokenHigh", label: "p95" },
+      { name: "pageFirstToken", label: "page", kind: "dots" },
     ],
   },
   {
     title: "Between tokens",
-    hint: "All answers of this gateway, mean over ten seconds; the dots are those of this page",
+    hint: "Median and 95th percentile of this gateway's answers of ten seconds; the dots are this page's own",
     format: duration,
     series: [
-      { name: "interToken", label: "server" },
-      { name: "pageInterToken", label: "this page", kind: "dots" },
+      { name: "interTokenMedian", label: "p50" },
+      { name: "interTokenHigh", label: "p95" },
+      { name: "pageInterToken", label: "page", kind: "dots" },
     ],
   },
   {

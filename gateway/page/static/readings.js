@@ -1,10 +1,12 @@
 // Makes numbers to show of what /status tells: sums over replicas, and rates of totals between two readings.
 // 64-bit numbers come as strings, durations as "1.5s", as protobuf writes them in JSON.
 
-import { ratio } from "./series.js";
+import { difference, quantile, ratio } from "./series.js";
 
-// Requests may be seldom: their latencies are means over this time.
+// Requests may be seldom: their latencies are those of this time.
 const LATENCY_READINGS = 10;
+
+const HIGH = 0.95;
 
 /** Gives a duration in seconds, or null. */
 export function seconds(duration) {
@@ -15,7 +17,7 @@ const total = (name) => (of) => Number(of[name] ?? 0);
 const uptime = (scheduler) => seconds(scheduler.uptime) ?? 0;
 const computedPromptTokens = (scheduler) =>
   total("num_prompt_tokens")(scheduler) - total("num_cached_tokens")(scheduler);
-const sumOf = (latency) => seconds(latency.sum) ?? 0;
+const histogram = (latency) => latency && { ends: latency.bucket_ends, counts: latency.bucket_counts.map(Number) };
 
 /** Takes one answer of /status after the other. */
 export class Readings {
@@ -69,6 +71,12 @@ function ofPool(name, sum) {
 }
 
 function ofGateway(gateway, before) {
-  const mean = (name) => ratio(before?.[name], gateway?.[name], sumOf, total("count"));
-  return { firstToken: mean("time_to_first_token"), interToken: mean("inter_token_latency") };
+  const ofTime = (name) => difference(histogram(before[name]), histogram(gateway[name]));
+  const [firstTokens, interTokens] = [ofTime("time_to_first_token"), ofTime("inter_token_latency")];
+  return {
+    firstTokenMedian: quantile(firstTokens, 0.5),
+    firstTokenHigh: quantile(firstTokens, HIGH),
+    interTokenMedian: quantile(interTokens, 0.5),
+    interTokenHigh: quantile(interTokens, HIGH),
+  };
 }

@@ -40,6 +40,34 @@ export function ratio(before, now, above, below) {
   return grown[0] >= 0 && grown[1] > 0 ? grown[0] / grown[1] : null;
 }
 
+/** Gives what a histogram counted between two readings of it, {ends, counts}; null where that cannot be said. */
+export function difference(before, now) {
+  if (!before || !now || before.counts.length !== now.counts.length) return null;
+  const counts = now.counts.map((count, index) => count - before.counts[index]);
+  return counts.some((count) => count < 0) ? null : { ends: now.ends, counts };
+}
+
+/**
+ * Estimates a quantile as Prometheus does: as if values were evenly spread within their bucket.
+ *
+ * `ends` are the upper ends of the buckets, growing; `counts`, one more, says how many are in each alone. Of those above
+ * all ends nothing is known but that.
+ */
+export function quantile(histogram, share) {
+  if (!histogram) return null;
+  const { ends, counts } = histogram;
+  let rest = share * counts.reduce((sum, count) => sum + count, 0);
+  if (!rest) return null;
+  for (let index = 0; index < ends.length; index++) {
+    if (rest <= counts[index]) {
+      const start = index ? ends[index - 1] : 0;
+      return start + ((ends[index] - start) * rest) / counts[index];
+    }
+    rest -= counts[index];
+  }
+  return ends.at(-1);
+}
+
 /** Gives a round number that is not below a value: 1, 2 or 5 times a power of ten. */
 export function ceiling(value) {
   if (!(value > 0)) return 1;

@@ -132,6 +132,9 @@ async def test_status_measures_what_readers_saw(system: System) -> None:
     assert now.time_to_first_token.count == now.request_latency.count == 1
     assert now.request_latency.sum.ToNanoseconds() >= now.time_to_first_token.sum.ToNanoseconds() > 0
     assert now.inter_token_latency.count <= 11
+    for told in (now.time_to_first_token, now.inter_token_latency, now.request_latency):
+        assert len(told.bucket_counts) == len(told.bucket_ends) + 1
+        assert sum(told.bucket_counts) == told.count
     assert now.uptime.ToNanoseconds() > before.uptime.ToNanoseconds() > 0
 
 

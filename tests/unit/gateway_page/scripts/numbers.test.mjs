@@ -3,7 +3,7 @@ import test from "node:test";
 
 import { compact, count, counted, duration, percent } from "../../../../gateway/page/static/format.js";
 import { Meter, Timing } from "../../../../gateway/page/static/meter.js";
-import { ceiling, History, ratio } from "../../../../gateway/page/static/series.js";
+import { ceiling, difference, History, quantile, ratio } from "../../../../gateway/page/static/series.js";
 
 test("a history keeps its time and one sample before", () => {
   const history = new History(10);
@@ -36,6 +36,27 @@ test("a ratio is of what grew", () => {
   assert.equal(ratio(undefined, reading(10, 1), above, below), null);
   assert.equal(ratio(reading(10, 1), reading(10, 1), above, below), null, "the same reading twice");
   assert.equal(ratio(reading(10, 9), reading(2, 1), above, below), null, "after a restart");
+});
+
+test("a histogram between two readings has what came in between", () => {
+  const reading = (...counts) => ({ ends: [1, 2], counts });
+  assert.deepEqual(difference(reading(1, 2, 3), reading(1, 5, 3)), reading(0, 3, 0));
+  assert.equal(difference(undefined, reading(1, 2, 3)), null);
+  assert.equal(difference(reading(1, 2, 3), reading(0, 2, 3)), null, "after a restart");
+  assert.equal(difference({ ends: [1], counts: [1, 1] }, reading(1, 2, 3)), null, "of another version");
+});
+
+test("a quantile is where so many are below it", () => {
+  const histogram = { ends: [1, 2, 4], counts: [10, 10, 20, 0] };
+  const shares = [0.25, 0.5, 0.75, 1, 0.125];
+  assert.deepEqual(
+    shares.map((share) => quantile(histogram, share)),
+    [1, 2, 3, 4, 0.5],
+  );
+  assert.equal(quantile({ ends: [1, 2], counts: [0, 0, 5] }, 0.5), 2, "all that is known of it");
+  assert.equal(quantile({ ends: [1, 2], counts: [0, 4, 0] }, 0.5), 1.5);
+  assert.equal(quantile({ ends: [1, 2], counts: [0, 0, 0] }, 0.5), null);
+  assert.equal(quantile(null, 0.5), null);
 });
 
 test("the upper edge is a round number", () => {

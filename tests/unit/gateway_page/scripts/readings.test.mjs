@@ -3,7 +3,7 @@ import test from "node:test";
 
 import { Readings, seconds } from "../../../../gateway/page/static/readings.js";
 
-function status(at, { completion = 0, prompt = 0, cached = 0, steps = 0, first = [0, 0] } = {}) {
+function status(at, { completion = 0, prompt = 0, cached = 0, steps = 0, first = 0 } = {}) {
   const replica = (id) => ({
     replica_id: id,
     num_running_sequences: 2,
@@ -13,7 +13,7 @@ function status(at, { completion = 0, prompt = 0, cached = 0, steps = 0, first =
     host_blocks: { num_blocks: 10, num_free_blocks: 10, num_cached_blocks: 0 },
   });
   return {
-    gateway: { time_to_first_token: { count: String(first[0]), sum: `${first[1]}s` } },
+    gateway: { time_to_first_token: { bucket_ends: [1, 2], bucket_counts: ["0", String(first), "0"] } },
     scheduler: {
       uptime: `${at}s`,
       num_waiting_requests: 7,
@@ -53,18 +53,19 @@ test("a restart is no negative rate", () => {
   assert.equal(readings.take(status(2, { completion: 15 })).generated, 10);
 });
 
-test("latencies are means over ten readings", () => {
+test("latencies are those of ten readings", () => {
   const readings = new Readings();
-  assert.equal(readings.take(status(0)).firstToken, null);
-  assert.equal(readings.take(status(1, { first: [2, 3] })).firstToken, 1.5);
-  for (let at = 2; at < 11; at++) assert.equal(readings.take(status(at, { first: [2, 3] })).firstToken, 1.5);
-  assert.equal(readings.take(status(11, { first: [2, 3] })).firstToken, null, "nothing for ten readings");
+  assert.equal(readings.take(status(0)).firstTokenMedian, null);
+  for (let at = 1; at < 11; at++) assert.equal(readings.take(status(at, { first: 4 })).firstTokenMedian, 1.5);
+  assert.equal(readings.take(status(11, { first: 4 })).firstTokenMedian, null, "nothing for ten readings");
+  const told = readings.take(status(12, { first: 24 }));
+  assert.deepEqual([told.firstTokenMedian, told.firstTokenHigh, told.interTokenMedian], [1.5, 1.95, null]);
 });
 
 test("without a scheduler only the gateway tells", () => {
   const readings = new Readings();
   readings.take({ gateway: {} });
-  const told = readings.take({ gateway: { inter_token_latency: { count: "1", sum: "1s" } } });
-  assert.deepEqual(told, { firstToken: null, interToken: null });
+  const told = readings.take({ gateway: status(1).gateway });
+  assert.deepEqual(new Set(Object.values(told)), new Set([null]));
   assert.equal(readings.stepRate(0), null);
 });
