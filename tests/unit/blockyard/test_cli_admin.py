@@ -5,7 +5,13 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
+import pty
+import select
 import shlex
+import signal
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -22,7 +28,7 @@ from blockyard.supervisor import ROOT
 from tests.kit.fake_admin import FakeAdmin
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 Captured = pytest.CaptureFixture[str]
@@ -311,3 +317,45 @@ def test_top_survives_what_it_watches(admin: FakeAdmin) -> None:
     assert "does not answer" in text
     # What was seen last stays.
     assert "1,234 live" in text
+
+
+def test_top_on_a_terminal_goes_on_until_it_is_stopped(admin: FakeAdmin) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "blockyard.cli.main", "top", "--interval", "0.1", "--admin-address", admin.address],
+        cwd=ROOT,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"},
+    )
+    os.close(theirs)
+    try:
+        seen = read_until(ours, lambda text: text.count("blockyard") >= 3)
+        admin.status.scheduler.replicas[0].ready = False
+        seen = read_until(ours, lambda text: "not ready" in text)
+        admin.stop()
+        seen = read_until(ours, lambda text: "does not answer" in text)
+        assert "\x1b[" in seen
+        process.send_signal(signal.SIGINT)
+        read_until(ours, lambda text: False)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def read_until(terminal: int, condition: Callable[[str], bool], seconds: float = 20.0) -> str:
+    """Reads what is on a terminal, up to what it waits for or to its end."""
+    text, deadline = "", time.monotonic() + seconds
+    while not condition(text):
+        assert time.monotonic() < deadline, text
+        if not select.select([terminal], [], [], 1.0)[0]:
+            continue
+        try:
+            text += os.read(terminal, 1 << 16).decode(errors="replace")
+        except OSError:
+            # The other side is closed.
+            break
+    return text
