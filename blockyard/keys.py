@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import stat
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -141,6 +142,10 @@ def revoke_key(path: Path, name: str) -> None:
     try:
         beside.touch(mode=0o600)
         beside.write_text(_HEAD + (_written(kept) if kept else ""), encoding="utf-8")
+        # A gateway of another user has to be able to read on, or it would go on with the keys that it has.
+        owner = path.stat()
+        os.chown(beside, owner.st_uid, owner.st_gid)
+        beside.chmod(stat.S_IMODE(owner.st_mode))
         beside.replace(path)
     except OSError as error:
         raise KeyFileError(f"{path}: {error.strerror}") from None

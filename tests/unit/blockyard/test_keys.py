@@ -78,6 +78,14 @@ def test_revoking_takes_one_key(tmp_path: Path) -> None:
         revoke_key(path, "two")
 
 
+def test_who_could_read_the_file_still_can(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    add_key(path, entry("one"))
+    path.chmod(0o640)
+    revoke_key(path, "one")
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
 def test_a_name_is_given_once(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     add_key(path, entry("one"))
