@@ -16,8 +16,9 @@ from blockyard.errors import Violation, invalid
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-# Over HTTP finding a longer list wrong would hold up everybody else; over gRPC the same limits hold.
+# What 16 MiB could hold of these would hold up everybody else, with nothing but finding it wrong.
 MAX_MESSAGES = 4096
+MAX_PARTS = 4096
 MAX_TOOLS = 1024
 # What a template is given by the call itself.
 RESERVED_ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt"})
@@ -204,8 +205,7 @@ def find_violations(conversation: Conversation) -> Iterator[Violation]:
     if not conversation.messages:
         yield Violation("conversation.messages", "must not be empty")
     if len(conversation.messages) > MAX_MESSAGES:
-        told = f"at most {MAX_MESSAGES}, not {len(conversation.messages)}"
-        yield Violation("conversation.messages", told)
+        yield Violation("conversation.messages", f"at most {MAX_MESSAGES}")
     for number, message in enumerate(conversation.messages[:MAX_MESSAGES]):
         yield from _of_message(message, f"conversation.messages[{number}]")
     yield from _of_tools(conversation)
@@ -222,14 +222,16 @@ def _of_message(message: Message, place: str) -> Iterator[Violation]:
         yield Violation(f"{place}.tool_calls", "are made by the assistant alone")
     if message.tool_call_id is not None and message.role is not Role.TOOL:
         yield Violation(f"{place}.tool_call_id", "goes with a message of a tool alone")
-    for number, call in enumerate(message.tool_calls):
+    if len(message.tool_calls) > MAX_TOOLS:
+        yield Violation(f"{place}.tool_calls", f"at most {MAX_TOOLS}")
+    for number, call in enumerate(message.tool_calls[:MAX_TOOLS]):
         if not call.name:
             yield Violation(f"{place}.tool_calls[{number}].name", "must not be empty")
 
 
 def _of_tools(conversation: Conversation) -> Iterator[Violation]:
     if len(conversation.tools) > MAX_TOOLS:
-        yield Violation("conversation.tools", f"at most {MAX_TOOLS}, not {len(conversation.tools)}")
+        yield Violation("conversation.tools", f"at most {MAX_TOOLS}")
     for number, tool in enumerate(conversation.tools[:MAX_TOOLS]):
         if not tool.name:
             yield Violation(f"conversation.tools[{number}].name", "must not be empty")

@@ -14,8 +14,6 @@ from pydantic_core import PydanticCustomError
 from gateway import chat
 from gateway.openai.shapes import Neutral, NotServed, Shape, at_most, unsupported
 
-MAX_PARTS = 4096
-
 
 class TextPart(Shape):
     """A piece of a message's content. Only text is served."""
@@ -28,6 +26,8 @@ def _join_content(value: Any) -> Any:
     """Makes one text of a message's parts."""
     if not isinstance(value, list):
         return value
+    if len(value) > chat.MAX_PARTS:
+        raise PydanticCustomError("too_many", "has more than {limit} parts", {"limit": chat.MAX_PARTS})
     for part in value:
         if isinstance(part, dict) and part.get("type", "text") != "text":
             raise unsupported("has parts other than text, which are not supported yet")

@@ -72,6 +72,10 @@ def fields_of(conversation: Conversation) -> list[str]:
             {"messages": (Message(Role.ASSISTANT, tool_calls=(ToolCall("f"), ToolCall("", "{}"))),)},
             ["messages[0].tool_calls[1].name"],
         ),
+        (
+            {"messages": (Message(Role.ASSISTANT, tool_calls=(ToolCall("f"),) * (MAX_TOOLS + 1)),)},
+            ["messages[0].tool_calls"],
+        ),
         ({"messages": (Message(Role.USER, "", tool_call_id=""),)}, ["messages[0].tool_call_id"]),
         ({"messages": (Message(Role.TOOL, "5", tool_call_id="1"),)}, []),
         ({"tools": (Tool("f"),) * MAX_TOOLS}, []),

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from blockyard.errors import BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2
 from gateway import codec
-from gateway.chat import Conversation, Message, Role, Tool, ToolCall, ToolChoice
-from gateway.conversation_codec import decode_conversation
+from gateway.chat import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Conversation, Message, Role, Tool, ToolCall, ToolChoice
+from gateway.conversation_codec import MAX_ARGUMENTS_BYTES, MAX_PIECES, decode_conversation
 
 ContentPart = inference_pb2.ContentPart
 
@@ -85,6 +85,31 @@ def test_parts_that_are_not_text_are_not_left_out_in_silence() -> None:
         decode_conversation(inference_pb2.Conversation(messages=[inference_pb2.Message(), told]))
     assert raised.value.reason is Reason.UNSUPPORTED_PARAMETER
     assert raised.value.violations[0].field == "conversation.messages[1].content"
+
+
+def test_what_is_too_long_is_not_read_to_its_end() -> None:
+    told = inference_pb2.Conversation(
+        messages=[inference_pb2.Message()] * (MAX_MESSAGES + 9), tools=[inference_pb2.Tool()] * (MAX_TOOLS + 9)
+    )
+    told.messages[0].tool_calls.extend([inference_pb2.ToolCall()] * (MAX_TOOLS + 9))
+    conversation = decode_conversation(told)
+    assert (len(conversation.messages), len(conversation.tools)) == (MAX_MESSAGES + 1, MAX_TOOLS + 1)
+    assert len(conversation.messages[0].tool_calls) == MAX_TOOLS + 1
+
+
+@pytest.mark.parametrize(
+    ("told", "field"),
+    [
+        ({"messages": [{}, {"content": [{"text": "x"}] * (MAX_PARTS + 1)}]}, "conversation.messages[1].content"),
+        ({"messages": [{"tool_calls": [{}] * 1000}] * (MAX_PIECES // 1000 + 1)}, "conversation.messages"),
+        ({"template_arguments": {"a": "x" * MAX_ARGUMENTS_BYTES}}, "conversation.template_arguments"),
+    ],
+)
+def test_what_is_too_long_is_refused(told: dict[str, Any], field: str) -> None:
+    with pytest.raises(BlockyardError) as raised:
+        decode_conversation(inference_pb2.Conversation(**told))
+    assert raised.value.reason is Reason.FIELD_INVALID
+    assert raised.value.violations[0].field == field
 
 
 _VALUES = st.recursive(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from blockyard.errors import Reason
-from gateway import chat, validation
+from gateway import chat, conversation_codec, validation
 from tests.unit.gateway.harness import demo_tokenizer
 from tests.unit.gateway_parity.asking import parameter_of
 
@@ -97,6 +97,8 @@ def rule(name: str, asked: dict[str, Any], *wrong: str, **fields: Any) -> Case:
 
 TYPE_HOLDS_ALL_RIGHT = "the type of the proto's field holds nothing wrong"
 NOT_IN_OPENAI = "the OpenAI API has no such parameter; vLLM has none either"
+CALL = {"id": "call-1", "name": "look_up", "arguments": '{"word": "yard"}'}
+READ_FASTER = "JSON is read at once, messages of the proto one by one"
 LONG_TEXT = "once " * MAX_MODEL_LEN
 BAD_WORD = "the"
 BAD_WORD_IDS = sorted(ids[0] for ids in demo_tokenizer().encode_bad_words([BAD_WORD]) if len(ids) == 1)
@@ -198,6 +200,28 @@ RULES = [
         reason=Reason.UNSUPPORTED_PARAMETER,
     ),
     rule(
+        "many parts",
+        {"conversation.messages": [{"role": "user", "content": ["a"] * (chat.MAX_PARTS + 1)}]},
+        "conversation.messages[0].content",
+    ),
+    rule(
+        "many calls",
+        {"conversation.messages": [{"role": "assistant", "tool_calls": [CALL] * (chat.MAX_TOOLS + 1)}]},
+        "conversation.messages[0].tool_calls",
+    ),
+    rule(
+        "many calls in all",
+        {"conversation.messages": [{"role": "assistant", "tool_calls": [CALL] * 1000}] * 17},
+        only="grpc",
+        why=READ_FASTER,
+    ),
+    rule(
+        "long arguments",
+        {"conversation.template_arguments": {"mood": "x" * (conversation_codec.MAX_ARGUMENTS_BYTES + 1)}},
+        only="grpc",
+        why=READ_FASTER,
+    ),
+    rule(
         "calls of the user's",
         {"conversation.messages": [{**HI[0], "tool_calls": [{"id": "1", "name": "f", "arguments": "{}"}]}]},
         "conversation.messages[0].tool_calls",
@@ -275,7 +299,6 @@ TOOL: dict[str, Any] = {
     "description": "Looks a word up.",
     "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
 }
-CALL = {"id": "call-1", "name": "look_up", "arguments": '{"word": "yard"}'}
 
 FEATURES = [
     Case("the model by its name", {"model": "demo"}, has_effect=False),
