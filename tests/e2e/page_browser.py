@@ -304,7 +304,7 @@ def access(browser: Browser, url: str, _: str) -> dict[str, Any]:
 
 def screenshot(browser: Browser, url: str, target: str) -> dict[str, Any]:
     """Takes the picture of the guide: an answer, a token that is pointed at, and charts of the last minute."""
-    size = {"width": 1360, "height": 850}
+    size = {"width": 1360, "height": 890}
     with opened(browser, url, viewport=size, color_scheme="light") as (page, watch):
         wait_until_ready(page)
         for seed in range(4):
