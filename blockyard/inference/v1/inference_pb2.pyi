@@ -291,7 +291,7 @@ class Conversation(_message.Message):
     """The prompt ends where the last message does, and the answer goes on with it. Default false."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Message]:
-        """In order, 1 to 4096."""
+        """In order, 1 to 4096; of each at most 4096 parts and 1024 calls, and 16384 in all."""
 
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
@@ -300,7 +300,7 @@ class Conversation(_message.Message):
     @_builtins.property
     def template_arguments(self) -> _struct_pb2.Struct:
         """Variables of the template beside those above. Each template has its own (`enable_thinking`, `documents`), of types
-        that only its author knows: hence a Struct. A number without a fraction is an integer; names are in
+        that only its author knows: hence a Struct, of at most 1 MiB. A number without a fraction is an integer; names are in
         their order.
         """
 
