@@ -1,0 +1,91 @@
+"""The commands of docs/guides/security.md, run as they stand there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from blockyard.authentication import OPEN
+from blockyard.configuration import InternalSecuritySettings
+from blockyard.identity import InternalIdentity
+from blockyard.keys import read_keys
+from blockyard.settings import settings_of
+from gateway.config import GatewayConfiguration
+from scheduler_service.config import SchedulerConfiguration
+
+if TYPE_CHECKING:
+    from blockyard.identity import ServiceName
+
+ROOT = Path(__file__).parents[3]
+GUIDE = (ROOT / "docs/guides/security.md").read_text()
+
+
+def run_block(containing: str, folder: Path) -> None:
+    """Runs the guide's only shell block that has some text in it."""
+    (block,) = [block for block in re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL) if containing in block]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["sh", "-e", "-c", block],
+        cwd=folder,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("service", ["gateway", "scheduler", "worker"])
+def test_the_certificates_of_the_guide_are_good(tmp_path: Path, service: ServiceName) -> None:
+    run_block("openssl", tmp_path)
+    files = (tmp_path / f"{service}.pem", tmp_path / f"{service}.key", tmp_path / "authority.pem")
+    identity = InternalIdentity(InternalSecuritySettings(*map(str, files)))
+    peer = identity.peer(service)
+    assert peer is not None
+    assert peer.name in GUIDE
+    told = subprocess.run(
+        ["openssl", "verify", "-verify_hostname", peer.name, "-CAfile", files[2], files[0]],
+        capture_output=True, text=True, timeout=20,
+    )  # fmt: skip
+    assert told.returncode == 0, told.stdout + told.stderr
+
+
+def test_the_keys_of_the_guide_are_good(tmp_path: Path) -> None:
+    run_block("keys make", tmp_path)
+    assert [(key.name, str(key.role)) for key in read_keys(tmp_path / "keys.yaml")] == [
+        ("alice", "user"),
+        ("ops", "admin"),
+    ]
+
+
+def test_the_guide_names_no_flag_that_there_is_not() -> None:
+    known = {
+        setting.flag
+        for configuration in (GatewayConfiguration, SchedulerConfiguration)
+        for setting in settings_of(configuration)
+    }
+    commands = {
+        "--file",
+        "--expires",
+        "--role",
+        "--tenant",
+        "--max-calls",
+        "--target",
+        "--tls",
+        "--url",
+        "--worker-address",
+    }
+    commands |= {"--tls-authority", "--tls-server-name", "--client-certificate", "--client-key", "--admin-address"}
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", GUIDE))
+    assert named - known - commands == set()
+
+
+def test_what_is_open_is_told() -> None:
+    assert "/grpc.health.v1.Health/*" in OPEN and "/" in OPEN, "else the guide says something else than there is"
+    assert "`OPEN` in `blockyard/authentication.py`" in GUIDE
