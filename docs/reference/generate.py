@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE)]
 
+from dashboard import dashboard  # noqa: E402
 from metrics_page import metrics_page  # noqa: E402
 
 from blockyard.configuration import SystemConfiguration  # noqa: E402
@@ -331,6 +332,7 @@ def openai_page() -> str:
 PAGES = {
     "errors.md": errors_page,
     "configuration.md": configuration_page,
+    "dashboard.json": dashboard,
     "metrics.md": lambda: metrics_page(NOTE),
     "openai.md": openai_page,
 }

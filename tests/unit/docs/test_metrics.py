@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -17,9 +18,11 @@ from worker_service.metrics import CATALOGUE as WORKER
 ROOT = Path(__file__).parents[3]
 OURS = (*COMMON, *GATEWAY, *SCHEDULER, *WORKER)
 WATCH = ROOT / "docs" / "guides" / "watch.md"
+DASHBOARD = ROOT / "docs" / "reference" / "dashboard.json"
 READERS = [
     ROOT / "README.md",
     *(ROOT / "docs").rglob("*.md"),
+    *(ROOT / "docs").rglob("*.json"),
     *(ROOT / "k8s").rglob("*.yaml"),
     *(ROOT / "docker").rglob("*.yml"),
     *(ROOT / "docker").rglob("*.json"),
@@ -63,9 +66,11 @@ def test_what_is_read_is_told(reader: Path) -> None:
     assert sorted(set(named) - known) == []
 
 
-def test_every_label_that_a_query_names_is_one_of_the_metric() -> None:
+@pytest.mark.parametrize("reader", [WATCH, DASHBOARD], ids=lambda path: path.name)
+def test_every_label_that_a_query_names_is_one_of_the_metric(reader: Path) -> None:
     metrics = {name: metric for metric in OURS for name in samples_of(metric)}
-    queries = re.findall(r"(blockyard_\w+)\{([^}]*)\}", WATCH.read_text(encoding="utf-8"))
+    text = reader.read_text(encoding="utf-8").replace('\\"', '"')
+    queries = re.findall(r"(blockyard_\w+)\{([^}]*)\}", text)
     assert queries
     for name, selector in queries:
         labels = set(re.findall(r"(\w+)=", selector)) - {"job"}
@@ -81,3 +86,16 @@ def test_the_guide_has_alerts_and_a_scrape_that_are_yaml() -> None:
     for rule in rules:
         assert "blockyard_" in rule["expr"]
         assert rule["annotations"]["summary"].endswith(".")
+
+
+def test_the_charts_of_the_dashboard_lie_beside_each_other() -> None:
+    panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        x, y, w, h = (panel["gridPos"][side] for side in "xywh")
+        cells = {(x + across, y + down) for across in range(w) for down in range(h)}
+        assert not cells & taken
+        assert x + w <= 24
+        taken |= cells
+        assert panel["type"] == "row" or panel["targets"]
