@@ -272,13 +272,13 @@ def encode_profile_options(options: ProfileOptions) -> administration_pb2.Profil
     return administration_pb2.ProfileOptions(detail=detail, max_steps=options.max_steps)
 
 
-def encode_profile(profile: Profile, worker: str) -> Iterator[worker_pb2.StopProfileResponse]:
+def encode_profile(profile: Profile) -> Iterator[worker_pb2.StopProfileResponse]:
     """Encodes a profile: what it holds, then its file, piece by piece."""
     summary = administration_pb2.ProfileSummary(
         detail=encode_profile_options(profile.options).detail,
         num_steps=profile.num_steps,
         num_bytes=len(profile.data),
-        worker=worker,
+        worker=profile.worker,
     )
     yield worker_pb2.StopProfileResponse(summary=summary)
     for start in range(0, len(profile.data), PIECE_BYTES):

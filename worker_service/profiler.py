@@ -59,8 +59,9 @@ class ProfileOptions:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A profile that has ended. `data`: the file."""
+    """A profile that has ended. `worker`: whose it is; `data`: the file."""
 
+    worker: str
     options: ProfileOptions
     num_steps: int
     data: bytes
@@ -141,7 +142,7 @@ class Recording:
                 file.write(b"\n]}\n")
             else:
                 self._write_with_torch(file, worker, self._torch)
-        return Profile(self.options, len(self._records), buffer.getvalue())
+        return Profile(worker, self.options, len(self._records), buffer.getvalue())
 
     def _write_with_torch(self, file: gzip.GzipFile, worker: str, profiler: torch.profiler.profile) -> None:
         """Adds our events to those of torch, on its clock."""
@@ -241,16 +242,19 @@ class Profiler:
         Raises BlockyardError WRONG_STATE where none was begun.
         """
         async with self._changing:
-            recording = self._recording
-            if recording is None:
-                raise BlockyardError(Reason.WRONG_STATE, "no profile was begun")
+            if self._recording is not None:
+                self._profile = await self._end(self._recording, executor, worker)
+                self._recording = None
             if self._profile is None:
-
-                def end() -> None:
-                    recording.close()
-                    executor.recording = None
-
-                await self._thread.run(end)
-                self._profile = await asyncio.to_thread(recording.write, worker)
-                log.info("profile ends", num_steps=self._profile.num_steps, num_bytes=len(self._profile.data))
+                raise BlockyardError(Reason.WRONG_STATE, "no profile was begun")
             return self._profile
+
+    async def _end(self, recording: Recording, executor: StepExecutor, worker: str) -> Profile:
+        def end() -> None:
+            recording.close()
+            executor.recording = None
+
+        await self._thread.run(end)
+        profile = await asyncio.to_thread(recording.write, worker)
+        log.info("profile ends", num_steps=profile.num_steps, num_bytes=len(profile.data))
+        return profile

@@ -126,9 +126,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
     async def StopProfile(self, request: worker_pb2.StopProfileRequest, context: Context) -> AsyncIterator[Any]:
         """Ends a profile and tells it in pieces."""
-        profile = await self._worker.stop_profile(self._worker_id)
-        name = f"{self._worker_id} {self._worker.incarnation}"
-        for message in codec.encode_profile(profile, name):
+        for message in codec.encode_profile(await self._worker.stop_profile(self._worker_id)):
             yield message
 
     async def SetLogLevel(self, request: worker_pb2.SetLogLevelRequest, context: Context) -> Any:

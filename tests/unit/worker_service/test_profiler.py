@@ -109,6 +109,8 @@ async def test_one_profile_at_a_time(worker: WorkerDriver) -> None:
     assert summary.num_steps == 1
     # Whose connection broke asks again.
     assert await stop(worker) == (summary, data)
+    await start(worker)
+    assert (await stop(worker))[0].num_steps == 0
 
 
 async def test_a_profile_goes_on_in_the_next_epoch(worker: WorkerDriver) -> None:
@@ -225,6 +227,6 @@ def test_the_largest_profile_stays_small() -> None:
 
 def test_a_large_file_goes_in_pieces() -> None:
     data = bytes(2 * codec.PIECE_BYTES + 5)
-    first, *pieces = codec.encode_profile(Profile(ProfileOptions(Detail.STEPS, 1), 1, data), "w")
+    first, *pieces = codec.encode_profile(Profile("w", ProfileOptions(Detail.STEPS, 1), 1, data))
     assert first.summary.num_bytes == len(data)
     assert [len(piece.data) for piece in pieces] == [codec.PIECE_BYTES, codec.PIECE_BYTES, 5]
