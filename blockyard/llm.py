@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 import weakref
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from blockyard.async_client import AsyncClient
+from blockyard.chat import Message
 from blockyard.client import Client, Stream
 from blockyard.configuration import SystemConfiguration
 from blockyard.local_system import LocalSystem
@@ -23,7 +25,10 @@ from blockyard.supervisor import StartError, Supervisor
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
+    from blockyard.chat import ChatOptions, Messages
     from blockyard.results import Completion, GenerationOptions, Model
+
+    Ask = Callable[[AsyncClient, Any], Coroutine[Any, Any, Completion]]
 
 T = TypeVar("T")
 Prompt = str | list[int] | tuple[int, ...]
@@ -104,6 +109,19 @@ class LLM:
         """
         if isinstance(prompts, str):
             raise TypeError("prompts is a list: use generate([prompt])")
+        return self._answer_all(prompts, lambda client, prompt: client.generate(prompt, **options), options, progress)
+
+    def chat(
+        self, conversations: Sequence[Messages], *, progress: bool = False, **options: Unpack[ChatOptions]
+    ) -> list[Completion]:
+        """Answers conversations, all together, in their order: as `generate`, with messages as `Client.chat` has."""
+        if conversations and isinstance(conversations[0], Message | Mapping):
+            raise TypeError("conversations is a list of them: use chat([messages])")
+        return self._answer_all(conversations, lambda client, said: client.chat(said, **options), options, progress)
+
+    def _answer_all(
+        self, prompts: Sequence[Any], ask: Ask, options: GenerationOptions, progress: bool
+    ) -> list[Completion]:
         if options.get("request_id") and len(prompts) > 1:
             raise TypeError("a request_id goes with one prompt only")
         shown = progress and sys.stderr.isatty()
@@ -115,7 +133,7 @@ class LLM:
                 if isinstance(bar, Progress) and task is not None:
                     bar.advance(task)
 
-            return self._system.run(_generate_all(self._system.local.endpoints.local, prompts, options, advance))
+            return self._system.run(_answer_all(self._system.local.endpoints.local, prompts, ask, advance))
 
     def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerationOptions]) -> Stream:
         """Generates an answer as a stream of events; see `blockyard.Stream`."""
@@ -135,14 +153,12 @@ class LLM:
         return self._client.list_models()[0]
 
 
-async def _generate_all(
-    target: str, prompts: Sequence[Any], options: GenerationOptions, advance: Callable[[], None]
-) -> list[Completion]:
+async def _answer_all(target: str, prompts: Sequence[Any], ask: Ask, advance: Callable[[], None]) -> list[Completion]:
     room = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
 
-    async def one(client: AsyncClient, prompt: str | Sequence[int]) -> Completion:
+    async def one(client: AsyncClient, prompt: Any) -> Completion:
         async with room:
-            completion = await client.generate(prompt, **options)
+            completion = await ask(client, prompt)
         advance()
         return completion
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from blockyard import LLM, BlockyardError, Delta
+from blockyard import LLM, BlockyardError, Delta, Message
 from blockyard.settings import SettingsError
 from blockyard.supervisor import ROOT, StartError
 
@@ -47,6 +47,19 @@ def test_answers_come_in_the_order_of_the_prompts(fake_services: Path) -> None:
         assert len(children() - before) == 1
     assert children() == before
     llm.close()
+
+
+def test_conversations_are_answered_in_their_order(fake_services: Path) -> None:
+    with LLM() as llm:
+        conversations = [[Message("user", f"w{number}")] for number in range(20)]
+        answers = llm.chat(conversations, max_tokens=1, tool_choice="none")
+        assert [completion.text for completion in answers] == [f"w{number}" for number in range(20)]
+        assert llm.chat([]) == []
+        for conversation in ([Message("user", "a")], [{"role": "user", "content": "a"}]):
+            with pytest.raises(TypeError, match=r"chat\(\[messages\]\)"):
+                llm.chat(conversation)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="one prompt only"):
+            llm.chat(conversations, request_id="r")
 
 
 def test_an_error_of_one_prompt_is_raised(fake_services: Path) -> None:
