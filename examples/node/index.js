@@ -2,8 +2,12 @@
 //
 //     npm install
 //     node index.js [ADDRESS] [PROMPT]
+//
+// A connection that breaks costs a pause: the request was sent with ON_DISCONNECT_KEEP, and ResumeGenerate gives exactly
+// what has not come yet.
 
 import path from "node:path";
+import { setTimeout } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
 
 import grpc from "@grpc/grpc-js";
@@ -35,15 +39,42 @@ function listModels() {
   });
 }
 
-// Leaving the loop early cancels the call, and with it the request.
+// What happens to a request, over as many connections as it takes. Leaving the loop early cancels the call.
+async function* events(spec, maxResumes = 30) {
+  let accepted;
+  const position = {};
+  for (let numResumes = 0; ; numResumes++) {
+    const call = accepted
+      ? // With the request itself, also one that nobody remembers is gone on with.
+        client.ResumeGenerate({ request_id: accepted.request_id, positions: [position], spec, seed: accepted.seed })
+      : client.StreamGenerate({ spec });
+    try {
+      for await (const { event } of call) {
+        if (event.event === "accepted") {
+          accepted = event.accepted;
+          if (numResumes) continue;
+        } else if (event.event === "delta") {
+          position.num_tokens = event.delta.num_tokens;
+          position.num_text_bytes = event.delta.num_text_bytes;
+        }
+        yield event;
+      }
+      return;
+    } catch (error) {
+      if (error.code !== grpc.status.UNAVAILABLE || !accepted || numResumes === maxResumes) throw error;
+      await setTimeout(500);
+    }
+  }
+}
+
 async function stream(spec) {
-  for await (const { event } of client.StreamGenerate({ spec })) {
+  for await (const event of events(spec)) {
     if (event.event === "accepted") {
       console.log(`request ${event.accepted.request_id}, seed ${event.accepted.seed}\n`);
       process.stdout.write(spec.text);
     } else if (event.event === "delta") {
       process.stdout.write(event.delta.text);
-    } else {
+    } else if (event.event === "finished") {
       const { reason, usage } = event.finished;
       console.log(`\n\n${reason}: ${usage.num_prompt_tokens} tokens in, ${usage.num_completion_tokens} out`);
     }
@@ -53,7 +84,12 @@ async function stream(spec) {
 try {
   const [model] = await listModels();
   console.log(`${model.name}: up to ${model.max_model_len} tokens`);
-  await stream({ text: prompt, sampling: { temperature: 0 }, stop: { max_tokens: 40 } });
+  await stream({
+    text: prompt,
+    sampling: { temperature: 0 },
+    stop: { max_tokens: 40 },
+    on_disconnect: "ON_DISCONNECT_KEEP",
+  });
 } catch (error) {
   console.error(`${grpc.status[error.code]}: ${error.details}`);
   process.exitCode = 1;
