@@ -40,7 +40,12 @@ class Encoded:
 
 
 def encode(messages: Messages, options: Mapping[str, Any]) -> Encoded:
-    """Makes a conversation of messages, and of those of the options that are about it. None counts as absent."""
+    """Makes a conversation of messages, and of those of the options that are about it. None counts as absent.
+
+    Raises TypeError for a text in place of messages.
+    """
+    if isinstance(messages, str):
+        raise TypeError('messages is a list: use [Message("user", text)]')
     encoded = Encoded()
     for number, message in enumerate(messages):
         encoded.put(f"messages[{number}]", message, _put_message)

@@ -153,6 +153,11 @@ def test_a_message_that_is_none_is_told_by_its_place(message: Any, told: str) ->
     assert told in violation.description
 
 
+def test_a_text_is_no_list_of_messages() -> None:
+    with pytest.raises(TypeError, match="messages is a list"):
+        make_chat_spec("hi", {})  # type: ignore[arg-type]
+
+
 def test_errors_do_not_repeat_what_was_said() -> None:
     (violation,) = violations({"role": "user", "content": "a secret", "mood": 1})
     assert "secret" not in violation.description
