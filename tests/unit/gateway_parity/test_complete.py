@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -9,7 +10,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from blockyard.inference.v1 import inference_pb2
 from gateway import validation
 from gateway.openai.schema import ChatBody, CompletionBody
-from gateway.openai.shapes import Neutral
+from gateway.openai.shapes import Neutral, Shape
 from tests.unit.gateway_parity.asking import body_of, spec_of
 from tests.unit.gateway_parity.cases import BASES, COMMON, FEATURES, cases_of
 from tests.unit.gateway_parity.conftest import MODULES, Results, sites_of
@@ -40,6 +41,9 @@ ONLY_HTTP = {
     "logprobs": "over gRPC how many, as top_logprobs",
     "use_beam_search": "over gRPC there is a beam_search, or none",
 }
+
+# A part of a content is joined before its shape is looked at.
+TEXT_PART: dict[str, set[str]] = {"messages": {"type", "text"}, "tools": set()}
 
 
 def test_every_rule_has_a_case(results: Results) -> None:
@@ -89,7 +93,8 @@ def parameters_of(kind: Any) -> set[str]:
     return {
         name
         for name, field in kind.model_fields.items()
-        if name not in kind.WITHOUT_EFFECT and not any(isinstance(item, Neutral) for item in field.metadata)
+        if name not in getattr(kind, "WITHOUT_EFFECT", ())
+        and not any(isinstance(item, Neutral) for item in field.metadata)
     }
 
 
@@ -100,6 +105,38 @@ def test_every_parameter_of_a_body_has_a_feature() -> None:
         told = {name for body in bodies for name in body} | {"request_id"}
         assert told >= parameters_of(kind) - ONLY_HTTP.keys()
         assert told <= kind.model_fields.keys()
+
+
+def shapes_in(annotation: Any) -> Iterator[type[Shape]]:
+    """The shapes that a field holds, and those in them."""
+    if isinstance(annotation, type) and issubclass(annotation, Shape):
+        yield annotation
+        for field in annotation.model_fields.values():
+            yield from shapes_in(field.annotation)
+    for each in typing.get_args(annotation):
+        yield from shapes_in(each)
+
+
+def keys_of(value: Any) -> Iterator[str]:
+    """The names in messages and tools as they are sent."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield name
+            if name != "parameters":
+                yield from keys_of(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from keys_of(each)
+
+
+def test_every_part_of_a_message_or_tool_has_a_feature() -> None:
+    front = next(front for front in FRONTS if (front.family, front.wire) == ("chat", "http"))
+    bodies = [body_of(case.ask(front), "chat") for case in FEATURES if case.concerns(front)]
+    for name in ("messages", "tools"):
+        told = {key for body in bodies for key in keys_of(body.get(name))}
+        shapes = list(shapes_in(ChatBody.model_fields[name].annotation))
+        assert shapes
+        assert told == {parameter for shape in shapes for parameter in parameters_of(shape)} | TEXT_PART[name]
 
 
 def test_what_is_left_out_exists() -> None:
