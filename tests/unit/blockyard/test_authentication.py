@@ -142,6 +142,14 @@ def test_a_key_has_so_many_calls_at_once(ring: KeyRing) -> None:
         assert admitted(gate, evidence)
 
 
+def test_watching_is_no_call_that_counts(ring: KeyRing) -> None:
+    gate, evidence = user_gate(ring), Evidence("2")
+    with gate.admit(evidence, METHOD), gate.admit(evidence, METHOD):
+        assert admitted(gate, evidence, MONITORING[0])
+    with gate.admit(evidence, MONITORING[0]), gate.admit(evidence, METHOD), gate.admit(evidence, METHOD):
+        assert refusal(gate, evidence).reason is Reason.TENANT_QUOTA
+
+
 def test_a_certificate_tells_the_tenant() -> None:
     assert admitted(CertificateGate(), Evidence(common_name="acme")) == Caller("acme", "acme")
     assert refusal(CertificateGate(), Evidence("key")).reason is Reason.UNAUTHENTICATED
