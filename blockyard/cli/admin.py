@@ -152,6 +152,9 @@ def _is_drained(replica_id: int) -> Callable[[admin_pb2.GetStatusResponse], bool
     def is_drained(reading: admin_pb2.GetStatusResponse) -> bool:
         # One that its name tells no more is gone.
         states = [each.drain_state for each in reading.scheduler.replicas if each.replica_id == replica_id]
+        if status_pb2.DRAIN_STATE_UNSPECIFIED in states:
+            told = f"replica {replica_id} was taken back meanwhile, or the scheduler was restarted"
+            raise BlockyardError(Reason.WRONG_STATE, told)
         return reading.HasField("scheduler") and all(state == status_pb2.DRAIN_STATE_DRAINED for state in states)
 
     return is_drained

@@ -74,6 +74,7 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         asked: every request but those for the status, with the metadata that came with the last.
         errors: by method, what it fails with.
         profile: the file of a profile.
+        forgets_drains: as a scheduler that is restarted does.
     """
 
     def __init__(self) -> None:
@@ -82,6 +83,7 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         self.metadata: dict[str, str] = {}
         self.errors: dict[str, BlockyardError] = {}
         self.profile = b""
+        self.forgets_drains = False
         self.address = ""
         self._readings_to_drain: int | None = None
         self._server = grpc.server(futures.ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
@@ -133,7 +135,10 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         self._readings_to_drain = READINGS_TO_DRAIN
         replica = self.status.scheduler.replicas[0]
         replica.drain_state = status_pb2.DRAIN_STATE_DRAINING
-        return admin_pb2.DrainReplicaResponse(replica=replica, hands_over=request.replica == "0")
+        answer = admin_pb2.DrainReplicaResponse(replica=replica, hands_over=request.replica == "0")
+        if self.forgets_drains:
+            replica.drain_state = status_pb2.DRAIN_STATE_UNSPECIFIED
+        return answer
 
     def UndrainReplica(self, request: Any, context: Any) -> admin_pb2.UndrainReplicaResponse:
         self._take("UndrainReplica", request, context)

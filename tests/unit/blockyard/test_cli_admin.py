@@ -151,6 +151,12 @@ def test_drain_gives_up_waiting(admin: FakeAdmin, capsys: Captured) -> None:
     assert "it goes on draining" in capsys.readouterr().err
 
 
+def test_drain_does_not_wait_for_a_scheduler_that_forgot(admin: FakeAdmin, capsys: Captured) -> None:
+    admin.forgets_drains = True
+    assert ask(admin, "drain", "0") == 1
+    assert "the scheduler was restarted" in capsys.readouterr().err
+
+
 def test_undrain(admin: FakeAdmin, capsys: Captured) -> None:
     assert ask(admin, "undrain", "0") == 0
     assert ask(admin, "undrain", "gateway") == 0
