@@ -112,8 +112,10 @@ async def test_preemptions_are_told_by_their_mode(harness: Harness, settings: Se
     assert seen.sum("blockyard_preemptions_total") == stats.num_preemptions_total > 0
     assert seen.sum("blockyard_preemptions_total", mode=mode) > 0
     assert seen.sum("blockyard_moved_blocks_total", direction="out") == stats.num_swapped_out_blocks_total
+    assert seen.sum("blockyard_cached_blocks", pool="host") == stats.num_cached_host_blocks
     if mode == "swap":
         assert seen.sum("blockyard_moved_blocks_total", direction="in") > 0
+        assert stats.num_cached_host_blocks > 0
     else:
         assert seen.sum("blockyard_preemptions_total", mode="swap") == 0
     assert seen.sum("blockyard_generated_tokens_total") == 240
