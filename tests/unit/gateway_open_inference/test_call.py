@@ -179,13 +179,16 @@ def test_what_is_said_elsewhere_is_no_sampling_parameter(name: str) -> None:
         ("prompt_logprobs", 1),
         ("return_token_ids", True),
         ("detokenize", False),
-        ("truncate_prompt_tokens", 5),
     ],
 )
 def test_what_is_not_served_is_refused_by_its_name(name: str, value: Any) -> None:
     error = refused(sampling={name: value})
     assert fields(error) == [name] and error.reason is Reason.UNSUPPORTED_PARAMETER
     assert request_of(sampling={name: None}).prompt == PROMPT
+
+
+def test_a_prompt_can_be_cut() -> None:
+    assert request_of(sampling={"truncate_prompt_tokens": 5}).truncate_prompt_tokens == 5
 
 
 def test_names_and_types_are_told_all_at_once() -> None:
