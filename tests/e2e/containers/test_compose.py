@@ -6,7 +6,9 @@ import asyncio
 import io
 import json
 import os
+import re
 import signal
+import sys
 import time
 import urllib.parse
 import urllib.request
@@ -15,16 +17,18 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
-from blockyard import AsyncClient
+from blockyard import AsyncClient, Client
+from blockyard.errors import BlockyardError, Reason
 from tests.e2e.containers.conftest import BASE_IMAGE
 from tests.kit.answers import read_answer, run_alone
 from tests.kit.chaos_requests import TEXTS, ChaosRequest
-from tests.kit.containers import BUILD_SECONDS, now, wait_until
+from tests.kit.containers import BUILD_SECONDS, ROOT, now, wait_until
 from tests.kit.status import scheduler_status
 from tests.kit.transcript import Transcript, difference
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
 
     from docker.models.containers import Container
 
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from tests.kit.containers import Project
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+GUIDE = ROOT / "docs" / "guides" / "compose.md"
 NUM_STREAMS = 12
 PROMETHEUS = """
 ARG BASE_IMAGE
@@ -239,3 +244,30 @@ async def test_down_drains(running: Project, client: AsyncClient, known: list[Kn
     ended = [(name, event["Actor"]["Attributes"]["exitCode"]) for name, event in running.events(since, "die")]
     assert ended == [("gateway", "0"), ("scheduler", "0"), ("worker", "0")]
     assert not running.containers()
+
+
+@pytest.fixture
+def secret(project: Project, tmp_path: Path) -> Iterator[str]:
+    """A key for the services that the guide's override starts."""
+    (block,) = re.findall(r"## Keys.*?```yaml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    assert "/etc/blockyard/gateway:" in block
+    override = tmp_path / "docker-compose.override.yml"
+    override.write_text(block.replace("/etc/blockyard/gateway:", f"{tmp_path}:"))
+    made = project.run(
+        [sys.executable, "-m", "blockyard.cli.main", "keys", "make", "e2e", "--file", f"{tmp_path}/keys.yaml"]
+    )
+    (tmp_path / "keys.yaml").chmod(0o644)
+    tmp_path.chmod(0o755)
+    project.environment["COMPOSE_FILE"] = f"docker-compose.yml{os.pathsep}{override}"
+    project.up()
+    yield made.split()[0]
+    project.down()
+    del project.environment["COMPOSE_FILE"]
+
+
+def test_keys_are_asked_for_where_an_override_brings_them(project: Project, secret: str) -> None:
+    with Client(project.grpc_target) as stranger, pytest.raises(BlockyardError) as refused:
+        stranger.generate(TEXTS[0], max_tokens=3)
+    assert refused.value.reason is Reason.UNAUTHENTICATED
+    with Client(project.grpc_target, api_key=secret) as client:
+        assert client.generate(TEXTS[0], max_tokens=3).text
