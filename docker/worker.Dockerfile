@@ -1,7 +1,7 @@
 # The worker, with torch. It runs on any processor that the kernels were compiled for, or on a GPU.
 #
 # BASE_IMAGE is any image with Python 3.11 or newer and its venv. TORCH_INDEX_URL is where pip takes torch from, and so
-# which build: https://download.pytorch.org/whl/cu128 for GPUs. Empty: wherever pip looks for everything else.
+# which build: https://download.pytorch.org/whl/cu130 for GPUs. Empty: wherever pip looks for everything else.
 ARG BASE_IMAGE=python:3.12-slim
 
 # The kernels for CPUs. The compiler stays out of the image: a worker never compiles.
