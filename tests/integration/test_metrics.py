@@ -29,10 +29,12 @@ if TYPE_CHECKING:
 
     from blockyard.metrics import Metric
 
-# Few blocks, so that long answers take them from each other; few places to wait in, so that some are sent away.
+# Few blocks, so that long answers take them from each other; few places to wait in, so that some are sent away; and
+# patience, so that on a busy machine nobody is taken for dead who is not.
 SCHEDULER_FLAGS = [
     *("--dtype", "float32", "--block-size", "16", "--num-device-blocks", "40", "--num-host-blocks", "8"),
     *("--max-num-seqs", "6", "--max-waiting-requests", "8", "--scheduler-metrics-port", "0"),
+    *("--step-deadline-seconds", "30"),
 ]
 NUM_TOKENS = 300
 PROMPTS = [[5 + number, 6, 7 + 2 * number, *range(20, 30)] for number in range(8)]
@@ -146,6 +148,32 @@ async def test_what_is_told_is_what_happened(watched: Watched) -> None:
     check_tokens(streams, flooded, gateway, scheduler)
     check_failures(streams, flooded, gateway, scheduler)
     check_steps(before, worker, scheduler)
+
+
+@pytest.mark.timeout(180)
+async def test_a_killed_scheduler_costs_no_count(watched: Watched) -> None:
+    """The gateway goes on counting where it was; the successor tells what it has computed again."""
+    streams = [Seen() for _ in PROMPTS[:4]]
+    async with AsyncClient(watched.system.grpc_target) as client:
+        following = asyncio.gather(*(follow(client, number, seen) for number, seen in enumerate(streams)))
+        await watched.until("gateway", lambda seen: seen.sum("blockyard_output_tokens_total") > NUM_TOKENS)
+        watched.system.services["scheduler"].stop(signal.SIGKILL)
+        watched.system.start_service("scheduler")
+        await following
+    gateway, scheduler = watched.scrape("gateway"), watched.scrape("scheduler")
+    assert [seen.num_tokens for seen in streams] == [NUM_TOKENS] * len(streams)
+    assert gateway.sum("blockyard_output_tokens_total") == NUM_TOKENS * len(streams)
+    assert gateway.sum("blockyard_requests_total") == len(streams)
+    assert gateway.sum("blockyard_finished_requests_total", result="whole") == len(streams)
+    assert gateway.sum("blockyard_time_to_first_token_seconds_count") == len(streams)
+    assert gateway.sum("blockyard_scheduler_losses_total") == gateway.sum("blockyard_scheduler_attached") == 1
+    num_replayed = sum(seen.num_replayed for seen in streams)
+    assert scheduler.sum("blockyard_recovered_requests_total", lost="scheduler") == len(streams)
+    assert scheduler.sum("blockyard_recomputed_tokens_total", lost="scheduler") == num_replayed > NUM_TOKENS
+    # Of the answers the successor has sampled what its predecessor had not, or not told.
+    assert scheduler.sum("blockyard_generated_tokens_total") < NUM_TOKENS * (len(streams) - 1)
+    assert scheduler.sum("blockyard_prompt_tokens_total") == 0
+    assert watched.scrape("worker").sum("blockyard_worker_epoch") == 2
 
 
 def check_tokens(streams: list[Seen], flooded: list[Seen], gateway: Scrape, scheduler: Scrape) -> None:
