@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from blockyard.async_client import AsyncClient
-from blockyard.configuration import SecuritySettings, SystemConfiguration
+from blockyard.configuration import SystemConfiguration
 from blockyard.local_system import LocalSystem
 from blockyard.settings import load
 from blockyard.supervisor import Supervisor
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rich.status import Status
+
+    from blockyard.configuration import SecuritySettings
 
 log = EventLogger(__name__)
 
@@ -100,8 +102,8 @@ async def _greeting(system: LocalSystem) -> str:
         f"  gRPC   {endpoints.grpc}",
         f"  HTTP   {url}",
     ]
-    if security != SecuritySettings(max_connections=security.max_connections):
-        return "\n".join([*ready, "  for those who have what --api-keys-file and the certificates ask for", ""])
+    if needed := _needed(security):
+        return "\n".join([*ready, "", f"  callers need {needed}: see docs/guides/security.md", ""])
     body = json.dumps({"model": model.name, "prompt": "Once upon a time", "max_tokens": 32})
     call = f'blockyard.Client("{endpoints.grpc}").generate("Once upon a time", max_tokens=32)'
     python = f"import blockyard; print({call}.text)"
@@ -115,3 +117,12 @@ async def _greeting(system: LocalSystem) -> str:
             "",
         ]
     )
+
+
+def _needed(security: SecuritySettings) -> str:
+    asked = {
+        "a key": security.api_keys_file,
+        "TLS": security.tls_certificate,
+        "a certificate": security.tls_client_authority,
+    }
+    return " and ".join(name for name, setting in asked.items() if setting)

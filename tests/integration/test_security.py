@@ -17,7 +17,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
-from blockyard import Client
+from blockyard import LLM, Client
 from blockyard.admin.v1 import admin_pb2
 from blockyard.client_access import ClientAccess
 from blockyard.configuration import InternalSecuritySettings
@@ -142,6 +142,16 @@ def wait_until(condition: Any, seconds: float = 20.0) -> None:
             return
         pause.wait(0.05)
     raise AssertionError("it never came true")
+
+
+def test_an_llm_uses_its_services_whatever_they_ask_of_others(secured: Secured) -> None:
+    pair = secured.public.issue("llm")
+    asked = {"api_keys_file": str(secured.folder / "keys.yaml"), **pair.settings("tls")}
+    with LLM(str(DEMO), dtype="float32", num_device_blocks=200, **asked) as llm:
+        (answer,) = llm.generate([PROMPT], max_tokens=5, **EXACT)
+        assert list(answer.choices[0].token_ids) == generate(secured.client(), 5)
+        with Client(llm.target, tls=secured.public.client(), retry=ONCE) as other:
+            assert not is_let_in(other)
 
 
 # Between the services.

@@ -29,9 +29,13 @@ class Pair:
     certificate: Path
     key: Path
 
+    def settings(self, prefix: str) -> dict[str, str]:
+        """Gives them as settings: `tls_certificate`, `tls_key` for `tls`."""
+        return {f"{prefix}_certificate": str(self.certificate), f"{prefix}_key": str(self.key)}
+
     def flags(self, prefix: str) -> list[str]:
-        """Gives them as flags: `--tls-certificate`, `--tls-key` for `tls`."""
-        return [f"--{prefix}-certificate={self.certificate}", f"--{prefix}-key={self.key}"]
+        """Gives them as flags."""
+        return [f"--{name.replace('_', '-')}={value}" for name, value in self.settings(prefix).items()]
 
 
 def _name(common_name: str) -> x509.Name:

@@ -365,6 +365,16 @@ def test_serve_tells_where_it_is_and_ends_on_a_signal(fake_services: Path, capfd
     assert "once more to stop at once" in capfd.readouterr().err
 
 
+def test_serve_tells_what_callers_need(fake_services: Path, capfd: Captured) -> None:
+    thread = when_written(capfd, "(?s)ready.*security", lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert run("serve", "--api-keys-file=k", "--tls-certificate=c", "--tls-key=k", *FREE_PORTS) == 0
+    thread.join()
+    (out,) = thread.written  # type: ignore[attr-defined]
+    assert re.search(r"HTTP   https://127\.0\.0\.1:\d+/v1", out)
+    assert "callers need a key and TLS" in out
+    assert "curl" not in out, "it would not work like that"
+
+
 def test_a_log_for_machines_has_the_commands_lines_in_its_form(fake_services: Path, capfd: Captured) -> None:
     thread = when_written(capfd, "(?s)ready.*blockyard generate", lambda: os.kill(os.getpid(), signal.SIGINT))
     assert run("serve", "--log-format=json", *FREE_PORTS) == 0

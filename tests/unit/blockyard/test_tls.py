@@ -321,3 +321,17 @@ def test_the_names_of_services_have_their_domain(authority: Authority) -> None:
     peer = InternalIdentity(told).peer("worker")
     assert peer is not None
     assert peer.name == "worker.example.org"
+
+
+@pytest.mark.parametrize(
+    ("address", "certified", "told"),
+    [("127.0.0.1:1", False, False), ("0.0.0.0:1", False, True), ("0.0.0.0:1", True, False), ("unix:/w", False, False)],
+)
+def test_a_port_that_anybody_may_command_is_told(
+    authority: Authority, caplog: pytest.LogCaptureFixture, address: str, certified: bool, told: bool
+) -> None:
+    pair = authority.issue("worker")
+    files = (str(pair.certificate), str(pair.key), str(authority.certificate)) if certified else ("", "", "")
+    with caplog.at_level(logging.WARNING):
+        InternalIdentity(InternalSecuritySettings(*files)).warn_if_exposed(address)
+    assert bool(caplog.records) is told
