@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
-import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from blockyard import AsyncClient
+from blockyard.cli.main import main
 from blockyard.rpc import internal_channel
 from tests.kit.answers import run_alone
 from tests.kit.chaos_requests import make_requests
-from tests.kit.cluster import ROOT, Cluster
+from tests.kit.cluster import Cluster
 from tests.kit.tiny_models import tiny_model
 
 if TYPE_CHECKING:
@@ -28,17 +30,16 @@ SCHEDULER_FLAGS = ["--dtype", "float32", "--num-device-blocks", "400", "--num-ho
 
 
 async def command(cluster: Cluster, *arguments: str) -> str:
-    """Calls the program as an operator does; gives what it writes."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "blockyard.cli.main", *arguments, "--admin-address", cluster.admin_addresses[0]),
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    """Calls the program as an operator does, but for its process; gives what it writes."""
+
+    def call() -> str:
+        with redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit) as caught:
+            main([*arguments, "--admin-address", cluster.admin_addresses[0]])
+        assert not caught.value.code, arguments
+        return out.getvalue()
+
     async with asyncio.timeout(60):
-        out, err = await process.communicate()
-    assert process.returncode == 0, f"{arguments}: {err.decode()}"
-    return out.decode()
+        return await asyncio.to_thread(call)
 
 
 async def admin(cluster: Cluster, *arguments: str) -> Any:
