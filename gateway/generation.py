@@ -100,7 +100,8 @@ class GenerationService:
         return self._live.read(transcript, {})
 
     def _begin_story(self, request: GenerationRequest) -> Story:
-        return begin_story(wire_id(request.tenant, request.request_id), self.model_name)
+        operation = "text_completion" if isinstance(request.prompt, str | tuple) else "chat"
+        return begin_story(wire_id(request.tenant, request.request_id), self.model_name, operation)
 
     def _find(self, submission: Submission) -> Transcript | None:
         """The same request, if it is here; raises BlockyardError REQUEST_ID_CONFLICT for another one of its name."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 log = EventLogger(__name__)
 
 # OpenTelemetry's own names, where it has some.
+_OPERATION = "gen_ai.operation.name"
 _MODEL = "gen_ai.request.model"
 _MAX_TOKENS = "gen_ai.request.max_tokens"
 _INPUT_TOKENS = "gen_ai.usage.input_tokens"
@@ -192,12 +193,17 @@ def _failure_log(error: BlockyardError) -> Callable[..., None]:
     return log.error if error.reason in _OUR_FAULT else log.warning
 
 
-def begin_story(request_id: str, model: str) -> Story:
-    """A request comes in by the current call: it is traced if its caller is, else as often as sampling says."""
+def begin_story(request_id: str, model: str, operation: str) -> Story:
+    """A request comes in by the current call: it is traced if its caller is, else as often as sampling says.
+
+    `operation`: as OpenTelemetry calls it, `chat` or `text_completion`.
+    """
+    if not is_tracing():
+        return Story(request_id)
     call = current_call()
-    parent = call.trace_context if is_tracing() else None
-    attributes: dict[str, Any] = {"request_id": request_id[:_MAX_NAME], "method": call.method, _MODEL: model}
-    return Story(request_id, begin_server_span("request", parent, **attributes))
+    attributes: dict[str, Any] = {"method": call.method, _MODEL: model, _OPERATION: operation}
+    span = begin_server_span("request", call.trace_context, request_id=request_id[:_MAX_NAME], **attributes)
+    return Story(request_id, span)
 
 
 def take_story_over(request_id: str, context: TraceContext | None) -> Story:

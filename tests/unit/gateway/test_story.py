@@ -171,6 +171,7 @@ async def test_a_request_is_a_span_under_its_caller(core: Core, recorder: Record
         "method": METHOD,
         "n": 2,
         "num_cached_tokens": 1,
+        "gen_ai.operation.name": "text_completion",
         "gen_ai.request.model": "demo",
         "gen_ai.request.max_tokens": 5,
         "gen_ai.usage.input_tokens": 2,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -171,6 +173,12 @@ def test_off_contexts_are_not_looked_at() -> None:
     stream = Stream()
     stream.spans.received(stream.make({1: 8}, new_sequences=(new(1),)))
     assert not stream.spans._unanswered
+
+
+def test_off_nothing_of_opentelemetry_is_imported() -> None:
+    program = "import worker_service.server, sys; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert not [name for name in run.stdout.split() if name.startswith("opentelemetry")]
 
 
 def test_every_step_can_have_a_span() -> None:
