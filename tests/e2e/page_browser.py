@@ -8,6 +8,7 @@ It runs in an environment of its own, with `playwright` and `axe-playwright-pyth
 from __future__ import annotations
 
 import json
+import re
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -145,7 +146,7 @@ def completion(browser: Browser, url: str, _: str) -> dict[str, Any]:
         page.evaluate(WATCH)
         generate(page, temperature="1", seed="3", max_tokens="300", n="2")
         wait_until_done(page)
-        page.wait_for_timeout(2500)
+        expect(page.locator(".chart svg").nth(2)).not_to_have_attribute("aria-label", re.compile("p95 –"))
         told = {
             "answers": answers(page),
             "growth": page.evaluate("() => window.lengths"),
