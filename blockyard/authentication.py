@@ -150,17 +150,23 @@ class KeyGate:
     def admit(self, evidence: Evidence, path: str) -> Generator[Caller]:
         """Lets a call in. Raises BlockyardError, TENANT_QUOTA where the key has too many calls already."""
         key = self._find(evidence.key)
-        is_monitoring = _matches(path, MONITORING)
-        if key.role is not self._role and not is_monitoring:
+        caller = Caller(key.name, None if key.tenant == ANY_TENANT else key.tenant)
+        if _matches(path, MONITORING):
+            yield caller
+            return
+        self._check(key)
+        self._num_calls[key.name] += 1
+        try:
+            yield caller
+        finally:
+            self._num_calls[key.name] -= 1
+
+    def _check(self, key: Key) -> None:
+        if key.role is not self._role:
             raise BlockyardError(Reason.PERMISSION_DENIED, f"this key is of the role {key.role}, not {self._role}")
-        if key.max_calls and self._num_calls[key.name] >= key.max_calls and not is_monitoring:
+        if key.max_calls and self._num_calls[key.name] >= key.max_calls:
             message = f"this key has {key.max_calls} calls under way, which is its limit"
             raise BlockyardError(Reason.TENANT_QUOTA, message, retry_after_seconds=1.0)
-        self._num_calls[key.name] += not is_monitoring
-        try:
-            yield Caller(key.name, None if key.tenant == ANY_TENANT else key.tenant)
-        finally:
-            self._num_calls[key.name] -= not is_monitoring
 
     def _find(self, secret: str) -> Key:
         if not secret:

@@ -330,6 +330,20 @@ async def test_a_server_has_so_many_connections_at_once() -> None:
     await server.stop(0)
 
 
+async def test_who_connects_and_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc, "HANDSHAKE_SECONDS", 1)
+    server = rpc.make_server(1000, [])
+    port = rpc.bind(server, "127.0.0.1:0")
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with asyncio.timeout(20):
+        # The server greets first, then waits for the client to do so.
+        while await reader.read(1000):
+            pass
+    writer.close()
+    await server.stop(0)
+
+
 async def test_metadata_has_a_limit(guarded: Any) -> None:
     fits, too_long = ("x-long", "x" * 8000), ("x-long", "x" * (3 * rpc.MAX_METADATA_BYTES))
     assert await call(guarded, "/any.Service/UnaryUnary", ("api-key", "u"), fits)
