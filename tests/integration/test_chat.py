@@ -18,7 +18,8 @@ from gateway.chat import Message as Said
 from gateway.tokenizer import load_tokenizer
 from tests.integration.conftest import DEMO
 from tests.kit.cluster import Cluster
-from tests.unit.gateway_parity.cases import CASES, Case, named
+from tests.unit.gateway_parity.case import Case, named
+from tests.unit.gateway_parity.cases import CASES
 from tests.unit.gateway_parity.fronts import FRONTS, Answer, Gateway, Refusal
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from gateway import chat, chat_template, codec, conversation_codec, validation
 from gateway.tokenizer import load_tokenizer
 from tests.unit.gateway.harness import DEMO_MODEL
 from tests.unit.gateway_parity import scenarios
-from tests.unit.gateway_parity.cases import BASES, TEMPLATE, cases_of, named
+from tests.unit.gateway_parity.case import TEMPLATE, named
+from tests.unit.gateway_parity.cases import BASES, cases_of
 from tests.unit.gateway_parity.fronts import FRONTS, Front, Outcome
 from tests.unit.gateway_parity.scenarios import Gateway, running_gateway
 

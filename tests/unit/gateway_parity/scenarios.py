@@ -16,7 +16,8 @@ from tests.kit.fake_scheduler import FakeScheduler
 from tests.unit.gateway.harness import serving
 from tests.unit.gateway_openai.serving import serve
 from tests.unit.gateway_parity import fronts
-from tests.unit.gateway_parity.cases import BASES, named
+from tests.unit.gateway_parity.case import named
+from tests.unit.gateway_parity.cases import BASES
 from tests.unit.gateway_parity.fronts import FRONTS, of_stream
 
 if TYPE_CHECKING:

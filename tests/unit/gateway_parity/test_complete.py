@@ -12,7 +12,8 @@ from gateway import validation
 from gateway.openai.schema import ChatBody, CompletionBody
 from gateway.openai.shapes import Neutral, Shape
 from tests.unit.gateway_parity.asking import body_of, spec_of
-from tests.unit.gateway_parity.cases import BASES, COMMON, FEATURES, cases_of
+from tests.unit.gateway_parity.case import COMMON
+from tests.unit.gateway_parity.cases import BASES, FEATURES, cases_of
 from tests.unit.gateway_parity.conftest import MODULES, Results, sites_of
 from tests.unit.gateway_parity.fronts import FRONTS
 

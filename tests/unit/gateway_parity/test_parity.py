@@ -11,7 +11,8 @@ import pytest
 from blockyard.errors import TABLE, Reason
 from tests.unit.gateway_parity import scenarios
 from tests.unit.gateway_parity.asking import spec_of
-from tests.unit.gateway_parity.cases import BASES, CASES, COMMON, FEATURES, RULES, Case
+from tests.unit.gateway_parity.case import COMMON, Case
+from tests.unit.gateway_parity.cases import BASES, CASES, FEATURES, RULES
 from tests.unit.gateway_parity.fronts import FRONTS, Answer, Front, Outcome, Refusal
 
 if TYPE_CHECKING:
