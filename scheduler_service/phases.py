@@ -120,6 +120,11 @@ class _Life:
             self._recovery = begin_span("recovery", self._context, **told)
         self.enter(_QUEUE)
 
+    def leave(self) -> None:
+        """Another scheduler goes on with it."""
+        self._end_spans(error="the scheduler stopped")
+        self._recovery.end()
+
     def end(self) -> None:
         """It is live no more."""
         sequences = self.request.group.sequences
@@ -211,3 +216,11 @@ class Phases:
                 del self._by_sequence[sequence_id]
             self._prefilling.discard(life)
             life.end()
+
+    def close(self) -> None:
+        """The scheduler stops: what it knows of those that are live is told."""
+        for life in self._lives.values():
+            life.leave()
+        self._lives.clear()
+        self._by_sequence.clear()
+        self._prefilling.clear()

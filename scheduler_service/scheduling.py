@@ -95,6 +95,7 @@ class Scheduling:
         self.reception.close()
         for engine in self.engines:
             engine.close()
+        self.requests.phases.close()
 
     def link_of(self, engine: Engine) -> WorkerLink:
         """The connection to a replica's worker."""

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -16,7 +17,8 @@ from blockyard.tracing import TraceContext, use_tracer
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import ReadableSpan, Span
 
 PREFIX = "blockyard."
 CALLER = TraceContext("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "vendor=1")
@@ -80,11 +82,31 @@ def without_prefix(attributes: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return {name.removeprefix(PREFIX): value for name, value in attributes}
 
 
+class _Open(SpanProcessor):
+    """Those that have not ended."""
+
+    def __init__(self) -> None:
+        self.names: dict[int, str] = {}
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        self.names[span.get_span_context().span_id] = span.name
+
+    def on_end(self, span: ReadableSpan) -> None:
+        context = span.get_span_context()
+        assert context is not None
+        del self.names[context.span_id]
+
+
 class Recorder:
     """The spans that this process has ended."""
 
-    def __init__(self, exporter: InMemorySpanExporter) -> None:
+    def __init__(self, exporter: InMemorySpanExporter, unended: _Open) -> None:
         self._exporter = exporter
+        self._open = unended
+
+    def check_all_ended(self) -> None:
+        """Fails with the names of spans that were begun and forgotten."""
+        assert not self._open.names, list(self._open.names.values())
 
     @property
     def seen(self) -> Seen:
@@ -116,8 +138,10 @@ def recorded_spans(*, ratio: float = 1.0, every_step: bool = False) -> Iterator[
     exporter = InMemorySpanExporter()
     settings = TracingSettings(trace_ratio=ratio, trace_every_step=every_step)
     provider = make_provider("test", settings, SimpleSpanProcessor(exporter), {})
+    unended = _Open()
+    provider.add_span_processor(unended)
     use_tracer(OtlpTracer(provider), every_step=every_step)
     try:
-        yield Recorder(exporter)
+        yield Recorder(exporter, unended)
     finally:
         use_tracer(None)

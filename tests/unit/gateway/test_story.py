@@ -29,6 +29,7 @@ METHOD = "InferenceService/StreamGenerate"
 def recorder() -> Iterator[Recorder]:
     with recorded_spans() as recorder:
         yield recorder
+        recorder.check_all_ended()
 
 
 @contextlib.contextmanager

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from blockyard.common.v1 import sampling_pb2
+from blockyard.errors import BlockyardError
 from blockyard.trace_codec import encode_trace_context
 from blockyard.tracing import use_tracer
 from scheduler_service.codec import encode_step
@@ -31,6 +34,7 @@ TRACED: dict[str, Any] = {"trace_context": encode_trace_context(CALLER)}
 def recorder() -> Iterator[Recorder]:
     with recorded_spans() as recorder:
         yield recorder
+        recorder.check_all_ended()
 
 
 async def finished(client: TokenClient, stream: Stream, prompt: list[int], max_tokens: int) -> None:
@@ -149,6 +153,35 @@ async def test_a_request_that_ends_while_it_waits_has_waited(
     await until_idle(server)
 
 
+async def test_nothing_is_left_of_requests_however_they_ended(
+    harness: Harness, settings: Settings, recorder: Recorder
+) -> None:
+    worker = await harness.worker(step_seconds=0.001)
+    server = await harness.scheduler(settings(num_device_blocks=40, block_size=8, num_host_blocks=10))
+    client = await harness.client()
+    beams = sampling_pb2.BeamSearch(width=3, length_penalty=1.0)
+    streams = [
+        await client.add(f"r{number}", [number + 1] * 12, n=1 + number % 3, max_tokens=30, **TRACED)
+        for number in range(12)
+    ]
+    streams.append(await client.add("beams", [1, 2, 3], n=2, max_tokens=10, beam_search=beams, **TRACED))
+    streams.append(await client.add("never", [1] * 5000, **TRACED))
+    await client.wait_until(lambda: sum(bool(stream.token_ids[0]) for stream in streams) > 3)
+    await client.abort("r3")
+    await client.abort("r4", 0, stop=True, num_tokens=1)
+    assert await client.cancel("r5", "r6")
+    await worker.kill()
+    await harness.worker(step_seconds=0.001)
+    for stream in streams:
+        if stream.request_id not in ("r3", "r4"):
+            with suppress(BlockyardError):
+                await client.result(stream)
+    await until_idle(server)
+    phases = server.scheduling.requests.phases
+    assert (phases._lives, phases._by_sequence, phases._prefilling) == ({}, {}, set())
+    assert len(recorder.seen.named("queue")) >= len(streams) - 1
+
+
 async def test_a_request_of_a_scheduler_before_goes_on_in_its_trace(harness: Harness, recorder: Recorder) -> None:
     await harness.worker(step_seconds=0.002)
     async with harness.running_scheduler(), harness.gateway("one") as client:
@@ -156,6 +189,7 @@ async def test_a_request_of_a_scheduler_before_goes_on_in_its_trace(harness: Har
         stream = await client.add("r", [5, 6], max_tokens=60, **TRACED)
         await client.wait_until(lambda: len(stream.token_ids[0]) > 5)
     before = len(recorder.seen.spans)
+    assert recorder.seen.one("decode").error == "the scheduler stopped"
     server = await harness.scheduler()
     client = await harness.client("two")
     await finished(client, await client.resubmit(stream), [5, 6], 60)

@@ -27,6 +27,7 @@ BUSY = 0.03
 def recorder() -> Iterator[Recorder]:
     with recorded_spans() as recorder:
         yield recorder
+        recorder.check_all_ended()
 
 
 class Stream:
