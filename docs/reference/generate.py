@@ -1,4 +1,4 @@
-"""Writes the pages of this folder that are made from the code: errors, settings, metrics, the OpenAI API's parameters.
+"""Writes the pages of this folder that are made from the code: errors, settings, metrics, parameters, protos.
 
     python docs/reference/generate.py
 
@@ -17,6 +17,7 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE)]
 
 from dashboard import dashboard  # noqa: E402
 from metrics_page import metrics_page  # noqa: E402
+from protos_page import protos_page  # noqa: E402
 
 from blockyard.configuration import SystemConfiguration  # noqa: E402
 from blockyard.errors import DOMAIN, TABLE, Reason  # noqa: E402
@@ -335,6 +336,7 @@ PAGES = {
     "dashboard.json": dashboard,
     "metrics.md": lambda: metrics_page(NOTE),
     "openai.md": openai_page,
+    "protos.md": lambda: protos_page(NOTE),
 }
 
 
