@@ -100,6 +100,34 @@ async def test_a_wrong_certificate_is_refused(authority: Authority, tmp_path: Pa
         assert not await is_answered(address, Peer(files_of(theirs, trusted), WORKER))
 
 
+async def test_an_expired_server_is_not_called(authority: Authority, tmp_path: Path) -> None:
+    ours = authority.issue("worker", names=[WORKER], valid=timedelta(days=-1))
+    theirs = files_of(authority.issue("scheduler", names=[SCHEDULER]), authority.certificate)
+    async with serving(files_of(ours, authority.certificate)) as address:
+        assert not await is_answered(address, Peer(theirs, WORKER))
+
+
+async def test_a_stream_outlives_the_certificates_that_it_began_with(authority: Authority) -> None:
+    """Both end in the midst: nobody gets in any more, and who is in stays."""
+    valid = timedelta(seconds=2)
+    ours = files_of(authority.issue("worker", names=[WORKER], valid=valid), authority.certificate)
+    peer = Peer(files_of(authority.issue("scheduler", names=[SCHEDULER], valid=valid), authority.certificate), WORKER)
+    ready = asyncio.Event()
+    async with (
+        serving(ours, ready.is_set) as address,
+        rpc.internal_channel(address, peer) as channel,
+        asyncio.timeout(20),
+    ):
+        watch: Any = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        reading = asyncio.create_task(watch.read())
+        while await is_answered(address, peer):
+            await asyncio.wait({reading}, timeout=0.1)
+        ready.set()
+        assert (await reading).status == health_pb2.HealthCheckResponse.SERVING
+        watch.cancel()
+
+
 async def test_a_server_takes_a_new_certificate_and_running_streams_go_on(authority: Authority, tmp_path: Path) -> None:
     second = Authority(tmp_path / "second", "second")
     trusted = tmp_path / "trusted.pem"
