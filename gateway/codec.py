@@ -59,17 +59,22 @@ def decode_spec(spec: inference_pb2.GenerationSpec) -> GenerationRequest:
 
 
 def decode_generation(spec: inference_pb2.GenerationSpec) -> GenerationRequest:
-    """Reads a request of Generate and StreamGenerate; raises BlockyardError FIELD_INVALID for a conversation."""
+    """Reads a request of Generate and StreamGenerate.
+
+    Raises BlockyardError FIELD_INVALID for a conversation, and for values that no enum has.
+    """
     if spec.HasField("conversation"):
         raise invalid([Violation("conversation", "is for Chat and StreamChat")])
+    _check_enums(spec)
     return decode_spec(spec)
 
 
 def decode_chat(spec: inference_pb2.GenerationSpec) -> GenerationRequest:
-    """Reads a request of Chat and StreamChat; raises BlockyardError FIELD_INVALID for any other prompt.
+    """Reads a request of Chat and StreamChat. A conversation that is absent becomes an empty one.
 
-    A conversation that is absent becomes an empty one.
+    Raises BlockyardError FIELD_INVALID for any other prompt, and for values that no enum has.
     """
+    _check_enums(spec)
     kind = spec.WhichOneof("prompt")
     if kind in ("text", "token_ids"):
         raise invalid([Violation(kind, "is for Generate and StreamGenerate")])
@@ -78,6 +83,17 @@ def decode_chat(spec: inference_pb2.GenerationSpec) -> GenerationRequest:
         raise invalid([Violation("add_special_tokens", told, Reason.UNSUPPORTED_PARAMETER)])
     request = decode_spec(spec)
     return request if kind else replace(request, prompt=decode_conversation(spec.conversation))
+
+
+def _check_enums(spec: inference_pb2.GenerationSpec) -> None:
+    """Refuses numbers of a later version: taken for a default they would change an answer in silence."""
+    violations: list[Violation] = []
+    if spec.on_disconnect not in inference_pb2.OnDisconnect.values():
+        violations.append(Violation("on_disconnect", "must be ABORT or KEEP"))
+    if spec.beam_search.early_stopping not in sampling_pb2.EarlyStopping.values():
+        violations.append(Violation("beam_search.early_stopping", "must be HEURISTIC, FIRST or NEVER"))
+    if violations:
+        raise invalid(violations)
 
 
 def decode_tokenize(message: inference_pb2.TokenizeRequest) -> GenerationRequest:

@@ -35,6 +35,13 @@ def _check_stop(value: Any) -> Any:
 Stop = Annotated[list[str], BeforeValidator(_check_stop, json_schema_input_type=str | list[str])]
 
 
+def _check_early_stopping(value: Any) -> Any:
+    # Here, since of a value that is of no branch each branch would tell.
+    if value is None or isinstance(value, bool) or value == "never":
+        return value
+    raise PydanticCustomError("early_stopping", "should be true, false or 'never'")
+
+
 class StreamOptions(Shape):
     """What a stream tells beside its text."""
 
@@ -112,7 +119,7 @@ class GenerationBody(NotServedYet):
     # The width of a beam search. Without one it can only be n.
     best_of: int | None = None
     length_penalty: float | None = None
-    early_stopping: bool | Literal["never"] | None = None
+    early_stopping: Annotated[bool | Literal["never"] | None, BeforeValidator(_check_early_stopping)] = None
 
     # Ours.
     max_queue_time: float | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import Violation, invalid
 from blockyard.inference.v1 import inference_pb2
 from gateway.openai.call import understand_chat
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
 # By path in GenerationSpec: {"sampling.top_p": 0.5}. A "prompt" is text or ids; messages and tools are dictionaries.
 Ask = dict[str, Any]
 UNKNOWN_NUMBER = 99
-PREFIXES = {"role": "ROLE", "tool_choice": "TOOL_CHOICE", "on_disconnect": "ON_DISCONNECT"}
+_ENUMS = {
+    "tool_choice": inference_pb2.ToolChoice,
+    "on_disconnect": inference_pb2.OnDisconnect,
+    "early_stopping": sampling_pb2.EarlyStopping,
+}
 
 
 def spec_of(asked: Ask) -> inference_pb2.GenerationSpec:
@@ -56,13 +61,12 @@ def _put_prompt(spec: Any, _path: str, value: str | list[int]) -> None:
 
 def _put_enum(spec: Any, path: str, value: str) -> None:
     field = path.rpartition(".")[2]
-    enum = {"tool_choice": inference_pb2.ToolChoice, "on_disconnect": inference_pb2.OnDisconnect}[field]
-    name = f"{PREFIXES[field]}_{value.upper()}"
-    _put(spec, path, enum.Value(name) if name in enum.keys() else UNKNOWN_NUMBER)  # noqa: SIM118 - an enum's wrapper
+    _put(spec, path, number_of(_ENUMS[field], field, value))
 
 
-def _put_early_stopping(spec: Any, path: str, value: str) -> None:
-    _put(spec, path, {"heuristic": 1, "first": 2, "never": 3}[value])
+def number_of(enum: Any, prefix: str, name: str) -> int:
+    """The number of a value; of one that there is not, one that a later version may have."""
+    return dict(enum.items()).get(f"{prefix}_{name}".upper(), UNKNOWN_NUMBER)
 
 
 def _put_seconds(spec: Any, path: str, value: float) -> None:
@@ -78,8 +82,7 @@ def _put_messages(spec: Any, _path: str, messages: list[dict[str, Any]]) -> None
             reasoning_content=told.get("reasoning_content"),
             tool_calls=[inference_pb2.ToolCall(**call) for call in told.get("tool_calls", ())],
         )
-        name = f"ROLE_{told.get('role', 'unspecified').upper()}"
-        message.role = inference_pb2.Role.Value(name) if name in inference_pb2.Role.keys() else UNKNOWN_NUMBER  # noqa: SIM118
+        message.role = number_of(inference_pb2.Role, "role", told.get("role", "unspecified"))
         for part in _parts_of(told):
             # One of another kind is one that this version of the proto has no name for.
             message.content.add(text=part) if isinstance(part, str) else message.content.add()
@@ -108,7 +111,7 @@ _PUT = {
     "conversation.tools": _put_tools,
     "conversation.tool_choice": _put_enum,
     "on_disconnect": _put_enum,
-    "beam_search.early_stopping": _put_early_stopping,
+    "beam_search.early_stopping": _put_enum,
     "max_queue_time": _put_seconds,
     "sampling.bad_token_sequences": _put_sequences,
 }
@@ -161,5 +164,5 @@ def _message_body(told: dict[str, Any]) -> dict[str, Any]:
 _VALUES = {
     "conversation.messages": lambda messages: [_message_body(message) for message in messages],
     "conversation.tools": lambda tools: [{"type": "function", "function": tool} for tool in tools],
-    "beam_search.early_stopping": {"heuristic": False, "first": True, "never": "never"}.__getitem__,
+    "beam_search.early_stopping": lambda value: {"heuristic": False, "first": True}.get(value, value),
 }

@@ -99,6 +99,12 @@ RULES = [
         "sampling.logprobs",
         reason=Reason.UNSUPPORTED_PARAMETER,
     ),
+    rule(
+        "an end of beams that is none",
+        {"beam_search.width": 2, "beam_search.early_stopping": "sometimes"},
+        "beam_search.early_stopping",
+    ),
+    rule("a way to leave that is none", {"on_disconnect": "sometimes"}),
     # Conversations.
     rule("no messages", {"conversation.messages": []}),
     rule("many messages", {"conversation.messages": HI * (chat.MAX_MESSAGES + 1)}),
