@@ -62,6 +62,7 @@ class SchedulerLink:
         self._receiver: Receiver | None = None
         self._facts: ModelFacts | None = None
         self._readiness = Readiness(False, self._unreachable())
+        self._told_readiness = (False, "")
         # What of them was told on this stream.
         self._is_told = False
         self._outgoing: list[Outgoing] = []
@@ -219,14 +220,22 @@ class SchedulerLink:
             if progress.readiness is not None:
                 self._readiness = progress.readiness
             if progress.facts is not None or progress.readiness is not None:
-                log.info("readiness", ready=self.is_ready, message=self.message or None)
+                self._tell_readiness()
                 self._news.set()
             assert self._receiver is not None
             self._receiver.received(progress)
 
+    def _tell_readiness(self) -> None:
+        """Each replica that comes or goes makes the scheduler tell it again: what is as it was is no news."""
+        told = (self.is_ready, self.message)
+        if told != self._told_readiness:
+            self._told_readiness = told
+            log.info("readiness", ready=told[0], message=told[1] or None)
+
     def _detached(self, reason: str) -> None:
         was_attached, self._is_attached, self._is_told = self._is_attached, False, False
         self._readiness = Readiness(False, reason)
+        self._told_readiness = (False, "")
         self._outgoing.clear()
         if was_attached:
             if reason != _STOPPING:

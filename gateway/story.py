@@ -43,14 +43,26 @@ _OUR_FAULT = (Reason.BUG, Reason.POISON_REQUEST)
 class Story:
     """One request at this gateway, from its arrival to its end.
 
-    Attributes:
+    Args:
+        request_id: its name on the wire.
         span: the request's; NO_SPAN if it is not traced.
+        is_taken_over: another gateway had it: times are from then on.
     """
 
-    __slots__ = ("_arrived_at", "_first_token_at", "_method", "_num_recoveries", "_recovery", "_request_id", "span")
+    __slots__ = (
+        "_arrived_at",
+        "_first_token_at",
+        "_is_taken_over",
+        "_method",
+        "_num_recoveries",
+        "_recovery",
+        "_request_id",
+        "span",
+    )
 
-    def __init__(self, request_id: str, span: Span = NO_SPAN) -> None:
+    def __init__(self, request_id: str, span: Span = NO_SPAN, *, is_taken_over: bool = False) -> None:
         self.span = span
+        self._is_taken_over = is_taken_over
         # Not checked yet.
         self._request_id = request_id[:_MAX_NAME]
         self._method = current_call().method
@@ -171,6 +183,7 @@ class Story:
             "first_token_seconds": self._since_arrival(self._first_token_at),
             "seconds": self._since_arrival(time.monotonic()),
             "num_recoveries": self._num_recoveries or None,
+            "taken_over": self._is_taken_over or None,
         }
 
     def _debug(self, message: str, **fields: Any) -> None:
@@ -208,5 +221,5 @@ def begin_story(request_id: str, model: str, operation: str) -> Story:
 
 def take_story_over(request_id: str, context: TraceContext | None) -> Story:
     """A request goes on here that another gateway had: in its trace."""
-    span = begin_span("request", context, request_id=request_id, method=current_call().method, taken_over=True)
-    return Story(request_id, span)
+    span = begin_span("request", context, request_id=request_id, taken_over=True)
+    return Story(request_id, span, is_taken_over=True)

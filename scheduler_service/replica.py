@@ -97,6 +97,7 @@ class _Progress:
     """Tells how far loading is, every few seconds at most."""
 
     report: Callable[[str], None]
+    worker_address: str
     told_at: float = 0.0
 
     def tell(self, progress: LoadProgress) -> None:
@@ -105,7 +106,12 @@ class _Progress:
             return
         self.told_at = now
         share = progress.done_bytes / progress.total_bytes
-        log.info("loading the model", done_bytes=progress.done_bytes, total_bytes=progress.total_bytes)
+        log.info(
+            "loading the model",
+            worker_address=self.worker_address,
+            done_bytes=progress.done_bytes,
+            total_bytes=progress.total_bytes,
+        )
         self.report(f"the worker is loading the model: {share:.0%}")
 
 
@@ -213,7 +219,8 @@ class Replica:
         if worker.state is WorkerState.CREATED or worker.configuration_digest == self._digest:
             return
         if worker.incarnation != self._dismissed:
-            log.info("ending a worker of another configuration", incarnation=worker.incarnation)
+            address, incarnation = self.address, worker.incarnation
+            log.info("ending a worker of another configuration", worker_address=address, incarnation=incarnation)
             await self._link.shutdown("another configuration")
             self._dismissed = worker.incarnation
         raise NotReady("the worker had another configuration and was told to end; waiting for its successor")
@@ -222,13 +229,16 @@ class Replica:
         model, device = model_source(self._configuration.model), self._configuration.device
         if worker.state is WorkerState.CREATED:
             await self._link.init_device(device.device, device.dtype, self._digest)
-        begin, progress = time.monotonic(), _Progress(self._report)
-        log.info("the worker loads the model", model=model or "demo", incarnation=worker.incarnation)
+        begin, address = time.monotonic(), self.address
+        progress = _Progress(self._report, address)
+        told = {"worker_address": address, "model": model or "demo", "incarnation": worker.incarnation}
+        log.info("the worker loads the model", **told)
         async for event in self._link.load_model(model, self._configuration.model.revision, device.quantization):
             if isinstance(event, LoadedModel):
                 self._know(state=WorkerState.LOADED, model=event)
                 seconds = round(time.monotonic() - begin, 2)
-                log.info("the model is loaded", architecture=event.architecture, seconds=seconds)
+                told = {"worker_address": address, "architecture": event.architecture, "seconds": seconds}
+                log.info("the model is loaded", **told)
                 return event
             progress.tell(event)
         raise NotReady("the worker ended LoadModel without a model")
@@ -250,6 +260,7 @@ class Replica:
         cache = await self._link.initialize_cache(plan)
         log.info(
             "the cache is ready",
+            worker_address=self.address,
             block_size=cache.block_size,
             num_device_blocks=cache.num_device_blocks,
             num_host_blocks=cache.num_host_blocks,

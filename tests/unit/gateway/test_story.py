@@ -135,6 +135,21 @@ async def test_a_failure_is_as_loud_as_it_is_bad(
     assert lines(caplog, message)[0]["reason"] == str(reason)
 
 
+async def test_a_request_that_was_taken_over_says_so(core: Core, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    submission = await core.submission_of("r")
+    caplog.clear()
+    resuming = asyncio.create_task(core.resume("r"))
+    await asyncio.sleep(0)
+    core.told(resumed=[core.resumed(core.link.resumes[0].handle, submission, (7,))])
+    reader = await resuming
+    finish(core, 50, 8)
+    await drained(reader)
+    [fields] = lines(caplog, "request finished")
+    assert fields["taken_over"] is True
+    assert fields["num_completion_tokens"] == 2
+
+
 async def test_the_moments_between_are_for_developers(core: Core, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG")
     reader = await core.accepted("r")
