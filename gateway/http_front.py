@@ -66,6 +66,8 @@ class HttpFront:
                 h11_max_incomplete_event_size=MAX_HEADER_BYTES,
                 ssl_context_factory=(lambda *_: http_context(files)) if files else None,
                 log_config=None,
+                # It warns of each request that is none, with which anybody could fill the log.
+                log_level="error",
                 access_log=False,
                 server_header=False,
                 ws="none",

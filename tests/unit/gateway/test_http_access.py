@@ -227,6 +227,15 @@ async def test_a_listener_has_so_many_connections_at_once(tmp_path: Path) -> Non
             writer.close()
 
 
+async def test_nonsense_is_answered_and_fills_no_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    upgrade = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: upgrade, close\r\nUpgrade: websocket\r\n\r\n"
+    with caplog.at_level("DEBUG"):
+        async with serving(App(tmp_path), Access()) as port:
+            for said in (b"\x16\x03\x01 no TLS here\r\n\r\n", b"nonsense\r\n\r\n", upgrade):
+                assert (await exchange(port, said)).startswith(b"HTTP/1.1 ")
+    assert [record for record in caplog.records if record.levelname != "DEBUG"] == []
+
+
 async def test_headers_have_a_limit(tmp_path: Path) -> None:
     """Of headers that do not come in one piece: those that do are as long as what is read at once."""
     head = b"GET /v1/who HTTP/1.1\r\nHost: x\r\nConnection: close\r\nx: "
