@@ -32,6 +32,8 @@ MAX_STOP_STRING_CHARACTERS = 1024
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_CHARACTERS = 256
 MAX_BAD_SEQUENCE_TOKENS = 256
+# Finding more of them wrong would hold up everybody else.
+MAX_LOGIT_BIASES = 4096
 MAX_LOGPROBS = 20
 MIN_BEAM_WIDTH, MAX_BEAM_WIDTH = 2, 32
 # Of a Duration.
@@ -219,6 +221,9 @@ def _foreign_ids(field: str, token_ids: tuple[int, ...], limits: ModelLimits) ->
 
 def _logit_bias(request: GenerationRequest, limits: ModelLimits) -> Iterator[Violation]:
     bias = request.sampling.logit_bias
+    if len(bias) > MAX_LOGIT_BIASES:
+        yield Violation("sampling.logit_bias", f"at most {MAX_LOGIT_BIASES}, not {len(bias)}")
+        return
     yield from _foreign_ids("sampling.logit_bias", tuple(bias), limits)
     outside = [i for i, value in bias.items() if not -100 <= value <= 100]
     if outside:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.naming import REQUEST_ID_PATTERN
 from gateway.openai import errors
-from gateway.openai.schema import MAX_LOGIT_BIASES
 from gateway.validation import (
     MAX_BAD_WORD_CHARACTERS,
     MAX_BAD_WORDS,
+    MAX_LOGIT_BIASES,
     MAX_STOP_STRING_CHARACTERS,
     MAX_STOP_STRINGS,
     RANGES,

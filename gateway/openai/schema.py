@@ -16,11 +16,11 @@ from pydantic_core import PydanticCustomError
 
 from gateway.openai.messages import ChatShape
 from gateway.openai.shapes import Neutral, NotServed, Shape, TokenIdKey, at_most, unsupported
+from gateway.validation import MAX_LOGIT_BIASES
 
 # As many inputs as OpenAI takes in one call elsewhere; each becomes a request of its own.
 MAX_PROMPTS = 2048
 # What 16 MiB could hold of these would keep the event loop busy for a minute, with nothing but finding it wrong.
-MAX_LOGIT_BIASES = 4096
 MAX_METADATA = 64
 
 

@@ -15,6 +15,7 @@ from gateway.validation import (
     MAX_BAD_SEQUENCE_TOKENS,
     MAX_BAD_WORD_CHARACTERS,
     MAX_BAD_WORDS,
+    MAX_LOGIT_BIASES,
     MAX_STOP_STRING_CHARACTERS,
     MAX_STOP_STRINGS,
     ModelLimits,
@@ -117,6 +118,7 @@ INF, NAN = math.inf, math.nan
         *[("sampling.repetition_penalty", {"repetition_penalty": value}) for value in (0.0, -1.0, INF, NAN, 1e-60)],
         *[("sampling.seed", {"seed": value}) for value in (-1, 2**64)],
         *[("sampling.logit_bias", {"logit_bias": value}) for value in ({100: 1.0}, {-1: 1.0})],
+        ("sampling.logit_bias", {"logit_bias": dict.fromkeys(range(MAX_LOGIT_BIASES + 1), 1.0)}),
         *[("sampling.logit_bias", {"logit_bias": {1: value}}) for value in (100.5, -101.0, NAN, INF)],
         ("stop.max_tokens", {"max_tokens": 0}),
         ("stop.max_tokens", {"max_tokens": 29}),
@@ -145,7 +147,10 @@ INF, NAN = math.inf, math.nan
         ("sampling.bad_token_sequences", {"bad_token_sequences": ((1,),) * (MAX_BAD_WORDS + 1)}),
         ("sampling.bad_token_sequences", {"bad_token_sequences": ((1,) * (MAX_BAD_SEQUENCE_TOKENS + 1),)}),
         *[("priority", {"priority": value}) for value in (-(2**31) - 1, 2**31)],
-        *[("max_queue_time", {"max_queue_seconds": value}) for value in (0.0, -1.0, NAN, INF, 1e-60, 315_576_000_001.0)],
+        *[
+            ("max_queue_time", {"max_queue_seconds": value})
+            for value in (0.0, -1.0, NAN, INF, 1e-60, 315_576_000_001.0)
+        ],
         *[("beam_search.width", {"beam_search": BeamOptions(width)}) for width in (-1, 0, 1, 33)],
         *[("beam_search.length_penalty", {"beam_search": BeamOptions(2, value)}) for value in (INF, -INF, NAN, 1e39)],
         ("n", {"beam_search": BeamOptions(2), "n": 3}),

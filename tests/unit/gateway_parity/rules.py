@@ -56,6 +56,7 @@ RULES = [
     rule("length_penalty", {"beam_search.width": 2, "beam_search.length_penalty": 1e39}, "beam_search.length_penalty"),
     # Tokens and words.
     rule("a foreign bias", {"sampling.logit_bias": {VOCAB_SIZE: 1.0}}),
+    rule("many biases", {"sampling.logit_bias": dict.fromkeys(range(validation.MAX_LOGIT_BIASES + 1), 1.0)}),
     rule("a large bias", {"sampling.logit_bias": {7: 100.5}}),
     rule("a foreign allowed token", {"sampling.allowed_token_ids": [7, VOCAB_SIZE]}),
     rule(
