@@ -19,6 +19,8 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from blockyard import LLM, Client
 from blockyard.admin.v1 import admin_pb2
+from blockyard.authentication import KeyRole
+from blockyard.cli.main import main
 from blockyard.client_access import ClientAccess
 from blockyard.configuration import InternalSecuritySettings
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
 SERVICES: tuple[ServiceName, ...] = ("gateway", "scheduler", "worker")
 SCHEDULER_FLAGS = ("--dtype", "float32", "--num-device-blocks", "200", "--num-host-blocks", "50", "--debug-integrity")
-KEY = "the-key"
+KEY, ADMIN_KEY = "the-key", "the-admin-key"
 PROMPT = "def add(a, b):\n"
 EXACT: GenerationOptions = {"ignore_eos": True, "temperature": 0.0, "return_token_ids": True}
 ONCE = RetryPolicy(max_attempts=1, resume_seconds=0.0)
@@ -78,6 +80,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     trusted = folder / "internal-authority.pem"
     trust(trusted, internal)
     add_key(folder / "keys.yaml", Key(name="mine", sha256=digest(KEY), tenant="acme"))
+    add_key(folder / "keys.yaml", Key(name="ops", sha256=digest(ADMIN_KEY), tenant="ops", role=KeyRole.ADMIN))
     system = System(DEMO, folder / "logs", SCHEDULER_FLAGS, access=ClientAccess(tls=public.client()))
     told = Secured(system, folder, public, internal, trusted)
     flags = {service: internal_flags(told.issue_internal(internal, service), trusted) for service in SERVICES}
@@ -111,6 +114,21 @@ def test_others_do_not_get_in(secured: Secured, wrong: str, tmp_path: Path) -> N
     with client, pytest.raises(BlockyardError) as raised:
         client.list_models()
     assert raised.value.reason is (Reason.UNAUTHENTICATED if "key" in wrong else Reason.NO_READY_WORKER)
+
+
+@pytest.mark.parametrize(("key", "code"), [(ADMIN_KEY, 0), (KEY, 1), ("", 1)])
+def test_operators_have_keys_of_their_own(
+    secured: Secured, capsys: pytest.CaptureFixture[str], key: str, code: int
+) -> None:
+    """Through the gateway to the scheduler, which takes the gateway's certificate for it."""
+    options = [f"--api-key={key}", f"--tls-authority={secured.public.certificate}"]
+    address = f"--admin-address=127.0.0.1:{secured.system.port('admin')}"
+    for command in (["status", "--json"], ["dump"]):
+        with pytest.raises(SystemExit) as ended:
+            main([*options, "admin", *command, address])
+        out, err = capsys.readouterr()
+        assert int(ended.value.code or 0) == code, err
+        assert bool(out) is (code == 0)
 
 
 def test_a_revoked_key_is_refused_and_a_new_one_is_not(secured: Secured) -> None:
