@@ -104,6 +104,7 @@ def _encode_new_sequence(sequence: NewSequence) -> worker_pb2.NewSequence:
         stop_token_ids=sorted(sequence.spec.stop_token_ids),
         num_beam_candidates=sequence.num_beam_candidates,
         trace_context=encode_trace_context(sequence.spec.trace_context),
+        request_id=sequence.spec.request_id,
     )
 
 

@@ -103,6 +103,7 @@ def _decode_new_sequence(message: worker_pb2.NewSequence) -> NewSequence:
         stop_token_ids=tuple(message.stop_token_ids),
         num_beam_candidates=message.num_beam_candidates,
         trace_context=decode_trace_context(message.trace_context) if message.HasField("trace_context") else None,
+        request_id=message.request_id,
     )
 
 

@@ -71,6 +71,7 @@ class NewSequence:
     stop_token_ids: tuple[int, ...] = ()
     num_beam_candidates: int = 0
     trace_context: TraceContext | None = None
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

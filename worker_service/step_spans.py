@@ -1,5 +1,5 @@
 """The spans of a step stream's traced sequences: one for each step that begins or prefills one, one for each run of
-decode steps. Lives in the event loop, apart from what computes.
+decode steps; and the debug events of those that begin. Lives in the event loop, apart from what computes.
 
 Most steps have the rows of the one before, and then nothing is looked at. A stream without traced sequences keeps
 nothing at all.
@@ -11,13 +11,23 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
+from blockyard.telemetry import EventLogger
 from blockyard.tracing import begin_span, is_tracing, traces_every_step
 
 if TYPE_CHECKING:
     from blockyard.tracing import Span, TraceContext
     from worker_service.step import Step, StepResult
 
+log = EventLogger(__name__)
+
 _STREAM_ENDED = "the step stream ended"
+
+
+class _Traced(NamedTuple):
+    """A sequence that is traced."""
+
+    context: TraceContext
+    request_id: str
 
 
 class _Run(NamedTuple):
@@ -33,7 +43,7 @@ class StepSpans:
     def __init__(self) -> None:
         self._is_on = is_tracing()
         # Of the traced sequences that the worker has after the step that was answered last.
-        self._contexts: dict[int, TraceContext] = {}
+        self._traced: dict[int, _Traced] = {}
         self._runs: dict[int, _Run] = {}
         self._unanswered: deque[Step] = deque()
         self._rows: tuple[int, ...] = ()
@@ -45,9 +55,11 @@ class StepSpans:
 
     def received(self, step: Step) -> None:
         """A step came, and is not checked yet."""
+        if step.new_sequences and log.has_debug:
+            _tell_beginnings(step)
         if not self._is_on:
             return
-        if self._contexts or self._unanswered or any(new.trace_context for new in step.new_sequences):
+        if self._traced or self._unanswered or any(new.trace_context for new in step.new_sequences):
             self._unanswered.append(step)
 
     def answered(self, result: StepResult) -> None:
@@ -66,23 +78,23 @@ class StepSpans:
 
     def _change_sequences(self, step: Step) -> None:
         """In the order of a step: forks, then those that ended, then new ones."""
-        contexts = self._contexts
+        traced = self._traced
         for fork in step.forks:
-            if context := contexts.get(fork.parent_id):
-                contexts[fork.child_id] = context
+            if parent := traced.get(fork.parent_id):
+                traced[fork.child_id] = parent
         for sequence_id in step.finished_sequence_ids:
-            contexts.pop(sequence_id, None)
+            traced.pop(sequence_id, None)
         for new in step.new_sequences:
-            contexts.pop(new.sequence_id, None)
+            traced.pop(new.sequence_id, None)
             if new.trace_context is not None:
-                contexts[new.sequence_id] = new.trace_context
+                traced[new.sequence_id] = _Traced(new.trace_context, new.request_id)
 
     def _look(self, step: Step, result: StepResult) -> None:
         new_ids = {new.sequence_id for new in step.new_sequences}
         decoding: set[int] = set()
         self._had_prefill = False
         for sequence_id, num_new_tokens in zip(step.sequence_ids, step.num_new_tokens.tolist(), strict=True):
-            if sequence_id not in self._contexts:
+            if sequence_id not in self._traced:
                 continue
             if num_new_tokens == 1 and sequence_id not in new_ids:
                 decoding.add(sequence_id)
@@ -93,18 +105,25 @@ class StepSpans:
                 self._tell_step("prefill step", sequence_id, num_new_tokens, step, result)
         self._end_runs(self._runs.keys() - decoding)
         for sequence_id in decoding - self._runs.keys():
-            context = self._contexts[sequence_id]
-            told = {"sequence_id": sequence_id, "epoch": step.epoch}
-            span = begin_span("decode steps", context, seconds_ago=_seconds_since(result.times.begun_at), **told)
+            context, request_id = self._traced[sequence_id]
+            span = begin_span(
+                "decode steps",
+                context,
+                seconds_ago=_seconds_since(result.times.begun_at),
+                request_id=request_id,
+                epoch=step.epoch,
+                sequence_id=sequence_id,
+            )
             self._runs[sequence_id] = _Run(span, step.step_id)
 
     def _tell_step(self, name: str, sequence_id: int, num_new_tokens: int, step: Step, result: StepResult) -> None:
-        times = result.times
+        times, (context, request_id) = result.times, self._traced[sequence_id]
         begun_ago = _seconds_since(times.begun_at)
         begin_span(
             name,
-            self._contexts[sequence_id],
+            context,
             seconds_ago=begun_ago,
+            request_id=request_id,
             epoch=step.epoch,
             step_id=step.step_id,
             sequence_id=sequence_id,
@@ -128,6 +147,20 @@ class StepSpans:
     def close(self) -> None:
         """The stream has ended, and what decoded is forgotten with it."""
         self._end_runs(set(self._runs), error=_STREAM_ENDED)
+
+
+def _tell_beginnings(step: Step) -> None:
+    for new in step.new_sequences:
+        log.debug(
+            "sequence begins",
+            request_id=new.request_id,
+            sequence_id=new.sequence_id,
+            epoch=step.epoch,
+            step_id=step.step_id,
+            num_tokens=len(new.token_ids),
+            num_computed_tokens=new.num_computed_tokens,
+            trace_id=new.trace_context.trace_id if new.trace_context else None,
+        )
 
 
 def _seconds_since(at: float) -> float:

@@ -165,6 +165,9 @@ def check_worker_death_log(cluster: Cluster, trace_id: str) -> None:
     assert (last["level"], last["num_recoveries"], last["num_completion_tokens"]) == ("info", 1, NUM_TOKENS)
     scheduled = [event["message"] for event in events_of(cluster, "scheduler", "worker-dies")]
     assert scheduled.index("request lost its worker") < scheduled.index("request ended")
+    began = [event for name in ("worker-0", "worker-1") for event in events_of(cluster, name, "worker-dies")]
+    assert [event["message"] for event in began] == ["sequence begins"] * 2
+    assert {event["trace_id"] for event in began} == {trace_id}
     events = [json.loads(line) for line in cluster.log("scheduler").splitlines()]
     loud = [event["message"] for event in events if event["level"] in ("warning", "error")]
     assert "the worker was lost" in loud

@@ -20,7 +20,7 @@ def is_written(event: str) -> bool:
 
 
 def test_events_that_are_named_are_written() -> None:
-    named = re.findall(r"`((?:request|first|requests|a step|a handler|nothing)\b[^`]* [^`]+)`", LOGS)
+    named = re.findall(r"`((?:request|first|sequence|requests|a step|a handler|nothing)\b[^`]* [^`]+)`", LOGS)
     assert len(named) >= 15
     assert [event for event in named if not is_written(event)] == []
 

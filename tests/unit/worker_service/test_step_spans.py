@@ -53,7 +53,7 @@ class Stream:
 
 
 def new(sequence_id: int, context: TraceContext | None = CALLER) -> NewSequence:
-    return NewSequence(sequence_id, 0, np.arange(8), 8, 0, np.arange(1), trace_context=context)
+    return NewSequence(sequence_id, 0, np.arange(8), 8, 0, np.arange(1), trace_context=context, request_id="r")
 
 
 def test_a_prefill_step_has_a_span_and_the_decodes_share_one(recorder: Recorder) -> None:
@@ -69,6 +69,7 @@ def test_a_prefill_step_has_a_span_and_the_decodes_share_one(recorder: Recorder)
     assert len(seen.spans) == 3
     assert {(span.trace_id, span.parent_id) for span in seen.spans} == {(CALLER.trace_id, CALLER.traceparent[36:52])}
     assert first.attributes == {
+        "request_id": "r",
         "epoch": 3,
         "step_id": 1,
         "sequence_id": 1,
@@ -81,10 +82,10 @@ def test_a_prefill_step_has_a_span_and_the_decodes_share_one(recorder: Recorder)
         "sample_seconds": 0.008,
     }
     assert (second.attributes["step_id"], second.attributes["num_new_tokens"]) == (2, 3)
-    assert decodes.attributes == {"sequence_id": 1, "epoch": 3, "num_steps": 4, "last_step_id": 6}
+    assert decodes.attributes == {"request_id": "r", "sequence_id": 1, "epoch": 3, "num_steps": 4, "last_step_id": 6}
     assert first.seconds == pytest.approx(BUSY, abs=1e-3)
     assert decodes.seconds >= BUSY
-    assert stream.spans._contexts == {}
+    assert stream.spans._traced == {}
 
 
 def test_steps_are_answered_later_than_they_come(recorder: Recorder) -> None:
@@ -201,3 +202,17 @@ def test_the_message_that_a_worker_drains_is_no_answer(recorder: Recorder) -> No
     stream.spans.answered(StepResult(3, 2, draining=True))
     assert len(stream.spans._unanswered) == 1
     stream.spans.close()
+
+
+@pytest.mark.parametrize("context", [CALLER, None])
+def test_debug_events_tell_which_sequences_begin(
+    context: TraceContext | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    stream = Stream()
+    stream.run({1: 8}, new_sequences=(new(1, context),))
+    stream.run({1: 1})
+    [record] = [record for record in caplog.records if record.name == "worker_service.step_spans"]
+    assert record.message == "sequence begins"
+    told = {"request_id": "r", "sequence_id": 1, "epoch": 3, "step_id": 1, "num_tokens": 8, "num_computed_tokens": 0}
+    assert record.fields == told | ({"trace_id": context.trace_id} if context else {})  # type: ignore[attr-defined]
