@@ -56,6 +56,7 @@ class Results:
     refused: dict[tuple[Reason, Front], Outcome] = field(default_factory=dict[tuple[Reason, Front], Outcome])
     failed: dict[Reason, dict[Front, Outcome]] = field(default_factory=dict[Reason, dict[Front, Outcome]])
     cancelled: dict[Front, Outcome] = field(default_factory=dict[Front, Outcome])
+    left: set[str] = field(default_factory=set[str])
     in_conflict: dict[Front, Outcome] = field(default_factory=dict[Front, Outcome])
     sent_again: dict[Front, tuple[Outcome, Outcome, int]] = field(
         default_factory=dict[Front, tuple[Outcome, Outcome, int]]
@@ -98,6 +99,7 @@ async def run_all(results: Results, template: Path) -> None:
     async with running_gateway(load_tokenizer(DEMO_MODEL, chat_template_file=template)) as gateway:
         await asyncio.gather(*(results.ask_all(gateway, front) for front in FRONTS))
         results.cancelled = await scenarios.cancelled(gateway)
+        results.left = await scenarios.left(gateway)
         for reason in Reason:
             results.failed[reason] = await scenarios.failed(gateway, reason)
 

@@ -81,6 +81,18 @@ async def cancelled(gateway: Gateway) -> dict[Front, Outcome]:
         return {front: await outcome for front, (_, outcome) in asking.items()}
 
 
+async def left(gateway: Gateway) -> set[str]:
+    """Clients leave in the midst; gives the names of the fronts whose requests ended with them."""
+    async with _held(gateway, "left") as asking:
+        names = {request_id: front.name for front, (request_id, _) in asking.items()}
+        for _, outcome in asking.values():
+            outcome.cancel()
+        await asyncio.wait([outcome for _, outcome in asking.values()])
+        scheduler = gateway.scheduler
+        await scheduler.wait_until(lambda: names.keys() <= {abort.request_id for abort in scheduler.aborted})
+        return {name for request_id, name in names.items() if request_id not in scheduler.live}
+
+
 @asynccontextmanager
 async def _held(gateway: Gateway, name: str) -> AsyncIterator[dict[Front, tuple[str, asyncio.Task[Outcome]]]]:
     """Asks all fronts, and leaves them without an answer within the block."""

@@ -95,6 +95,10 @@ def test_a_request_that_is_cancelled_says_so(results: Results, front: Front) -> 
     assert told.status in (grpc.StatusCode.CANCELLED, 499, None)
 
 
+def test_a_request_ends_when_its_client_leaves(results: Results) -> None:
+    assert results.left == set(FRONT_NAMES)
+
+
 @by_name("front", FRONTS, ids=FRONT_NAMES)
 def test_a_request_that_is_sent_again_is_the_same_one(results: Results, front: Front) -> None:
     first, second, num_added = results.sent_again[front]
