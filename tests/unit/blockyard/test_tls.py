@@ -268,8 +268,11 @@ async def echo(files: CertificateFiles) -> AsyncIterator[int]:
 class Line:
     """A connection over TLS that checks who answers."""
 
-    def __init__(self, port: int, authority: Path, pair: Pair | None = None) -> None:
+    def __init__(
+        self, port: int, authority: Path, pair: Pair | None = None, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
+    ) -> None:
         self._context = ssl.create_default_context(cafile=str(authority))
+        self._context.maximum_version = version
         if pair:
             self._context.load_cert_chain(pair.certificate, pair.key)
         self._port = port
@@ -304,24 +307,35 @@ async def test_an_http_server_takes_a_new_certificate_and_its_connections_go_on(
         assert await first.says(b"old\n") == b"old\n"
 
 
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 async def test_an_http_server_asks_for_certificates_of_the_authority_of_now(
-    authority: Authority, tmp_path: Path
+    authority: Authority, tmp_path: Path, version: ssl.TLSVersion
 ) -> None:
     other = Authority(tmp_path / "other", "other")
     trusted = tmp_path / "trusted.pem"
     trust(trusted, authority)
-    mine, others = authority.issue("mine"), other.issue("others")
     expired = authority.issue("expired", valid=timedelta(days=-1))
+    shown = (authority.issue("mine"), other.issue("others"), expired, None)
     server = authority.issue("server")
 
     async def answers(port: int, pair: Pair | None) -> bool:
-        async with Line(port, authority.certificate, pair) as line:
-            return await line.says(b"hello\n") == b"hello\n"
+        try:
+            async with Line(port, authority.certificate, pair, version) as line:
+                return await line.says(b"hello\n") == b"hello\n"
+        except (ssl.SSLError, ConnectionError):
+            # With TLS 1.2 a client is refused in the handshake, with 1.3 after it.
+            return False
 
     async with echo(files_of(server, trusted)) as port, asyncio.timeout(20):
-        assert [await answers(port, pair) for pair in (mine, others, expired, None)] == [True, False, False, False]
+        assert [await answers(port, pair) for pair in shown] == [True, False, False, False]
         trust(trusted, other)
-        assert [await answers(port, pair) for pair in (mine, others, expired, None)] == [False, True, False, False]
+        assert [await answers(port, pair) for pair in shown] == [False, True, False, False]
+
+
+def test_an_old_version_of_tls_is_not_spoken(authority: Authority) -> None:
+    files = files_of(authority.issue("server"))
+    for context in (http_context(files), files.current().context):
+        assert context.minimum_version is ssl.TLSVersion.TLSv1_2
 
 
 # Who a service is.
