@@ -64,6 +64,10 @@ def _one_of(models: Iterable[type[Shape]]) -> dict[str, Any]:
     return refs[0] if len(refs) == 1 else {"oneOf": refs}
 
 
+def _any_of(models: Iterable[type[Shape]]) -> dict[str, Any]:
+    return {"anyOf": [_ref(model) for model in models]}
+
+
 def _content(schema: dict[str, Any], media_type: str = JSON) -> dict[str, Any]:
     return {"content": {media_type: {"schema": schema}}}
 
@@ -116,14 +120,14 @@ def _documented(
     }
 
 
-def _streamed(documented: dict[str, Any], chunk: type[Shape], *, only: bool = False) -> dict[str, Any]:
+def _streamed(documented: dict[str, Any], *chunks: type[Shape], only: bool = False) -> dict[str, Any]:
     """Adds that the answer may be a stream, or is nothing else. What is said of a stream is said of each event."""
-    data = {"type": "string", "contentMediaType": JSON, "contentSchema": _ref(chunk)}
+    told = {"type": "string", "contentMediaType": JSON, "contentSchema": _any_of((*chunks, answers.Failure))}
     event = {
         "type": "object",
         "description": "The last one is [DONE], or a Failure instead.",
         "required": ["data"],
-        "properties": {"data": data, "id": {"type": "string"}},
+        "properties": {"data": {"anyOf": [told, {"const": "[DONE]"}]}, "id": {"type": "string"}},
     }
     content = documented["responses"][200]["content"]
     content[EVENTS] = {"schema": event}
@@ -142,6 +146,7 @@ CHATS = _call(ChatBody, answers.ChatCompletion, answers.ChatChunk)
 RESUME = _streamed(
     _documented(answers.Completion, Reason, parameters=(_REQUEST_ID, _PLACE, _TENANT)),
     answers.CompletionChunk,
+    answers.ChatChunk,
     only=True,
 )
 CANCEL = _documented(

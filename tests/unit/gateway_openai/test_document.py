@@ -115,7 +115,8 @@ async def test_a_stream_is_made_of_what_it_says(
         check_response(document, "POST", path_of(body), response)
         return
     told = operation_of(document, "POST", path_of(body))["responses"]["200"]["content"]["text/event-stream"]
-    chunk = told["schema"]["properties"]["data"]["contentSchema"]
+    chunk, failure = told["schema"]["properties"]["data"]["anyOf"][0]["contentSchema"]["anyOf"]
+    assert failure == {"$ref": "#/components/schemas/Failure"}
     assert chunk == {"$ref": f"#/components/schemas/{'ChatChunk' if 'messages' in body else 'CompletionChunk'}"}
     events = [line.removeprefix("data: ") for line in response.text.split("\n") if line.startswith("data: ")]
     assert events.pop() == "[DONE]" and events
