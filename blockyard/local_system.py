@@ -20,7 +20,13 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
-from blockyard.configuration import DeviceSettings, PublicSettings, SystemConfiguration, WorkerProcessSettings
+from blockyard.configuration import (
+    DeviceSettings,
+    InternalSecuritySettings,
+    PublicSettings,
+    SystemConfiguration,
+    WorkerProcessSettings,
+)
 from blockyard.model_files import resolve_model
 from blockyard.rpc import PortTaken, internal_channel
 from blockyard.settings import ENVIRONMENT_PREFIX, settings_of, to_flags
@@ -31,6 +37,8 @@ if TYPE_CHECKING:
 
 # What the kernel takes as the path of a Unix socket, with room for the longest name in the folder.
 MAX_FOLDER_BYTES = 107 - len("/scheduler")
+# Between sockets that only this user can open nobody needs a certificate, whatever the environment says.
+_PRIVATE = InternalSecuritySettings()
 # Longer than a gateway drains.
 GATEWAY_GRACE_SECONDS = 40.0
 
@@ -71,11 +79,11 @@ class LocalSystem:
         # Whoever started this system waits for it, and is told at once what to repair.
         scheduling = [scheduler, f"--worker-address={','.join(workers)}", "--no-wait-for-repair"]
         device = divide_memory(told.device, len(workers))
-        for section in (told.model, device, told.cache, told.scheduler, told.log, told.tracing):
+        for section in (told.model, device, told.cache, told.scheduler, told.log, told.tracing, _PRIVATE):
             scheduling += to_flags(section)
         scheduling.append(f"--scheduler-metrics-port={told.metrics.scheduler_metrics_port}")
         serving = [scheduler, f"--gateway-local-address={self.endpoints.local}"]
-        for section in (told.model, told.text, told.public, told.security, told.log, told.tracing):
+        for section in (told.model, told.text, told.public, told.security, told.log, told.tracing, _PRIVATE):
             serving += to_flags(section)
         return [
             *(self._worker(number, address) for number, address in enumerate(workers)),
@@ -86,7 +94,9 @@ class LocalSystem:
     def _worker(self, number: int, address: str) -> Service:
         told = self.configuration
         settings = divide_processors(told.worker, told.parallel.data_parallel_size)
-        flags = [f"--worker-address={address}", *to_flags(settings), *to_flags(told.log), *to_flags(told.tracing)]
+        flags = [f"--worker-address={address}", *to_flags(settings)]
+        for section in (told.log, told.tracing, _PRIVATE):
+            flags += to_flags(section)
         first_port = told.metrics.worker_metrics_port
         flags.append(f"--worker-metrics-port={first_port + number if first_port > 0 else first_port}")
         return Service(f"worker-{number}", "worker_service", tuple(flags))

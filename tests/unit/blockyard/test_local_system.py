@@ -18,6 +18,7 @@ from blockyard.configuration import (
     ModelSettings,
     ParallelSettings,
     PublicSettings,
+    SecuritySettings,
     SystemConfiguration,
     WorkerProcessSettings,
 )
@@ -62,6 +63,17 @@ async def test_the_services_find_each_other_on_private_sockets() -> None:
     assert len(at_scheduler.partition("unix:")[2]) <= 107
     await local.close()
     assert not folder.exists()
+
+
+async def test_the_services_need_no_certificates_among_themselves() -> None:
+    local = system(security=SecuritySettings(api_keys_file="keys.yaml"))
+    *others, gateway = local.services()
+    for service in (*others, gateway):
+        assert flag_of(service, "internal-certificate") == ""
+        assert service is gateway or "--api-keys-file=keys.yaml" not in service.flags
+    assert flag_of(gateway, "api-keys-file") == "keys.yaml"
+    assert flag_of(gateway, "gateway-local-address") == local.endpoints.local
+    await local.close()
 
 
 def flag_of(service: Service, name: str) -> str:
