@@ -73,13 +73,16 @@ def histogram(name: str, help: str, bounds: tuple[float, ...], *labels: str) -> 
 
 BUILD_INFO = gauge("blockyard_build_info", "Always 1.", "service", "version")
 READY = gauge("blockyard_ready", "Whether readiness probes are answered with yes: 1 or 0.")
+TASKS = gauge(
+    "blockyard_tasks", "Tasks of the event loop that are not done: what grows here without load was left behind."
+)
 GRPC_CALLS = counter(
     "blockyard_grpc_calls_total",
     "gRPC calls that ended, by `package.Service/Method` and status code. Health and reflection do not count.",
     "method",
     "code",
 )
-COMMON = (BUILD_INFO, READY, GRPC_CALLS)
+COMMON = (BUILD_INFO, READY, TASKS, GRPC_CALLS)
 """What every service has."""
 
 PROCESS = (

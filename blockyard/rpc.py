@@ -218,10 +218,16 @@ class Heartbeat:
         self._max_age_seconds = max_age_seconds
         self._interval_seconds = interval_seconds
         self._beat = time.monotonic()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
         """Begins to beat on the running loop."""
-        self._tick(asyncio.get_running_loop())
+        self._loop = asyncio.get_running_loop()
+        self._tick(self._loop)
+
+    def num_tasks(self) -> int:
+        """Counts the tasks of the loop that are not done; may be called from any thread."""
+        return len(asyncio.all_tasks(self._loop)) if self._loop else 0
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         self._beat = time.monotonic()

@@ -14,6 +14,7 @@ from blockyard.call_metrics import CallCounter
 from blockyard.errors import BlockyardError, Reason
 from blockyard.identity import InternalIdentity
 from blockyard.keys import KeyFileError
+from blockyard.metrics import TASKS
 from blockyard.metrics_server import MetricsServer
 from blockyard.model_files import resolve_model
 from blockyard.rpc import PUBLIC_MESSAGE_BYTES, HealthServer, Heartbeat, PortTaken, add_health, bind, make_server
@@ -89,6 +90,7 @@ class Gateway:
         self.metrics.watch(self.generation, self._live, self._link)
         self._metrics_server = MetricsServer(self.metrics.registry)
         self._heartbeat = Heartbeat()
+        self.metrics.registry.read(TASKS, self._heartbeat.num_tasks)
         administration = AdminServicer(self.generation, self._link, gateway_id=gateway_id)
         self._servers = self._make_servers(administration)
         app = make_app(self.generation)

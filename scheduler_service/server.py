@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.call_metrics import CallCounter
+from blockyard.metrics import TASKS
 from blockyard.metrics_server import MetricsServer
 from blockyard.rpc import INTERNAL_MESSAGE_BYTES, HealthServer, Heartbeat, PortTaken, add_health, bind, make_server
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
@@ -50,6 +51,7 @@ class Server:
         self._server = self._make_server()
         self._health: HealthServer | None = None
         self._metrics = MetricsServer(self.scheduling.metrics.registry)
+        self.scheduling.metrics.registry.read(TASKS, self._heartbeat.num_tasks)
         self._running: asyncio.Task[None] | None = None
 
     def _make_server(self) -> grpc.aio.Server:

@@ -10,6 +10,7 @@ import sys
 
 from blockyard.call_metrics import CallCounter
 from blockyard.identity import InternalIdentity
+from blockyard.metrics import TASKS
 from blockyard.metrics_server import MetricsServer
 from blockyard.rpc import INTERNAL_MESSAGE_BYTES, HealthServer, Heartbeat, PortTaken, add_health, bind, make_server
 from blockyard.settings import load
@@ -62,6 +63,7 @@ class Server:
         )
         self._health: HealthServer | None = None
         self._metrics = MetricsServer(self.worker.metrics.registry)
+        self.worker.metrics.registry.read(TASKS, self._heartbeat.num_tasks)
 
     def _is_ready(self) -> bool:
         """A worker without a model is ready too: ready for a scheduler, which looks for it by this."""

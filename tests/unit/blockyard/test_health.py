@@ -36,6 +36,19 @@ def eventually(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+async def test_a_heartbeat_counts_the_tasks_beside_it() -> None:
+    heartbeat = rpc.Heartbeat()
+    assert heartbeat.num_tasks() == 0
+    heartbeat.start()
+    stopping = asyncio.Event()
+    before = await asyncio.to_thread(heartbeat.num_tasks)
+    task = asyncio.create_task(stopping.wait())
+    assert await asyncio.to_thread(heartbeat.num_tasks) == before + 1
+    stopping.set()
+    await task
+    assert await asyncio.to_thread(heartbeat.num_tasks) == before
+
+
 def test_liveness_fails_when_the_loop_is_blocked_and_comes_back() -> None:
     blocked, free = threading.Event(), threading.Event()
     heartbeat = rpc.Heartbeat(max_age_seconds=0.3, interval_seconds=0.02)

@@ -9,7 +9,19 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
 from blockyard import __version__
-from blockyard.metrics import COMMON, PROCESS, READY, Counter, Histogram, Registry, counter, gauge, geometric, histogram
+from blockyard.metrics import (
+    COMMON,
+    PROCESS,
+    READY,
+    TASKS,
+    Counter,
+    Histogram,
+    Registry,
+    counter,
+    gauge,
+    geometric,
+    histogram,
+)
 from tests.kit.scrape import Scrape
 
 if TYPE_CHECKING:
@@ -82,6 +94,7 @@ def test_a_registry_gives_what_was_counted_and_reads_what_is(registry: Registry)
     registry.read(LEVEL, lambda: level)
     registry.read(LEVELS, lambda: {("device", "free"): 3, ("host", "used"): level})
     registry.read(READY, lambda: True)
+    registry.read(TASKS, lambda: 3)
     assert registry.missing == []
     served.add("new", count=2)
     fast.observe(0.01)
@@ -100,6 +113,7 @@ def test_a_registry_gives_what_was_counted_and_reads_what_is(registry: Registry)
     assert scrape.sum("test_seconds_bucket", phase="slow", le="+Inf") == 3
     assert scrape.sum("blockyard_build_info", service="test", version=__version__) == 1
     assert scrape.sum("blockyard_ready") == 1
+    assert scrape.sum("blockyard_tasks") == 3
     seen.add()
     assert Scrape.of(registry).sum("test_seen_total") == 1
 
@@ -108,7 +122,7 @@ def test_every_metric_of_the_catalogue_is_told_in_its_kind(registry: Registry) -
     scrape = Scrape.of(registry)
     assert [metric.name for metric in (*COMMON, *CATALOGUE, *PROCESS) if not scrape.has(metric)] == []
     assert len(scrape.kinds) == len({*COMMON, *CATALOGUE, *PROCESS})
-    assert registry.missing == ["blockyard_ready", *(metric.name for metric in CATALOGUE)]
+    assert registry.missing == ["blockyard_ready", "blockyard_tasks", *(metric.name for metric in CATALOGUE)]
 
 
 def test_the_process_tells_of_itself(registry: Registry) -> None:
