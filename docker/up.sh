@@ -1,6 +1,7 @@
 #!/bin/sh
 # Builds and starts all containers, and waits until they are healthy: up.sh COMPOSE…, either of its two programs.
 set -eu
+# How long to wait after the last container was started.
 seconds=${UP_SECONDS:-600}
 
 states() {

@@ -146,6 +146,22 @@ def test_a_variable_that_is_set_empty_stays_so_where_that_means_something() -> N
     assert "${TORCH_INDEX_URL-http" in (ROOT / "docker-compose.yml").read_text()
 
 
+def test_the_guide_tells_every_variable() -> None:
+    guide = (ROOT / "docs" / "guides" / "compose.md").read_text()
+    rows = re.findall(r"^\| (`[A-Z_]+`.*?) \|", guide, re.MULTILINE)
+    told = {name for row in rows for name in re.findall(r"`([A-Z_]+)`", row)}
+    assert told == set(re.findall(r"\$\{(\w+)", (ROOT / "docker-compose.yml").read_text()))
+
+
+def test_a_health_check_is_the_same_in_file_and_image() -> None:
+    """Where the image has one: the control plane's is the gateway's."""
+    for name, image in (("gateway", "control"), ("worker", "worker")):
+        check = services_of("cpu")[name]["healthcheck"]
+        dockerfile = (ROOT / "docker" / f"{image}.Dockerfile").read_text()
+        told = dict(re.findall(r"--(interval|timeout|start-period)=(\w+)", dockerfile))
+        assert told == {key: check[key.replace("-", "_")] for key in ("interval", "timeout", "start-period")}
+
+
 def test_prometheus_is_told_where_the_services_tell_their_numbers() -> None:
     told: dict[str, Any] = yaml.safe_load((ROOT / "docker" / "prometheus.yml").read_text())
     found = {
