@@ -133,8 +133,8 @@ def test_generate_streams_what_it_gives_at_once(served: dict[str, str]) -> None:
 
 
 def test_chat_answers(served: dict[str, str]) -> None:
-    url = served["HTTP"].removesuffix("/v1")
-    assert blockyard("chat", "--url", url, "--max-tokens=10", "--temperature=0", text="hello\n/quit\n").strip()
+    target = f"--target={served['gRPC']}"
+    assert blockyard("chat", target, "--max-tokens=10", "--temperature=0", text="hello\n/quit\n").strip()
 
 
 @pytest.mark.parametrize("api", ["grpc", "http"])
