@@ -40,6 +40,10 @@ class OpenAI:
         self.client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         self.root = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
 
+    def close(self) -> None:
+        self.client.close()
+        self.root.close()
+
     def complete(self, prompt: Any = PROMPT, **asked: Any) -> Any:
         return self.client.completions.create(model=asked.pop("model", MODEL), prompt=prompt, **asked)
 

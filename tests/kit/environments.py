@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import venv
 from dataclasses import dataclass
@@ -32,9 +33,20 @@ class Environment:
         """The path of a program that it has."""
         return str(self.folder / "bin" / name)
 
-    def run(self, name: str, *arguments: str, seconds: float = 200) -> str:
-        """Runs a program to its end and gives what it printed; fails with that when it fails."""
+    def run(self, name: str, *arguments: str, seconds: float = 200, **variables: str) -> str:
+        """Runs a program to its end and gives what it printed; fails with that when it fails.
+
+        `variables` are added to the environment.
+        """
         line = [self.program(name), *arguments]
-        finished = subprocess.run(line, cwd=self.folder, capture_output=True, text=True, timeout=seconds, check=False)
+        finished = subprocess.run(
+            line,
+            cwd=self.folder,
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
         assert finished.returncode == 0, f"{finished.stdout[-8000:]}\n{finished.stderr[-8000:]}"
         return finished.stdout
