@@ -38,7 +38,7 @@ def guarded(app: ASGIApp, gate: Gate) -> ASGIApp:
     keeper = Doorkeeper(gate)
 
     async def guard(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or keeper.is_open(scope["path"]):
+        if scope["type"] == "lifespan" or keeper.is_open(scope["path"]):
             await app(scope, receive, send)
             return
         with ExitStack() as stack:

@@ -16,7 +16,7 @@ from blockyard.authentication import CALLER, CertificateGate, KeyGate, KeyRole
 from blockyard.keys import Key, KeyRing, add_key, digest
 from blockyard.tls import CertificateFiles
 from gateway.access import Access
-from gateway.http_access import MAX_HEADER_BYTES, BoundedProtocol
+from gateway.http_access import MAX_HEADER_BYTES, BoundedProtocol, guarded
 from gateway.http_front import HttpFront
 from tests.kit.authority import Authority
 
@@ -112,6 +112,20 @@ async def exchange(port: int, *pieces: bytes) -> bytes:
         return b""
     finally:
         writer.close()
+
+
+@pytest.mark.parametrize(("kind", "path", "is_called"), [("lifespan", "", True), ("websocket", "/v1/who", False)])
+async def test_what_is_no_request_is_closed_too(keyed: KeyGate, kind: str, path: str, is_called: bool) -> None:
+    called: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        called.append(scope["type"])
+
+    async def nothing(*_: Any) -> Any:
+        return {"type": f"{kind}.connect"}
+
+    await guarded(app, keyed)({"type": kind, "path": path, "headers": []}, nothing, nothing)
+    assert called == ([kind] if is_called else [])
 
 
 async def test_a_key_has_so_many_calls_at_once(tmp_path: Path, keyed: KeyGate) -> None:
