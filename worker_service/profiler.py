@@ -166,6 +166,13 @@ class Recording:
                 file.write(b",\n" + json.dumps(event).encode())
 
 
+def _prepare_torch(device: torch.device) -> None:
+    """Has torch's profiler import and load what it needs, seconds of it, in a thread where no step waits."""
+    # It would write lines of its own among those of the log. What goes wrong it raises.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    _start_torch(device).stop()
+
+
 def _start_torch(device: torch.device) -> torch.profiler.profile:
     """Begins torch's profile of the calling thread, and of a GPU that it uses."""
     activities = [ProfilerActivity.CPU]
@@ -228,6 +235,8 @@ class Profiler:
             if self._recording is not None and self._recording.is_open:
                 raise BlockyardError(Reason.WRONG_STATE, "a profile is recorded already: stop it first")
             self._profile = None
+            if options.detail is Detail.OPERATIONS:
+                await asyncio.to_thread(_prepare_torch, device)
 
             def begin() -> Recording:
                 executor.recording = Recording(options, device)

@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import logging
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -157,6 +158,24 @@ async def test_steps_give_the_same_while_they_are_watched(worker: WorkerDriver) 
     await stop(worker)
 
 
+async def test_torch_is_loaded_where_no_step_waits(worker: WorkerDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun_in: list[str] = []
+    start_torch = profiler._start_torch
+
+    def noting(device: torch.device) -> torch.profiler.profile:
+        begun_in.append(threading.current_thread().name)
+        return start_torch(device)
+
+    monkeypatch.setattr(profiler, "_start_torch", noting)
+    await start(worker)
+    assert begun_in == []
+    await stop(worker)
+    await start(worker, detail=administration_pb2.PROFILE_DETAIL_OPERATIONS)
+    first, second = begun_in
+    assert (first == "device", second) == (False, "device")
+    await stop(worker)
+
+
 async def test_without_a_cache_there_is_nothing_to_profile(fresh_worker: WorkerDriver) -> None:
     assert (await fails(start(fresh_worker))).reason is Reason.WRONG_STATE
     assert (await fails(stop(fresh_worker))).reason is Reason.WRONG_STATE
@@ -169,6 +188,7 @@ async def test_a_profiler_that_breaks_breaks_no_step(
         def stop(self) -> None:
             raise RuntimeError("out of luck")
 
+    monkeypatch.setattr(profiler, "_prepare_torch", lambda device: None)
     monkeypatch.setattr(profiler, "_start_torch", lambda device: Broken())
     steps = await begin_sequence(worker)
     await start(worker, detail=administration_pb2.PROFILE_DETAIL_OPERATIONS, max_steps=2)
