@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 
 def make_app(generation: GenerationService) -> FastAPI:
     """Makes the application. It is ready when the core is; it starts and stops nothing by itself."""
-    app = FastAPI(title="Blockyard", version=__version__, summary="The OpenAI API on Blockyard's gateway")
+    app = FastAPI(
+        title="Blockyard",
+        version=__version__,
+        summary="The OpenAI API on Blockyard's gateway",
+        # FastAPI's pages load scripts from elsewhere; the page at / does not.
+        docs_url=None,
+        redoc_url=None,
+    )
     set_boundary(app)
     _add_calls(app, Calls(generation))
     _add_tokenization(app, Tokenization(generation))
