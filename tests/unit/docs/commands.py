@@ -1,0 +1,304 @@
+"""The commands and programs that the pages show, and for each of them who sees to it that it works.
+
+`shown()` finds them: every line of an indented block, every fenced block of shell or Python. `HOLDERS` says of each, by
+its first line, which test runs it, or why none does.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[3]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+LANGUAGES = ("sh", "python")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command line, or one program, as a page shows it."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+
+    @property
+    def first_line(self) -> str:
+        """What it is called by: its first line without a comment and the sign that another one follows."""
+        return re.sub(r"(\s{2,}#.*|\s*\\)$", "", self.text.partition("\n")[0]).strip()
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}: {self.first_line}"
+
+
+@dataclass(frozen=True, slots=True)
+class By:
+    """A test that runs it, `file::function`, as it stands but for addresses and names, or does the same in its way."""
+
+    test: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotRun:
+    """Why no test runs it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Lines of a page that stand apart from its text."""
+
+    line: int
+    language: str | None
+    """Of a fenced block; None: indented."""
+    text: str
+
+
+def blocks_of(text: str) -> Iterator[Block]:
+    """Finds fenced and indented blocks. Inside a fence nothing is indented, and a list's lines are text."""
+    lines = text.splitlines()
+    number, before = 0, ""
+    while number < len(lines):
+        start, line = number, lines[number]
+        if line.startswith("```"):
+            number = lines.index("```", start + 1)
+            yield Block(start + 2, line.removeprefix("```"), "\n".join(lines[start + 1 : number]))
+        elif line.startswith("    ") and not before.strip():
+            while number + 1 < len(lines) and (lines[number + 1].startswith("    ") or _goes_on(lines, number + 1)):
+                number += 1
+            yield Block(start + 1, None, "\n".join(each[4:] for each in lines[start : number + 1]))
+        before = lines[number]
+        number += 1
+
+
+def _goes_on(lines: list[str], number: int) -> bool:
+    """An empty line within an indented block."""
+    return not lines[number].strip() and number + 1 < len(lines) and lines[number + 1].startswith("    ")
+
+
+def commands_of(page: str, text: str) -> Iterator[Command]:
+    """Finds what a page shows: a fenced program is one; an indented block has one in each line, also a broken one."""
+    for block in blocks_of(text):
+        if block.language in LANGUAGES:
+            yield Command(page, block.line, block.language, block.text)
+        elif block.language is None and not block.text.startswith(tuple(OUTPUTS.get(page, ()))):
+            line = block.line
+            for command in re.split(r"(?<!\\)\n", block.text):
+                if command and not command.startswith("#"):
+                    yield Command(page, line, "sh", command)
+                line += command.count("\n") + 1
+
+
+def shown() -> list[Command]:
+    """Everything that the pages show."""
+    return [
+        command
+        for page in PAGES
+        for command in commands_of(str(page.relative_to(ROOT)), page.read_text(encoding="utf-8"))
+    ]
+
+
+def holder_of(command: Command) -> By | NotRun | None:
+    """Who holds a command: by its whole first line, or by a beginning that ends with `…`."""
+    rows = HOLDERS.get(command.page, {})
+    if (exact := rows.get(command.first_line)) is not None:
+        return exact
+    return next((rows[key] for key in beginnings_in(rows) if command.first_line.startswith(key[:-1])), None)
+
+
+def beginnings_in(rows: dict[str, By | NotRun]) -> list[str]:
+    """The keys that stand for all commands that begin so."""
+    return [key for key in rows if key.endswith("…")]
+
+
+def held_by(test: str) -> list[Command]:
+    """The commands that a test says it runs."""
+    return [command for command in shown() if holder_of(command) == By(test)]
+
+
+# Indented blocks that show what a program writes, by how they begin.
+OUTPUTS: dict[str, tuple[str, ...]] = {
+    "docs/guides/logs.md": ("11:44:57.136 I gateway", "W the worker was lost", "W lost the scheduler"),
+    "docs/guides/operate.md": ("blockyard 0.1.0  127.0.0.1:50052",),
+}
+
+AT_SERVICES = By("tests/integration/test_documented_commands.py::test_it_works_at_the_services")
+PROGRAMS = By("tests/integration/test_documented_commands.py::test_the_programs_of_a_page_run")
+AS_IT_STANDS = By("tests/e2e/test_first_steps.py::test_the_first_steps_as_they_stand")
+SETTINGS = By("tests/unit/docs/test_commands.py::test_a_service_takes_what_it_is_given")
+ALONE = By("tests/unit/docs/test_commands.py::test_it_works_alone")
+OPERATE = By("tests/unit/blockyard/test_cli_admin.py::test_what_the_guide_says_works")
+METRICS = By("tests/integration/test_metrics.py::test_what_is_told_is_what_happened")
+SECURITY = "tests/unit/docs/test_security_guide.py::"
+COMPOSE = "tests/e2e/containers/test_compose.py::"
+EXAMPLES = By("tests/e2e/test_examples.py::test_a_text_streams")
+KUBECTL = By("tests/unit/deploy/test_kubernetes_guide.py::test_what_its_commands_name_exists")
+
+THIS = NotRun("it is what makes the environment of the tests, or what runs them")
+A_CLUSTER = NotRun("it needs a cluster")
+HOURS = NotRun("it installs systems of others (6 GB) and measures for many minutes, on a quiet machine")
+A_HOST = NotRun("it needs a gateway of this name, with keys and TLS; tests/integration/test_security.py has one")
+
+HOLDERS: dict[str, dict[str, By | NotRun]] = {
+    "README.md": {
+        "make setup && make test": THIS,
+        "make demo": By("tests/integration/test_documented_commands.py::test_the_demo_runs"),
+        ".venv/bin/blockyard serve": AS_IT_STANDS,
+        ".venv/bin/blockyard serve --model Qwen/Qwen3-0.6B": SETTINGS,
+        "from blockyard import Client": PROGRAMS,
+        "from openai import OpenAI": PROGRAMS,
+        "curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json'": AT_SERVICES,
+    },
+    "CONTRIBUTING.md": {
+        "make setup": THIS,
+        "make check": THIS,
+        "make test": THIS,
+        "make lint": NotRun("it changes the working tree"),
+        "python -m tests.kit.fake_worker --help": ALONE,
+        "python -m tests.kit.fault_proxy --listen 127.0.0.1:7000 --target 127.0.0.1:50070": By(
+            "tests/unit/kit/test_fault_proxy.py::test_the_program_obeys_lines"
+        ),
+        "BLOCKYARD_FAULTS=step.after_answer:kill@7 python -m worker_service": By(
+            "tests/integration/test_faults.py::test_a_fault_at_each_point_of_a_step_costs_a_pause"
+        ),
+    },
+    "docs/concepts/protocol.md": {
+        'grpcurl -plaintext -d \'{"spec": {"text": "Hello", "stop": {"max_tokens": 8}}}\'': By(
+            "tests/integration/test_documented_commands.py::test_what_grpcurl_is_told_is_a_request"
+        ),
+    },
+    "docs/guides/benchmarks.md": {"python benchmarks/peers.py …": HOURS},
+    "docs/guides/call.md": {
+        "import blockyard": PROGRAMS,
+        'client = blockyard.Client("gateway-1:50051,gateway-2:50051", tenant="team-1")': PROGRAMS,
+        "from blockyard import Message, Tool, ToolCall": PROGRAMS,
+        'answer = client.generate("Once upon a time", max_tokens=5, logprobs=3, prompt_logprobs=0)': PROGRAMS,
+        'client.completions.create(model="demo", prompt="Once upon a time", '
+        'extra_body={"top_k": 20, "return_token_ids": True})': PROGRAMS,
+        "cd examples/node && npm install && node index.js 127.0.0.1:50051": EXAMPLES,
+        "cd examples/java && make run ADDRESS=127.0.0.1:50051": EXAMPLES,
+        "cd examples/cpp && cmake -B build && cmake --build build && build/stream 127.0.0.1:50051": EXAMPLES,
+    },
+    "docs/guides/compose.md": {
+        "docker compose up --build --detach": By(COMPOSE + "test_each_starts_when_the_one_behind_it_is_healthy"),
+        "curl http://127.0.0.1:8000/v1/models": AT_SERVICES,
+        "docker compose down": By(COMPOSE + "test_down_drains"),
+        "COMPOSE_PROFILES=gpu docker compose up --build --detach": NotRun("it needs a GPU in containers"),
+        "COMPOSE_PROFILES=cpu,monitoring docker compose up --detach": By(
+            COMPOSE + "test_prometheus_finds_every_service"
+        ),
+        "make up COMPOSE_PROFILES=cpu,monitoring": By(COMPOSE + "test_prometheus_finds_every_service"),
+        "BLOCKYARD_MODELS=/srv/models BLOCKYARD_MODEL_NAME=my-model docker compose up --build --detach": NotRun(
+            "it needs a model there; tests/unit/deploy/test_compose.py holds the variables"
+        ),
+        "sudo sh docker/base_image.sh blockyard-base": NotRun("it makes the base that BASE_IMAGE names in `make e2e`"),
+        "BASE_IMAGE=blockyard-base docker compose up --build --detach": NotRun(
+            "it is how `make e2e` is run without one"
+        ),
+        "docker compose up --detach --scale worker=2": By(
+            COMPOSE + "test_one_of_two_workers_is_killed_for_good_and_nothing_is_lost"
+        ),
+        ".venv/bin/blockyard keys make my-app --file /etc/blockyard/gateway/keys.yaml": By(
+            COMPOSE + "test_keys_are_asked_for_where_an_override_brings_them"
+        ),
+        "chmod 644 /etc/blockyard/gateway/keys.yaml": By(
+            COMPOSE + "test_keys_are_asked_for_where_an_override_brings_them"
+        ),
+        "docker compose ps": By(COMPOSE + "test_each_starts_when_the_one_behind_it_is_healthy"),
+        "docker compose logs --follow": NotRun("it shows, and does not end"),
+        'docker compose exec gateway blockyard generate "def read_lines(path):"': By(
+            COMPOSE + "test_the_command_line_is_in_the_image"
+        ),
+        "docker build --file docker/control.Dockerfile --tag blockyard-control:dev .": By(
+            "tests/e2e/containers/test_images.py::test_what_the_images_add_to_their_base"
+        ),
+        "docker build --file docker/worker.Dockerfile --tag blockyard-worker:dev .": By(
+            "tests/e2e/containers/test_images.py::test_what_the_images_add_to_their_base"
+        ),
+        "make e2e": THIS,
+    },
+    "docs/guides/kubernetes.md": {"kubectl …": KUBECTL},
+    "docs/guides/logs.md": {
+        "grep -h request_id=req-0 *.log | sort": By(
+            "tests/integration/test_documented_commands.py::test_logs_are_joined_by_the_request"
+        ),
+    },
+    "docs/guides/open-inference.md": {
+        "import json": By("tests/integration/test_open_inference.py::test_the_programs_of_the_guide"),
+    },
+    "docs/guides/operate.md": {
+        "blockyard admin …": OPERATE,
+        "blockyard top": OPERATE,
+    },
+    "docs/guides/playground.md": {"curl http://127.0.0.1:8000/status": AT_SERVICES},
+    "docs/guides/restart.md": {
+        "pkill -TERM -f 'worker_service .*/worker-0'": By(
+            "tests/unit/docs/test_commands.py::test_pkill_finds_one_service"
+        ),
+        "docker compose up --detach --no-deps --build …": NotRun(
+            "tests/e2e/containers/test_compose.py replaces the services by other means"
+        ),
+        "kubectl rollout …": A_CLUSTER,
+        "blockyard admin status --json": AT_SERVICES,
+    },
+    "docs/guides/resume.md": {
+        "curl -N localhost:8000/v1/chat/completions -H 'Content-Type: application/json' "
+        "-H 'Idempotency-Key: order-17' -d '{": AT_SERVICES,
+    },
+    "docs/guides/run.md": {
+        "make setup": THIS,
+        ".venv/bin/blockyard serve": AS_IT_STANDS,
+        ".venv/bin/blockyard serve …": SETTINGS,
+        ".venv/bin/python -m worker_service": SETTINGS,
+        ".venv/bin/python -m scheduler_service --model ./my-model": SETTINGS,
+        ".venv/bin/python -m gateway --model ./my-model": SETTINGS,
+        ".venv/bin/python benchmarks/int8_accuracy.py --model ./my-model --text ./my-text": By(
+            "tests/unit/benchmarks/test_int8_accuracy.py::test_the_demo_model_predicts_nearly_the_same_in_int8"
+        ),
+        "docker compose up --build --detach": By(COMPOSE + "test_each_starts_when_the_one_behind_it_is_healthy"),
+        "curl http://127.0.0.1:8000/v1/models": AT_SERVICES,
+        "docker compose down": By(COMPOSE + "test_down_drains"),
+        "kubectl apply --kustomize k8s/overlays/cpu": By(
+            "tests/unit/deploy/test_kubernetes.py::test_what_is_rendered_keeps_to_every_rule"
+        ),
+        "kubectl port-forward service/blockyard-gateway 8000 50051": A_CLUSTER,
+    },
+    "docs/guides/security.md": {
+        "blockyard keys make alice --file keys.yaml --expires 90d": By(
+            SECURITY + "test_the_keys_of_the_guide_are_good"
+        ),
+        "blockyard serve --host 0.0.0.0 --api-keys-file keys.yaml "
+        "--tls-certificate gateway.pem --tls-key gateway.key": SETTINGS,
+        'client = blockyard.Client("gateway.example:50051", api_key=key, tls=True)': PROGRAMS,
+        "export BLOCKYARD_API_KEY=…": A_HOST,
+        "blockyard --tls …": A_HOST,
+        'blockyard.Client("10.0.0.7:50051", tls=blockyard.ClientTls(authority="ca.pem", '
+        'server_name="gateway.example"))': PROGRAMS,
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 3650": By(
+            SECURITY + "test_the_certificates_of_the_guide_are_good"
+        ),
+        "python -m worker_service --worker-address 0.0.0.0:50070": SETTINGS,
+    },
+    "docs/guides/tracing.md": {
+        "pip install 'blockyard[tracing]'": NotRun("it needs a package index that has us"),
+        "blockyard serve --trace-endpoint http://127.0.0.1:4317": SETTINGS,
+        "curl http://127.0.0.1:8000/v1/completions": AT_SERVICES,
+    },
+    "docs/guides/watch.md": {
+        "blockyard serve --scheduler-metrics-port 50062 --worker-metrics-port 50072": SETTINGS,
+        "curl http://127.0.0.1:8000/metrics": AT_SERVICES,
+        "curl http://127.0.0.1:50062/metrics": By(
+            "tests/integration/test_metrics.py::test_what_is_told_is_what_happened"
+        ),
+        "curl http://127.0.0.1:50072/metrics": By(
+            "tests/integration/test_metrics.py::test_what_is_told_is_what_happened"
+        ),
+    },
+}
