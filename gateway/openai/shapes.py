@@ -25,15 +25,19 @@ def unsupported(description: str) -> PydanticCustomError:
 
 
 class Neutral:
-    """Marks a parameter that is not served yet: null and the values given here are taken, as they ask for nothing."""
+    """Marks a parameter that is not served yet: null and the values given here are taken, as they ask for nothing.
 
-    def __init__(self, *values: Any) -> None:
+    `told` is what is said to other values.
+    """
+
+    def __init__(self, *values: Any, told: str = "is not supported yet") -> None:
         self._values = values
+        self._told = told
 
     def _check(self, value: Any) -> None:
         if value is None or any(value == neutral and type(value) is type(neutral) for neutral in self._values):
             return
-        raise unsupported("is not supported yet")
+        raise unsupported(self._told)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.no_info_after_validator_function(self._check, handler(source))
@@ -41,7 +45,10 @@ class Neutral:
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        return {"enum": [None, *self._values], "description": "Not supported yet: leave it out."}
+        return {
+            "enum": [None, *self._values],
+            "description": f"{self._told[:1].upper()}{self._told[1:]}: leave it out.",
+        }
 
 
 NotServed = Annotated[Any, Neutral()]

@@ -186,6 +186,14 @@ async def test_says_which_tool_is_wrong(client: openai.AsyncOpenAI, tool: Any, p
     assert (caught.value.param, caught.value.code) == (param, code or "FIELD_INVALID")
 
 
+async def test_a_template_is_the_operators_to_choose(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="--chat-template of the gateway sets it") as caught:
+        await client.chat.completions.create(
+            model="scripted", messages=HELLO, extra_body={"chat_template": "{{ messages }}"}
+        )
+    assert (caught.value.param, caught.value.code) == ("chat_template", "UNSUPPORTED_PARAMETER")
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
 async def test_a_call_of_a_tool_cannot_be_forced(client: openai.AsyncOpenAI, choice: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="give auto or none") as caught:
