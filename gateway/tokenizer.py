@@ -109,7 +109,9 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Turns ids into text. Ids outside of the vocabulary have no text."""
-        return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        # The library takes what 32 bits hold.
+        known = [token_id for token_id in token_ids if 0 <= token_id < 2**32]
+        return self._backend.decode(known, skip_special_tokens=skip_special_tokens)
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """Tells how the vocabulary itself spells ids; nothing, where it has none."""

@@ -144,13 +144,16 @@ async def tokenized(call: Call, service: GenerationService) -> Call:
     except BlockyardError:
         # The start tells it too, with all else that is wrong.
         return call
-    tokenizer = service.tokenizer
+    tokenizer, models = service.tokenizer, service.models()
+    vocab_size = models[0].vocab_size if models else 0
     texts = tokenizer.token_texts(skip_special_tokens=call.requests[0].skip_special_tokens)
     return replace(
         call,
         requests=tuple(replace(request, prompt=prompt) for request, prompt in zip(call.requests, prompts, strict=True)),
-        # An empty prompt is refused later, with all else that is wrong.
-        first_tokens=tuple(texts.of(prompt[0]) if prompt else ("", b"") for prompt in prompts),
+        # An empty prompt and one of foreign ids are refused later, with all else that is wrong.
+        first_tokens=tuple(
+            texts.of(prompt[0]) if prompt and 0 <= prompt[0] < vocab_size else ("", b"") for prompt in prompts
+        ),
         echoes=tuple(map(tokenizer.decode, prompts)) if call.echoes_cut_prompts else call.echoes,
     )
 

@@ -313,3 +313,28 @@ async def test_many_calls_run_beside_each_other(both: Both) -> None:
 
     together = await asyncio.gather(*(ask(number) for number in range(24)))
     assert together == [await ask(number) for number in range(24)]
+
+
+@pytest.mark.parametrize("prompt", [[-1], [2**32], [2**70], [4999], [[5], [-1]]])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"echo": True},
+        {"echo": True, "logprobs": 1},
+        {"echo": True, "truncate_prompt_tokens": 1},
+        {"return_token_ids": True},
+        {},
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_ids_that_no_model_has_are_told_whatever_is_shown_of_them(
+    both: Both, prompt: Any, asked: dict[str, Any], stream: bool
+) -> None:
+    response = await both.http.post("/v1/completions", json={"prompt": prompt, "stream": stream, **asked})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "FIELD_INVALID", "prompt")
+
+
+async def test_ids_that_no_model_has_have_no_text(both: Both) -> None:
+    told = (await both.http.post("/detokenize", json={"tokens": [*ids_of("one"), 2**32 - 1, 99_999]})).json()
+    assert told == {"prompt": "one"}
