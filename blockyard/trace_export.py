@@ -44,6 +44,7 @@ log = EventLogger(__name__)
 
 # What a process that is killed has not sent is lost: less than OpenTelemetry's five seconds.
 _SEND_EVERY_MILLISECONDS = 1_000
+_LAST_WORDS_SECONDS = 0.5
 _PREFIX = "blockyard."
 _HTTP_PORT = ":4318"
 
@@ -99,8 +100,9 @@ def _read(context: TraceContext) -> SpanContext:
 class OtlpTracer:
     """Makes the spans of one process; they leave from a thread. `provider` is not OpenTelemetry's global one."""
 
-    def __init__(self, provider: TracerProvider) -> None:
+    def __init__(self, provider: TracerProvider, exporter: SpanExporter | None = None) -> None:
         self._provider = provider
+        self._exporter = exporter
         self._tracer = provider.get_tracer("blockyard", __version__)
 
     def begin(
@@ -129,6 +131,10 @@ class OtlpTracer:
         sending = threading.Thread(target=self._provider.shutdown, name="trace export", daemon=True)
         sending.start()
         sending.join(seconds)
+        if sending.is_alive() and self._exporter is not None:
+            # It tries again and again: this ends it.
+            self._exporter.shutdown()
+            sending.join(_LAST_WORDS_SECONDS)
 
 
 class ReportingExporter(SpanExporter):
@@ -165,7 +171,7 @@ def make_tracer(service: str, settings: TracingSettings, environment: Mapping[st
     delay = None if environment.get("OTEL_BSP_SCHEDULE_DELAY") else _SEND_EVERY_MILLISECONDS
     processor = BatchSpanProcessor(ReportingExporter(exporter, told), schedule_delay_millis=delay)
     log.info("tracing", endpoint=told, ratio=settings.trace_ratio)
-    return OtlpTracer(make_provider(service, settings, processor, environment))
+    return OtlpTracer(make_provider(service, settings, processor, environment), exporter)
 
 
 def make_provider(

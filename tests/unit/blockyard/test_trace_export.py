@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -129,6 +130,8 @@ def test_a_collector_that_is_away_is_told_once_and_not_waited_for(caplog: pytest
         begin = time.monotonic()
         tracing.stop_tracing(0.2)
         assert time.monotonic() - begin < 2.0
+    assert [thread.name for thread in threading.enumerate() if "trace export" in thread.name] == []
+    assert caplog.messages.count("traces cannot be sent") == 1
 
 
 class Flaky(SpanExporter):
