@@ -255,7 +255,10 @@ OPENAI = """\
 | `GET /version` | the version |
 | `GET /openapi.json` | all of this for programs: bodies, ranges, answers, errors |
 
-Give OpenAI's own client `http://127.0.0.1:8000/v1` as `base_url`, and any `api_key` where the gateway asks for none.
+Give OpenAI's own client `http://127.0.0.1:8000/v1` as `base_url`, and any `api_key` where the gateway asks for none;
+litellm the model `openai/NAME` and the same address as `api_base`; guidellm
+`--backend kind=openai_http,target=http://127.0.0.1:8000/v1`. `tests/e2e/test_openai_clients.py` does so, with every
+feature of this page, and has schemathesis hold the answers against the document.
 A body must come with `Content-Type: application/json`; another one is refused with 415, since a web page may send it to
 any address without asking.
 
