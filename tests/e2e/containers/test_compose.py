@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -232,6 +233,21 @@ async def test_one_of_two_workers_is_killed_for_good_and_nothing_is_lost(
     assert num_ready(running) == 1
 
 
+@pytest.mark.parametrize("service", ["worker", "scheduler", "gateway"])
+async def test_a_service_is_replaced_and_nothing_is_lost(
+    running: Project, client: AsyncClient, known: list[Known], service: str
+) -> None:
+    before = running.container(service).id
+    async with Streams(client, known, f"replaced-{service}") as streams:
+        replacing = asyncio.create_task(
+            asyncio.to_thread(running.compose, "up", "--detach", "--no-deps", "--force-recreate", service)
+        )
+        assert await streams.differences() == []
+        await replacing
+    assert running.container(service).id != before
+    await asyncio.to_thread(running.wait_until_healthy)
+
+
 async def test_down_drains(running: Project, client: AsyncClient, known: list[Known]) -> None:
     since = now()
     async with Streams(client, known, "down") as streams:
@@ -244,6 +260,26 @@ async def test_down_drains(running: Project, client: AsyncClient, known: list[Kn
     ended = [(name, event["Actor"]["Attributes"]["exitCode"]) for name, event in running.events(since, "die")]
     assert ended == [("gateway", "0"), ("scheduler", "0"), ("worker", "0")]
     assert not running.containers()
+
+
+@pytest.fixture
+def own_model(project: Project, tmp_path: Path) -> Iterator[str]:
+    """The name of a model in a folder of its own, which is served."""
+    shutil.copytree(ROOT / "models" / "demo", tmp_path / "my-model")
+    variables = {"BLOCKYARD_MODELS": str(tmp_path), "BLOCKYARD_MODEL_NAME": "my-model"}
+    tmp_path.chmod(0o755)
+    project.environment |= variables
+    project.up()
+    yield "my-model"
+    project.down()
+    for name in variables:
+        del project.environment[name]
+
+
+def test_a_model_is_served_from_a_folder_that_is_mounted(project: Project, own_model: str) -> None:
+    with Client(project.grpc_target) as client:
+        assert [model.name for model in client.list_models()] == [own_model]
+        assert client.generate(TEXTS[0], max_tokens=3).text
 
 
 @pytest.fixture
