@@ -17,7 +17,6 @@ from google.protobuf.descriptor_pb2 import (
     FieldDescriptorProto,
     FileDescriptorProto,
     FileDescriptorSet,
-    MethodDescriptorProto,
     ServiceDescriptorProto,
 )
 from grpc_tools import protoc
@@ -76,10 +75,6 @@ def _table(titles: tuple[str, ...], rows: list[str]) -> str:
     return "\n".join([f"| {' | '.join(titles)} |", "|---" * len(titles) + "|", *rows]) + "\n"
 
 
-def _is_map_entry(message: DescriptorProto) -> bool:
-    return message.options.map_entry
-
-
 class File:
     """One .proto with its comments."""
 
@@ -98,7 +93,7 @@ class File:
     def _maps(self) -> dict[str, DescriptorProto]:
         """The messages that stand for entries of maps, by the name that a field has as its type."""
         nested = ((message.name, each) for message in self.file.message_type for each in _all_nested(message))
-        return {f".{self.package}.{owner}.{name}": entry for owner, (name, entry) in nested if _is_map_entry(entry)}
+        return {f".{self.package}.{owner}.{name}": entry for owner, (name, entry) in nested if entry.options.map_entry}
 
     def comment(self, *path: int) -> str:
         """What stands above a declaration."""
@@ -121,7 +116,8 @@ class File:
 
     def _service(self, service: ServiceDescriptorProto, place: Place) -> str:
         rows = [
-            f"| `{method.name}` | {self._request(method)} | {self._response(method)} "
+            f"| `{method.name}` | {self._streamed(method.input_type, method.client_streaming)} "
+            f"| {self._streamed(method.output_type, method.server_streaming)} "
             f"| {self.comment(*place.path, MEMBER, index)} |"
             for index, method in enumerate(service.method)
         ]
@@ -131,12 +127,6 @@ class File:
     def _with_head(self, place: Place, title: str, table: str) -> str:
         return "\n".join([_heading(3, place, title), self.comment(*place.path) + "\n", table])
 
-    def _request(self, method: MethodDescriptorProto) -> str:
-        return self._streamed(method.input_type, method.client_streaming)
-
-    def _response(self, method: MethodDescriptorProto) -> str:
-        return self._streamed(method.output_type, method.server_streaming)
-
     def _streamed(self, type_name: str, streams: bool) -> str:
         return ("stream of " if streams else "") + self._link(type_name)
 
@@ -145,7 +135,7 @@ class File:
         table = _table(("field", "", "type", "what it is"), rows) if rows else "No fields.\n"
         yield self._with_head(place, self._title(place), self._choices(message, place) + table)
         for index, nested in enumerate(message.nested_type):
-            if not _is_map_entry(nested):
+            if not nested.options.map_entry:
                 yield from self._message(nested, place.inside(nested.name, MESSAGE_NESTED, index))
         for index, enum in enumerate(message.enum_type):
             yield self._enum(enum, place.inside(enum.name, MESSAGE_ENUM, index))

@@ -211,8 +211,8 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
             COMPOSE + "test_prometheus_finds_every_service"
         ),
         "make up COMPOSE_PROFILES=cpu,monitoring": By(COMPOSE + "test_prometheus_finds_every_service"),
-        "BLOCKYARD_MODELS=/srv/models BLOCKYARD_MODEL_NAME=my-model docker compose up --build --detach": NotRun(
-            "it needs a model there; tests/unit/deploy/test_compose.py holds the variables"
+        "BLOCKYARD_MODELS=/srv/models BLOCKYARD_MODEL_NAME=my-model docker compose up --build --detach": By(
+            COMPOSE + "test_a_model_is_served_from_a_folder_that_is_mounted"
         ),
         "sudo sh docker/base_image.sh blockyard-base": NotRun("it makes the base that BASE_IMAGE names in `make e2e`"),
         "BASE_IMAGE=blockyard-base docker compose up --build --detach": NotRun(
@@ -258,8 +258,8 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
         "pkill -TERM -f 'worker_service .*/worker-0'": By(
             "tests/unit/docs/test_commands.py::test_pkill_finds_one_service"
         ),
-        "docker compose up --detach --no-deps --build …": NotRun(
-            "tests/e2e/containers/test_compose.py replaces the services by other means"
+        "docker compose up --detach --no-deps --build …": By(
+            COMPOSE + "test_a_service_is_replaced_and_nothing_is_lost"
         ),
         "kubectl rollout …": A_CLUSTER,
         "blockyard admin status --json": AT_SERVICES,
