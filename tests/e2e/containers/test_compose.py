@@ -99,7 +99,11 @@ def prometheus_image(project: Project) -> str:
     """Debian's Prometheus, started as the image of its makers is."""
     tag = "blockyard-prometheus:e2e"
     project.engine.images.build(
-        fileobj=io.BytesIO(PROMETHEUS.encode()), tag=tag, buildargs={"BASE_IMAGE": BASE_IMAGE}, network_mode="host"
+        fileobj=io.BytesIO(PROMETHEUS.encode()),
+        tag=tag,
+        buildargs={"BASE_IMAGE": BASE_IMAGE},
+        network_mode="host",
+        rm=True,
     )
     return tag
 
