@@ -33,13 +33,14 @@ class Answers:
         self._report_prefills(step, updates)
         for sequence, num_computed in step.pieces:
             self._commit_piece(sequence, num_computed)
+        # Before the tokens: one of these may end what the prompt belongs to.
+        for sequence_id, told in result.prompt_logprobs:
+            self._take_prompt_logprobs(step, sequence_id, told, updates)
         self._take_tokens(sampled, result.token_ids, updates)
         if step.beams:
             self._take_candidates(step.beams, result.beam_candidates or {}, updates)
         if result.logprobs:
             self._take_logprobs(sampled, result.logprobs, updates)
-        for sequence_id, told in result.prompt_logprobs:
-            self._take_prompt_logprobs(step, sequence_id, told, updates)
         if result.failures:
             self._fail_sequences(step, dict(result.failures), updates)
         return updates

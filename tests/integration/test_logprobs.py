@@ -88,6 +88,12 @@ def test_they_are_the_same_to_the_bit_when_the_prompt_is_cached(client: Client, 
     assert again.choices[0].logprobs == first.choices[0].logprobs
 
 
+def test_an_answer_of_one_token_comes_with_those_of_its_prompt(client: Client, answer: Completion) -> None:
+    short = client.generate(PROMPT, max_tokens=1, temperature=0.0, logprobs=3, prompt_logprobs=2, timeout=20)
+    assert short.prompt_logprobs == answer.prompt_logprobs
+    assert len(short.choices[0].logprobs) == 1
+
+
 def test_every_sample_has_its_own(client: Client) -> None:
     answer = client.generate(PROMPT, max_tokens=8, n=3, seed=5, logprobs=0, prompt_logprobs=0, return_token_ids=True)
     for choice in answer.choices:

@@ -113,6 +113,19 @@ def test_what_comes_with_a_token_is_passed_on_once() -> None:
     assert update.logprobs == [(first + 1, "late")]
 
 
+def test_what_comes_with_the_only_token_of_an_answer_is_passed_on_too() -> None:
+    bench = Bench()
+    first = bench.add(make_spec("a", 6, 1))
+    step = bench.send()
+    result = StepResult(
+        step.step_id, step.sequence_ids, (1,), logprobs={first: "told"}, prompt_logprobs=((first, "prompt"),)
+    )
+    [update] = bench.scheduler.update(result).values()
+    assert [finished.sequence_id for finished in update.finished] == [first]
+    assert update.logprobs == [(first, "told")]
+    assert update.prompt_logprobs == [(first, "prompt")]
+
+
 def test_a_prompt_whose_log_probabilities_are_wanted_is_computed_whole() -> None:
     bench = Bench()
     prompt = tuple(range(12))
