@@ -114,6 +114,9 @@ class Gateway:
         except grpc.aio.AioRpcError as error:
             told = from_rpc_error(error)
             return Refusal(told.reason, told.message, told.violations, error.code(), told.retry_after_seconds)
+        finally:
+            # By itself grpc forgets to when its reader is cancelled just as the request has gone out.
+            call.cancel()
 
     async def resume_grpc(self, request_id: str) -> Answer:
         """Reads a request again from its beginning."""

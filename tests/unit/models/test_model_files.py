@@ -121,8 +121,10 @@ def test_an_absent_demo_model_says_what_to_do(monkeypatch: pytest.MonkeyPatch, t
         ("../x", "no folder on this machine"),
     ],
 )
-def test_a_wrong_folder_says_what_is_wrong(model: str, complaint: str, tmp_path: Path):
+def test_a_wrong_folder_says_what_is_wrong(model: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "some.gguf").touch()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(BlockyardError, match=complaint) as caught:
         resolve_model(model.format(tmp=tmp_path), "main", "weights")
     assert caught.value.reason is Reason.MODEL_NOT_LOADED
