@@ -109,7 +109,8 @@ def test_what_grpcurl_is_told_is_a_request(demo: System) -> None:
     assert words[-1].replace("/", ".") == method.full_name
     with grpc.insecure_channel(at(demo, words[-2])) as channel:
         events = [each.event for each in inference_pb2_grpc.InferenceServiceStub(channel).StreamGenerate(request)]
-    assert events[-1].finished.usage.num_completion_tokens == 8
+    # It is sampled, and may end before.
+    assert 1 <= events[-1].finished.usage.num_completion_tokens <= request.spec.stop.max_tokens == 8
 
 
 def test_logs_are_joined_by_the_request(demo: System, tmp_path: Path) -> None:
