@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from blockyard.chat import Role, ToolChoice
 from blockyard.errors import Violation, invalid
 
 if TYPE_CHECKING:
@@ -27,23 +27,6 @@ _MESSAGE_CHARACTERS = 16
 # Goes behind the message that is continued, so that its end is found in the prompt. Nobody writes it: U+10FFFF is no
 # character. The space tells whether the template trims its messages.
 _END_OF_MESSAGE = "\U0010ffffend\U0010ffff "
-
-
-class Role(Enum):
-    """Who says something. Templates know DEVELOPER, which is what newer models call SYSTEM, under the old name."""
-
-    SYSTEM = "system"
-    DEVELOPER = "developer"
-    USER = "user"
-    ASSISTANT = "assistant"
-    TOOL = "tool"
-
-
-class ToolChoice(Enum):
-    """Whether the model may call tools. NONE: it is told of none."""
-
-    AUTO = "auto"
-    NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)

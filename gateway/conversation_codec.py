@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from blockyard.chat import Role, ToolChoice
 from blockyard.errors import Reason, Violation, invalid
 from blockyard.inference.v1 import inference_pb2
 from gateway.chat import (
@@ -15,10 +16,8 @@ from gateway.chat import (
     MAX_TOOLS,
     Conversation,
     Message,
-    Role,
     Tool,
     ToolCall,
-    ToolChoice,
     joined,
 )
 

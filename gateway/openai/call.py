@@ -6,8 +6,8 @@ import uuid
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from blockyard.chat import Role
 from blockyard.errors import BlockyardError
-from gateway.chat import Role
 from gateway.openai.schema import StreamOptions
 from gateway.request import (
     BeamOptions,

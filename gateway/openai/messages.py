@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from blockyard.chat import Role, ToolChoice
 from gateway import chat
 from gateway.openai.shapes import Neutral, NotServed, Shape, at_most, unsupported
 
@@ -74,7 +75,7 @@ class Message(Shape):
     def as_message(self) -> chat.Message:
         """Gives it as the core knows it."""
         return chat.Message(
-            chat.Role(self.role),
+            Role(self.role),
             self.content,
             name=self.name,
             tool_calls=tuple(call.as_call() for call in self.tool_calls or ()),
@@ -138,7 +139,7 @@ class ChatShape(Shape):
         return chat.Conversation(
             messages=tuple(message.as_message() for message in self.messages),
             tools=tuple(tool.as_tool() for tool in self.tools or ()),
-            tool_choice=chat.ToolChoice(self.tool_choice or "auto"),
+            tool_choice=ToolChoice(self.tool_choice or "auto"),
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=bool(self.continue_final_message),
             template_arguments={
