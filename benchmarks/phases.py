@@ -13,6 +13,7 @@ import argparse
 import statistics
 import sys
 from collections import defaultdict
+from ctypes import addressof
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -110,11 +111,15 @@ class Profile:
         rate = (before.bfloat16.best + after.bfloat16.best) / 2
         seconds, least = defaultdict[str, float](float), defaultdict[str, float](float)
         # The first one warms up.
+        last = 0
         for phases in zip(*rounds[1:], strict=True):
             op = phases[0][0]
-            num_bytes, operations = bytes_and_operations(op, self._shape, workload)
             seconds[_name(op)] += statistics.median(each for _, each in phases)
-            least[_name(op)] += max(num_bytes / bandwidth, operations / rate)
+            # The head, and what is quantized, has several phases: it reads and computes once.
+            if addressof(op) != last:
+                num_bytes, operations = bytes_and_operations(op, self._shape, workload)
+                least[_name(op)] += max(num_bytes / bandwidth, operations / rate)
+            last = addressof(op)
         return {
             "bandwidth": bandwidth,
             "bfloat16_rate": rate,

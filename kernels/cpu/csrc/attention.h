@@ -50,9 +50,11 @@ class AttentionRunner {
         : op_(op), step_(step), pool_(pool_shape(op)), scratch_(scratch), group_(op.num_heads / op.num_kv_heads),
           dim_words_(op.head_dim / PER_WORD<E>), scale_(op.scale * LOG2_OF_E) {}
 
-    void run(const AttentionTile& tile, int64_t head) {
+    // `next`: the tile whose keys are read after this one's, of head `next_head`; null: none.
+    void run(const AttentionTile& tile, int64_t head, const AttentionTile* next, int64_t next_head) {
         tile_ = &tile;
         head_ = head;
+        after_ = next ? first_keys(*next, next_head) : NextKeys{};
         // A group wider than the scratch goes in parts.
         for (int64_t first = 0; first < group_; first += MAX_ATTENTION_ROWS) {
             first_member_ = first;
@@ -62,6 +64,25 @@ class AttentionRunner {
     }
 
    private:
+    // Blocks whose keys are read next.
+    struct NextKeys {
+        const int32_t* blocks = nullptr;
+        int64_t count = 0, head = 0;
+    };
+
+    int64_t first_key(const AttentionTile& tile) const {
+        return op_.window ? std::max<int64_t>(0, tile.first_position - op_.window + 1) / CUT * CUT : 0;
+    }
+
+    NextKeys first_keys(const AttentionTile& tile, int64_t head) const {
+        return cut_keys(tile, head, first_key(tile));
+    }
+
+    NextKeys cut_keys(const AttentionTile& tile, int64_t head, int64_t cut) const {
+        const int64_t num_keys = std::min<int64_t>(CUT, tile.first_position + tile.num_tokens - cut);
+        return {step_.blocks_of(tile.sequence) + cut / op_.block_size, (num_keys + op_.block_size - 1) / op_.block_size, head};
+    }
+
     void run_part() {
         num_rows_ = (int)(tile_->num_tokens * num_members_);
         gather_queries();
@@ -69,8 +90,13 @@ class AttentionRunner {
         std::fill_n(scratch_.sums, num_rows_, 0.0f);
         std::fill_n(scratch_.totals.data(), num_rows_ * scratch_.padded, 0.0f);
         const int64_t end = tile_->first_position + tile_->num_tokens;
-        const int64_t first_key = op_.window ? std::max<int64_t>(0, tile_->first_position - op_.window + 1) : 0;
-        for (int64_t cut = first_key / CUT * CUT; cut < end; cut += CUT) run_cut(cut, std::min<int64_t>(CUT, end - cut));
+        // With one tile of rows, memory gives keys and values more slowly than they are multiplied, and lies in pieces too
+        // short for the processor to see what comes: values are fetched while keys are read, and the next keys after.
+        streams_ = num_rows_ <= MAX_TILE_ROWS && op_.block_size % TILE_COLUMNS == 0 && op_.head_dim % TILE_COLUMNS == 0;
+        for (int64_t cut = first_key(*tile_); cut < end; cut += CUT) {
+            next_ = cut + CUT < end ? cut_keys(*tile_, head_, cut + CUT) : after_;
+            run_cut(cut, std::min<int64_t>(CUT, end - cut));
+        }
         write_results();
     }
 
@@ -85,10 +111,12 @@ class AttentionRunner {
     void run_cut(int64_t first_key, int64_t num_keys) {
         find_blocks(first_key, num_keys);
         for (int row = 0; row < num_rows_; row += MAX_TILE_ROWS)
-            choose_scores<MAX_TILE_ROWS>(std::min(num_rows_ - row, MAX_TILE_ROWS), row, num_keys);
+            streams_ ? choose_scores<SAME_LINES, MAX_TILE_ROWS>(num_rows_, row, num_keys)
+                     : choose_scores<NO_LINES, MAX_TILE_ROWS>(std::min(num_rows_ - row, MAX_TILE_ROWS), row, num_keys);
         for (int row = 0; row < num_rows_; row++) weigh(row, first_key, num_keys);
         for (int row = 0; row < num_rows_; row += MAX_TILE_ROWS)
-            choose_products<MAX_TILE_ROWS>(std::min(num_rows_ - row, MAX_TILE_ROWS), row, num_keys);
+            streams_ ? choose_products<SAME_LINES, MAX_TILE_ROWS>(num_rows_, row, num_keys)
+                     : choose_products<NO_LINES, MAX_TILE_ROWS>(std::min(num_rows_ - row, MAX_TILE_ROWS), row, num_keys);
         for (int row = 0; row < num_rows_; row++) merge(row);
     }
 
@@ -134,30 +162,44 @@ class AttentionRunner {
         value_stride_ = stride;
     }
 
-    template <int R>
+    template <int LINES, int R>
     INLINE void choose_scores(int num_rows, int row, int64_t num_keys) {
         if constexpr (R > 0) {
             if (num_rows == R)
-                compute_scores<R>(row, num_keys);
+                compute_scores<LINES, R>(row, num_keys);
             else
-                choose_scores<R - 1>(num_rows, row, num_keys);
+                choose_scores<LINES, R - 1>(num_rows, row, num_keys);
         }
     }
 
-    template <int R>
+    template <int LINES, int R>
     __attribute__((noinline)) void compute_scores(int row, int64_t num_keys) {
         const uint32_t* left = (const uint32_t*)scratch_.query.data() + row * dim_words_;
         for (int64_t key = 0; key < num_keys; key += TILE_COLUMNS) {
             const int64_t next = key + VL < num_keys ? key + VL : key;
             Floats sums[R][2];
             UNROLL for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = zero();
-            multiply<E, R, Fetch::NOTHING>(sums, left, dim_words_, {key_words(key), key_words(next), key_run_}, dim_words_);
+            multiply<E, R, LINES>(
+                sums, left, dim_words_, {key_words(key), key_words(next), key_run_}, dim_words_,
+                LINES > 0 ? value_lines(key) : nullptr);
             UNROLL for (int r = 0; r < R; r++) {
                 float* place = scratch_.scores.data() + (row + r) * CUT + key;
                 store(place, sums[r][0]);
                 store(place + VL, sums[r][1]);
             }
         }
+    }
+
+    // Values of the keys of a tile: as many bytes as these have.
+    INLINE const char* value_lines(int64_t key) const {
+        return (const char*)(values_[key / op_.block_size] + key % op_.block_size / PER_WORD<E> * op_.head_dim);
+    }
+
+    // A share of the keys that are read next, as large as a block's values in a tile of columns; of none, those values.
+    INLINE const char* next_lines(int64_t block, int64_t column, const uint32_t* values) const {
+        if (block >= next_.count) return (const char*)values;
+        const uint32_t* keys = (const uint32_t*)pool_.keys<E>(op_.pool, next_.blocks[block], next_.head);
+        return (const char*)(keys + column * (op_.block_size / PER_WORD<E>));
     }
 
     INLINE const uint32_t* key_words(int64_t key) const { return keys_[key / key_run_] + key % key_run_; }
@@ -209,17 +251,17 @@ class AttentionRunner {
         return x;
     }
 
-    template <int R>
+    template <int LINES, int R>
     INLINE void choose_products(int num_rows, int row, int64_t num_keys) {
         if constexpr (R > 0) {
             if (num_rows == R)
-                compute_products<R>(row, num_keys);
+                compute_products<LINES, R>(row, num_keys);
             else
-                choose_products<R - 1>(num_rows, row, num_keys);
+                choose_products<LINES, R - 1>(num_rows, row, num_keys);
         }
     }
 
-    template <int R>
+    template <int LINES, int R>
     __attribute__((noinline)) void compute_products(int row, int64_t num_keys) {
         constexpr int64_t WIDTH = CUT / PER_WORD<E>;
         const uint32_t* left = (const uint32_t*)scratch_.weights.data() + row * WIDTH;
@@ -230,8 +272,9 @@ class AttentionRunner {
             UNROLL for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = zero();
             for (int64_t word = 0, block = 0; word < num_words; word += block_words, block++) {
                 const uint32_t* right = values_[block] + column;
-                multiply<E, R, Fetch::NOTHING>(
-                    sums, left + word, WIDTH, {right, right + next, value_stride_}, std::min(block_words, num_words - word));
+                multiply<E, R, LINES>(
+                    sums, left + word, WIDTH, {right, right + next, value_stride_}, std::min(block_words, num_words - word),
+                    LINES > 0 ? next_lines(block, column, right) : nullptr);
             }
             UNROLL for (int r = 0; r < R; r++) {
                 float* place = scratch_.products.data() + (row + r) * scratch_.padded + column;
@@ -284,6 +327,8 @@ class AttentionRunner {
     const float scale_;
     const AttentionTile* tile_ = nullptr;
     int64_t head_ = 0, first_member_ = 0, num_members_ = 0;
+    NextKeys next_, after_;
+    bool streams_ = false;
     int num_rows_ = 0, num_blocks_ = 0;
     int64_t key_run_ = 0, value_stride_ = 0;
     const uint32_t* keys_[CUT / 8];

@@ -220,7 +220,11 @@ class Executor : public Work {
                 break;
             case ATTENTION: {
                 AttentionRunner<E> runner(op, step_, scratch_[thread].template attention<E>(op.head_dim));
-                for (int64_t i = begin; i < end; i++) runner.run(step_.tiles[i / op.num_kv_heads], i % op.num_kv_heads);
+                const int64_t heads = op.num_kv_heads, units = (int64_t)step_.tiles.size() * heads;
+                for (int64_t i = begin; i < end; i++) {
+                    const AttentionTile* next = i + 1 < units ? &step_.tiles[(i + 1) / heads] : nullptr;
+                    runner.run(step_.tiles[i / heads], i % heads, next, (i + 1) % heads);
+                }
                 break;
             }
             case HEAD:

@@ -70,7 +70,7 @@ class LinearRunner {
     void run(int64_t panel, int64_t begin, int64_t end) {
         const uint32_t* right = weight_ + panel * words_ * TILE_COLUMNS;
         const int64_t count = end - begin, num_tiles = (count + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
-        if (num_tiles == 1) return choose<Fetch::AHEAD, MAX_TILE_ROWS>(count, panel, begin, right, {});
+        if (num_tiles == 1) return choose<NO_LINES, MAX_TILE_ROWS>(count, panel, begin, right, {});
         // The first tiles fetch the next panel, which memory gives more slowly than one tile multiplies; the others what
         // the next attention reads.
         const char* next = (const char*)(right + words_ * TILE_COLUMNS);
@@ -79,33 +79,33 @@ class LinearRunner {
             const int64_t first = begin + count * tile / num_tiles, last = begin + count * (tile + 1) / num_tiles;
             const Lines lines = next < end_of_next ? Lines{next, words_} : ahead_.take();
             if (lines.count)
-                choose<Fetch::STREAM, MAX_TILE_ROWS>(last - first, panel, first, right, lines);
+                choose<ONE_LINE, MAX_TILE_ROWS>(last - first, panel, first, right, lines);
             else
-                choose<Fetch::NOTHING, MAX_TILE_ROWS>(last - first, panel, first, right, {});
+                choose<NO_LINES, MAX_TILE_ROWS>(last - first, panel, first, right, {});
         }
     }
 
    private:
-    template <Fetch FETCH, int R>
+    template <int LINES, int R>
     INLINE void choose(int64_t num_rows, int64_t panel, int64_t row, const uint32_t* right, Lines stream) {
         if constexpr (R > 0) {
             if (num_rows == R)
-                compute<FETCH, R>(panel, row, right, stream);
+                compute<LINES, R>(panel, row, right, stream);
             else
-                choose<FETCH, R - 1>(num_rows, panel, row, right, stream);
+                choose<LINES, R - 1>(num_rows, panel, row, right, stream);
         }
     }
 
-    template <Fetch FETCH, int R>
+    template <int LINES, int R>
     __attribute__((noinline)) void compute(int64_t panel, int64_t row, const uint32_t* right, Lines stream) {
         Floats sums[R][2];
         UNROLL for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = zero();
         const uint32_t* left = input_ + row * stride_;
-        const int64_t some = FETCH == Fetch::STREAM ? std::min(stream.count, words_) : words_;
-        multiply<E, R, FETCH>(sums, left, stride_, {right, right + VL, TILE_COLUMNS}, some, stream.first);
+        const int64_t some = LINES > 0 ? std::min(stream.count, words_) : words_;
+        multiply<E, R, LINES>(sums, left, stride_, {right, right + VL, TILE_COLUMNS}, some, stream.first);
         if (some < words_) {
             right += some * TILE_COLUMNS;
-            multiply<E, R, Fetch::NOTHING>(sums, left + some, stride_, {right, right + VL, TILE_COLUMNS}, words_ - some);
+            multiply<E, R, NO_LINES>(sums, left + some, stride_, {right, right + VL, TILE_COLUMNS}, words_ - some);
         }
         UNROLL for (int r = 0; r < R; r++) epilogue_(panel, row + r, sums[r][0], sums[r][1]);
     }

@@ -47,6 +47,17 @@ def test_a_prompt_computes_what_the_ideal_counts_but_what_nobody_reads(folder: P
     assert sum(operations for _, operations in needs) == least
 
 
+def test_each_op_is_counted_once(folder: Path, profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the head, which has two phases."""
+    monkeypatch.setattr(phases, "CEILING_SECONDS", 0.01)
+    shape, workload = ideal.Shape.read(folder), Workload(3, 1, CONTEXT)
+    told = profile.measure(workload, 2)
+    needs = [phases.bytes_and_operations(op, shape, workload) for op in ops_of(profile, workload)]
+    least = sum(max(size / told["bandwidth"], operations / told["bfloat16_rate"]) for size, operations in needs)
+    shares = [op["milliseconds"] * op["share_of_ceiling"] for op in told["ops"].values()]
+    assert sum(shares) == pytest.approx(1e3 * least)
+
+
 def test_a_report_names_each_op_once(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(phases, "CEILING_SECONDS", 0.01)
     told = profile.measure(Workload(1, 1, CONTEXT), 2)
