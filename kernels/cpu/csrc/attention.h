@@ -54,7 +54,7 @@ class AttentionRunner {
     void run(const AttentionTile& tile, int64_t head, const AttentionTile* next, int64_t next_head) {
         tile_ = &tile;
         head_ = head;
-        after_ = next ? first_keys(*next, next_head) : NextKeys{};
+        after_ = next ? cut_at(*next, next_head, first_cut(*next)) : Cut{};
         // A group wider than the scratch goes in parts.
         for (int64_t first = 0; first < group_; first += MAX_ATTENTION_ROWS) {
             first_member_ = first;
@@ -64,23 +64,22 @@ class AttentionRunner {
     }
 
    private:
-    // Blocks whose keys are read next.
-    struct NextKeys {
+    // Keys of a sequence that are worked on together, and the blocks in which they lie.
+    struct Cut {
+        int64_t head = 0, first_key = 0, num_keys = 0;
         const int32_t* blocks = nullptr;
-        int64_t count = 0, head = 0;
+        int64_t num_blocks = 0;
     };
 
-    int64_t first_key(const AttentionTile& tile) const {
+    int64_t first_cut(const AttentionTile& tile) const {
         return op_.window ? std::max<int64_t>(0, tile.first_position - op_.window + 1) / CUT * CUT : 0;
     }
 
-    NextKeys first_keys(const AttentionTile& tile, int64_t head) const {
-        return cut_keys(tile, head, first_key(tile));
-    }
-
-    NextKeys cut_keys(const AttentionTile& tile, int64_t head, int64_t cut) const {
-        const int64_t num_keys = std::min<int64_t>(CUT, tile.first_position + tile.num_tokens - cut);
-        return {step_.blocks_of(tile.sequence) + cut / op_.block_size, (num_keys + op_.block_size - 1) / op_.block_size, head};
+    Cut cut_at(const AttentionTile& tile, int64_t head, int64_t first_key) const {
+        const int64_t size = op_.block_size;
+        const int64_t num_keys = std::min<int64_t>(CUT, tile.first_position + tile.num_tokens - first_key);
+        const int32_t* blocks = step_.blocks_of(tile.sequence) + first_key / size;
+        return {head, first_key, num_keys, blocks, (num_keys + size - 1) / size};
     }
 
     void run_part() {
@@ -92,10 +91,12 @@ class AttentionRunner {
         const int64_t end = tile_->first_position + tile_->num_tokens;
         // With one tile of rows, memory gives keys and values more slowly than they are multiplied, and lies in pieces too
         // short for the processor to see what comes: values are fetched while keys are read, and the next keys after.
-        streams_ = num_rows_ <= MAX_TILE_ROWS && op_.block_size % TILE_COLUMNS == 0 && op_.head_dim % TILE_COLUMNS == 0;
-        for (int64_t cut = first_key(*tile_); cut < end; cut += CUT) {
-            next_ = cut + CUT < end ? cut_keys(*tile_, head_, cut + CUT) : after_;
-            run_cut(cut, std::min<int64_t>(CUT, end - cut));
+        const bool streams =
+            num_rows_ <= MAX_TILE_ROWS && op_.block_size % TILE_COLUMNS == 0 && op_.head_dim % TILE_COLUMNS == 0;
+        for (int64_t key = first_cut(*tile_); key < end; key += CUT) {
+            const Cut cut = cut_at(*tile_, head_, key);
+            next_ = key + CUT < end ? cut_at(*tile_, head_, key + CUT) : after_;
+            streams ? run_cut<SAME_LINES>(cut) : run_cut<NO_LINES>(cut);
         }
         write_results();
     }
@@ -108,30 +109,27 @@ class AttentionRunner {
         }
     }
 
-    void run_cut(int64_t first_key, int64_t num_keys) {
-        find_blocks(first_key, num_keys);
+    template <int LINES>
+    void run_cut(const Cut& cut) {
+        find_blocks(cut);
         for (int row = 0; row < num_rows_; row += MAX_TILE_ROWS)
-            streams_ ? choose_scores<SAME_LINES, MAX_TILE_ROWS>(num_rows_, row, num_keys)
-                     : choose_scores<NO_LINES, MAX_TILE_ROWS>(std::min(num_rows_ - row, MAX_TILE_ROWS), row, num_keys);
-        for (int row = 0; row < num_rows_; row++) weigh(row, first_key, num_keys);
+            choose_scores<LINES, MAX_TILE_ROWS>(std::min(num_rows_ - row, MAX_TILE_ROWS), row, cut.num_keys);
+        for (int row = 0; row < num_rows_; row++) weigh(row, cut.first_key, cut.num_keys);
         for (int row = 0; row < num_rows_; row += MAX_TILE_ROWS)
-            streams_ ? choose_products<SAME_LINES, MAX_TILE_ROWS>(num_rows_, row, num_keys)
-                     : choose_products<NO_LINES, MAX_TILE_ROWS>(std::min(num_rows_ - row, MAX_TILE_ROWS), row, num_keys);
+            choose_products<LINES, MAX_TILE_ROWS>(std::min(num_rows_ - row, MAX_TILE_ROWS), row, cut.num_keys);
         for (int row = 0; row < num_rows_; row++) merge(row);
     }
 
     // Finds where the words of keys and values lie, by runs that both products can read in whole vectors.
-    void find_blocks(int64_t first_key, int64_t num_keys) {
-        const int64_t size = op_.block_size;
-        num_blocks_ = (int)((num_keys + size - 1) / size);
-        const int32_t* blocks = step_.blocks_of(tile_->sequence) + first_key / size;
+    void find_blocks(const Cut& cut) {
+        num_blocks_ = (int)cut.num_blocks;
         for (int i = 0; i < num_blocks_; i++) {
-            keys_[i] = (const uint32_t*)pool_.keys<E>(op_.pool, blocks[i], head_);
-            values_[i] = (const uint32_t*)pool_.values<E>(op_.pool, blocks[i], head_);
+            keys_[i] = (const uint32_t*)pool_.keys<E>(op_.pool, cut.blocks[i], head_);
+            values_[i] = (const uint32_t*)pool_.values<E>(op_.pool, cut.blocks[i], head_);
         }
-        key_run_ = size;
+        key_run_ = op_.block_size;
         value_stride_ = op_.head_dim;
-        if (size < VL) gather_keys();
+        if (op_.block_size < VL) gather_keys();
         if (op_.head_dim % VL) pad_values();
     }
 
@@ -197,7 +195,7 @@ class AttentionRunner {
 
     // A share of the keys that are read next, as large as a block's values in a tile of columns; of none, those values.
     INLINE const char* next_lines(int64_t block, int64_t column, const uint32_t* values) const {
-        if (block >= next_.count) return (const char*)values;
+        if (block >= next_.num_blocks) return (const char*)values;
         const uint32_t* keys = (const uint32_t*)pool_.keys<E>(op_.pool, next_.blocks[block], next_.head);
         return (const char*)(keys + column * (op_.block_size / PER_WORD<E>));
     }
@@ -327,8 +325,8 @@ class AttentionRunner {
     const float scale_;
     const AttentionTile* tile_ = nullptr;
     int64_t head_ = 0, first_member_ = 0, num_members_ = 0;
-    NextKeys next_, after_;
-    bool streams_ = false;
+    // What is read after this cut, and after this tile.
+    Cut next_, after_;
     int num_rows_ = 0, num_blocks_ = 0;
     int64_t key_run_ = 0, value_stride_ = 0;
     const uint32_t* keys_[CUT / 8];
