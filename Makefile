@@ -26,11 +26,12 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 setup: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml install_torch.sh $(wildcard kernels/cpu/csrc/*) kernels/cpu/build.py
+$(INSTALLED): pyproject.toml protos/compiler.txt install_torch.sh $(wildcard kernels/cpu/csrc/*) kernels/cpu/build.py
 	@$(PYTHON) -c 'import sys; sys.exit("Blockyard needs Python 3.11 or newer; set PYTHON=…" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	sh install_torch.sh $(BIN)/python "$(TORCH_INDEX_URL)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement protos/compiler.txt
 	$(BIN)/python -m kernels.cpu.build
 	$(BIN)/pyright --version
 	touch $(INSTALLED)

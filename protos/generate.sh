@@ -1,6 +1,7 @@
 #!/bin/sh
 # Makes the Python bindings and their stubs under blockyard/, beside the hand-written modules.
-# The tools are pinned in pyproject.toml (extra `dev`), so that the same input gives the same bytes.
+# The compiler is pinned in protos/compiler.txt and the stubs' maker in pyproject.toml (extra `dev`), so that the same
+# input gives the same bytes.
 set -eu
 cd "$(dirname "$0")/.."
 PYTHON="${PYTHON:-.venv/bin/python}"

@@ -5,7 +5,7 @@ import warnings
 
 from blockyard.admin.v1 import admin_pb2 as blockyard_dot_admin_dot_v1_dot_admin__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class AdminServiceStub:
+class AdminServiceStub(object):
     """What an operator asks of a running system. A gateway answers it on a port of its own, and passes on what is the
     scheduler's to answer; the scheduler answers it on the port that gateways use, but for what is a gateway's.
 
@@ -91,7 +91,7 @@ class AdminServiceStub:
                 _registered_method=True)
 
 
-class AdminServiceServicer:
+class AdminServiceServicer(object):
     """What an operator asks of a running system. A gateway answers it on a port of its own, and passes on what is the
     scheduler's to answer; the scheduler answers it on the port that gateways use, but for what is a gateway's.
 
@@ -235,7 +235,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class AdminService:
+class AdminService(object):
     """What an operator asks of a running system. A gateway answers it on a port of its own, and passes on what is the
     scheduler's to answer; the scheduler answers it on the port that gateways use, but for what is a gateway's.
 

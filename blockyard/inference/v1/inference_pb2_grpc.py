@@ -5,7 +5,7 @@ import warnings
 
 from blockyard.inference.v1 import inference_pb2 as blockyard_dot_inference_dot_v1_dot_inference__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class InferenceServiceStub:
+class InferenceServiceStub(object):
     """The public API: text in, text out.
 
     Errors are google.rpc.Status with ErrorInfo (domain "blockyard"), BadRequest for every violation at once, and
@@ -85,7 +85,7 @@ class InferenceServiceStub:
                 _registered_method=True)
 
 
-class InferenceServiceServicer:
+class InferenceServiceServicer(object):
     """The public API: text in, text out.
 
     Errors are google.rpc.Status with ErrorInfo (domain "blockyard"), BadRequest for every violation at once, and
@@ -211,7 +211,7 @@ def add_InferenceServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class InferenceService:
+class InferenceService(object):
     """The public API: text in, text out.
 
     Errors are google.rpc.Status with ErrorInfo (domain "blockyard"), BadRequest for every violation at once, and

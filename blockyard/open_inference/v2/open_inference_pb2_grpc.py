@@ -5,7 +5,7 @@ import warnings
 
 from blockyard.open_inference.v2 import open_inference_pb2 as blockyard_dot_open__inference_dot_v2_dot_open__inference__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class GRPCInferenceServiceStub:
+class GRPCInferenceServiceStub(object):
     """Health, metadata and inference by tensors.
     """
 
@@ -72,7 +72,7 @@ class GRPCInferenceServiceStub:
                 _registered_method=True)
 
 
-class GRPCInferenceServiceServicer:
+class GRPCInferenceServiceServicer(object):
     """Health, metadata and inference by tensors.
     """
 
@@ -172,7 +172,7 @@ def add_GRPCInferenceServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class GRPCInferenceService:
+class GRPCInferenceService(object):
     """Health, metadata and inference by tensors.
     """
 

@@ -5,7 +5,7 @@ import warnings
 
 from blockyard.scheduler.v1 import scheduler_pb2 as blockyard_dot_scheduler_dot_v1_dot_scheduler__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class SchedulerServiceStub:
+class SchedulerServiceStub(object):
     """Token ids in, token ids out. For gateways; no text ever gets here.
     """
 
@@ -52,7 +52,7 @@ class SchedulerServiceStub:
                 _registered_method=True)
 
 
-class SchedulerServiceServicer:
+class SchedulerServiceServicer(object):
     """Token ids in, token ids out. For gateways; no text ever gets here.
     """
 
@@ -104,7 +104,7 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class SchedulerService:
+class SchedulerService(object):
     """Token ids in, token ids out. For gateways; no text ever gets here.
     """
 

@@ -5,7 +5,7 @@ import warnings
 
 from blockyard.worker.v1 import worker_pb2 as blockyard_dot_worker_dot_v1_dot_worker__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class WorkerServiceStub:
+class WorkerServiceStub(object):
     """Owns the KV bytes of one device and runs steps. For a scheduler.
 
     Each rpc is legal in the states that its comment lists, else FAILED_PRECONDITION (WRONG_STATE).
@@ -94,7 +94,7 @@ class WorkerServiceStub:
                 _registered_method=True)
 
 
-class WorkerServiceServicer:
+class WorkerServiceServicer(object):
     """Owns the KV bytes of one device and runs steps. For a scheduler.
 
     Each rpc is legal in the states that its comment lists, else FAILED_PRECONDITION (WRONG_STATE).
@@ -247,7 +247,7 @@ def add_WorkerServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class WorkerService:
+class WorkerService(object):
     """Owns the KV bytes of one device and runs steps. For a scheduler.
 
     Each rpc is legal in the states that its comment lists, else FAILED_PRECONDITION (WRONG_STATE).
