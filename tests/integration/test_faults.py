@@ -107,19 +107,20 @@ async def test_a_partition_before_a_worker_heals_and_gives_no_token_twice(tmp_pa
         cluster.check()
 
 
-async def test_another_replica_takes_over_at_once_or_a_step_deadline_later(tmp_path: Path) -> None:
+async def test_another_replica_takes_over_at_once_or_after_a_step_deadline(tmp_path: Path) -> None:
     async with Cluster(
         ROOT / "models" / "demo", tmp_path, num_gateways=1, scheduler_flags=FLAGS, with_links=True
     ) as cluster:
         await cluster.wait_until_ready()
         async with AsyncClient(cluster.targets) as client:
             known = await run_alone(client, make_requests(3, 8))
-            for strike_at, max_gap_seconds in ((cluster.kill, 2.0), (cluster.freeze, DEADLINE_SECONDS + 2.0)):
+            # A death is noticed by its connection, before the deadline of a step; a hung worker by that.
+            for strike_at, waits in ((cluster.kill, False), (cluster.freeze, True)):
                 answers = asyncio.create_task(check_all(client, known, strike_at.__name__))
                 await until_busy(cluster.links["worker-0"])
                 strike_at("worker-0")
                 transcripts = await answers
                 assert any(transcript.recoveries for transcript in transcripts)
-                assert max(transcript.longest_gap_seconds for transcript in transcripts) < max_gap_seconds
+                assert ("was not answered within 1.5 s" in cluster.log("scheduler")) == waits
                 cluster.thaw("worker-0")
                 await cluster.wait_until_ready()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 
 from blockyard.cancelling import Canceller
 
@@ -22,7 +21,7 @@ class Gateway:
     def cancel(self, request_ids: list[str], seconds: float) -> None:
         self.thread = threading.current_thread()
         self.came.set()
-        if self.thawed.wait(10 * seconds):
+        if self.thawed.wait(60):
             self.cancelled.extend(request_ids)
 
 
@@ -60,13 +59,12 @@ def test_a_frozen_gateway_holds_nobody_up() -> None:
     gateway.thawed.clear()
     canceller = Canceller(gateway.cancel)
     canceller.start()
-    begin = time.monotonic()
     canceller.cancel("r")
     assert gateway.came.wait(10)
     canceller.stop()
-    assert time.monotonic() - begin < 5
-    gateway.thawed.set()
     assert gateway.thread is not None
+    assert gateway.thread.is_alive(), "stop waited until the frozen gateway went on"
+    gateway.thawed.set()
     gateway.thread.join(10)
     assert gateway.cancelled == ["r"]
 

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import timeit
 
 import pytest
 
@@ -118,6 +117,5 @@ def test_a_wrong_value_ends_the_process_when_it_starts() -> None:
 
 def test_it_is_off_in_production_and_costs_an_empty_call() -> None:
     assert faults.reach is faults._nothing
-    seconds = min(timeit.repeat("faults.reach(faults.AFTER_SEND)", "from blockyard import faults", number=10_000))
-    # Tens of nanoseconds, of which a step of the fastest model has a million.
-    assert seconds / 10_000 < 2e-6
+    # It looks nothing up and calls nothing.
+    assert not faults._nothing.__code__.co_names

@@ -6,7 +6,6 @@ import gc
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -150,9 +149,8 @@ def test_a_start_that_is_interrupted_leaves_nothing(fake_services: Path) -> None
         "blockyard.LLM()\n"
     )
     environment = {**os.environ, "PYTHONPATH": f"{fake_services}:{ROOT}"}
-    started = time.monotonic()
+    # The stand-in sleeps for ten minutes: a start that waited for it would end by the timeout.
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
     assert "KeyboardInterrupt" in done.stderr
-    assert time.monotonic() - started < 30

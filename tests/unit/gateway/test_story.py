@@ -69,7 +69,7 @@ async def test_a_request_is_one_line_at_its_end(core: Core, caplog: pytest.LogCa
     await drained(reader)
     [fields] = lines(caplog, "request finished")
     times = {name: fields.pop(name) for name in ("first_token_seconds", "seconds")}
-    assert 0 <= times["first_token_seconds"] <= times["seconds"] < 5
+    assert 0 <= times["first_token_seconds"] <= times["seconds"]
     assert fields == {
         "request_id": "t/r",
         "method": METHOD,

@@ -82,7 +82,7 @@ async def test_an_overdue_step_is_told() -> None:
     with pytest.raises(BlockyardError, match=r"step 1 was not answered within 0\.1 s") as caught:
         await asyncio.wait_for(steps.watch(), 5)
     assert caught.value.reason is Reason.NO_READY_WORKER
-    assert 0.1 <= loop.time() - begin < 2
+    assert loop.time() - begin >= 0.1
     assert steps.oldest == step(1)
 
 

@@ -156,7 +156,7 @@ async def test_a_cancel_is_over_when_the_steps_before_it_are(harness: Harness) -
     await until_idle(server)
     seen = scrape(server)
     assert seen.sum("blockyard_cancel_to_free_seconds_count") == 1
-    assert 0 < seen.sum("blockyard_cancel_to_free_seconds_sum") < 20
+    assert seen.sum("blockyard_cancel_to_free_seconds_sum") > 0
     # An end that nobody asked for is none.
     await client.result(await client.add("whole", [1] * 10))
     assert scrape(server).sum("blockyard_cancel_to_free_seconds_count") == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -83,11 +82,12 @@ async def test_a_replica_that_is_full_is_passed_over(harness: Harness, settings:
 @pytest.mark.parametrize("how", ["kill", "drain", "hang"])
 async def test_sequences_move_to_a_replica_that_lives(harness: Harness, settings: Settings, how: str) -> None:
     workers = [await harness.worker(name, step_seconds=0.002) for name in ("", "-2")]
-    server, client = await start(harness, settings, step_deadline_seconds=0.5)
+    # A dead worker and one that drains are noticed without the deadline of a step, which would outlast the test.
+    deadline_seconds = 0.5 if how == "hang" else 1_000.0
+    server, client = await start(harness, settings, step_deadline_seconds=deadline_seconds)
     streams = [await client.add(f"r{number}", [number + 1] * 20, n=2, max_tokens=300) for number in range(6)]
     await client.wait_until(lambda: all(stream.token_ids[1] for stream in streams))
     lost, kept = workers
-    at = time.monotonic()
     if how == "kill":
         await lost.kill()
     elif how == "drain":
@@ -98,9 +98,6 @@ async def test_sequences_move_to_a_replica_that_lives(harness: Harness, settings
     moved = [stream for stream in streams if stream.recovered]
     before = [len(stream.token_ids[0]) for stream in moved]
     await client.wait_until(lambda: all(len(s.token_ids[0]) > num for s, num in zip(moved, before, strict=True)))
-    seconds = time.monotonic() - at
-    # A machine that is busy may double it, not more: with the deadline it would be another second.
-    assert seconds < 2.0
     assert all(stream.recovered[0].exact for stream in moved)
     await check(client, streams, 300)
     if how == "hang":
