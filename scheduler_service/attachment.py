@@ -8,6 +8,7 @@ and more, and nobody reads so fast. First tokens and ends never wait.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from typing import TYPE_CHECKING
@@ -43,7 +44,7 @@ class Attachment:
         self._closed = False
         self._error: BlockyardError | None = None
         self._something = asyncio.Event()
-        self._told_tokens_at = 0.0
+        self._told_tokens_at = -math.inf
         self._timer: asyncio.TimerHandle | None = None
 
     def _open(self, *, may_wait: bool = False) -> Outgoing:
