@@ -13,6 +13,7 @@ Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Share = Annotated[float, Field(gt=0, le=1)]
+NotNegativeSeconds = Annotated[float, Field(ge=0)]
 Gibibytes = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -157,10 +158,54 @@ class InternalSecuritySettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ResumeSettings:
+    """How long an answer outlives its reader. Read by the gateway and the scheduler."""
+
+    resume_window_seconds: NotNegativeSeconds = option(
+        60.0, "how long a request without a reader runs on, and how long an answer is kept, in seconds"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayProcessSettings:
+    """A gateway process."""
+
+    drain_seconds: NotNegativeSeconds = option(
+        30.0, "how long streams may go on after SIGTERM before they are closed, in seconds"
+    )
+    max_scheduler_wait_seconds: NotNegativeSeconds = option(
+        300.0, "how long requests wait for a scheduler before they fail, in seconds"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerProcessSettings:
+    """A scheduler process, apart from what a step may hold: how much may wait, and for how long."""
+
+    max_worker_wait_seconds: NotNegativeSeconds = option(
+        300.0, "how long requests wait for a worker while none is ready, in seconds"
+    )
+    max_waiting_requests: NotNegative = option(4096, "requests that may wait; 0: no limit")
+    max_waiting_tokens: NotNegative = option(4_194_304, "prompt tokens of the requests that may wait; 0: no limit")
+    max_tenant_requests: NotNegative = option(0, "requests of one tenant that may wait; 0: no limit")
+    step_deadline_seconds: NotNegativeSeconds = option(
+        0.0, "a step that takes longer means a worker that hangs, in seconds; 0: by the steps before"
+    )
+    debug_integrity: bool = option(False, "check all block state after every step; slow, for tests")
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerProcessSettings:
-    """A worker process, apart from what its scheduler tells it."""
+    """A worker process, apart from what its scheduler says."""
 
     num_threads: NotNegative = option(0, "threads of a CPU worker; 0: what this model gains from, up to what there is")
+    cpu_kernels: str = option(
+        "auto",
+        "what computes on a CPU: the best kernels that it can run, those of one instruction set (machines that differ "
+        "then give the same bits), or torch's",
+        choices=("auto", "avx512_bf16", "avx512", "avx2", "reference"),
+    )
+    enable_debug_rpcs: bool = option(False, "answer ChecksumBlocks, for tests")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +221,9 @@ class ParallelSettings:
 class MetricsSettings:
     """Where Prometheus finds the metrics of services that run together, beside the gateway's on its HTTP port."""
 
+    gateway_metrics_port: Annotated[int, Field(ge=-1, le=65535)] = option(
+        -1, "port of the gateway's /metrics beside that on its HTTP port; 0: a free port, -1: none"
+    )
     scheduler_metrics_port: Annotated[int, Field(ge=-1, le=65535)] = option(
         -1, "port of the scheduler's /metrics, on this machine alone; 0: a free port, -1: none"
     )
@@ -184,9 +232,28 @@ class MetricsSettings:
     )
 
 
+# The settings of a service that it does not need where the services run together, and why.
+CHOSEN_TOGETHER = {
+    **dict.fromkeys(
+        ("scheduler_address", "worker_address", "gateway_local_address"),
+        "the services find one another on private sockets",
+    ),
+    **dict.fromkeys(
+        ("internal_certificate", "internal_key", "internal_authority", "internal_domain"),
+        "only this user can open the sockets between the services",
+    ),
+    **dict.fromkeys(
+        ("gateway_health_port", "scheduler_health_port", "worker_health_port"),
+        "the services are watched by who starts them; the gateway answers grpc.health.v1 on its public port",
+    ),
+    "worker_device": "--device says it",
+    "wait_for_repair": "what is wrong with a model is said at once, and ends the services",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class SystemConfiguration:
-    """All that the three services can be told where they run together."""
+    """The settings of the three services where they run together: all but those in CHOSEN_TOGETHER."""
 
     model: ModelSettings = ModelSettings()
     public: PublicSettings = PublicSettings()
@@ -195,7 +262,10 @@ class SystemConfiguration:
     device: DeviceSettings = DeviceSettings()
     cache: CacheSettings = CacheSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
+    gateway_process: GatewayProcessSettings = GatewayProcessSettings()
+    scheduler_process: SchedulerProcessSettings = SchedulerProcessSettings()
     worker: WorkerProcessSettings = WorkerProcessSettings()
+    resume: ResumeSettings = ResumeSettings()
     parallel: ParallelSettings = ParallelSettings()
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()

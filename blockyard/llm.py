@@ -16,14 +16,14 @@ from rich.progress import Progress
 from blockyard.async_client import AsyncClient
 from blockyard.chat import Message
 from blockyard.client import Client, Stream
-from blockyard.configuration import SystemConfiguration
+from blockyard.configuration import CHOSEN_TOGETHER, SystemConfiguration
 from blockyard.local_system import LocalSystem
 from blockyard.retry import RetryPolicy
-from blockyard.settings import resolve, settings_of
+from blockyard.settings import resolve, settings_of, suggestion
 from blockyard.supervisor import StartError, Supervisor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from blockyard.chat import ChatOptions, Messages
     from blockyard.results import Completion, GenerationOptions, Model
@@ -46,7 +46,7 @@ class LLM:
 
     Args:
         model: a folder or hub id; empty: the demo model.
-        settings: as the flags of `blockyard serve`, with underscores: `device="cpu", data_parallel_size=2`. Ports are
+        settings: as the options of `blockyard serve`, with underscores: `device="cpu", data_parallel_size=2`. Ports are
             free ones unless told, and the log has errors only unless `log_level` says otherwise.
 
     Raises TypeError for an unknown setting, SettingsError for a bad value, StartError when a service does not start.
@@ -57,9 +57,7 @@ class LLM:
     """
 
     def __init__(self, model: str = "", **settings: Any) -> None:
-        known = {setting.name for setting in settings_of(SystemConfiguration)}
-        if unknown := sorted(set(settings) - known):
-            raise TypeError(f"unknown settings: {', '.join(unknown)}")
+        _check_names(settings)
         defaults = {"grpc_port": 0, "http_port": 0, "admin_port": 0, "log_level": "error"}
         configuration = resolve(SystemConfiguration, {**defaults, **settings, **({"model": model} if model else {})})
         self._system = _RunningSystem(LocalSystem(configuration))
@@ -151,6 +149,15 @@ class LLM:
     def model(self) -> Model:
         """The model that is served."""
         return self._client.list_models()[0]
+
+
+def _check_names(settings: Iterable[str]) -> None:
+    known = [setting.name for setting in settings_of(SystemConfiguration)]
+    unknown = sorted(set(settings) - set(known))
+    told = [f"{name} ({CHOSEN_TOGETHER[name]})" for name in unknown if name in CHOSEN_TOGETHER]
+    told += [f"{name}{suggestion(name, known)}" for name in unknown if name not in CHOSEN_TOGETHER]
+    if told:
+        raise TypeError(f"unknown settings: {', '.join(told)}")
 
 
 async def _answer_all(target: str, prompts: Sequence[Any], ask: Ask, advance: Callable[[], None]) -> list[Completion]:

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 MAX_FOLDER_BYTES = 107 - len("/scheduler")
 # Between sockets that only this user can open nobody needs a certificate, whatever the environment says.
 _PRIVATE = InternalSecuritySettings()
-# Longer than a gateway drains.
-GATEWAY_GRACE_SECONDS = 40.0
+# What a gateway gets to stop after it has drained.
+GRACE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,23 +79,33 @@ class LocalSystem:
         # Whoever started this system waits for it, and is told at once what to repair.
         scheduling = [scheduler, f"--worker-address={','.join(workers)}", "--no-wait-for-repair"]
         device = divide_memory(told.device, len(workers))
-        for section in (told.model, device, told.cache, told.scheduler, told.log, told.tracing, _PRIVATE):
+        for section in (told.model, device, told.cache, told.scheduler, told.scheduler_process, *self._for_all):
             scheduling += to_flags(section)
+        scheduling += to_flags(told.resume)
         scheduling.append(f"--scheduler-metrics-port={told.metrics.scheduler_metrics_port}")
         serving = [scheduler, f"--gateway-local-address={self.endpoints.local}"]
-        for section in (told.model, told.text, told.public, told.security, told.log, told.tracing, _PRIVATE):
+        for section in (told.model, told.text, told.public, told.security, told.gateway_process, *self._for_all):
             serving += to_flags(section)
+        serving += to_flags(told.resume)
+        serving.append(f"--gateway-metrics-port={told.metrics.gateway_metrics_port}")
         return [
             *(self._worker(number, address) for number, address in enumerate(workers)),
             Service("scheduler", "scheduler_service", tuple(scheduling)),
-            Service("gateway", "gateway", tuple(serving), grace_seconds=GATEWAY_GRACE_SECONDS),
+            Service(
+                "gateway", "gateway", tuple(serving), grace_seconds=told.gateway_process.drain_seconds + GRACE_SECONDS
+            ),
         ]
+
+    @property
+    def _for_all(self) -> tuple[object, ...]:
+        """The sections that every service reads."""
+        return (self.configuration.log, self.configuration.tracing, _PRIVATE)
 
     def _worker(self, number: int, address: str) -> Service:
         told = self.configuration
         settings = divide_processors(told.worker, told.parallel.data_parallel_size)
         flags = [f"--worker-address={address}", *to_flags(settings)]
-        for section in (told.log, told.tracing, _PRIVATE):
+        for section in self._for_all:
             flags += to_flags(section)
         first_port = told.metrics.worker_metrics_port
         flags.append(f"--worker-metrics-port={first_port + number if first_port > 0 else first_port}")

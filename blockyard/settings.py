@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import os
 import sys
 import typing
@@ -19,7 +20,7 @@ import pydantic
 import yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 ENVIRONMENT_PREFIX = "BLOCKYARD_"
 T = TypeVar("T")
@@ -88,6 +89,12 @@ def settings_of(configuration: type[Any]) -> list[Setting]:
     return found
 
 
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Asks whether a name was meant that is known and much like it; empty where there is none."""
+    meant = difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)
+    return f" (did you mean {meant[0]}?)" if meant else ""
+
+
 def make_parser(configuration: type[Any], program: str, description: str) -> argparse.ArgumentParser:
     """Makes the command line of a configuration class. Flags that are not given are absent from the result."""
     parser = argparse.ArgumentParser(
@@ -141,7 +148,8 @@ def resolve(configuration: type[T], flags: Mapping[str, Any], *, environment: Ma
     sections: dict[str, dict[str, Any]] = {setting.section: {} for setting in settings}
     file = flags.get("config") or environment.get(ENVIRONMENT_PREFIX + "CONFIG") or ""
     in_file = _given_in_file(file) if file else {}
-    unknown = sorted(set(in_file) - {setting.name for setting in settings})
+    known = [setting.name for setting in settings]
+    unknown = [f"{name}{suggestion(name, known)}" for name in sorted(set(in_file) - set(known))]
     problems = [f"--config {file}: unknown settings: {', '.join(unknown)}"] if unknown else []
     for setting in settings:
         given = _given(setting, flags, environment, file, in_file)
@@ -181,7 +189,13 @@ def to_flags(section: Any) -> list[str]:
 def load(configuration: type[T], program: str, description: str, arguments: list[str] | None = None) -> T:
     """Reads a process's configuration; prints and exits on --print-config, and with status 2 on a bad setting."""
     parser = make_parser(configuration, program, description)
-    flags = vars(parser.parse_args(arguments))
+    parsed, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        flags_known = [setting.flag for setting in settings_of(configuration)]
+        parser.error(
+            "unknown: " + ", ".join(each + suggestion(each.partition("=")[0], flags_known) for each in unknown)
+        )
+    flags = vars(parsed)
     try:
         configured = resolve(configuration, flags)
     except SettingsError as error:

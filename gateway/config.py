@@ -8,10 +8,12 @@ from typing import Annotated
 from pydantic import Field
 
 from blockyard.configuration import (
+    GatewayProcessSettings,
     InternalSecuritySettings,
     LogSettings,
     ModelSettings,
     PublicSettings,
+    ResumeSettings,
     SecuritySettings,
     TextSettings,
     TracingSettings,
@@ -20,7 +22,7 @@ from blockyard.settings import option
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceSettings:
+class ServiceSettings(GatewayProcessSettings):
     """The gateway among the services."""
 
     scheduler_address: str = option("127.0.0.1:50060", "the scheduler: host:port or unix:/path")
@@ -32,15 +34,6 @@ class ServiceSettings:
     )
     gateway_metrics_port: Annotated[int, Field(ge=-1, le=65535)] = option(
         -1, "port of /metrics beside that on the HTTP port, from a thread of its own; 0: a free port, -1: none"
-    )
-    drain_seconds: Annotated[float, Field(ge=0)] = option(
-        30.0, "how long streams may go on after SIGTERM before they are closed"
-    )
-    resume_window_seconds: Annotated[float, Field(ge=0)] = option(
-        60.0, "how long a request runs on without a reader, and an answer is kept after its end"
-    )
-    max_scheduler_wait_seconds: Annotated[float, Field(ge=0)] = option(
-        300.0, "how long requests wait for a scheduler before they fail"
     )
 
 
@@ -54,5 +47,6 @@ class GatewayConfiguration:
     security: SecuritySettings = SecuritySettings()
     internal: InternalSecuritySettings = InternalSecuritySettings()
     service: ServiceSettings = ServiceSettings()
+    resume: ResumeSettings = ResumeSettings()
     log: LogSettings = LogSettings()
     tracing: TracingSettings = TracingSettings()

@@ -81,7 +81,7 @@ class Gateway:
         self._live = LiveRequests(
             self._link,
             metrics=self.metrics,
-            resume_window_seconds=configuration.service.resume_window_seconds,
+            resume_window_seconds=configuration.resume.resume_window_seconds,
             max_scheduler_wait_seconds=configuration.service.max_scheduler_wait_seconds,
         )
         self.generation = GenerationService(

@@ -14,6 +14,8 @@ from blockyard.configuration import (
     InternalSecuritySettings,
     LogSettings,
     ModelSettings,
+    ResumeSettings,
+    SchedulerProcessSettings,
     SchedulerSettings,
     TracingSettings,
 )
@@ -21,7 +23,7 @@ from blockyard.settings import option
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceSettings:
+class ServiceSettings(SchedulerProcessSettings):
     """Where the scheduler listens, and where its worker does."""
 
     scheduler_address: str = option("127.0.0.1:50060", "listen on host:port (port 0: a free one) or unix:/path")
@@ -34,24 +36,9 @@ class ServiceSettings:
     scheduler_metrics_port: Annotated[int, Field(ge=-1, le=65535)] = option(
         -1, "port of Prometheus' /metrics, from a thread of its own, on the same host; 0: a free port, -1: none"
     )
-    max_worker_wait_seconds: Annotated[float, Field(ge=0)] = option(
-        300.0, "how long requests wait for a worker while none is ready, in seconds"
-    )
-    resume_window_seconds: Annotated[float, Field(ge=0)] = option(
-        60.0, "how long a request without a reader runs on, and how long an answer is kept, in seconds"
-    )
-    max_waiting_requests: Annotated[int, Field(ge=0)] = option(4096, "requests that may wait; 0: no limit")
-    max_waiting_tokens: Annotated[int, Field(ge=0)] = option(
-        4_194_304, "prompt tokens of the requests that may wait; 0: no limit"
-    )
-    max_tenant_requests: Annotated[int, Field(ge=0)] = option(0, "requests of one tenant that may wait; 0: no limit")
-    step_deadline_seconds: Annotated[float, Field(ge=0)] = option(
-        0.0, "a step that takes longer means a worker that hangs, in seconds; 0: by the steps before"
-    )
     wait_for_repair: bool = option(
         True, "wait where the first worker cannot load the model as it is told to; off: say why and exit"
     )
-    debug_integrity: bool = option(False, "check all block state after every step; slow, for tests")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +50,7 @@ class SchedulerConfiguration:
     cache: CacheSettings = CacheSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     service: ServiceSettings = ServiceSettings()
+    resume: ResumeSettings = ResumeSettings()
     internal: InternalSecuritySettings = InternalSecuritySettings()
     log: LogSettings = LogSettings()
     tracing: TracingSettings = TracingSettings()

@@ -39,7 +39,7 @@ class Scheduling:
         self._configuration = configuration
         self._clock = clock
         self._started_at = clock()
-        self.requests = Requests(service.resume_window_seconds)
+        self.requests = Requests(configuration.resume.resume_window_seconds)
         order = configuration.scheduler
         self.backlog = Backlog(order.policy, order.aging_seconds, limits)
         self.metrics = SchedulerMetrics()

@@ -23,6 +23,7 @@ from blockyard.cli.admin_link import (
     admin_api,
     as_json,
 )
+from blockyard.cli.connection import connects
 from blockyard.common.v1 import administration_pb2, status_pb2
 from blockyard.errors import BlockyardError, Reason
 
@@ -84,6 +85,7 @@ def _get_status(address: str) -> admin_pb2.GetStatusResponse:
 
 
 @app.command()
+@connects
 def status(address: AdminAddress = DEFAULT_ADMIN_ADDRESS, json: AsJson = False) -> None:
     """List the gateway, the scheduler, replicas and workers."""
     reading = _get_status(address)
@@ -107,6 +109,7 @@ def status(address: AdminAddress = DEFAULT_ADMIN_ADDRESS, json: AsJson = False) 
 
 
 @app.command()
+@connects
 def drain(
     target: Target,
     address: AdminAddress = DEFAULT_ADMIN_ADDRESS,
@@ -169,6 +172,7 @@ def _wait_until(address: str, is_done: Callable[[admin_pb2.GetStatusResponse], b
 
 
 @app.command()
+@connects
 def undrain(target: Target, address: AdminAddress = DEFAULT_ADMIN_ADDRESS, json: AsJson = False) -> None:
     """Let a drained replica or the gateway take requests again."""
     with admin_api(address) as api:
@@ -182,6 +186,7 @@ def undrain(target: Target, address: AdminAddress = DEFAULT_ADMIN_ADDRESS, json:
 
 
 @app.command("reset-cache")
+@connects
 def reset_cache(
     replica: Annotated[str, typer.Argument(help="a replica as `status` names it; default: all")] = "",
     address: AdminAddress = DEFAULT_ADMIN_ADDRESS,
@@ -200,6 +205,7 @@ def reset_cache(
 
 
 @app.command("log-level")
+@connects
 def log_level(
     level: Annotated[Level, typer.Argument(help="the least important events to write")],
     process: Annotated[
@@ -222,6 +228,7 @@ def log_level(
 
 
 @app.command()
+@connects
 def profile(
     replica: Replica = "",
     address: AdminAddress = DEFAULT_ADMIN_ADDRESS,
@@ -260,6 +267,7 @@ def _write_profile(path: Path, pieces: Iterator[bytes]) -> None:
 
 
 @app.command()
+@connects
 def dump(
     address: AdminAddress = DEFAULT_ADMIN_ADDRESS,
     max_requests: Annotated[int, typer.Option(min=1, help="requests to tell at most")] = 1000,

@@ -1,44 +1,66 @@
-"""How the commands get in at a server: the options before a command's name, the same for all."""
+"""How the commands get in at a server: options that stand before a command's name, or behind it."""
 
 from __future__ import annotations
 
+import copy
+import functools
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+import blockyard
 from blockyard.async_client import AsyncClient
+from blockyard.cli.parameters import named_parameters, with_parameters
 from blockyard.client import Client
 from blockyard.client_access import ClientAccess, ClientTls
+
+if TYPE_CHECKING:
+    import inspect
+    from collections.abc import Callable
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """What the options say."""
+    """What the options say; see there."""
 
     api_key: str = ""
-    tls: ClientTls | bool = False
+    tls: bool = False
+    tls_authority: str = ""
+    tls_server_name: str = ""
+    client_certificate: str = ""
+    client_key: str = ""
+
+    def _client_tls(self) -> ClientTls | bool:
+        special = ClientTls(self.tls_authority, self.client_certificate, self.client_key, self.tls_server_name)
+        return special if special != ClientTls() else self.tls
 
     def client(self, target: str) -> Client:
         """Makes a client."""
-        return Client(target, api_key=self.api_key, tls=self.tls)
+        return Client(target, api_key=self.api_key, tls=self._client_tls())
 
     def async_client(self, target: str, tenant: str = "") -> AsyncClient:
         """Makes a client for asyncio."""
-        return AsyncClient(target, tenant=tenant, api_key=self.api_key, tls=self.tls)
+        return AsyncClient(target, tenant=tenant, api_key=self.api_key, tls=self._client_tls())
 
     def access(self) -> ClientAccess:
         """Makes what opens channels, to the admin API for one."""
-        return ClientAccess(api_key=self.api_key, tls=self.tls)
+        return ClientAccess(api_key=self.api_key, tls=self._client_tls())
 
 
 _connection: ContextVar[Connection] = ContextVar("connection", default=Connection())  # noqa: B039 - it is frozen
 
 
 def connection() -> Connection:
-    """What the options before the command say."""
+    """What the options say."""
     return _connection.get()
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(blockyard.__version__)
+        raise typer.Exit
 
 
 def read_options(
@@ -67,7 +89,30 @@ def read_options(
     client_key: Annotated[
         str, typer.Option(help="PEM file of the certificate's key", envvar="BLOCKYARD_CLIENT_KEY")
     ] = "",
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version and exit", callback=_show_version, is_eager=True)
+    ] = False,
 ) -> None:
     """Serves large language models over gRPC and HTTP, and talks to them."""
-    told = ClientTls(tls_authority, client_certificate, client_key, tls_server_name)
-    _connection.set(Connection(api_key, told if told != ClientTls() else tls))
+    _connection.set(Connection(api_key, tls, tls_authority, tls_server_name, client_certificate, client_key))
+
+
+def connects(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of the connection too. One behind the command's name goes before one in front."""
+    options = [each for each in named_parameters(read_options) if each.name != "version"]
+
+    @functools.wraps(command)
+    def called(**given: Any) -> None:
+        behind = {option.name: value for option in options if (value := given.pop(option.name))}
+        _connection.set(replace(_connection.get(), **behind))
+        command(**given)
+
+    return with_parameters(called, map(_behind_the_name, options))
+
+
+def _behind_the_name(option: inspect.Parameter) -> inspect.Parameter:
+    """The option as a command has it. The environment has been read already, with those in front."""
+    kind, shown = get_args(option.annotation)
+    shown = copy.copy(shown)
+    shown.envvar, shown.show_default, shown.rich_help_panel = None, False, "Connection"
+    return option.replace(annotation=Annotated[kind, shown])

@@ -24,10 +24,8 @@ app = typer.Typer(
 )
 app.callback()(connection.read_options)
 serve.register(app)
-app.command()(generate.generate)
-app.command()(chat.chat)
-app.command()(bench.bench)
-app.command()(top.top)
+for command in (generate.generate, chat.chat, bench.bench, top.top):
+    app.command()(connection.connects(command))
 app.add_typer(admin.app, name="admin")
 app.add_typer(keys.app, name="keys")
 
@@ -55,7 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
     # The C core's own log would stand among a command's output; what it has to say comes as errors too.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
-        app(arguments)
+        app(arguments, prog_name="blockyard")
     except (BlockyardError, CertificateError, KeyFileError, PortTaken, SettingsError, StartError) as error:
         typer.echo(f"error: {told(error)}", err=True)
         sys.exit(1)

@@ -7,15 +7,16 @@ import json
 import signal
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from blockyard.async_client import AsyncClient
-from blockyard.configuration import SystemConfiguration
+from blockyard.cli.parameters import settings_parameters, with_parameters
+from blockyard.configuration import CHOSEN_TOGETHER, SystemConfiguration
 from blockyard.local_system import LocalSystem
-from blockyard.settings import load
+from blockyard.settings import SettingsError, resolve, to_yaml
 from blockyard.supervisor import Supervisor
 from blockyard.telemetry import EventLogger, configure_logging
 
@@ -25,22 +26,39 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from blockyard.configuration import SecuritySettings
+    from blockyard.local_system import Endpoints
 
 log = EventLogger(__name__)
 
-HELP = "Serve a model: gateway, scheduler and workers together."
-DESCRIPTION = "Serves a model with a gateway, a scheduler and workers. Without --model: the demo model."
-
 
 def register(app: typer.Typer) -> None:
-    """Adds the command. Its flags are settings, so it reads them itself, `--help` too."""
-    passed_on = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-    app.command(help=HELP, context_settings=passed_on)(serve)
+    """Adds the command, with every setting as an option."""
+    app.command()(with_parameters(serve, settings_parameters(SystemConfiguration, CHOSEN_TOGETHER)))
 
 
-def serve(context: typer.Context) -> None:
-    """Serves until SIGINT or SIGTERM; whatever dies meanwhile is started again."""
-    configuration = load(SystemConfiguration, "blockyard serve", DESCRIPTION, context.args)
+def serve(
+    model_or_folder: Annotated[
+        str, typer.Argument(metavar="MODEL", help="folder or hub id, as --model; default: the demo model")
+    ] = "",
+    config: Annotated[str, typer.Option(metavar="FILE", help="YAML file with settings", show_default=False)] = "",
+    print_config: Annotated[bool, typer.Option("--print-config", help="print the settings and exit")] = False,
+    **settings: Any,
+) -> None:
+    """Serve a model: gateway, scheduler and workers together, until Ctrl-C.
+
+    What dies is started again. Each option is a setting: it may stand in the file of --config too, or in the
+    environment, where --max-num-seqs is BLOCKYARD_MAX_NUM_SEQS.
+    """
+    given = {name: value for name, value in settings.items() if value is not None}
+    if model_or_folder and given.setdefault("model", model_or_folder) != model_or_folder:
+        raise typer.BadParameter(f"--model says {given['model']}", param_hint="MODEL")
+    try:
+        configuration = resolve(SystemConfiguration, {**given, "config": config})
+    except SettingsError as error:
+        raise typer.BadParameter(str(error)) from None
+    if print_config:
+        typer.echo(to_yaml(configuration), nl=False)
+        return
     configure_logging("serve", level=configuration.log.log_level, log_format=configuration.log.log_format)
     code = asyncio.run(_serve(configuration))
     if code:
@@ -95,28 +113,38 @@ async def _greeting(system: LocalSystem) -> str:
     endpoints, security = system.endpoints, system.configuration.security
     async with AsyncClient(endpoints.local) as client:
         (model, *_) = await client.list_models()
-    url = f"{'https' if security.tls_certificate else 'http'}://{endpoints.http}/v1"
-    ready = [
-        "",
-        f"ready: {model.name}, up to {model.max_model_len} tokens",
-        f"  gRPC   {endpoints.grpc}",
-        f"  HTTP   {url}",
-    ]
+    root = f"{'https' if security.tls_certificate else 'http'}://{endpoints.http}"
+    ready = ["", f"ready: {model.name}, up to {model.max_model_len} tokens"]
+    if system.configuration.public.enable_page:
+        ready.append(f"  page   {root}/")
+    ready += [f"  gRPC   {endpoints.grpc}", f"  HTTP   {root}/v1"]
     if needed := _needed(security):
         return "\n".join([*ready, "", f"  callers need {needed}: see docs/guides/security.md", ""])
-    body = json.dumps({"model": model.name, "prompt": "Once upon a time", "max_tokens": 32})
-    call = f'blockyard.Client("{endpoints.grpc}").generate("Once upon a time", max_tokens=32)'
-    python = f"import blockyard; print({call}.text)"
-    return "\n".join(
-        [
-            *ready,
-            "",
-            f"  curl {url}/completions -H 'Content-Type: application/json' -d '{body}'",
-            f"  python -c '{python}'",
-            f"  blockyard generate 'Once upon a time' --target {endpoints.grpc}",
-            "",
-        ]
-    )
+    is_demo = not system.configuration.model.model
+    examples = _chat_examples if model.has_chat_template else _text_examples
+    return "\n".join([*ready, "", *(f"  {line}" for line in examples(model.name, endpoints, root, is_demo)), ""])
+
+
+def _chat_examples(name: str, endpoints: Endpoints, root: str, is_demo: bool) -> list[str]:
+    question = "What does os.path.join do?" if is_demo else "What is a haiku?"
+    body = json.dumps({"model": name, "messages": [{"role": "user", "content": question}], "max_tokens": 64})
+    call = f'blockyard.Client("{endpoints.grpc}").chat([blockyard.Message("user", "{question}")], max_tokens=64)'
+    return [
+        f"blockyard chat --target {endpoints.grpc}",
+        f"curl {root}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+        f"python -c 'import blockyard; print({call}.text)'",
+    ]
+
+
+def _text_examples(name: str, endpoints: Endpoints, root: str, is_demo: bool) -> list[str]:
+    prompt = "def read_lines(path):" if is_demo else "Once upon a time"
+    body = json.dumps({"model": name, "prompt": prompt, "max_tokens": 64})
+    call = f'blockyard.Client("{endpoints.grpc}").generate("{prompt}", max_tokens=64)'
+    return [
+        f"blockyard generate '{prompt}' --target {endpoints.grpc}",
+        f"curl {root}/v1/completions -H 'Content-Type: application/json' -d '{body}'",
+        f"python -c 'import blockyard; print({call}.text)'",
+    ]
 
 
 def _needed(security: SecuritySettings) -> str:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from blockyard.admin.v1 import admin_pb2
 from blockyard.cli.admin_link import DEFAULT_ADMIN_ADDRESS, AdminAddress, admin_api
+from blockyard.cli.terminal_keys import terminal_keys
 from blockyard.cli.top_frame import make_frame
 from blockyard.errors import BlockyardError
 
@@ -56,7 +57,7 @@ def top(
     interval: Annotated[float, typer.Option(min=0.1, max=3600, help="seconds between frames")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="write one frame, of two readings, and end")] = False,
 ) -> None:
-    """Watch a running system. Ctrl-C ends."""
+    """Watch a running system; q or Ctrl-C ends."""
     console, view = Console(), View(address)
     # Nobody watches a gateway that was never there.
     view.read()
@@ -66,8 +67,8 @@ def top(
         view.read()
         console.print(view.frame())
         return
-    with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
+    live = Live(console=console, screen=True, auto_refresh=False)
+    with suppress(KeyboardInterrupt), terminal_keys() as keys, live:
         live.update(view.frame(), refresh=True)
-        while True:
-            time.sleep(interval)
+        while "q" not in keys.wait(interval).lower():
             live.update(view.next_frame(), refresh=True)

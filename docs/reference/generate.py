@@ -19,7 +19,7 @@ from dashboard import dashboard  # noqa: E402
 from metrics_page import metrics_page  # noqa: E402
 from protos_page import protos_page  # noqa: E402
 
-from blockyard.configuration import SystemConfiguration  # noqa: E402
+from blockyard.configuration import CHOSEN_TOGETHER, SystemConfiguration  # noqa: E402
 from blockyard.errors import DOMAIN, TABLE, Reason  # noqa: E402
 from blockyard.settings import settings_of  # noqa: E402
 from gateway.config import GatewayConfiguration  # noqa: E402
@@ -189,11 +189,17 @@ SERVICES = (
 TOGETHER = """
 ## All together
 
-`blockyard serve` takes the settings of all three, but for addresses and health ports, which it chooses by itself; and:
+`blockyard serve` and `blockyard.LLM` take the settings of all three, and:
 
 | flag, variable | default | what it is |
 |---|---|---|
 {rows}
+
+They choose these by themselves:
+
+| flag | why |
+|---|---|
+{chosen}
 """
 
 
@@ -208,6 +214,13 @@ def _rows(settings: Iterable[Setting]) -> str:
     return "\n".join(map(_setting_row, settings))
 
 
+def _chosen() -> str:
+    flags: dict[str, list[str]] = {}
+    for name, why in CHOSEN_TOGETHER.items():
+        flags.setdefault(why, []).append(f"`--{name.replace('_', '-')}`")
+    return "\n".join(f"| {', '.join(names)} | {why[:1].upper()}{why[1:]}. |" for why, names in flags.items())
+
+
 def configuration_page() -> str:
     """The settings of each service, and what there is beside them where they run together."""
     services = [
@@ -216,7 +229,7 @@ def configuration_page() -> str:
     ]
     told = {setting.name for *_, configuration in SERVICES for setting in settings_of(configuration)}
     beside = [setting for setting in settings_of(SystemConfiguration) if setting.name not in told]
-    return CONFIGURATION.format(note=NOTE) + "".join(services) + TOGETHER.format(rows=_rows(beside))
+    return CONFIGURATION.format(note=NOTE) + "".join(services) + TOGETHER.format(rows=_rows(beside), chosen=_chosen())
 
 
 def _is_neutral(field: Any) -> bool:

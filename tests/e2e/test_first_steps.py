@@ -19,7 +19,7 @@ SCRIPT = """\
 set -e
 ip link set lo up
 {serve} >served &
-until grep -q 'blockyard generate' served; do kill -0 $!; sleep 0.2; done
+until grep -q '^ready: ' served; do kill -0 $!; sleep 0.2; done
 status=0
 sh -e steps || status=$?
 kill -TERM $!

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from blockyard.authentication import find_key
 from blockyard.errors import BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from blockyard.rpc import PUBLIC_MESSAGE_BYTES, add_health, bind, make_server
@@ -68,7 +69,8 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer):
         tokens_per_delta: how many tokens come at once.
         specs: what was asked for.
         resumes: what was asked for again.
-        tenants, traceparents: of each call that begins an answer or reads one; "" for none.
+        has_chat_template: whether the model says that it has one.
+        tenants, keys, traceparents: of each call that begins an answer or reads one; "" for none.
         cancelled: request ids of those that were cancelled while they ran, or were left by the reader they ended with.
         saw_cancel: set with each of them.
         http_answers: raw answers of the HTTP side, one for each connection; None: cut the connection.
@@ -78,6 +80,7 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer):
     """
 
     ready: bool = True
+    has_chat_template: bool = False
     memory: Memory = field(default_factory=Memory)
     failures: deque[BlockyardError] = field(default_factory=deque[BlockyardError])
     cuts: deque[Cut] = field(default_factory=deque[Cut])
@@ -88,6 +91,7 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer):
         default_factory=list[inference_pb2.ResumeGenerateRequest]
     )
     tenants: list[str] = field(default_factory=list[str])
+    keys: list[str] = field(default_factory=list[str])
     traceparents: list[str] = field(default_factory=list[str])
     cancelled: list[str] = field(default_factory=list[str])
     saw_cancel: threading.Event = field(default_factory=threading.Event)
@@ -143,6 +147,7 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer):
     def _receive(self, context: Any) -> None:
         metadata = dict(context.invocation_metadata())
         self.tenants.append(str(metadata.get("x-blockyard-tenant", "")))
+        self.keys.append(find_key({str(name): str(value) for name, value in metadata.items()}))
         self.traceparents.append(str(metadata.get("traceparent", "")))
         if self.failures:
             raise self.failures.popleft()
@@ -248,7 +253,12 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer):
         if self.failures:
             raise self.failures.popleft()
         model = inference_pb2.Model(
-            name=MODEL, max_model_len=64, vocab_size=10, determinism_id="d", batch_invariant=True
+            name=MODEL,
+            max_model_len=64,
+            vocab_size=10,
+            determinism_id="d",
+            batch_invariant=True,
+            has_chat_template=self.has_chat_template,
         )
         return inference_pb2.ListModelsResponse(models=[model] if self.ready else [])
 

@@ -62,6 +62,51 @@ def test_version(capsys: Captured) -> None:
     assert capsys.readouterr().out == f"{blockyard.__version__}\n"
 
 
+def test_version_is_an_option_too(capsys: Captured) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"{blockyard.__version__}\n"
+
+
+@pytest.mark.parametrize("place", ["before", "behind", "both"])
+def test_the_options_of_a_connection_stand_before_a_command_or_behind_it(gateway: FakeGateway, place: str) -> None:
+    key = ["--api-key", "the-one"]
+    before, behind = {"before": (key, []), "behind": ([], key), "both": (["--api-key=other"], key)}[place]
+    assert run(*before, "generate", "x", "--max-tokens=1", "--target", gateway.target, *behind) == 0
+    assert gateway.keys == ["the-one"]
+
+
+def test_the_options_of_a_connection_come_from_the_environment(
+    gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BLOCKYARD_API_KEY", "told")
+    assert run("generate", "x", "--max-tokens=1", "--target", gateway.target) == 0
+    assert gateway.keys == ["told"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["genrate", "x"], "generate"),
+        (["generate", "x", "--tempratur", "1"], "--temperature"),
+        (["generate", "x", "--api-kye", "k"], "--api-key"),
+        (["serve", "--modle", "m"], "--model"),
+        (["admin", "statos"], "status"),
+    ],
+)
+def test_what_is_misspelt_is_told_what_was_meant(arguments: list[str], meant: str, capsys: Captured) -> None:
+    assert run(*arguments) == 2
+    assert meant in capsys.readouterr().err.partition("Error")[2]
+
+
+def test_every_command_has_help_in_one_style(capsys: Captured) -> None:
+    for command in ("generate", "chat", "bench", "top", "serve", "admin", "keys"):
+        assert run(command, "-h") == 0
+        out = capsys.readouterr().out
+        assert "Usage: blockyard " + command in out
+        assert "╭─ Options ─" in out
+        assert "Show this message and exit." in out
+
+
 def test_help_names_the_commands(capsys: Captured) -> None:
     assert run("--help") == 0
     out = capsys.readouterr().out
@@ -303,6 +348,22 @@ def test_serve_has_all_settings_as_flags(capsys: Captured) -> None:
         assert flag in out
 
 
+def test_serve_says_why_it_does_not_take_what_it_chooses(capsys: Captured) -> None:
+    assert run("serve", "--worker-address=10.0.0.1:1") == 2
+    assert "private sockets" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("arguments", [["m"], ["--model", "m"], ["m", "--model=m"], ["--seed=1", "m"]])
+def test_serve_takes_the_model_as_an_argument(arguments: list[str], capsys: Captured) -> None:
+    assert run("serve", *arguments, "--print-config") == 0
+    assert "model: m\n" in capsys.readouterr().out
+
+
+def test_serve_refuses_two_models(capsys: Captured) -> None:
+    assert run("serve", "one", "--model=two") == 2
+    assert "--model says two" in capsys.readouterr().err
+
+
 def test_serve_prints_its_settings(tmp_path: Path, capsys: Captured) -> None:
     file = tmp_path / "b.yaml"
     file.write_text("max_num_seqs: 7\n")
@@ -312,10 +373,10 @@ def test_serve_prints_its_settings(tmp_path: Path, capsys: Captured) -> None:
     assert "grpc_port: 1\n" in out
 
 
-@pytest.mark.parametrize("flags", [["--max-num-seqs=0"], ["--fly"], ["word"]])
+@pytest.mark.parametrize("flags", [["--max-num-seqs=0"], ["--fly"], ["two", "words"]])
 def test_serve_refuses_what_it_does_not_know(flags: list[str], capsys: Captured) -> None:
     assert run("serve", *flags) == 2
-    assert flags[0].split("=")[0] in capsys.readouterr().err
+    assert flags[-1].split("=")[0] in capsys.readouterr().err
 
 
 def test_serve_refuses_a_taken_port_before_it_starts_anything(capsys: Captured) -> None:
@@ -354,15 +415,31 @@ FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--admin-port=0")
 
 
 def test_serve_tells_where_it_is_and_ends_on_a_signal(fake_services: Path, capfd: Captured) -> None:
-    thread = when_written(capfd, "(?s)ready.*blockyard generate", lambda: os.kill(os.getpid(), signal.SIGINT))
+    thread = when_written(capfd, "(?s)ready.*python -c", lambda: os.kill(os.getpid(), signal.SIGINT))
     assert run("serve", *FREE_PORTS) == 0
     thread.join()
     (out,) = thread.written  # type: ignore[attr-defined]
     assert "ready: fake, up to 64 tokens" in out
-    assert re.search(r"gRPC   127\.0\.0\.1:\d+\n  HTTP   http://127\.0\.0\.1:\d+/v1", out)
+    address = r"127\.0\.0\.1:\d+"
+    assert re.search(rf"page   http://{address}/\n  gRPC   {address}\n  HTTP   http://{address}/v1\n", out)
+    assert re.search(rf"blockyard generate 'def read_lines\(path\):' --target {address}\n", out)
     assert re.search(r"curl http://127\.0\.0\.1:\d+/v1/completions -H .* -d '\{\"model\": \"fake\"", out)
     assert re.search(r"python -c 'import blockyard; ", out)
     assert "once more to stop at once" in capfd.readouterr().err
+
+
+def test_serve_suggests_a_chat_to_a_model_that_chats(fake_services: Path, capfd: Captured) -> None:
+    stand_in = fake_services / "stand_in_gateway.py"
+    stand_in.write_text(stand_in.read_text().replace("FakeGateway(", "FakeGateway(has_chat_template=True, "))
+    thread = when_written(capfd, "(?s)ready.*python -c", lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert run("serve", "--no-enable-page", *FREE_PORTS) == 0
+    thread.join()
+    (out,) = thread.written  # type: ignore[attr-defined]
+    assert "page " not in out
+    assert re.search(r"blockyard chat --target 127\.0\.0\.1:\d+\n", out)
+    (body,) = re.findall(r"/v1/chat/completions .* -d '(.*)'", out)
+    assert json.loads(body)["messages"][0]["role"] == "user"
+    assert "generate" not in out
 
 
 def test_serve_tells_what_callers_need(fake_services: Path, capfd: Captured) -> None:
@@ -376,7 +453,7 @@ def test_serve_tells_what_callers_need(fake_services: Path, capfd: Captured) -> 
 
 
 def test_a_log_for_machines_has_the_commands_lines_in_its_form(fake_services: Path, capfd: Captured) -> None:
-    thread = when_written(capfd, "(?s)ready.*blockyard generate", lambda: os.kill(os.getpid(), signal.SIGINT))
+    thread = when_written(capfd, "(?s)ready.*python -c", lambda: os.kill(os.getpid(), signal.SIGINT))
     assert run("serve", "--log-format=json", *FREE_PORTS) == 0
     thread.join()
     (line,) = [line for line in capfd.readouterr().err.splitlines() if "once more to stop at once" in line]

@@ -12,6 +12,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import termios
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -351,6 +352,29 @@ def test_top_on_a_terminal_goes_on_until_it_is_stopped(admin: FakeAdmin) -> None
     finally:
         process.kill()
         process.wait()
+        os.close(ours)
+
+
+def test_q_leaves_top_and_the_terminal_is_as_it_was(admin: FakeAdmin) -> None:
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "blockyard.cli.main", "top", "--interval", "60", "--admin-address", admin.address],
+        cwd=ROOT,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"},
+    )
+    try:
+        read_until(ours, lambda text: "blockyard" in text)
+        os.write(ours, b"xq")
+        assert process.wait(20) == 0
+        assert termios.tcgetattr(theirs) == before
+    finally:
+        process.kill()
+        process.wait()
+        os.close(theirs)
         os.close(ours)
 
 

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from blockyard.configuration import (
+    CHOSEN_TOGETHER,
     DeviceSettings,
+    GatewayProcessSettings,
     LogSettings,
     MetricsSettings,
     ModelSettings,
@@ -25,12 +27,13 @@ from blockyard.configuration import (
 from blockyard.errors import BlockyardError, Reason
 from blockyard.local_system import MAX_FOLDER_BYTES, LocalSystem, choose_ports, without_settings
 from blockyard.rpc import PortTaken
-from blockyard.settings import make_parser
+from blockyard.settings import make_parser, resolve, settings_of
 from gateway.config import GatewayConfiguration
 from scheduler_service.config import SchedulerConfiguration
 from worker_service.config import WorkerConfiguration
 
 if TYPE_CHECKING:
+    from blockyard.settings import Setting
     from blockyard.supervisor import Service
     from tests.kit.fake_gateway import FakeGateway
 
@@ -48,6 +51,47 @@ async def test_the_services_understand_their_flags() -> None:
     ):
         given = vars(make_parser(configuration, service.name, "").parse_args(list(service.flags)))
         assert given["log_level"] == "debug"
+    await local.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "configuration"),
+    [("worker-0", WorkerConfiguration), ("scheduler", SchedulerConfiguration), ("gateway", GatewayConfiguration)],
+)
+async def test_every_setting_reaches_its_service(name: str, configuration: type[object]) -> None:
+    """Each gets all its settings as flags, with the value of the system's; what is chosen has a value of its own."""
+    changed = {
+        setting.name: other_value(setting)
+        for setting in settings_of(SystemConfiguration)
+        if setting.name not in ("model", "host") and not setting.name.endswith("_port")
+    }
+    local = LocalSystem(resolve(SystemConfiguration, {**changed, "grpc_port": 0, "http_port": 0, "admin_port": 0}))
+    (service,) = (each for each in local.services() if each.name == name)
+    given = vars(make_parser(configuration, name, "").parse_args(list(service.flags)))
+    await local.close()
+    for setting in settings_of(configuration):
+        if setting.name in changed and setting.name not in ("device_memory_utilization", "num_threads"):
+            assert str(given[setting.name]) == str(changed[setting.name]), setting.name
+        elif setting.name not in CHOSEN_TOGETHER:
+            assert setting.name in given
+
+
+def other_value(setting: Setting) -> object:
+    """A legal value that is not the default."""
+    if setting.type is bool:
+        return not setting.default
+    if setting.choices:
+        return next(choice for choice in setting.choices if choice != setting.default)
+    if setting.name == "data_parallel_size":
+        return 2
+    if isinstance(setting.default, str):
+        return 7 if setting.default == "auto" else "x"
+    return 0.5 if isinstance(setting.default, float) else 7
+
+
+async def test_the_gateway_gets_the_time_that_it_may_drain() -> None:
+    local = system(gateway_process=GatewayProcessSettings(drain_seconds=120.0))
+    assert local.services()[-1].grace_seconds > 120.0
     await local.close()
 
 
@@ -99,7 +143,7 @@ async def test_several_workers_share_the_machine() -> None:
     [((50062, 50072), ["50072", "50073", "50074"]), ((-1, -1), ["-1"] * 3), ((0, 0), ["0"] * 3)],
 )
 async def test_each_worker_has_a_port_of_its_own_for_metrics(told: tuple[int, int], workers: list[str]) -> None:
-    local = system(parallel=ParallelSettings(3), metrics=MetricsSettings(*told))
+    local = system(parallel=ParallelSettings(3), metrics=MetricsSettings(-1, *told))
     assert [flag_of(service, "worker-metrics-port") for service in local.services()[:-2]] == workers
     assert flag_of(local.services()[-2], "scheduler-metrics-port") == str(told[0])
     await local.close()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from blockyard.cli.main import main
 from blockyard.configuration import ParallelSettings, PublicSettings, SystemConfiguration
 from blockyard.local_system import LocalSystem
 from blockyard.settings import load
@@ -97,7 +98,10 @@ def arguments_of(command: Command) -> tuple[type[Any], list[str]]:
 def test_a_service_takes_what_it_is_given(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     configuration, arguments = arguments_of(command)
     with pytest.raises(SystemExit) as ended:
-        load(configuration, "documented", "", [*arguments, "--print-config"])
+        if configuration is SystemConfiguration:
+            main(["serve", *arguments, "--print-config"])
+        else:
+            load(configuration, "documented", "", [*arguments, "--print-config"])
     told = capsys.readouterr()
     assert ended.value.code == 0, told.err
     settings = yaml.safe_load(told.out)

@@ -8,8 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 
+from blockyard.cli.main import app
+from blockyard.configuration import CHOSEN_TOGETHER, SystemConfiguration
 from blockyard.errors import Reason
+from blockyard.settings import make_parser, settings_of
+from gateway.config import GatewayConfiguration
+from scheduler_service.config import SchedulerConfiguration
+from worker_service.config import WorkerConfiguration
 
 ROOT = Path(__file__).parents[3]
 GENERATE: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "reference" / "generate.py"))
@@ -21,6 +28,36 @@ def test_a_generated_page_is_current(name: str) -> None:
     made = GENERATE["PAGES"][name]()
     committed = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
     assert committed == made, "run: python docs/reference/generate.py"
+
+
+SERVICES = {"Gateway": GatewayConfiguration, "Scheduler": SchedulerConfiguration, "Worker": WorkerConfiguration}
+
+
+def promised() -> dict[str, set[str]]:
+    """The settings that the page lists, by the heading of their table."""
+    page = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
+    parts = re.split(r"^## (.+)$", page, flags=re.MULTILINE)
+    return {
+        title: {flag.replace("-", "_") for flag in re.findall(r"^\| `--([a-z-]+)`<br>", text, re.MULTILINE)}
+        for title, text in zip(parts[1::2], parts[2::2], strict=True)
+    }
+
+
+@pytest.mark.parametrize("title", SERVICES)
+def test_a_service_takes_every_setting_that_the_page_promises(title: str) -> None:
+    parser = make_parser(SERVICES[title], title, "")
+    taken = {action.dest for action in parser._actions} - {"help", "config", "print_config"}
+    assert promised()[title] == taken
+
+
+def test_the_services_together_take_every_setting_that_the_page_promises() -> None:
+    page = promised()
+    together = set().union(*page.values()) - set(CHOSEN_TOGETHER)
+    assert together == {setting.name for setting in settings_of(SystemConfiguration)}
+    command = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    flags = {flag for option in command.params for flag in option.opts if flag.startswith("--")}
+    assert {f"--{name.replace('_', '-')}" for name in together} <= flags
+    assert set(CHOSEN_TOGETHER) <= set().union(*(page[title] for title in SERVICES))
 
 
 def test_every_reason_is_explained() -> None:

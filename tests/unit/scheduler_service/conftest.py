@@ -119,7 +119,7 @@ def settings(configuration: SchedulerConfiguration) -> Callable[..., SchedulerCo
     def change(**changes: object) -> SchedulerConfiguration:
         changed = configuration
         for name, value in changes.items():
-            for section in ("model", "device", "cache", "scheduler", "service"):
+            for section in ("model", "device", "cache", "scheduler", "service", "resume"):
                 part = getattr(changed, section)
                 if hasattr(part, name):
                     changed = replace(changed, **{section: replace(part, **{name: value})})

@@ -1,0 +1,74 @@
+"""Gives commands options that their functions do not name one by one: those of settings, those of a connection."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blockyard.settings import settings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from blockyard.settings import Setting
+
+
+def named_parameters(command: Callable[..., None]) -> list[inspect.Parameter]:
+    """The parameters that a function names."""
+    signature = inspect.signature(command, eval_str=True)
+    return [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+
+
+def with_parameters(command: Callable[..., None], added: Iterable[inspect.Parameter]) -> Callable[..., None]:
+    """Wraps a command so that it has more parameters, which it gets by keyword, than it names."""
+
+    @functools.wraps(command)
+    def called(**given: Any) -> None:
+        command(**given)
+
+    called.__annotations__ = {}
+    parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*named_parameters(command), *added)]
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return called
+
+
+def settings_parameters(configuration: type[Any], chosen: Mapping[str, str]) -> list[inspect.Parameter]:
+    """Makes an option of each setting of a configuration class; None where it is not given.
+
+    `chosen`: settings that cannot be given here, and why; who tries is told that.
+    """
+    options = [_option(setting) for setting in settings_of(configuration)]
+    return [*options, *(_refused(name, why) for name, why in chosen.items())]
+
+
+def _option(setting: Setting) -> inspect.Parameter:
+    flag = setting.flag
+    is_switch = setting.type is bool
+    default = {True: "on", False: "off"}[setting.default] if is_switch else setting.default
+    # A text without a default says what none means.
+    told_default = f" (default: {default})" if str(default) else ""
+    shown = typer.Option(
+        f"{flag}/--no-{flag[2:]}" if is_switch else flag,
+        help=setting.help + told_default,
+        metavar=None if is_switch else "|".join(setting.choices) or "VALUE",
+        show_default=False,
+        rich_help_panel=setting.section.replace("_", " ").capitalize(),
+    )
+    return _parameter(setting.name, bool | None if is_switch else str | None, shown)
+
+
+def _refused(name: str, why: str) -> inspect.Parameter:
+    flag = "--" + name.replace("_", "-")
+
+    def refuse(value: str | None) -> None:
+        if value is not None:
+            raise typer.BadParameter(f"it is not for this command: {why}")
+
+    return _parameter(name, str | None, typer.Option(flag, hidden=True, callback=refuse, expose_value=False))
+
+
+def _parameter(name: str, kind: Any, told: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, told])
