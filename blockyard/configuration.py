@@ -122,6 +122,9 @@ class PublicSettings:
     grpc_port: Port = option(50051, "the public gRPC API; 0: a free port")
     http_port: Port = option(8000, "the OpenAI API; 0: a free port")
     admin_port: Port = option(50052, "the admin API; 0: a free port")
+    admin_host: str = option(
+        "127.0.0.1", "address of the admin API; one that other machines reach needs keys or client certificates"
+    )
     enable_page: bool = option(True, "show the page at / of the HTTP port, and tell how the system is at /status")
 
 

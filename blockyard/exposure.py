@@ -1,8 +1,14 @@
-"""Whether others than this machine can reach an address."""
+"""Whether others than this machine can reach an address, and what must not be open to them."""
 
 from __future__ import annotations
 
 import ipaddress
+from typing import TYPE_CHECKING
+
+from blockyard.settings import SettingsError
+
+if TYPE_CHECKING:
+    from blockyard.configuration import PublicSettings, SecuritySettings
 
 
 def is_loopback(address: str) -> bool:
@@ -15,3 +21,13 @@ def is_loopback(address: str) -> bool:
         except ValueError:
             continue
     return False
+
+
+def check_admin(public: PublicSettings, security: SecuritySettings) -> None:
+    """Refuses an admin API that other machines could use without a key: raises SettingsError."""
+    if is_loopback(public.admin_host) or security.api_keys_file or security.tls_client_authority:
+        return
+    raise SettingsError(
+        f"--admin-host {public.admin_host} would let every machine that reaches it drain, profile and change this "
+        "system: give --api-keys-file (or --tls-client-authority and --tls-admin-names), or leave it on 127.0.0.1"
+    )

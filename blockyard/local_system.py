@@ -27,6 +27,7 @@ from blockyard.configuration import (
     SystemConfiguration,
     WorkerProcessSettings,
 )
+from blockyard.exposure import check_admin
 from blockyard.model_files import resolve_model
 from blockyard.rpc import PortTaken, internal_channel
 from blockyard.settings import ENVIRONMENT_PREFIX, settings_of, to_flags
@@ -57,16 +58,17 @@ class LocalSystem:
     """A configuration made ready to run: a private folder for sockets, and ports that were free a moment ago."""
 
     def __init__(self, configuration: SystemConfiguration) -> None:
-        """Raises PortTaken when a port that was asked for is not free, BlockyardError when there is no such model."""
+        """Raises PortTaken, BlockyardError when there is no such model, SettingsError for an open admin API."""
         # The services do the same; here it costs a moment, and fails before anything has started.
         resolve_model(configuration.model.model, configuration.model.revision, "config")
+        check_admin(configuration.public, configuration.security)
         public = choose_ports(configuration.public)
         self.configuration = dataclasses.replace(configuration, public=public)
-        # A wildcard is nowhere to connect to.
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(public.host, public.host)
+        host, admin_host = reached_at(public.host), reached_at(public.admin_host)
         self._folder = _private_folder()
         self.endpoints = Endpoints(
-            *(join(host, port) for port in (public.grpc_port, public.http_port, public.admin_port)),
+            *(join(host, port) for port in (public.grpc_port, public.http_port)),
+            admin=join(admin_host, public.admin_port),
             local=f"unix:{self._folder}/gateway",
         )
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -159,6 +161,11 @@ def divide_processors(worker: WorkerProcessSettings, num_workers: int) -> Worker
     return dataclasses.replace(worker, num_threads=max(1, usable // num_workers))
 
 
+def reached_at(host: str) -> str:
+    """The host to connect to for an address to listen on: a wildcard is nowhere."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
 def join(host: str, port: int) -> str:
     """Writes an address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -170,8 +177,8 @@ def choose_ports(public: PublicSettings) -> PublicSettings:
     # All are held until the last is chosen, so that no two are the same.
     with ExitStack() as held:
         for name in ("grpc_port", "http_port", "admin_port"):
-            wanted: int = getattr(public, name)
-            chosen[name] = held.enter_context(_listen(public.host, wanted, name)).getsockname()[1]
+            host = public.admin_host if name == "admin_port" else public.host
+            chosen[name] = held.enter_context(_listen(host, getattr(public, name), name)).getsockname()[1]
     return dataclasses.replace(public, **chosen)
 
 

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 from blockyard.call_metrics import CallCounter
 from blockyard.errors import BlockyardError, Reason
+from blockyard.exposure import check_admin
 from blockyard.identity import InternalIdentity
 from blockyard.keys import KeyFileError
 from blockyard.metrics import TASKS
 from blockyard.metrics_server import MetricsServer
 from blockyard.model_files import resolve_model
 from blockyard.rpc import PUBLIC_MESSAGE_BYTES, HealthServer, Heartbeat, PortTaken, add_health, bind, make_server
-from blockyard.settings import load
+from blockyard.settings import SettingsError, load
 from blockyard.telemetry import EventLogger, configure_logging
 from blockyard.tls import CertificateError
 from blockyard.tracing import TracingUnavailable, traced_process
@@ -64,10 +65,11 @@ class Gateway:
     """
 
     def __init__(self, configuration: GatewayConfiguration) -> None:
-        """Reads files; raises BlockyardError MODEL_NOT_LOADED, CertificateError or KeyFileError."""
+        """Reads files; raises BlockyardError MODEL_NOT_LOADED, CertificateError, KeyFileError or SettingsError."""
         self._public = configuration.public
         self._service = configuration.service
         self.grpc_port = self.http_port = self.admin_port = self.health_port = self.metrics_port = 0
+        check_admin(configuration.public, configuration.security)
         self._access = make_access(configuration.security)
         gateway_id = secrets.token_hex(8)
         tokenizer = _load_tokenizer(configuration)
@@ -127,9 +129,9 @@ class Gateway:
     async def start(self) -> None:
         """Listens, and begins to attach to the scheduler; raises PortTaken."""
         public, admin, local = self._servers
-        host = self._public.host
+        host, admin_host = self._public.host, self._public.admin_host
         self.grpc_port = bind(public, _address(host, self._public.grpc_port), self._access.credentials())
-        self.admin_port = bind(admin, _address(host, self._public.admin_port), self._access.credentials())
+        self.admin_port = bind(admin, _address(admin_host, self._public.admin_port), self._access.credentials())
         if self._service.gateway_local_address:
             bind(local, self._service.gateway_local_address)
         self.http_port = self._http.bind(host, self._public.http_port)
@@ -150,7 +152,7 @@ class Gateway:
             model=self.generation.model_name,
             grpc=_address(host, self.grpc_port),
             http=_address(host, self.http_port),
-            admin=_address(host, self.admin_port),
+            admin=_address(admin_host, self.admin_port),
             metrics=_address(host, self.metrics_port) if self.metrics_port else None,
             scheduler=self._service.scheduler_address,
         )
@@ -223,6 +225,6 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         with traced_process("gateway", configuration.tracing):
             asyncio.run(serve(configuration))
-    except (PortTaken, CertificateError, KeyFileError, BlockyardError, TracingUnavailable) as error:
+    except (PortTaken, CertificateError, KeyFileError, SettingsError, BlockyardError, TracingUnavailable) as error:
         log.error(str(error))
         sys.exit(1)

@@ -117,7 +117,7 @@ async def _greeting(system: LocalSystem) -> str:
     ready = ["", f"ready: {model.name}, up to {model.max_model_len} tokens"]
     if system.configuration.public.enable_page:
         ready.append(f"  page   {root}/")
-    ready += [f"  gRPC   {endpoints.grpc}", f"  HTTP   {root}/v1"]
+    ready += [f"  gRPC   {endpoints.grpc}", f"  HTTP   {root}/v1", f"  admin  {endpoints.admin}"]
     if needed := _needed(security):
         return "\n".join([*ready, "", f"  callers need {needed}: see docs/guides/security.md", ""])
     is_demo = not system.configuration.model.model

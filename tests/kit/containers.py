@@ -27,7 +27,6 @@ POLL_SECONDS = 0.1
 PORT_VARIABLES = {
     "grpc": "BLOCKYARD_GRPC_PORT",
     "http": "BLOCKYARD_HTTP_PORT",
-    "admin": "BLOCKYARD_ADMIN_PORT",
     "prometheus": "PROMETHEUS_PORT",
 }
 PROJECT_LABEL = "com.docker.compose.project"
@@ -60,7 +59,7 @@ class Project:
 
     Args:
         variables: for docker-compose.yml, before those of `.env`.
-        ports: of this machine, where "grpc", "http" and "admin" of the gateway and "prometheus" are published.
+        ports: of this machine, where "grpc" and "http" of the gateway and "prometheus" are published.
     """
 
     def __init__(self, engine: DockerClient, name: str, variables: Mapping[str, str], ports: Mapping[str, int]) -> None:

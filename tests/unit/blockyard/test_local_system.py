@@ -27,7 +27,7 @@ from blockyard.configuration import (
 from blockyard.errors import BlockyardError, Reason
 from blockyard.local_system import MAX_FOLDER_BYTES, LocalSystem, choose_ports, without_settings
 from blockyard.rpc import PortTaken
-from blockyard.settings import make_parser, resolve, settings_of
+from blockyard.settings import SettingsError, make_parser, resolve, settings_of
 from gateway.config import GatewayConfiguration
 from scheduler_service.config import SchedulerConfiguration
 from worker_service.config import WorkerConfiguration
@@ -63,7 +63,7 @@ async def test_every_setting_reaches_its_service(name: str, configuration: type[
     changed = {
         setting.name: other_value(setting)
         for setting in settings_of(SystemConfiguration)
-        if setting.name not in ("model", "host") and not setting.name.endswith("_port")
+        if setting.name not in ("model", "host", "admin_host") and not setting.name.endswith("_port")
     }
     local = LocalSystem(resolve(SystemConfiguration, {**changed, "grpc_port": 0, "http_port": 0, "admin_port": 0}))
     (service,) = (each for each in local.services() if each.name == name)
@@ -228,3 +228,27 @@ async def test_readiness_is_the_gateways(async_gateway: FakeGateway) -> None:
 def test_settings_do_not_reach_the_services_twice() -> None:
     environment = {"BLOCKYARD_MODEL": "m", "BLOCKYARD_CONFIG": "f", "BLOCKYARD_TARGET": "t", "PATH": "p"}
     assert without_settings(environment) == {"BLOCKYARD_TARGET": "t", "PATH": "p"}
+
+
+@pytest.mark.parametrize("admin_host", ["0.0.0.0", "::", "192.0.2.1"])
+def test_an_admin_api_that_others_reach_needs_keys(admin_host: str) -> None:
+    public = dataclasses.replace(FREE, admin_host=admin_host)
+    with pytest.raises(SettingsError, match=f"--admin-host {admin_host} .*--api-keys-file"):
+        LocalSystem(SystemConfiguration(public=public))
+
+
+async def test_a_host_that_is_open_leaves_the_admin_api_on_this_machine() -> None:
+    local = LocalSystem(SystemConfiguration(public=dataclasses.replace(FREE, host="0.0.0.0")))
+    assert flag_of(local.services()[-1], "admin-host") == "127.0.0.1"
+    assert local.endpoints.admin == f"127.0.0.1:{local.configuration.public.admin_port}"
+    await local.close()
+
+
+@pytest.mark.parametrize(
+    "security", [SecuritySettings(api_keys_file="keys.yaml"), SecuritySettings(tls_client_authority="authority.pem")]
+)
+async def test_an_admin_api_that_is_guarded_may_be_open(security: SecuritySettings) -> None:
+    public = dataclasses.replace(FREE, admin_host="0.0.0.0")
+    local = LocalSystem(SystemConfiguration(public=public, security=security))
+    assert flag_of(local.services()[-1], "admin-host") == "0.0.0.0"
+    await local.close()

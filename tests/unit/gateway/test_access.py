@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import socket
 import ssl
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from blockyard.keys import Key, KeyFileError, add_key, digest
 from blockyard.retry import RetryPolicy
+from blockyard.settings import SettingsError
 from blockyard.tls import CertificateError
 from gateway.access import make_access
 from gateway.config import GatewayConfiguration, ServiceSettings
@@ -317,3 +319,22 @@ def test_files_that_are_not_there_end_the_start(tmp_path: Path) -> None:
         access(api_keys_file=str(tmp_path / "none"))
     with pytest.raises(CertificateError, match="none"):
         access(tls_certificate=str(tmp_path / "none"), tls_key=str(tmp_path / "none"))
+
+
+async def test_an_open_host_opens_no_admin_port(scheduler: FakeScheduler) -> None:
+    open_host = replace(configuration(scheduler, SecuritySettings()).public, host="0.0.0.0")
+    configured = replace(configuration(scheduler, SecuritySettings()), public=open_host)
+    # An address of this machine that is not the one that the admin API listens on.
+    other = "127.0.0.2"
+    async with running(configured) as gateway:
+        socket.create_connection((other, gateway.grpc_port), timeout=10).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((other, gateway.admin_port), timeout=10)
+
+
+async def test_an_admin_port_that_others_reach_needs_keys(scheduler: FakeScheduler, keys_file: str) -> None:
+    for security, is_refused in ((SecuritySettings(), True), (SecuritySettings(api_keys_file=keys_file), False)):
+        configured = configuration(scheduler, security)
+        configured = replace(configured, public=replace(configured.public, admin_host="0.0.0.0"))
+        with pytest.raises(SettingsError, match=r"--admin-host 0\.0\.0\.0") if is_refused else nullcontext():
+            await Gateway(configured).stop()
