@@ -28,6 +28,7 @@ from blockyard.configuration import (
     WorkerProcessSettings,
 )
 from blockyard.exposure import check_admin
+from blockyard.model_config.network import read_network
 from blockyard.model_files import resolve_model
 from blockyard.rpc import PortTaken, internal_channel
 from blockyard.settings import ENVIRONMENT_PREFIX, settings_of, to_flags
@@ -58,9 +59,13 @@ class LocalSystem:
     """A configuration made ready to run: a private folder for sockets, and ports that were free a moment ago."""
 
     def __init__(self, configuration: SystemConfiguration) -> None:
-        """Raises PortTaken, BlockyardError when there is no such model, SettingsError for an open admin API."""
+        """Raises PortTaken, SettingsError for an open admin API, BlockyardError when there is no such model.
+
+        A model of which config.json already says that it cannot be served is such an error too, with every reason.
+        """
         # The services do the same; here it costs a moment, and fails before anything has started.
-        resolve_model(configuration.model.model, configuration.model.revision, "config")
+        folder = resolve_model(configuration.model.model, configuration.model.revision, "config")
+        read_network(folder, configuration.device.dtype)
         check_admin(configuration.public, configuration.security)
         public = choose_ports(configuration.public)
         self.configuration = dataclasses.replace(configuration, public=public)

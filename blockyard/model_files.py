@@ -102,8 +102,10 @@ def _download(model: str, revision: str, kind: Kind) -> Path:
             "(or HF_HUB_OFFLINE is set): connect, or give a folder"
         ) from None
     except Exception as error:
-        # Broken connections come as errors of whichever HTTP library it uses.
-        raise _unusable(f"{model} could not be downloaded from the hub: {error}") from error
+        # Broken connections come as errors of whichever HTTP library it uses, whose texts are for programmers.
+        answer = getattr(getattr(error, "response", None), "status_code", None)
+        why = f"it answered {answer}" if answer else getattr(error, "strerror", None) or "the connection broke"
+        raise _unusable(f"{model} could not be downloaded from the hub ({why}): try again, or give a folder") from error
     return Path(folder)
 
 

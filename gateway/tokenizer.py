@@ -5,14 +5,15 @@ Knows nothing of requests. Reads the files of a model folder and nothing else: n
 
 from __future__ import annotations
 
-import json
 import math
 from typing import TYPE_CHECKING, Any, cast
 
 import tokenizers
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from blockyard.model_config.fields import read_object
 from blockyard.model_files import model_digest
+from blockyard.telemetry import EventLogger
 from gateway.chat_template import ChatTemplate
 from gateway.detokenizer import DetokenizerFactory
 from gateway.token_texts import TokenTexts
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gateway.detokenizer import Detokenizer
+
+log = EventLogger(__name__)
 
 Json = dict[str, Any]
 _SPECIAL_TOKEN_NAMES = (
@@ -41,6 +44,18 @@ _GENERATION_DEFAULTS: dict[str, Callable[[float], bool]] = {
     "top_k": lambda value: -1 <= value < 2**32,
     "min_p": lambda value: 0 <= value <= 1,
     "repetition_penalty": lambda value: 0 < value < math.inf,
+}
+# Of the others those that would change an answer, and the values with which they do not; null is always one of them.
+_NOT_APPLIED: dict[str, tuple[object, ...]] = {
+    **dict.fromkeys(("num_beams", "num_beam_groups", "typical_p", "length_penalty", "guidance_scale"), (1,)),
+    **dict.fromkeys(("encoder_repetition_penalty",), (1,)),
+    **dict.fromkeys(("min_length", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), (0,)),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "diversity_penalty", "penalty_alpha"), (0,)),
+    **dict.fromkeys(("max_new_tokens", "min_new_tokens", "stop_strings", "top_h", "bad_words_ids"), ()),
+    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "sequence_bias"), ([], {})),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"), ()),
+    **dict.fromkeys(("renormalize_logits", "token_healing"), (False,)),
+    "watermarking_config": (),
 }
 
 
@@ -183,15 +198,7 @@ def _not_loaded(message: str) -> BlockyardError:
 
 def _read_json(file: Path) -> Json:
     """Reads an object; a file that is not there is an empty one."""
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise _not_loaded(f"{file} is no JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise _not_loaded(f"{file} is no JSON object")
-    return cast("Json", value)
+    return read_object(file) if file.exists() else {}
 
 
 def _refuse_unsupported(folder: Path, config: Json, tokenizer_config: Json) -> None:
@@ -215,8 +222,8 @@ def _refuse_unsupported(folder: Path, config: Json, tokenizer_config: Json) -> N
 def _load_backend(file: Path) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # noqa: BLE001 - the library raises plain Exception
-        raise _not_loaded(f"cannot read {file}: {error}") from None
+    except Exception:  # noqa: BLE001 - the library raises plain Exception
+        raise _not_loaded(f"{file} is damaged, or of a form that is not known: copy it again") from None
     # Some files carry the settings of a training run, which would cut or pad prompts in silence.
     backend.no_truncation()
     backend.no_padding()
@@ -238,8 +245,10 @@ def _chat_template_source(folder: Path, tokenizer_config: Json, given: Path | No
     if given is not None:
         try:
             return given.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise _not_loaded(f"cannot read --chat-template {given}: {error}") from None
+        except OSError as error:
+            raise _not_loaded(f"cannot read --chat-template {given}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise _not_loaded(f"cannot read --chat-template {given}: it is not UTF-8") from None
     own = folder / "chat_template.jinja"
     if own.is_file():
         return own.read_text(encoding="utf-8")
@@ -270,9 +279,14 @@ def _generation_defaults(generation_config: Json) -> dict[str, float]:
     """Those fields that the file has, as vLLM takes them: do_sample is not looked at. A top_k of -1 means 0, off."""
     found = {name: generation_config.get(name) for name in _GENERATION_DEFAULTS}
     defaults: dict[str, float] = {name: value for name, value in found.items() if isinstance(value, int | float)}
+    if wrong := sorted(name for name, value in found.items() if value is not None and name not in defaults):
+        raise _not_loaded(f"generation_config.json: {wrong[0]} must be a number, not {found[wrong[0]]!r}: correct it")
     for name, value in defaults.items():
         if not _GENERATION_DEFAULTS[name](value):
             raise _not_loaded(f"generation_config.json: {name} cannot be {value}: correct it, or take it out")
+    names = [name for name, neutral in _NOT_APPLIED.items() if generation_config.get(name) not in (None, *neutral)]
+    if names:
+        log.warning("fields of generation_config.json that are not applied", fields=",".join(sorted(names)))
     if "top_k" in defaults:
         defaults["top_k"] = max(0, int(defaults["top_k"]))
     return defaults

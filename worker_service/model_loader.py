@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from blockyard.model_config.fields import unusable
 from blockyard.model_files import model_digest
 from blockyard.telemetry import EventLogger
 from kernels.ops import get_backend
 from worker_service.memory import room_for_weights
 from worker_service.models.decoder import DecoderModel, build_decoder
-from worker_service.models.model_config import ModelConfig, read_config, unusable
+from worker_service.models.model_config import ModelConfig, read_config
 from worker_service.models.weight_files import WeightFiles
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ def load_model(
         BlockyardError: MODEL_NOT_LOADED, with a message that says what to do.
     """
     config = read_config(folder, dtype)
+    for remark in config.remarks:
+        log.warning(remark)
     files = WeightFiles(folder, progress)
     _check_room(_weights_bytes(files, config, quantization), config, quantization, device)
     try:

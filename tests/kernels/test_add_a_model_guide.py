@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from blockyard.errors import BlockyardError
+from blockyard.model_config import families
 from tests.kit import tiny_models
 from worker_service.model_loader import load_model
-from worker_service.models import registry
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "add-a-model.md").read_text(encoding="utf-8")
 RECIPE, FAMILY, *_ = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
@@ -32,7 +32,7 @@ def test_what_it_says_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert complaint_of(folder).startswith(refused)
 
     (architecture,) = re.findall(r'FAMILIES\["(\w+)"\]', FAMILY)
-    monkeypatch.setitem(registry.FAMILIES, architecture, registry.Family())
-    exec(FAMILY, vars(registry))
+    monkeypatch.setitem(families.FAMILIES, architecture, families.Family())
+    exec(FAMILY, vars(families))
     (missing,) = re.findall(r"`(has no tensor \S+)`", GUIDE)
     assert missing in complaint_of(folder)

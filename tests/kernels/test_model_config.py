@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from blockyard.errors import BlockyardError, Reason
+from blockyard.model_config.network import find_violations
 from tests.kit.tiny_models import tiny_model
 from worker_service.models.model_config import ModelConfig, read_config
 
@@ -22,6 +23,7 @@ LLAMA: dict[str, Any] = {
     "intermediate_size": 96,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
+    "num_key_value_heads": 4,
     "max_position_embeddings": 512,
 }
 QWEN2 = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "sliding_window": 64}
@@ -60,8 +62,6 @@ def test_biases(read: Any):
     assert (options.qkv_bias, options.output_bias, options.mlp_bias) == (True, True, True)
     options = read({**QWEN2, "attention_bias": False}).options
     assert (options.qkv_bias, options.output_bias, options.mlp_bias) == (True, False, False)
-    options = read({**LLAMA, "architectures": ["MistralForCausalLM"], "attention_bias": True}).options
-    assert not options.qkv_bias, "Mistral has none, whatever the file says"
 
 
 def test_qwen3_has_norms_and_wide_heads(read: Any):
@@ -73,9 +73,10 @@ def test_qwen3_has_norms_and_wide_heads(read: Any):
 @pytest.mark.parametrize(
     ("fields", "windows"),
     [
-        ({**LLAMA, "sliding_window": 64}, (None, None, None)),
+        ({**LLAMA, "sliding_window": 512}, (None, None, None)),
         ({**LLAMA, "architectures": ["MistralForCausalLM"], "sliding_window": 64}, (64, 64, 64)),
         ({**LLAMA, "architectures": ["MistralForCausalLM"], "sliding_window": None}, (None, None, None)),
+        ({**LLAMA, "architectures": ["MistralForCausalLM"], "max_position_embeddings": 9999}, (4096, 4096, 4096)),
         (QWEN2, (None, None, None)),
         ({**QWEN2, "use_sliding_window": True}, (None, None, None)),
         ({**QWEN2, "use_sliding_window": True, "max_window_layers": 1}, (None, 64, 64)),
@@ -127,31 +128,71 @@ def test_rotary_embeddings(read: Any, fields: dict[str, Any], kind: str, theta: 
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, r"'GPT2LMHeadModel' is not supported; supported are Llama.*Qwen3"),
-        ({"architectures": []}, "names no architecture; supported are"),
+        ({"architectures": ["GPT2LMHeadModel"]}, r"'GPT2LMHeadModel' is not supported \(supported: Llama.*Qwen3"),
+        ({"architectures": []}, r"names no architecture \(supported: "),
         ({"architectures": ["MyModel"], "auto_map": {"AutoModel": "my.MyModel"}}, "such code is never run"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantized.*load the model's original weights"),
-        ({"hidden_act": "gelu"}, "activation 'gelu'; supported is silu"),
+        ({"hidden_act": "gelu"}, r"activation 'gelu' \(supported: silu"),
         ({"vocab_size": None}, "config.json has no vocab_size"),
         ({"hidden_size": "64"}, "hidden_size must be a positive integer, not '64'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer"),
-        ({"rms_norm_eps": "small"}, "rms_norm_eps must be a number"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps must be a number above 0"),
         ({"num_key_value_heads": 3}, "multiple of num_key_value_heads"),
         ({"head_dim": 15}, "head_dim must be even"),
         ({"dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn': set --dtype to one of float32"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'; supported are default, linear"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "'longrope'; supported are"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, r"'dynamic' \(supported: default, linear"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, r"'longrope' \(supported: "),
         ({"rope_scaling": {"rope_type": "linear"}}, "type 'linear' need factor"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 2}}, "type 'llama3' need low_freq_factor"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ between layers"),
         ({"rope_scaling": ["linear", 2.0]}, "must be an object"),
         ({"partial_rotary_factor": 0.5}, "partial rotary"),
+        ({"sliding_window": 64}, "sliding_window.*does not have"),
+        ({"mlp_bias": "false"}, "mlp_bias must be true or false, not 'false'"),
+        ({"logit_scale": 0.5}, "logit_scale is 0.5, which is not supported"),
+        ({"is_causal": False}, "is_causal is False"),
+        ({"architectures": ["MistralForCausalLM"], "attention_bias": True}, "attention_bias.*Mistral.* does not have"),
+        ({"model_type": "qwen2"}, "LlamaForCausalLM and the model_type 'qwen2' of another"),
+        ({"auto_map": {"AutoModel": "my.MyModel"}}, r"such code is never run \(take it out"),
+        ({"hidden_size": 10**12}, "more than 2147483647"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a number above 0, not nan"),
     ],
 )
 def test_what_is_not_supported_says_what_to_do(read: Any, fields: dict[str, Any], complaint: str):
     with pytest.raises(BlockyardError, match=complaint) as caught:
         read({**LLAMA, **fields})
     assert caught.value.reason is Reason.MODEL_NOT_LOADED
+
+
+def test_the_first_architecture_that_is_supported_counts(read: Any):
+    names = ["YiForCausalLM", "MistralForCausalLM", "LlamaForCausalLM"]
+    config = read({**LLAMA, "architectures": names, "model_type": "yi", "sliding_window": 64})
+    assert config.architecture == "MistralForCausalLM"
+    assert config.sliding_window == 64
+    with pytest.raises(BlockyardError, match="'YiForCausalLM', 'PhiForCausalLM' is not supported"):
+        read({**LLAMA, "architectures": ["YiForCausalLM", "PhiForCausalLM"]})
+
+
+def test_everything_that_is_wrong_is_told_at_once(read: Any, tmp_path: Path):
+    with pytest.raises(BlockyardError) as caught:
+        read({**LLAMA, "hidden_act": "gelu", "vocab_size": "100", "rope_scaling": {"type": "yarn", "factor": "4"}})
+    assert [violation.field for violation in caught.value.violations] == [
+        "hidden_act",
+        "rope_scaling.factor",
+        "vocab_size",
+    ]
+    assert caught.value.message.count("; ") == 2
+    assert "\n" not in caught.value.message
+    assert find_violations(tmp_path) == caught.value.violations
+
+
+def test_fields_that_nobody_knows_are_remarked(read: Any):
+    assert read(LLAMA).remarks == ()
+    (remark,) = read({**LLAMA, "my_field": 3, "initializer_range": 0.1, "other": None}).remarks
+    assert remark.endswith("not read: my_field, other")
+    theta = {"rope_type": "default", "rope_theta": 1e6}
+    (remark,) = read({**LLAMA, "rope_parameters": theta, "rope_scaling": {"type": "linear", "factor": 2.0}}).remarks
+    assert "rope_theta 1000000.0 is in rope_parameters alone, and not used" in remark
 
 
 def test_layer_types_must_fit(read: Any):
@@ -163,10 +204,14 @@ def test_layer_types_must_fit(read: Any):
 def test_a_missing_or_damaged_file(tmp_path: Path):
     with pytest.raises(BlockyardError, match=r"has no config\.json"):
         read_config(tmp_path, None)
-    for content in ("{", "[]", '"text"'):
-        (tmp_path / "config.json").write_text(content)
+    for content in (b"{", b"[]", b'"text"', b"\xff", b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}"):
+        (tmp_path / "config.json").write_bytes(content)
         with pytest.raises(BlockyardError, match="download it again"):
             read_config(tmp_path, None)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(BlockyardError, match=r"config.json cannot be read: Is a directory"):
+        read_config(tmp_path, None)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2_window", "qwen3", "llama_yarn"])

@@ -13,10 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.model_files import model_digest
+from tests.kit.step_runner import StepRunner
 from tests.kit.tiny_models import tiny_model
 from worker_service.determinism import determinism_id
 from worker_service.model_loader import LoadedModel, load_model
@@ -120,6 +122,23 @@ def test_tied_embeddings_need_no_head(tmp_path: Path):
     assert loaded.parameter_bytes == held, "the packed head is the table"
 
 
+def test_a_model_that_says_tied_and_has_two_tables_uses_both(tmp_path: Path):
+    """As transformers does: config.json is wrong there, and the weights are not."""
+    folder = Path(shutil.copytree(tiny_model("llama_tied"), tmp_path / "tied"))
+    tied = load(folder).model.fingerprint()
+    embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    rewrite(folder, {"lm_head.weight": embedding.clone()})
+    assert load(folder).model.fingerprint() == tied
+    rewrite(folder, {"lm_head.weight": embedding.flip(0).contiguous()})
+    token_ids = list(range(40))
+    got = StepRunner.load(folder, torch.float32).run("whole", token_ids, [40])
+    with torch.no_grad():
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        torch.testing.assert_close(got, model(torch.tensor([token_ids])).logits[0], rtol=0, atol=1e-4)
+    rewrite(folder, {"model.embed_tokens.weight": None, "lm_head.weight": embedding})
+    assert load(folder).model.fingerprint() == tied, "one table under the other name"
+
+
 def test_a_length_that_no_memory_holds_costs_nothing(folder: Path):
     fingerprint = load(folder).model.fingerprint()
     config = json.loads((folder / "config.json").read_text())
@@ -220,7 +239,9 @@ def test_a_whole_file_goes_before_an_index(folder: Path):
 @pytest.mark.parametrize("content", ["{", "{}", "[]", '{"weight_map": 3}'])
 def test_a_damaged_index(shards: Path, content: str):
     (shards / "model.safetensors.index.json").write_text(content)
-    assert "index.json is damaged" in complaint_of(shards)
+    told = complaint_of(shards)
+    assert re.search(r"index\.json is (damaged|not valid JSON|not a JSON object)", told)
+    assert told.endswith("download it again")
 
 
 def test_a_missing_config(folder: Path):

@@ -9,7 +9,8 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from worker_service.models.rotary import KINDS, RotaryConfig, rotary_table
+from blockyard.model_config.rotary import RotaryConfig
+from worker_service.models.rotary import KINDS, rotary_table
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 512}
 YARN = {"factor": 4.0, "original_max_position_embeddings": 256}

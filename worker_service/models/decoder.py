@@ -161,12 +161,24 @@ class _Builder:
     def _embedding_and_head(self) -> tuple[Tensor | PackedLinear, PackedLinear]:
         config = self._config
         shape = (config.vocab_size, config.hidden_size)
-        if not config.options.tied_embeddings:
+        if not config.options.tied_embeddings or self._has_two_tables(shape):
             table = self._tensor("model.embed_tokens.weight", *shape)
             return table, self._linear("", {"lm_head": config.vocab_size}, config.hidden_size, bias=False)
-        tied = self._read("model.embed_tokens.weight", *shape)
+        names = ("model.embed_tokens.weight", "lm_head.weight")
+        tied = self._read(next((name for name in names if name in self._files), names[0]), *shape)
         head = self._backend.pack_linear([tied])
         return head if head.is_table else tied.clone(), head
+
+    def _has_two_tables(self, shape: tuple[int, int]) -> bool:
+        """Tells whether files that should have one table for both ends have two that differ, which then count.
+
+        As in transformers; there are models whose config.json says that they are tied and that are not.
+        """
+        names = ("model.embed_tokens.weight", "lm_head.weight")
+        if not all(name in self._files for name in names):
+            return False
+        embedding, head = (self._files.read(name, shape) for name in names)
+        return not torch.equal(embedding, head)
 
     def _layer(self, index: int) -> DecoderLayer:
         config, options = self._config, self._config.options

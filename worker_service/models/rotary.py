@@ -1,4 +1,4 @@
-"""Rotary position embeddings: the kinds that models name in `rope_parameters`, and their table of cosines and sines.
+"""Rotary position embeddings: the kinds of `blockyard.model_config.rotary`, and their table of cosines and sines.
 
 The table is made once, in float32 and rounded to the dtype: models were trained with angles of that precision, and
 exact ones would differ from theirs more with every position (4e-5 at position 700). Kinds whose frequencies depend on
@@ -8,7 +8,6 @@ the length of the running sequence ("dynamic", "longrope") are refused: a token'
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,17 +17,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from blockyard.model_config.rotary import RotaryConfig
+
 PART = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class RotaryConfig:
-    """How positions turn into angles."""
-
-    kind: str = "default"
-    theta: float = 10000.0
-    parameters: dict[str, float] = field(default_factory=dict[str, float])
-    """The rest of `rope_parameters`, numbers only."""
 
 
 def rotary_table(config: RotaryConfig, head_dim: int, num_positions: int, dtype: torch.dtype) -> Tensor:
@@ -74,7 +65,9 @@ def _yarn(config: RotaryConfig, head_dim: int) -> tuple[Tensor, float]:
     if given.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
-    ramp = (torch.arange(head_dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
+    # Where few positions are so many that the ends change places, transformers divides by what is negative: so do we.
+    width = high - low or 0.001
+    ramp = (torch.arange(head_dim // 2, dtype=torch.float32) - low) / width
     stretched = ramp.clamp(0, 1)
     return frequencies * (1 - stretched + stretched / given["factor"]), _yarn_attention_factor(given)
 
@@ -101,10 +94,4 @@ KINDS: dict[str, Callable[[RotaryConfig, int], tuple[Tensor, float]]] = {
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
-}
-REQUIRED_PARAMETERS = {
-    "default": (),
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-    "yarn": ("factor",),
 }

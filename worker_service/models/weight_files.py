@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from worker_service.models.model_config import unusable
+from blockyard.model_config.fields import read_object, unusable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -145,7 +145,7 @@ def _map(entry: _Entry) -> Tensor:
                 file.fileno(), begin + entry.num_bytes, access=mmap.ACCESS_COPY, offset=entry.offset - begin
             )
     except OSError as error:
-        raise unusable(f"{entry.path} cannot be read ({error}): download it again, or take a smaller model") from None
+        raise unusable(f"{entry.path} cannot be read: {error.strerror}") from None
     if hasattr(mmap, "MADV_WILLNEED"):
         memory.madvise(mmap.MADV_WILLNEED)
     return torch.frombuffer(memory, dtype=dtype, offset=begin, count=math.prod(entry.shape)).view(entry.shape)
@@ -156,8 +156,10 @@ def _read_headers(folder: Path) -> dict[str, _Entry]:
     for path in _find_files(folder):
         try:
             entries |= _read_header(path)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-            raise unusable(f"{path} is damaged or not complete ({error!r}): download it again") from None
+        except OSError as error:
+            raise unusable(f"{path} cannot be read: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError, struct.error):
+            raise unusable(f"{path} is damaged or not complete: download it again") from None
     return entries
 
 
@@ -195,10 +197,10 @@ def _find_files(folder: Path) -> list[Path]:
 
 def _find_shards(folder: Path) -> list[Path]:
     try:
-        names = sorted(set(json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise unusable(f"{folder / INDEX_FILE} is damaged ({error!r}): download it again") from None
-    missing = [name for name in names if not (folder / name).exists()]
+        names = sorted(set(read_object(folder / INDEX_FILE)["weight_map"].values()))
+        missing = [name for name in names if not (folder / name).exists()]
+    except (KeyError, AttributeError, TypeError, ValueError):
+        raise unusable(f"{folder / INDEX_FILE} is damaged: download it again") from None
     if missing:
         raise unusable(f"{folder} lacks {', '.join(missing)}, which {INDEX_FILE} names: download the missing files")
     return [folder / name for name in names]

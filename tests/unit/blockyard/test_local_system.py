@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import socket
 import tempfile
@@ -26,6 +27,7 @@ from blockyard.configuration import (
 )
 from blockyard.errors import BlockyardError, Reason
 from blockyard.local_system import MAX_FOLDER_BYTES, LocalSystem, choose_ports, without_settings
+from blockyard.model_files import DEMO_FOLDER
 from blockyard.rpc import PortTaken
 from blockyard.settings import SettingsError, make_parser, resolve, settings_of
 from gateway.config import GatewayConfiguration
@@ -93,6 +95,23 @@ async def test_the_gateway_gets_the_time_that_it_may_drain() -> None:
     local = system(gateway_process=GatewayProcessSettings(drain_seconds=120.0))
     assert local.services()[-1].grace_seconds > 120.0
     await local.close()
+
+
+def test_a_model_that_cannot_be_served_is_told_in_one_line_before_anything_starts(tmp_path: Path) -> None:
+    config = {**json.loads((DEMO_FOLDER / "config.json").read_text()), "hidden_act": "gelu", "attention_bias": "yes"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        # The port is not looked at.
+        public = PublicSettings(grpc_port=taken.getsockname()[1], http_port=0, admin_port=0)
+        with pytest.raises(BlockyardError) as caught:
+            LocalSystem(SystemConfiguration(model=ModelSettings(model=str(tmp_path)), public=public))
+    assert caught.value.reason is Reason.MODEL_NOT_LOADED
+    assert caught.value.message == (
+        "config.json asks for the activation 'gelu' (supported: silu); "
+        "config.json: attention_bias must be true or false, not 'yes'"
+    )
 
 
 async def test_the_services_find_each_other_on_private_sockets() -> None:

@@ -182,7 +182,7 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
         'RECIPES["seed_oss"] = _Recipe("SeedOssConfig", {"attention_bias": True, "head_dim": 32})': ADDED_MODEL,
         ".venv/bin/python -m pytest -q tests/kernels/test_truth.py -k seed_oss": THIS,
         'FAMILIES["SeedOssForCausalLM"] = '
-        "Family(reads_attention_bias=True, reads_mlp_bias=True, head_dim=128)": ADDED_MODEL,
+        'Family("seed_oss", reads_attention_bias=True, reads_mlp_bias=True, head_dim=128)': ADDED_MODEL,
         "reads_output_bias: bool = False": A_PIECE,
         'output_bias = fields.flag("attention_out_bias") if family.reads_output_bias else attention_bias': A_PIECE,
         ".venv/bin/blockyard serve --model ./my-model": SETTINGS,

@@ -168,6 +168,21 @@ def test_quantized_weights_are_refused(folder: Path) -> None:
     assert "quantiz" in refusal(folder)
 
 
+def test_fields_of_generation_that_are_not_applied_are_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    neutral = {"num_beams": 1, "typical_p": 1.0, "stop_strings": None, "suppress_tokens": [], "temperature": 0.5}
+    change(folder / "generation_config.json", **neutral)
+    load_tokenizer(folder)
+    assert not caplog.records
+    change(folder / "generation_config.json", max_new_tokens=20, no_repeat_ngram_size=3)
+    load_tokenizer(folder)
+    assert caplog.records[-1].fields == {"fields": "max_new_tokens,no_repeat_ngram_size"}
+
+
+def test_a_default_that_is_no_number_is_told(folder: Path) -> None:
+    change(folder / "generation_config.json", temperature="0.6")
+    assert "temperature must be a number, not '0.6'" in refusal(folder)
+
+
 @pytest.mark.parametrize("content", ["{", "[]", "3"])
 def test_a_file_that_is_no_object_is_named(folder: Path, content: str) -> None:
     (folder / "generation_config.json").write_text(content)

@@ -187,7 +187,7 @@ def test_a_connection_that_breaks_is_told(machine: Machine):
     machine.hub.resets.add("model.safetensors")
     told = machine.resolve(NAME, "main", "weights")
     assert told.startswith("MODEL_NOT_LOADED")
-    assert "could not be downloaded" in told
+    assert "could not be downloaded from the hub (the connection broke): try again" in told
 
 
 def test_a_missing_hub_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch):

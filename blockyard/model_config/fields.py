@@ -1,0 +1,118 @@
+"""config.json's object: fields by name, each checked for its type, and a list of all that is wrong with them.
+
+A getter that finds something wrong notes it and gives a stand-in, so that one reading tells everything.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from blockyard.errors import BlockyardError, Reason, Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+# Sizes travel as 32 bits, and no network comes near.
+MAX_SIZE = 2**31 - 1
+
+
+def unusable(message: str, violations: tuple[Violation, ...] = ()) -> BlockyardError:
+    """The error of a model that cannot be loaded as it is: the message says what to do."""
+    return BlockyardError(Reason.MODEL_NOT_LOADED, message, violations)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Reads a JSON object from a file; raises BlockyardError MODEL_NOT_LOADED."""
+    try:
+        value: object = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise unusable(f"{path.parent} has no {path.name}: give the folder of a model, or a hub id") from None
+    except OSError as error:
+        raise unusable(f"{path} cannot be read: {error.strerror}") from None
+    except json.JSONDecodeError as error:
+        raise unusable(f"{path} is not valid JSON (line {error.lineno}): download it again") from None
+    except (ValueError, RecursionError):
+        raise unusable(f"{path} is not valid JSON: download it again") from None
+    if not isinstance(value, dict):
+        raise unusable(f"{path} is not a JSON object: download it again")
+    return cast("dict[str, Any]", value)
+
+
+@dataclass(slots=True)
+class Fields:
+    """An object's fields. A field that is null counts as one that is not there, unless it says otherwise."""
+
+    values: Mapping[str, Any]
+    violations: list[Violation] = field(default_factory=list[Violation])
+    """What cannot be served, each in a sentence of its own."""
+    remarks: list[str] = field(default_factory=list[str])
+    """What can be served and should be known."""
+
+    def refuse(self, name: str, sentence: str) -> None:
+        """Notes that a field cannot be served."""
+        self.violations.append(Violation(name, sentence, Reason.MODEL_NOT_LOADED))
+
+    def has(self, name: str) -> bool:
+        """Tells whether a field is there, null or not."""
+        return name in self.values
+
+    def get(self, name: str) -> Any:
+        """Gives a field as it is, None where it is not there."""
+        return self.values.get(name)
+
+    def integer(self, name: str, default: int | None = None, *, least: int = 1, most: int | None = MAX_SIZE) -> int:
+        """Reads an integer; where it is missing and has no default, that is wrong."""
+        value = self.values.get(name)
+        if value is None:
+            if default is None:
+                self.refuse(name, f"config.json has no {name}: is this a model of a supported architecture?")
+            return least if default is None else default
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            kind = "a positive integer" if least == 1 else f"an integer of {least} or more"
+            self.refuse(name, f"config.json: {name} must be {kind}, not {value!r}")
+            return least
+        if most is not None and value > most:
+            self.refuse(name, f"config.json: {name} is {value}, more than {most}")
+            return least
+        return value
+
+    def number(self, name: str, default: float, *, above: float | None = None) -> float:
+        """Reads a finite number, greater than `above`."""
+        value = self.values.get(name)
+        if value is None:
+            return default
+        if not is_number(value) or (above is not None and value <= above):
+            wanted = "a number" if above is None else f"a number above {above:g}"
+            self.refuse(name, f"config.json: {name} must be {wanted}, not {value!r}")
+            return default
+        return float(value)
+
+    def flag(self, name: str) -> bool:
+        """Reads true or false; false where it is not there."""
+        value = self.values.get(name)
+        if value is not None and not isinstance(value, bool):
+            self.refuse(name, f"config.json: {name} must be true or false, not {value!r}")
+            return False
+        return bool(value)
+
+    def text(self, name: str, default: str) -> str:
+        """Reads a text."""
+        value = self.values.get(name)
+        if value is not None and not isinstance(value, str):
+            self.refuse(name, f"config.json: {name} must be a text, not {value!r}")
+            return default
+        return default if value is None else value
+
+
+def is_number(value: object) -> bool:
+    """Tells whether a value of JSON is a finite number; true and false are none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False

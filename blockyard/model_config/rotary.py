@@ -1,0 +1,156 @@
+"""Reads how positions turn into angles: `rope_scaling`, `rope_parameters`, `rope_theta` and what stands beside them.
+
+As transformers 5 reads them: `rope_scaling` goes before `rope_parameters`, which is left out whole; what is missing in
+the one that counts is taken from beside it. The angles are made in `worker_service.models.rotary`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from blockyard.model_config.fields import is_number
+
+if TYPE_CHECKING:
+    from blockyard.model_config.fields import Fields
+
+DEFAULT_THETA = 10000.0
+# Some models name a length without end; lengths travel as 32 bits.
+MAX_MODEL_LEN = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryConfig:
+    """How positions turn into angles."""
+
+    kind: str = "default"
+    theta: float = DEFAULT_THETA
+    parameters: dict[str, float] = field(default_factory=dict[str, float])
+    """The rest of `rope_parameters`, numbers only."""
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryKind:
+    """Which parameters a kind of rotary embeddings has."""
+
+    required: frozenset[str] = frozenset()
+    optional: frozenset[str] = frozenset()
+
+
+_LENGTH = "original_max_position_embeddings"
+_TRUNCATE = "truncate"
+_POSITIVE = frozenset({"factor", "low_freq_factor", "high_freq_factor", _LENGTH})
+ROTARY_KINDS = {
+    "default": RotaryKind(),
+    "linear": RotaryKind(frozenset({"factor"})),
+    "llama3": RotaryKind(frozenset({"factor", "low_freq_factor", "high_freq_factor"})),
+    "yarn": RotaryKind(
+        frozenset({"factor"}),
+        frozenset({"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}),
+    ),
+}
+# Of any kind. The last three change nothing where all of a prompt is text.
+_GENERAL = frozenset(
+    {"rope_type", "type", "rope_theta", "partial_rotary_factor", _LENGTH, "finetuned"}
+    | {"mrope_section", "mrope_interleaved"}
+)
+
+
+def read_rotary(fields: Fields) -> tuple[RotaryConfig, int]:
+    """Reads the rotary embeddings and the length that they reach; what is wrong is noted in `fields`."""
+    max_len = min(fields.integer("max_position_embeddings", most=None), MAX_MODEL_LEN)
+    where, given = _choose(fields)
+    kind = given.get("rope_type", given.get("type", "default"))
+    if kind not in ROTARY_KINDS:
+        supported = ", ".join(ROTARY_KINDS)
+        fields.refuse(where, f"config.json asks for rotary embeddings of type {kind!r} (supported: {supported})")
+        return RotaryConfig(), max_len
+    _refuse_partial(fields, given)
+    theta = _number(fields, where, given, "rope_theta", above=1.0)
+    if theta is None:
+        theta = fields.number("rope_theta", DEFAULT_THETA, above=1.0)
+    parameters = _parameters(fields, where, given, kind, max_len)
+    if kind in ("linear", "yarn") and "factor" in parameters:
+        # Some models give the stretched length in config.json and some the original one.
+        max_len = max(max_len, int(parameters[_LENGTH] * parameters["factor"]))
+    return RotaryConfig(kind, theta, parameters), min(max_len, MAX_MODEL_LEN)
+
+
+def _choose(fields: Fields) -> tuple[str, dict[str, Any]]:
+    """The object that counts, and its name."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in ("rope_scaling", "rope_parameters"):
+        value = fields.get(name)
+        if value is not None and not isinstance(value, dict):
+            fields.refuse(name, f"config.json: {name} must be an object, not {value!r}")
+        elif value:
+            found[name] = value
+    if not found:
+        return "rope_parameters", {}
+    name, given = next(iter(found.items()))
+    if any(isinstance(value, dict) for value in given.values()):
+        fields.refuse(name, "config.json has rotary embeddings that differ between layers, which is not supported")
+        return name, {}
+    if len(found) > 1:
+        lost = found["rope_parameters"].get("rope_theta")
+        told = "config.json has both rope_scaling and rope_parameters, of which rope_scaling counts"
+        if "rope_theta" not in given and lost not in (None, fields.number("rope_theta", DEFAULT_THETA)):
+            told += f": rope_theta {lost} is in rope_parameters alone, and not used (write it into rope_scaling)"
+        fields.remarks.append(told)
+    return name, given
+
+
+def _refuse_partial(fields: Fields, given: dict[str, Any]) -> None:
+    share = given.get("partial_rotary_factor", fields.get("partial_rotary_factor"))
+    if share not in (None, 1):
+        fields.refuse(
+            "partial_rotary_factor", "config.json asks for partial rotary embeddings, which are not supported"
+        )
+
+
+def _number(fields: Fields, where: str, given: dict[str, Any], name: str, above: float | None = None) -> float | None:
+    value = given.get(name)
+    if value is None:
+        return None
+    if not is_number(value) or (above is not None and value <= above):
+        wanted = "a number" if above is None else f"a number above {above:g}"
+        fields.refuse(f"{where}.{name}", f"config.json: {name} in {where} must be {wanted}, not {value!r}")
+        return None
+    return float(value)
+
+
+def _parameters(fields: Fields, where: str, given: dict[str, Any], kind: str, max_len: int) -> dict[str, float]:
+    """Reads the numbers of one kind."""
+    rules = ROTARY_KINDS[kind]
+    for name in sorted(given.keys() - _GENERAL - rules.required - rules.optional):
+        if given[name] is not None:
+            told = f"config.json: rotary embeddings of type {kind!r} have no {name}: take it out of {where}"
+            fields.refuse(f"{where}.{name}", told)
+    parameters: dict[str, float] = {}
+    for name in sorted((rules.required | rules.optional | {_LENGTH}) - {_TRUNCATE}):
+        value = _number(fields, where, given, name, above=0.0 if name in _POSITIVE else None)
+        if value is not None:
+            parameters[name] = value
+    # As in transformers: the field beside the object goes before the one inside.
+    parameters[_LENGTH] = fields.number(_LENGTH, parameters.get(_LENGTH, float(max_len)), above=0.0)
+    if kind == "yarn":
+        _complete_yarn(fields, where, given, parameters, max_len)
+    for name in sorted(rules.required - parameters.keys()):
+        if given.get(name) is None:
+            fields.refuse(f"{where}.{name}", f"config.json: rotary embeddings of type {kind!r} need {name}")
+    if kind == "llama3" and parameters.get("high_freq_factor", 2) <= parameters.get("low_freq_factor", 1):
+        fields.refuse(where, "config.json: high_freq_factor must be greater than low_freq_factor")
+    return parameters
+
+
+def _complete_yarn(
+    fields: Fields, where: str, given: dict[str, Any], parameters: dict[str, float], max_len: int
+) -> None:
+    if "factor" in given and given["factor"] is None:
+        parameters["factor"] = max_len / parameters[_LENGTH]
+    if _TRUNCATE in given:
+        # The only one that is no number. Null is false, as in transformers.
+        if given[_TRUNCATE] not in (None, True, False):
+            told = f"config.json: truncate in {where} must be true or false, not {given[_TRUNCATE]!r}"
+            fields.refuse(f"{where}.truncate", told)
+        parameters[_TRUNCATE] = float(bool(given[_TRUNCATE]))
