@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from blockyard.extras import explained
+
 if TYPE_CHECKING:
     from blockyard.async_client import AsyncClient, AsyncStream
     from blockyard.chat import Message, Role, Tool, ToolCall, ToolChoice
@@ -86,4 +88,5 @@ def __getattr__(name: str) -> Any:
     # Loaded on first use: a worker imports this package and has no need of a client.
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    with explained(f"blockyard.{name}", "serve"):
+        return getattr(import_module(_HOMES[name]), name)

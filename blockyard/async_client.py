@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from blockyard import client_codec as codec
 from blockyard.client import method_of
@@ -24,7 +23,9 @@ from blockyard.retry import Attempts, Deadline, RetryPolicy, may_pass
 from blockyard.targets import (
     CANCEL_SECONDS,
     DEFAULT_TARGET,
+    HEALTH_METHOD,
     POLL_SECONDS,
+    SERVING,
     Metadata,
     Targets,
     never_ready,
@@ -80,12 +81,11 @@ class AsyncConnections:
 
     async def is_ready(self, target: str, seconds: float | None) -> bool:
         """Tells whether a gateway takes requests; raises BlockyardError where it cannot be reached."""
-        stub: Any = health_pb2_grpc.HealthStub(self._channel(target))
+        check: Any = self._channel(target).unary_unary(HEALTH_METHOD, None, None)
         try:
-            response = await stub.Check(health_pb2.HealthCheckRequest(), timeout=seconds)
+            return await check(b"", timeout=seconds) == SERVING
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
-        return response.status == health_pb2.HealthCheckResponse.SERVING
 
     async def close(self) -> None:
         """Closes them, within a second; what is under way is cancelled. A later call opens them again."""

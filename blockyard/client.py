@@ -8,7 +8,6 @@ import weakref
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from blockyard import client_codec as codec
 from blockyard.cancelling import Canceller
@@ -20,7 +19,9 @@ from blockyard.resumption import Request, Resumption
 from blockyard.retry import Attempts, Deadline, RetryPolicy, may_pass
 from blockyard.targets import (
     DEFAULT_TARGET,
+    HEALTH_METHOD,
     POLL_SECONDS,
+    SERVING,
     Metadata,
     Targets,
     never_ready,
@@ -62,12 +63,10 @@ class Connections:
 
     def is_ready(self, target: str, seconds: float | None) -> bool:
         """Tells whether a gateway takes requests; raises BlockyardError where it cannot be reached."""
-        stub = health_pb2_grpc.HealthStub(self._channels[target])
         try:
-            response = stub.Check(health_pb2.HealthCheckRequest(), timeout=seconds)
+            return self._channels[target].unary_unary(HEALTH_METHOD, None, None)(b"", timeout=seconds) == SERVING
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
-        return response.status == health_pb2.HealthCheckResponse.SERVING
 
     def close(self) -> None:
         """Closes them; what is under way is cancelled."""

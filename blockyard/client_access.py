@@ -13,7 +13,7 @@ from blockyard.targets import call_metadata, client_channel_options
 from blockyard.tls import CertificateError
 
 if TYPE_CHECKING:
-    from blockyard.rpc import Options
+    from blockyard.channels import Options
     from blockyard.targets import Metadata
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import grpc
 from google.protobuf import duration_pb2
-from google.rpc import error_details_pb2, status_pb2
-from grpc_status import rpc_status
+from google.protobuf.message import DecodeError
+
+from blockyard.google_rpc import error_details_pb2, status_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -26,6 +27,8 @@ MAX_MESSAGE_BYTES = 1024
 MAX_DESCRIPTION_BYTES = 256
 MAX_METADATA_ENTRIES = 8
 MAX_METADATA_BYTES = 64
+# Where gRPC's own libraries look for the status with its details.
+DETAILS_KEY = "grpc-status-details-bin"
 TRANSPORT_ORIGIN = {"origin": "transport"}
 
 
@@ -228,8 +231,25 @@ def _known(name: str, otherwise: Reason) -> Reason:
 def from_rpc_error(error: grpc.RpcError) -> BlockyardError:
     """Decodes what a gRPC call raised, synchronous or not."""
     call = cast("Any", error)
-    # A status without details, or one whose details a proxy on the way has made inconsistent.
-    with suppress(ValueError):
-        if (status := rpc_status.from_call(call)) is not None:
-            return from_status(status)
-    return from_status(status_pb2.Status(code=call.code().value[0], message=call.details() or ""))
+    status = status_pb2.Status(code=call.code().value[0], message=call.details() or "")
+    for name, value in call.trailing_metadata() or ():
+        if name == DETAILS_KEY:
+            # Details that cannot be read, or that a proxy on the way has made inconsistent, do not count.
+            with suppress(DecodeError):
+                told = status_pb2.Status.FromString(value)
+                status = told if (told.code, told.message) == (status.code, status.message) else status
+    return from_status(status)
+
+
+class CallStatus(NamedTuple):
+    """A status as `abort_with_status` takes it; see grpc.Status."""
+
+    code: grpc.StatusCode
+    details: str
+    trailing_metadata: tuple[tuple[str, bytes], ...]
+
+
+def to_call_status(error: BlockyardError) -> CallStatus:
+    """Encodes an error for the end of a call, in the middle of a stream too."""
+    status = to_status(error)
+    return CallStatus(error.code, status.message, ((DETAILS_KEY, status.SerializeToString()),))

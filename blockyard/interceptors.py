@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 import grpc.aio
-from grpc_status import rpc_status
 
 from blockyard.authentication import Doorkeeper, Evidence, find_key
-from blockyard.errors import BlockyardError, Reason, to_status
+from blockyard.errors import BlockyardError, Reason, to_call_status
 from blockyard.telemetry import EventLogger
 from blockyard.tls import peer_common_name, peer_names
 
@@ -29,7 +28,7 @@ log = EventLogger(__name__)
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BlockyardError) -> None:
     """Ends a call with an error and its details. Never returns: it raises what ends the handler."""
     # The published stubs of grpc.aio lack this method.
-    await cast("Any", context).abort_with_status(rpc_status.to_status(to_status(error)))
+    await cast("Any", context).abort_with_status(to_call_status(error))
 
 
 # How a handler is made, and where grpc keeps its behaviour, by (request_streaming, response_streaming).

@@ -17,6 +17,7 @@ from blockyard.async_client import AsyncClient
 from blockyard.chat import Message
 from blockyard.client import Client, Stream
 from blockyard.configuration import CHOSEN_TOGETHER, SystemConfiguration
+from blockyard.extras import require_services
 from blockyard.local_system import LocalSystem
 from blockyard.retry import RetryPolicy
 from blockyard.settings import resolve, settings_of, suggestion
@@ -57,6 +58,7 @@ class LLM:
     """
 
     def __init__(self, model: str = "", **settings: Any) -> None:
+        require_services("blockyard.LLM")
         _check_names(settings)
         defaults = {"grpc_port": 0, "http_port": 0, "admin_port": 0, "log_level": "error"}
         configuration = resolve(SystemConfiguration, {**defaults, **settings, **({"model": model} if model else {})})
@@ -200,6 +202,7 @@ class _RunningSystem:
             raise
 
     async def _start(self) -> None:
+        await self.local.prepare(lambda line: print(line, file=sys.stderr))  # noqa: T201
         self._supervisor = Supervisor(self.local.services(), self.local.is_ready, environment=self.local.environment())
         if not await self._supervisor.start():
             raise StartError("stopped before it was ready")

@@ -5,10 +5,13 @@ It makes flags of configuration sections and knows the services by the names of 
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -32,15 +35,18 @@ from blockyard.model_config.network import read_network
 from blockyard.model_files import resolve_model
 from blockyard.rpc import PortTaken, internal_channel
 from blockyard.settings import ENVIRONMENT_PREFIX, settings_of, to_flags
-from blockyard.supervisor import Service
+from blockyard.supervisor import ROOT, Service
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 # What the kernel takes as the path of a Unix socket, with room for the longest name in the folder.
 MAX_FOLDER_BYTES = 107 - len("/scheduler")
 # Between sockets that only this user can open nobody needs a certificate, whatever the environment says.
 _PRIVATE = InternalSecuritySettings()
+# This package came by pip: nobody has run what `make setup` runs.
+IS_INSTALLED = bool({"site-packages", "dist-packages"} & set(ROOT.parts))
+GPU_CONTROL = Path("/dev/nvidiactl")
 # What a gateway gets to stop after it has drained.
 GRACE_SECONDS = 10.0
 
@@ -118,6 +124,24 @@ class LocalSystem:
         flags.append(f"--worker-metrics-port={first_port + number if first_port > 0 else first_port}")
         return Service(f"worker-{number}", "worker_service", tuple(flags))
 
+    async def prepare(self, write_line: Callable[[str], None]) -> None:
+        """Compiles the kernels for CPUs, once, where this is an installed package: a wheel has their source alone."""
+        told = self.configuration
+        if not IS_INSTALLED or _uses_gpu(told.device) or told.worker.cpu_kernels == "reference":
+            return
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, str(ROOT / "kernels" / "cpu" / "build.py")),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=self.environment(),
+        )
+        assert process.stdout is not None
+        async for line in process.stdout:
+            write_line(line.decode(errors="replace").rstrip())
+        if await process.wait():
+            write_line("the CPU kernels cannot be compiled here: torch computes, which is slower")
+
     def environment(self) -> dict[str, str]:
         """The children's environment: ours without settings, which they get as flags, each only its own."""
         return without_settings(os.environ)
@@ -151,6 +175,10 @@ class LocalSystem:
         for channel in self._channels.values():
             await channel.close(None)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _uses_gpu(device: DeviceSettings) -> bool:
+    return device.device == "cuda" or (device.device == "auto" and GPU_CONTROL.exists())
 
 
 def divide_memory(device: DeviceSettings, num_workers: int) -> DeviceSettings:

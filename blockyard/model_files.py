@@ -17,7 +17,8 @@ from blockyard.errors import BlockyardError, Reason
 
 Kind = Literal["weights", "tokenizer", "config"]
 
-DEMO_FOLDER = Path(__file__).resolve().parents[1] / "models" / "demo"
+_REPOSITORY, _PACKAGE = (Path(__file__).resolve().parents[1] / "models" / "demo", Path(__file__).parent / "demo_model")
+DEMO_FOLDER = _REPOSITORY if _REPOSITORY.is_dir() else _PACKAGE
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _CONFIG_FILES = ("config.json", "generation_config.json")
@@ -48,7 +49,10 @@ def resolve_model(model: str, revision: str, kind: Kind) -> Path:
         BlockyardError: MODEL_NOT_LOADED, with a message that says what to do.
     """
     if not model:
-        return _check(DEMO_FOLDER, "the demo model is not here: it comes with the repository; pass --model instead")
+        return _check(
+            DEMO_FOLDER,
+            "the demo model is not here: it comes with the repository and the wheel; pass --model",
+        )
     folder = Path(model).expanduser()
     if folder.is_dir():
         return _check(folder, f"{folder} has no config.json: give the folder of a model, or a hub id")

@@ -1,4 +1,4 @@
-"""Channels and servers, set up alike in every process: limits, keepalive, errors, health, reflection.
+"""Servers, and channels between them, set up alike in every process: limits, keepalive, errors, health, reflection.
 
 What each option is for stands beside it; the facts behind them are in docs/concepts/protocol.md.
 """
@@ -19,6 +19,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from blockyard.authentication import Doorkeeper
+from blockyard.channels import INTERNAL_MESSAGE_BYTES, PUBLIC_MESSAGE_BYTES, Options, channel_options
 from blockyard.interceptors import AuthenticationInterceptor, ErrorInterceptor
 from blockyard.telemetry import EventLogger
 
@@ -30,15 +31,12 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
-PUBLIC_MESSAGE_BYTES = 16 * 1024 * 1024
-INTERNAL_MESSAGE_BYTES = 64 * 1024 * 1024
 MAX_PORT = 65535
 # Of one call, names and values together; gRPC itself allows twice as much before it closes the connection.
 MAX_METADATA_BYTES = 16 * 1024
 # Calls on one connection at once; those of a client that has more wait there.
 MAX_CONCURRENT_STREAMS = 4096
 HANDSHAKE_SECONDS = 20
-Options = list[tuple[str, Any]]
 
 
 def server_options(max_message_bytes: int) -> Options:
@@ -59,38 +57,6 @@ def server_options(max_message_bytes: int) -> Options:
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.http2.ping_timeout_ms", 10_000),
-    ]
-
-
-def channel_options(
-    max_message_bytes: int,
-    *,
-    keepalive_seconds: float = 30.0,
-    use_proxy: bool = True,
-    max_reconnect_seconds: float = 1.0,
-) -> Options:
-    """Options of a channel that receives messages up to this size and notices a dead peer within twice `keepalive`.
-
-    `use_proxy`: heed the environment's `http_proxy`, which gRPC does even for a peer on the same machine.
-    """
-    return [
-        ("grpc.enable_http_proxy", int(use_proxy)),
-        ("grpc.max_receive_message_length", max_message_bytes),
-        ("grpc.max_send_message_length", INTERNAL_MESSAGE_BYTES),
-        ("grpc.keepalive_time_ms", int(keepalive_seconds * 1000)),
-        ("grpc.keepalive_timeout_ms", int(keepalive_seconds * 1000)),
-        # What counts for a ping without an answer; a minute, unless told otherwise.
-        ("grpc.http2.ping_timeout_ms", int(keepalive_seconds * 1000)),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
-        # A peer that comes back is tried again soon, not after two minutes.
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        # In spite of its name, also the time that one attempt to connect may take at least: a busy peer needs more
-        # than the first back-off to answer.
-        ("grpc.min_reconnect_backoff_ms", 5_000),
-        ("grpc.max_reconnect_backoff_ms", int(max_reconnect_seconds * 1000)),
-        # Channels to one address from one process stay apart, so that closing one does not touch the other.
-        ("grpc.use_local_subchannel_pool", 1),
     ]
 
 

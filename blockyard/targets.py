@@ -6,14 +6,17 @@ import re
 from typing import TYPE_CHECKING
 
 from blockyard.authentication import AUTHORIZATION_KEY, TENANT
+from blockyard.channels import PUBLIC_MESSAGE_BYTES, Options, channel_options
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
-from blockyard.rpc import PUBLIC_MESSAGE_BYTES, Options, channel_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 TENANT_HEADER = "x-blockyard-tenant"
+# A call of grpc.health.v1 without its messages: the empty question is about the server, and this answer says SERVING.
+HEALTH_METHOD = "/grpc.health.v1.Health/Check"
+SERVING = b"\x08\x01"
 POLL_SECONDS = 0.1
 # How long a client that is closed goes on telling gateways that requests are no longer wanted.
 CANCEL_SECONDS = 1.0

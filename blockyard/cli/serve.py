@@ -15,6 +15,7 @@ from rich.console import Console
 from blockyard.async_client import AsyncClient
 from blockyard.cli.parameters import settings_parameters, with_parameters
 from blockyard.configuration import CHOSEN_TOGETHER, SystemConfiguration
+from blockyard.extras import require_services
 from blockyard.local_system import LocalSystem
 from blockyard.settings import SettingsError, resolve, to_yaml
 from blockyard.supervisor import Supervisor
@@ -59,6 +60,7 @@ def serve(
     if print_config:
         typer.echo(to_yaml(configuration), nl=False)
         return
+    require_services("blockyard serve")
     configure_logging("serve", level=configuration.log.log_level, log_format=configuration.log.log_format)
     code = asyncio.run(_serve(configuration))
     if code:
@@ -81,6 +83,7 @@ async def _serve(configuration: SystemConfiguration) -> int:
     try:
         progress: AbstractContextManager[object] = status or nullcontext()
         with progress:
+            await system.prepare(_writer(console))
             started = await supervisor.start()
         if started:
             typer.echo(await _greeting(system))

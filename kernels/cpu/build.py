@@ -1,6 +1,7 @@
 """Compiles the C++ kernels: one library for each instruction set, in a folder named after their source and flags.
 
-Run by `make setup` and when an image is built (`python -m kernels.cpu.build`), never by a worker. A library is complete
+Run by `make setup`, when an image is built, and by `blockyard serve` where a wheel was installed, which has the source
+alone (`python -m kernels.cpu.build`, or this file by itself); never by a worker. A library is complete
 as soon as it is there: it is written beside its place and renamed into it, under a lock that dies with its process.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -29,9 +31,21 @@ INSTRUCTION_SETS: dict[str, tuple[str, ...]] = {
 
 
 def built_folder() -> Path:
-    """Where the libraries of this very source are, built or not; BLOCKYARD_KERNELS_DIR names another place for them."""
+    """Where the libraries of this very source are, built or not.
+
+    BLOCKYARD_KERNELS_DIR names the place for them. Else it is beside the source; for an installed package, whose folder
+    may not be written, the user's cache.
+    """
     root = os.environ.get("BLOCKYARD_KERNELS_DIR")
-    return (Path(root) if root else Path(__file__).parent / "built") / _source_digest()
+    return (Path(root) if root else _usual_root()) / _source_digest()
+
+
+def _usual_root() -> Path:
+    beside = Path(__file__).resolve().parent / "built"
+    if beside.is_dir() or not {"site-packages", "dist-packages"} & set(beside.parts):
+        return beside
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "blockyard" / "kernels"
 
 
 def library_path(instruction_set: str) -> Path:
@@ -81,10 +95,17 @@ def _compile(compiler: str, instruction_set: str) -> None:
 
 def main() -> None:
     """The program."""
+    if all(library_path(name).exists() for name in INSTRUCTION_SETS):
+        return
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        sys.stderr.write("the CPU kernels are for x86-64: torch computes on this processor, which is slower\n")
+        return
     compiler = find_compiler()
     if compiler is None:
         sys.stderr.write("no C++ compiler: workers on a CPU will use the reference kernels, which are slower\n")
         return
+    sys.stderr.write(f"compiling the CPU kernels, once, into {built_folder()}: about a minute\n")
+    sys.stderr.flush()
     build(compiler)
 
 

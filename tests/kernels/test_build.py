@@ -247,3 +247,17 @@ def test_a_library_of_other_structures_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(library, "Op", Shorter)
     with pytest.raises(RuntimeError, match="build it anew"):
         library.Library("avx2")
+
+
+@pytest.mark.parametrize("place", ["site-packages", "dist-packages"])
+def test_an_installed_package_builds_into_the_users_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    digest = build.built_folder().name
+    installed = tmp_path / place / "kernels" / "cpu" / "build.py"
+    monkeypatch.delenv("BLOCKYARD_KERNELS_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "__file__", str(installed))
+    assert build.built_folder() == tmp_path / "cache" / "blockyard" / "kernels" / digest
+    (installed.parent / "built").mkdir(parents=True)
+    assert build.built_folder() == installed.parent / "built" / digest

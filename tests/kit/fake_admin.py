@@ -9,11 +9,10 @@ from concurrent import futures
 from typing import TYPE_CHECKING, Any, Self
 
 import grpc
-from grpc_status import rpc_status
 
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.common.v1 import administration_pb2, status_pb2
-from blockyard.errors import BlockyardError, to_status
+from blockyard.errors import BlockyardError, to_call_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,7 +105,7 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         if method != "GetStatus":
             self.asked.append(request)
         if error := self.errors.get(method):
-            context.abort_with_status(rpc_status.to_status(to_status(error)))
+            context.abort_with_status(to_call_status(error))
 
     def GetStatus(self, request: Any, context: Any) -> admin_pb2.GetStatusResponse:
         self._take("GetStatus", request, context)

@@ -271,3 +271,54 @@ async def test_an_admin_api_that_is_guarded_may_be_open(security: SecuritySettin
     local = LocalSystem(SystemConfiguration(public=public, security=security))
     assert flag_of(local.services()[-1], "admin-host") == "0.0.0.0"
     await local.close()
+
+
+async def prepared(monkeypatch: pytest.MonkeyPatch, compiler: str, folder: Path, **sections: object) -> list[str]:
+    """What an installed package says before its services start, with this program as the compiler."""
+    script = folder / "compiler"
+    script.write_text(compiler)
+    script.chmod(0o755)
+    monkeypatch.setattr("blockyard.local_system.IS_INSTALLED", True)
+    monkeypatch.setattr("blockyard.local_system.GPU_CONTROL", folder / "no-gpu")
+    monkeypatch.setenv("CXX", str(script))
+    monkeypatch.setenv("BLOCKYARD_KERNELS_DIR", str(folder / "kernels"))
+    lines: list[str] = []
+    local = system(**sections)
+    await local.prepare(lines.append)
+    await local.close()
+    return lines
+
+
+def libraries(folder: Path) -> set[str]:
+    return {path.name for path in folder.rglob("*.so")}
+
+
+WRITES_A_LIBRARY = '#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho library > "$2"\n'
+
+
+async def test_an_installed_package_compiles_its_kernels_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (line,) = await prepared(monkeypatch, WRITES_A_LIBRARY, tmp_path)
+    assert line.startswith("compiling the CPU kernels, once")
+    assert libraries(tmp_path) == {"avx512_bf16.so", "avx512.so", "avx2.so"}
+    assert await prepared(monkeypatch, "#!/bin/sh\nexit 1\n", tmp_path) == []
+
+
+async def test_a_package_whose_kernels_cannot_be_compiled_says_what_that_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = await prepared(monkeypatch, "#!/bin/sh\nexit 1\n", tmp_path)
+    assert lines[-1] == "the CPU kernels cannot be compiled here: torch computes, which is slower"
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"device": DeviceSettings(device="cuda")},
+        {"worker": WorkerProcessSettings(cpu_kernels="reference")},
+    ],
+)
+async def test_kernels_that_nobody_uses_are_not_compiled(
+    sections: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await prepared(monkeypatch, WRITES_A_LIBRARY, tmp_path, **sections) == []
+    assert libraries(tmp_path) == set()

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PACKAGES = sorted({file.parent.relative_to(ROOT / "protos") for file in (ROOT / "protos/blockyard").rglob("*.proto")})
+PACKAGES = [
+    Path("blockyard/google_rpc/google/rpc"),
+    *sorted({file.parent.relative_to(ROOT / "protos") for file in (ROOT / "protos/blockyard").rglob("*.proto")}),
+]
 
 
 def test_bindings_are_current(tmp_path: Path) -> None:
@@ -49,4 +52,6 @@ def test_imported_packages_are_declared() -> None:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert not any(name.startswith("kernels") for name in project["dependencies"])
-    assert set(project["optional-dependencies"]) == {"gateway", "scheduler", "worker", "tracing", "bench", "dev"}
+    assert set(project["optional-dependencies"]) == {
+        *("serve", "cli", "service", "gateway", "scheduler", "worker", "tracing", "bench", "dev")
+    }

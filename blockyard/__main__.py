@@ -1,0 +1,22 @@
+"""The program `blockyard`, which says what to install where it cannot run."""
+
+from __future__ import annotations
+
+import sys
+
+from blockyard.extras import MissingPackages, explained
+
+
+def main() -> None:
+    """Runs it."""
+    try:
+        with explained("the command line", "cli"):
+            from blockyard.cli.main import main as run  # noqa: PLC0415 - it needs packages that may not be there
+        run()
+    except MissingPackages as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Which extra of this distribution brings a package that is not installed. Imports none of them."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+# What the services import, by the extra that brings it; a test holds it against pyproject.toml.
+PACKAGES = {
+    "cli": ("typer", "rich"),
+    "service": ("grpc_health", "grpc_reflection", "pydantic", "yaml"),
+    "gateway": ("fastapi", "uvicorn", "tokenizers", "jinja2", "huggingface_hub", "prometheus_client"),
+    "scheduler": ("huggingface_hub", "prometheus_client"),
+    "worker": ("torch", "numpy", "safetensors", "huggingface_hub", "psutil", "prometheus_client"),
+}
+
+
+class MissingPackages(ImportError):
+    """Packages are not installed; the message says which extra has them."""
+
+
+@contextmanager
+def explained(what: str, extra: str) -> Generator[None]:
+    """Says which extra is missing where an import fails for lack of a package; raises MissingPackages."""
+    known = {package for packages in PACKAGES.values() for package in packages}
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in known:
+            raise
+        raise _missing(what, [package], extra) from None
+
+
+def require_services(what: str) -> None:
+    """Raises MissingPackages, with all of them, where the services cannot run here."""
+    packages = dict.fromkeys(package for each in PACKAGES.values() for package in each)
+    if missing := [package for package in packages if find_spec(package) is None]:
+        raise _missing(what, missing, "serve")
+
+
+def _missing(what: str, packages: list[str], extra: str) -> MissingPackages:
+    told = "a package that is" if len(packages) == 1 else "packages that are"
+    return MissingPackages(
+        f"{what} needs {told} not installed ({', '.join(packages)}): pip install 'blockyard[{extra}]'"
+    )
