@@ -1,7 +1,8 @@
 # The commands of the project. `make setup` once; the others call it when pyproject.toml has changed.
 #
 #   make demo    set up, start the three services on the demo model, stream a text through gRPC, stop
-#   make test    set up, then lint, types, import floors, and the unit, kernels and integration tests
+#   make test    set up, then lint, types, import floors, and the unit, kernels and integration tests, in this order
+#   make unit    the first of them: what needs no model and no other process to speak of
 #   make check   the seconds of it: lint, types, floors, protos
 #   make protos  make the Python bindings again
 #   make sanitize   the CPU kernels under the sanitizers of addresses, undefined behaviour and threads; ten minutes
@@ -18,11 +19,14 @@ INSTALLED := $(VENV)/.installed
 # Where to take PyTorch from; empty: wherever pip finds a CPU build, else PyTorch's index for the machine at hand.
 TORCH_INDEX_URL ?=
 
+# Two processes suit two cores. A file's tests stay together, for the sake of what they share; files in order.
+PYTEST = $(BIN)/python -m pytest -q --numprocesses $(or $(WORKERS),2) --dist loadfile --no-loadscope-reorder --durations 15
+
 COMPOSE = $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: setup demo test check lint protos sanitize chaos soak bench up down e2e clean
+.PHONY: setup demo test unit check lint protos sanitize chaos soak bench up down e2e clean
 
 setup: $(INSTALLED)
 
@@ -40,7 +44,10 @@ demo: setup
 	$(BIN)/python examples/demo.py
 
 test: check
-	$(BIN)/python -m pytest -q tests
+	$(PYTEST) tests/unit tests/kernels tests/integration
+
+unit: setup
+	$(PYTEST) tests/unit
 
 check: setup
 	$(BIN)/ruff check .

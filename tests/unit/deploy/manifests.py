@@ -88,7 +88,7 @@ class Manifests:
 
 def read_yaml(file: Path) -> list[Resource]:
     """The documents of a file."""
-    return list(yaml.safe_load_all(file.read_text()))
+    return list(yaml.load_all(file.read_text(), yaml.CSafeLoader))
 
 
 def kustomization(folder: Path) -> Resource:
@@ -125,7 +125,7 @@ def render(folder: Path) -> Manifests:
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert not done.stderr, done.stderr
-    return Manifests(tuple(yaml.safe_load_all(done.stdout)))
+    return Manifests(tuple(yaml.load_all(done.stdout, yaml.CSafeLoader)))
 
 
 def render_with(overlay: str, components: tuple[str, ...], folder: Path) -> Manifests:

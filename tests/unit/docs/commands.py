@@ -162,6 +162,7 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
     "CONTRIBUTING.md": {
         "make setup": THIS,
         "make check": THIS,
+        "make unit": THIS,
         "make test": THIS,
         "make lint": NotRun("it changes the working tree"),
         "python -m tests.kit.fake_worker --help": ALONE,

@@ -27,6 +27,17 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         self.listening.set()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # uvicorn's own waits for a tenth of a second, and then looks ten times a second who is still connected.
+        for server in self.servers:
+            server.close()
+        for listener in sockets or []:
+            listener.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        if tasks := set(self.server_state.tasks):
+            await asyncio.wait(tasks, timeout=10)
+
     async def main_loop(self) -> None:
         # uvicorn's own looks ten times a second whether it should end.
         await self.on_tick(0)
