@@ -52,6 +52,17 @@ class DeviceSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadSettings:
+    """Where the weights come from."""
+
+    load_format: str = option(
+        "auto",
+        "where the weights come from; random: made on the device from config.json, for benchmarks, without files",
+        choices=("auto", "random"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class CacheSettings:
     """The block pools."""
 
@@ -262,6 +273,7 @@ class SystemConfiguration:
     public: PublicSettings = PublicSettings()
     security: SecuritySettings = SecuritySettings()
     text: TextSettings = TextSettings()
+    load: LoadSettings = LoadSettings()
     device: DeviceSettings = DeviceSettings()
     cache: CacheSettings = CacheSettings()
     scheduler: SchedulerSettings = SchedulerSettings()

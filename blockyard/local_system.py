@@ -92,7 +92,8 @@ class LocalSystem:
         # Whoever started this system waits for it, and is told at once what to repair.
         scheduling = [scheduler, f"--worker-address={','.join(workers)}", "--no-wait-for-repair"]
         device = divide_memory(told.device, len(workers))
-        for section in (told.model, device, told.cache, told.scheduler, told.scheduler_process, *self._for_all):
+        own = (told.model, told.load, device, told.cache, told.scheduler, told.scheduler_process)
+        for section in (*own, *self._for_all):
             scheduling += to_flags(section)
         scheduling += to_flags(told.resume)
         scheduling.append(f"--scheduler-metrics-port={told.metrics.scheduler_metrics_port}")

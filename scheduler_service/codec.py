@@ -52,6 +52,7 @@ _QUANTIZATIONS = {
     "none": worker_pb2.QUANTIZATION_UNSPECIFIED,
     "int8": worker_pb2.QUANTIZATION_INT8,
 }
+_LOAD_FORMATS = {"auto": worker_pb2.LOAD_FORMAT_UNSPECIFIED, "random": worker_pb2.LOAD_FORMAT_RANDOM}
 _STATE_PREFIX = "WORKER_STATE_"
 
 
@@ -160,9 +161,14 @@ def encode_init_device(device: str, dtype: str, configuration_digest: str) -> wo
     )
 
 
-def encode_load_model(model: str, revision: str, quantization: str) -> worker_pb2.LoadModelRequest:
-    """Encodes what to load, and by the setting's name how to hold it."""
-    return worker_pb2.LoadModelRequest(model=model, revision=revision, quantization=_QUANTIZATIONS[quantization])
+def encode_load_model(model: str, revision: str, quantization: str, load_format: str) -> worker_pb2.LoadModelRequest:
+    """Encodes what to load, and by the settings' names how to hold it and where it comes from."""
+    return worker_pb2.LoadModelRequest(
+        model=model,
+        revision=revision,
+        quantization=_QUANTIZATIONS[quantization],
+        format=_LOAD_FORMATS[load_format],
+    )
 
 
 def encode_cache_plan(plan: CachePlan) -> worker_pb2.InitializeCacheRequest:

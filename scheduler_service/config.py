@@ -12,6 +12,7 @@ from blockyard.configuration import (
     CacheSettings,
     DeviceSettings,
     InternalSecuritySettings,
+    LoadSettings,
     LogSettings,
     ModelSettings,
     ResumeSettings,
@@ -46,6 +47,7 @@ class SchedulerConfiguration:
     """All that the scheduler reads."""
 
     model: ModelSettings = ModelSettings()
+    load: LoadSettings = LoadSettings()
     device: DeviceSettings = DeviceSettings()
     cache: CacheSettings = CacheSettings()
     scheduler: SchedulerSettings = SchedulerSettings()

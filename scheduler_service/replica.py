@@ -56,6 +56,7 @@ def configuration_digest(configuration: SchedulerConfiguration) -> str:
     told = [
         (API_VERSION, model_source(configuration.model), configuration.model.revision),
         (device.device, device.dtype, device.quantization, device.device_memory_utilization, device.swap_space_gib),
+        (configuration.load.load_format,),
         (cache.block_size, cache.num_device_blocks, cache.num_host_blocks),
         (step.max_model_len, step.max_num_seqs, step.max_num_batched_tokens),
     ]
@@ -233,7 +234,8 @@ class Replica:
         progress = _Progress(self._report, address)
         told = {"worker_address": address, "model": model or "demo", "incarnation": worker.incarnation}
         log.info("the worker loads the model", **told)
-        async for event in self._link.load_model(model, self._configuration.model.revision, device.quantization):
+        revision, load_format = self._configuration.model.revision, self._configuration.load.load_format
+        async for event in self._link.load_model(model, revision, device.quantization, load_format):
             if isinstance(event, LoadedModel):
                 self._know(state=WorkerState.LOADED, model=event)
                 seconds = round(time.monotonic() - begin, 2)

@@ -124,10 +124,10 @@ class WorkerLink:
             await self._stub.InitDevice(request, timeout=DEVICE_SECONDS)
 
     async def load_model(
-        self, model: str, revision: str, quantization: str
+        self, model: str, revision: str, quantization: str, load_format: str = "auto"
     ) -> AsyncIterator[LoadProgress | LoadedModel]:
         """Has the weights loaded: progress as it goes, then once what was loaded."""
-        request = codec.encode_load_model(model, revision, quantization)
+        request = codec.encode_load_model(model, revision, quantization, load_format)
         with _translated():
             async for message in self._stub.LoadModel(request):
                 yield codec.decode_load_event(message)

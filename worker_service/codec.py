@@ -34,6 +34,11 @@ DTYPES = {
     worker_pb2.DTYPE_FLOAT16: torch.float16,
 }
 QUANTIZATIONS = {worker_pb2.QUANTIZATION_UNSPECIFIED: "none", worker_pb2.QUANTIZATION_INT8: "int8"}
+LOAD_FORMATS = {
+    worker_pb2.LOAD_FORMAT_UNSPECIFIED: "auto",
+    worker_pb2.LOAD_FORMAT_AUTO: "auto",
+    worker_pb2.LOAD_FORMAT_RANDOM: "random",
+}
 DEVICE_TYPES = {
     worker_pb2.DEVICE_TYPE_UNSPECIFIED: "auto",
     worker_pb2.DEVICE_TYPE_CPU: "cpu",

@@ -12,6 +12,7 @@ from kernels.ops import get_backend
 from worker_service.memory import room_for_weights
 from worker_service.models.decoder import DecoderModel, build_decoder
 from worker_service.models.model_config import ModelConfig, read_config
+from worker_service.models.random_weights import RandomWeights
 from worker_service.models.weight_files import WeightFiles
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def load_model(
     progress: Callable[[int, int], None],
     cpu_kernels: str = "auto",
     quantization: str = "none",
+    load_format: str = "auto",
 ) -> LoadedModel:
     """Loads a model, one tensor at a time: memory stays near one copy of the weights.
 
@@ -61,6 +63,7 @@ def load_model(
         progress: told (bytes read, bytes in all) after each tensor.
         cpu_kernels: one of `kernels.ops.CPU_KERNELS`, for a device that is a CPU.
         quantization: one of `kernels.ops.QUANTIZATIONS`.
+        load_format: "auto", or "random" for weights that are made on the device, of a folder that has none.
 
     Raises:
         BlockyardError: MODEL_NOT_LOADED, with a message that says what to do.
@@ -68,13 +71,16 @@ def load_model(
     config = read_config(folder, dtype)
     for remark in config.remarks:
         log.warning(remark)
-    files = WeightFiles(folder, progress)
-    _check_room(_weights_bytes(files, config, quantization), config, quantization, device)
+    is_random = load_format == "random"
+    files = RandomWeights(config, device, progress) if is_random else WeightFiles(folder, progress)
+    _check_room(_weights_bytes(files.num_elements, config, quantization), config, quantization, device)
     try:
         backend = get_backend(device, config.dtype, cpu_kernels, quantization)
     except ValueError as error:
         raise unusable(str(error)) from None
     model = build_decoder(config, backend, files)
+    if is_random:
+        log.warning("the weights are random: answers have no sense")
     if files.unread:
         log.warning("weights that the model does not use", num_tensors=len(files.unread), first=files.unread[0])
     return LoadedModel(
@@ -82,11 +88,11 @@ def load_model(
     )
 
 
-def _weights_bytes(files: WeightFiles, config: ModelConfig, quantization: str) -> int:
+def _weights_bytes(num_elements: int, config: ModelConfig, quantization: str) -> int:
     """What the weights will take at most, in bytes: quantized ones a byte each, beside the embedding as it was."""
     if quantization == "none":
-        return files.num_elements * config.dtype.itemsize
-    return files.num_elements + config.vocab_size * config.hidden_size * config.dtype.itemsize
+        return num_elements * config.dtype.itemsize
+    return num_elements + config.vocab_size * config.hidden_size * config.dtype.itemsize
 
 
 def _check_room(weights_bytes: int, config: ModelConfig, quantization: str, device: torch.device) -> None:

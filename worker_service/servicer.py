@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from blockyard import faults
+from blockyard.errors import Violation, invalid
 from blockyard.log_level import set_log_level
 from blockyard.telemetry import EventLogger
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
@@ -56,7 +57,13 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             loop.call_soon_threadsafe(events.put_nowait, (done_bytes, total_bytes))
 
         quantization = codec.QUANTIZATIONS[request.quantization]
-        load = asyncio.create_task(self._worker.load_model(request.model, request.revision, progress, quantization))
+        load_format = codec.LOAD_FORMATS.get(request.format)
+        if load_format is None:
+            known = ", ".join(worker_pb2.LoadFormat.keys())
+            raise invalid([Violation("format", f"{request.format} is not known to this worker: use one of {known}")])
+        load = asyncio.create_task(
+            self._worker.load_model(request.model, request.revision, progress, quantization, load_format)
+        )
         self._loads.add(load)
         load.add_done_callback(self._end_load)
         load.add_done_callback(lambda _: events.put_nowait(None))

@@ -198,7 +198,12 @@ class Worker:
         return DeviceChoice(device, dtype, memory.gpu_foreign_bytes(device) if device.type == "cuda" else 0)
 
     async def load_model(
-        self, model: str, revision: str, progress: Callable[[int, int], None], quantization: str = "none"
+        self,
+        model: str,
+        revision: str,
+        progress: Callable[[int, int], None],
+        quantization: str = "none",
+        load_format: str = "auto",
     ) -> LoadedModel:
         """Loads a model; `progress` is called in the device thread. Goes on to the end even if its caller leaves."""
         with self._lifecycle("LoadModel", State.DEVICE_READY):
@@ -206,8 +211,10 @@ class Worker:
             assert choice is not None
 
             def load() -> LoadedModel:
-                folder = resolve_model(model, revision, "weights")
-                loaded = load_model(folder, choice.dtype, choice.device, progress, self._cpu_kernels, quantization)
+                folder = resolve_model(model, revision, "config" if load_format == "random" else "weights")
+                loaded = load_model(
+                    folder, choice.dtype, choice.device, progress, self._cpu_kernels, quantization, load_format
+                )
                 check_dtype(loaded.config.dtype, choice.device)
                 return loaded
 

@@ -7,7 +7,7 @@ or where blocks come from.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -22,7 +22,19 @@ if TYPE_CHECKING:
 
     from kernels.ops import AttentionBatch, Backend, CapturedStep, CaptureSizes, PackedLinear
     from worker_service.models.model_config import ModelConfig
-    from worker_service.models.weight_files import WeightFiles
+
+
+class Weights(Protocol):
+    """Tensors by name: a folder's files, or such as are made."""
+
+    def __contains__(self, name: str) -> bool:
+        """Tells whether there is such a tensor."""
+        ...
+
+    def read(self, name: str, shape: Sequence[int]) -> Tensor:
+        """Gives a tensor of this shape, which may be shared: copy what is to stay."""
+        ...
+
 
 FINGERPRINT_TOKENS = 48
 FINGERPRINT_BLOCK_SIZE = 16
@@ -133,7 +145,7 @@ class DecoderModel:
         return [*(linear for layer in self._layers for linear in layer.linears), self._head]
 
 
-def build_decoder(config: ModelConfig, backend: Backend, files: WeightFiles) -> DecoderModel:
+def build_decoder(config: ModelConfig, backend: Backend, files: Weights) -> DecoderModel:
     """Reads and packs the weights, one tensor at a time.
 
     Raises:
@@ -145,7 +157,7 @@ def build_decoder(config: ModelConfig, backend: Backend, files: WeightFiles) -> 
 class _Builder:
     """Reads tensors under the names that transformers gives them."""
 
-    def __init__(self, config: ModelConfig, backend: Backend, files: WeightFiles) -> None:
+    def __init__(self, config: ModelConfig, backend: Backend, files: Weights) -> None:
         self._config = config
         self._backend = backend
         self._files = files

@@ -97,6 +97,30 @@ QUANTIZATION_INT8: Quantization.ValueType  # 1
 """8 bits for each weight, with a scale for each output; rows of activations are quantized as they are multiplied."""
 Global___Quantization: _TypeAlias = Quantization  # noqa: Y015
 
+class _LoadFormat:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LoadFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LoadFormat.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LOAD_FORMAT_UNSPECIFIED: _LoadFormat.ValueType  # 0
+    """As LOAD_FORMAT_AUTO."""
+    LOAD_FORMAT_AUTO: _LoadFormat.ValueType  # 1
+    """The safetensors files of the model's folder."""
+    LOAD_FORMAT_RANDOM: _LoadFormat.ValueType  # 2
+    """Made on the device from config.json, no files: the same numbers for the same tensor's name and shape, and no sense."""
+
+class LoadFormat(_LoadFormat, metaclass=_LoadFormatEnumTypeWrapper):
+    """Where a model's weights come from."""
+
+LOAD_FORMAT_UNSPECIFIED: LoadFormat.ValueType  # 0
+"""As LOAD_FORMAT_AUTO."""
+LOAD_FORMAT_AUTO: LoadFormat.ValueType  # 1
+"""The safetensors files of the model's folder."""
+LOAD_FORMAT_RANDOM: LoadFormat.ValueType  # 2
+"""Made on the device from config.json, no files: the same numbers for the same tensor's name and shape, and no sense."""
+Global___LoadFormat: _TypeAlias = LoadFormat  # noqa: Y015
+
 @_typing.final
 class GetWorkerInfoRequest(_message.Message):
     """Asks who it is."""
@@ -283,22 +307,26 @@ class LoadModelRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     QUANTIZATION_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """A folder on the worker's machine, or a hub id."""
     revision: _builtins.str
     """For a hub id: a branch, tag or commit. Default: the main branch."""
     quantization: Global___Quantization.ValueType
     """How to hold the weights of products. MODEL_NOT_LOADED where the device, its kernels or the dtype lack it."""
+    format: Global___LoadFormat.ValueType
+    """Where the weights come from."""
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         revision: _builtins.str = ...,
         quantization: Global___Quantization.ValueType = ...,
+        format: Global___LoadFormat.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "quantization", b"quantization", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "model", b"model", "quantization", b"quantization", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import shutil
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -220,6 +221,20 @@ async def test_a_model_that_is_not_there_leaves_the_state(fresh_worker: WorkerDr
 
 async def _load(worker: WorkerDriver, model: str) -> list[pb.LoadModelResponse]:
     return [event async for event in worker.stub.LoadModel(pb.LoadModelRequest(model=model))]
+
+
+async def test_a_format_that_is_not_known_is_refused_and_one_without_files_loads(
+    fresh_worker: WorkerDriver, tmp_path: Path, model: Path
+) -> None:
+    shutil.copy(model / "config.json", tmp_path)
+    await bring_to(fresh_worker, "DEVICE_READY", model)
+    unknown = pb.LoadModelRequest(model=str(tmp_path), format=77)  # type: ignore[arg-type]
+    error = await fails(anext(aiter(fresh_worker.stub.LoadModel(unknown))))
+    assert error.reason is Reason.FIELD_INVALID
+    assert "use one of LOAD_FORMAT_UNSPECIFIED" in error.message
+    request = pb.LoadModelRequest(model=str(tmp_path), format=pb.LOAD_FORMAT_RANDOM)
+    *_, last = [event async for event in fresh_worker.stub.LoadModel(request)]
+    assert last.loaded.parameter_bytes > 0
 
 
 async def test_a_load_goes_on_when_its_caller_leaves(fresh_worker: WorkerDriver, model: Path) -> None:

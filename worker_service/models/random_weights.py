@@ -1,0 +1,97 @@
+"""Random weights in the place of a model folder's: for benchmarks, tests and plans that need a shape and no sense.
+
+Each tensor is a function of the seed, its name and its shape: words of Philox4x32-10, two halves of each, uniform
+around zero. They are made on the device by whole numbers and one multiplication, so a CPU and a GPU make the same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from kernels.reference.sampling import philox
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from worker_service.models.model_config import ModelConfig
+
+# A counter gives four words of two values each.
+VALUES_PER_COUNTER = 8
+# Counters at once: their words take 8 bytes each while they are made.
+PIECE = 2**20
+# The standard deviation of a bias. That of a weight keeps the size of what it multiplies.
+BIAS_SPREAD = 0.02
+HALF = 2**16
+
+
+class RandomWeights:
+    """All tensors of a network, by name, made when they are read. Has what `WeightFiles` has."""
+
+    def __init__(
+        self, config: ModelConfig, device: torch.device, progress: Callable[[int, int], None], seed: int = 0
+    ) -> None:
+        self.num_elements = count_weights(config)
+        """Numbers in all tensors."""
+        self.unread: list[str] = []
+        self._config = config
+        self._device = device
+        self._progress = progress
+        self._seed = seed
+        self._num_made = 0
+        self._digest = hashlib.sha256(b"random weights 1\n")
+
+    def __contains__(self, name: str) -> bool:
+        return name != "lm_head.weight" or not self._config.options.tied_embeddings
+
+    def read(self, name: str, shape: Sequence[int]) -> Tensor:
+        """Makes a tensor on the device, in the model's dtype."""
+        dtype = self._config.dtype
+        if name.endswith("norm.weight"):
+            tensor = torch.ones(*shape, dtype=dtype, device=self._device)
+        else:
+            spread = BIAS_SPREAD if len(shape) == 1 else shape[-1] ** -0.5
+            tensor = random_tensor(f"{self._seed} {name}", shape, spread, dtype, self._device)
+        self._digest.update(f"{self._seed} {name} {list(shape)} {dtype}\n".encode())
+        self._num_made += tensor.numel()
+        self._progress(self._num_made * dtype.itemsize, self.num_elements * dtype.itemsize)
+        return tensor
+
+    def finish(self) -> str:
+        """Gives the digest of what all tensors were made from, in hex."""
+        return self._digest.hexdigest()
+
+
+def random_tensor(name: str, shape: Sequence[int], spread: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Makes a tensor of numbers around zero: uniform, of this standard deviation, a function of the name."""
+    key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
+    low, high = (torch.tensor(part, device=device) for part in (key & 0xFFFFFFFF, key >> 32))
+    tensor = torch.empty(math.prod(shape), dtype=dtype, device=device)
+    zero = torch.zeros((), dtype=torch.int64, device=device)
+    # The distance of neighbouring values. A value is a whole number and a half, exact in float32, times this.
+    unit = spread * math.sqrt(12) / HALF
+    for first in range(0, tensor.numel(), PIECE * VALUES_PER_COUNTER):
+        part = tensor[first : first + PIECE * VALUES_PER_COUNTER]
+        start = first // VALUES_PER_COUNTER
+        counters = torch.arange(start, start + -(-part.numel() // VALUES_PER_COUNTER), device=device)
+        words = torch.stack(philox((counters & 0xFFFFFFFF, counters >> 32, zero, zero), (low, high)), 1)
+        halves = torch.stack([words & (HALF - 1), words >> 16], 2).flatten()[: part.numel()]
+        part.copy_((halves.float() - (HALF - 1) / 2) * unit)
+    return tensor.view(*shape)
+
+
+def count_weights(config: ModelConfig) -> int:
+    """Counts the numbers of a network's tensors."""
+    options, hidden, inner = config.options, config.hidden_size, config.intermediate_size
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    table = config.vocab_size * hidden
+    products = hidden * (queries + 2 * keys) + queries * hidden + 3 * hidden * inner
+    biases = options.qkv_bias * (queries + 2 * keys) + options.output_bias * hidden
+    biases += options.mlp_bias * (2 * inner + hidden)
+    norms = 2 * hidden + options.qk_norm * 2 * config.head_dim
+    return table * (1 if options.tied_embeddings else 2) + config.num_layers * (products + biases + norms) + hidden
