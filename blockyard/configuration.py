@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from blockyard.settings import option
 
@@ -15,6 +16,19 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 Share = Annotated[float, Field(gt=0, le=1)]
 NotNegativeSeconds = Annotated[float, Field(ge=0)]
 Gibibytes = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_ORIGIN = re.compile(r"\*|https?://[^\s/?#,@]+")
+
+
+def _check_origins(text: str) -> str:
+    """Refuses what no browser ever sends as its origin, such as an address with a path."""
+    wrong = [origin.strip() for origin in text.split(",") if text and not _ORIGIN.fullmatch(origin.strip())]
+    if wrong:
+        told = ", ".join(map(repr, wrong))
+        raise ValueError(f"{told} is no origin: give a scheme and a host, and a port if needed: https://example.org")
+    return text
+
+
+Origins = Annotated[str, AfterValidator(_check_origins)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +46,9 @@ class TextSettings:
     served_model_name: str = option("", "the model's name in requests; empty: the last part of --model")
     chat_template: str = option("", "file with a Jinja chat template, instead of the model's own")
     seed: NotNegative = option(0, "mixed into the seed of requests that bring none")
+    clamp_max_tokens: bool = option(
+        False, "cut a max_tokens that does not fit behind its prompt to what fits, and warn, instead of refusing it"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +152,11 @@ class PublicSettings:
     admin_port: Port = option(50052, "the admin API; 0: a free port")
     admin_host: str = option(
         "127.0.0.1", "address of the admin API; one that other machines reach needs keys or client certificates"
+    )
+    allowed_origins: Origins = option(
+        "",
+        "web pages of these origins may call the HTTP APIs from a browser (CORS), with commas between, "
+        "https://chat.example.org for one; *: all; empty: the gateway's own page alone",
     )
     enable_page: bool = option(True, "show the page at / of the HTTP port, and tell how the system is at /status")
 

@@ -33,7 +33,7 @@ TRANSPORT_ORIGIN = {"origin": "transport"}
 
 
 class Reason(StrEnum):
-    """Why something failed: `ErrorInfo.reason`, and `error.code` over HTTP."""
+    """Why something failed: `ErrorInfo.reason`, and `error.reason` over HTTP."""
 
     FIELD_INVALID = "FIELD_INVALID"
     PROMPT_TOO_LONG = "PROMPT_TOO_LONG"
@@ -82,8 +82,8 @@ TABLE: Mapping[Reason, Rule] = {
     Reason.QUEUE_FULL: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
     Reason.TOKEN_BACKLOG: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
     Reason.TENANT_QUOTA: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
-    Reason.MESSAGE_TOO_LARGE: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
-    Reason.NEVER_FITS: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
+    Reason.MESSAGE_TOO_LARGE: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, 413),
+    Reason.NEVER_FITS: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, 400),
     Reason.CLIENT_CANCELLED: Rule(grpc.StatusCode.CANCELLED, 499),
     Reason.POISON_REQUEST: Rule(grpc.StatusCode.INTERNAL, 500),
     Reason.BUG: Rule(grpc.StatusCode.INTERNAL, 500),

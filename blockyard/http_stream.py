@@ -84,9 +84,9 @@ def _error_of(status: int, headers: dict[str, str], content: bytes) -> Blockyard
         told = json.loads(content)["error"]
     except (ValueError, KeyError, TypeError):
         return BlockyardError(Reason.BUG, f"HTTP {status}: {content[:200].decode('utf-8', 'replace')}")
-    code, retry_after = told.get("code"), headers.get("retry-after")
+    reason, retry_after = told.get("reason", told.get("code")), headers.get("retry-after")
     return BlockyardError(
-        Reason(code) if code in Reason.__members__ else Reason.BUG,
+        Reason(reason) if reason in Reason.__members__ else Reason.BUG,
         told.get("message", f"HTTP {status}"),
         retry_after_seconds=float(retry_after) if retry_after and retry_after.isdecimal() else None,
     )

@@ -143,12 +143,13 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The request is queued. The first event, once."""
+    """The request is queued. The first event, once. `warnings`: what is not done as it asked, and what instead."""
 
     request_id: str
     num_prompt_tokens: int
     seed: int
     model: str
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +223,8 @@ class Choice:
 class Completion:
     """A whole answer, its choices by index. `prompt_logprobs` is empty unless asked for.
 
+    `warnings` say what was not done as the request asked, and what instead.
+
     Two answers to equal requests with the same `determinism_id` and `seed` are equal bit for bit, where the model is
     listed as batch-invariant.
     """
@@ -232,6 +235,7 @@ class Completion:
     choices: tuple[Choice, ...]
     determinism_id: str = ""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -312,7 +316,13 @@ class CompletionBuilder:
         choices = tuple(self._choice(self._finished[index]) for index in sorted(self._finished))
         accepted, last = self.accepted, next(reversed(self._finished.values()))
         return Completion(
-            accepted.request_id, accepted.model, accepted.seed, choices, last.determinism_id, self._prompt_logprobs
+            accepted.request_id,
+            accepted.model,
+            accepted.seed,
+            choices,
+            last.determinism_id,
+            self._prompt_logprobs,
+            accepted.warnings,
         )
 
     def _choice(self, finished: Finished) -> Choice:

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the scheduler knows of the model; `model_digest` is the SHA-256 of its config.json, in hex."""
+    """What the scheduler knows of the model.
+
+    `model_digest` is the SHA-256 of its config.json, in hex. One request has at most `max_num_seqs` sequences or beams;
+    0: the scheduler does not say.
+    """
 
     model_digest: str
     vocab_size: int
@@ -25,6 +29,7 @@ class ModelFacts:
     block_size: int
     determinism_id: str
     batch_invariant: bool
+    max_num_seqs: int = 0
 
 
 @dataclass(frozen=True, slots=True)

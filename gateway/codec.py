@@ -197,7 +197,11 @@ def encode_event(event: Event, seq: int) -> inference_pb2.GenerationEvent:
 def encode_accepted(event: Accepted) -> inference_pb2.Accepted:
     """Writes that a request is queued."""
     return inference_pb2.Accepted(
-        request_id=event.request_id, num_prompt_tokens=event.num_prompt_tokens, seed=event.seed, model=event.model
+        request_id=event.request_id,
+        num_prompt_tokens=event.num_prompt_tokens,
+        seed=event.seed,
+        model=event.model,
+        warnings=event.warnings,
     )
 
 

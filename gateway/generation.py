@@ -69,13 +69,24 @@ class Link(Outlet, Protocol):
 class GenerationService:
     """Starts, resumes and cancels requests, for both fronts. One for each process."""
 
-    def __init__(self, tokenizer: Tokenizer, link: Link, live: LiveRequests, *, model_name: str, seed: int = 0) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        link: Link,
+        live: LiveRequests,
+        *,
+        model_name: str,
+        seed: int = 0,
+        clamps_max_tokens: bool = False,
+    ) -> None:
         self.tokenizer = tokenizer
         self.model_name = model_name
         self._link = link
         self._live = live
         self._encoding = Encoding(tokenizer)
-        self._preparation = Preparation(tokenizer, self._encoding, model_name=model_name, seed=seed)
+        self._preparation = Preparation(
+            tokenizer, self._encoding, model_name=model_name, seed=seed, clamps_max_tokens=clamps_max_tokens
+        )
         # Why it does not want requests; empty: it does.
         self._draining = ""
 
@@ -93,7 +104,7 @@ class GenerationService:
             transcript = self._find(submission)
         if transcript is None:
             transcript = self._preparation.transcript_of(submission, self._facts().determinism_id, story)
-            story.submitted(submission)
+            story.submitted(submission, transcript.origin.accepted.warnings)
             self._live.open(transcript)
         else:
             story.joined()
@@ -158,7 +169,7 @@ class GenerationService:
             if records:
                 transcript.take_records(records)
                 check_ends(positions, transcript)
-        story.submitted(submission)
+        story.submitted(submission, transcript.origin.accepted.warnings)
         self._live.open(transcript)
         return transcript
 

@@ -14,7 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from blockyard.authentication import Doorkeeper, Evidence, find_key
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
-from gateway.openai.errors import error_response
+from gateway.openai.errors import error_response, response
 
 if TYPE_CHECKING:
     import asyncio
@@ -52,18 +52,45 @@ def guarded(app: ASGIApp, gate: Gate) -> ASGIApp:
     return guard
 
 
+def with_bounded_head(app: ASGIApp) -> ASGIApp:
+    """Wraps an application so that no request with a longer head than MAX_HEADER_BYTES gets to it.
+
+    The parser bounds only what it has not all of: a head that comes in one piece is as long as that piece.
+    """
+
+    async def bound(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or _num_head_bytes(scope) <= MAX_HEADER_BYTES:
+            await app(scope, receive, send)
+            return
+        told = {
+            "message": f"the request line and the headers have more than {MAX_HEADER_BYTES} bytes",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "headers_too_large",
+        }
+        # What else the client is sending is not waited for.
+        await response(told, 431, {"connection": "close"})(scope, receive, send)
+
+    return bound
+
+
+def _num_head_bytes(scope: Scope) -> int:
+    line = len(scope["method"]) + len(scope["raw_path"]) + len(scope["query_string"]) + len(" ? HTTP/1.1\r\n")
+    return line + sum(len(name) + len(value) + len(": \r\n") for name, value in scope["headers"])
+
+
 def _evidence(scope: Scope) -> Evidence:
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
     return Evidence(find_key(headers), scope.get(_COMMON_NAME, ""))
 
 
 async def _refuse(error: BlockyardError, scope: Scope, receive: Receive, send: Send) -> None:
-    response = error_response(error)
+    refusal = error_response(error)
     if error.reason is Reason.UNAUTHENTICATED:
-        response.headers["www-authenticate"] = "Bearer"
+        refusal.headers["www-authenticate"] = "Bearer"
     # What else the client is sending is not waited for.
-    response.headers["connection"] = "close"
-    await response(scope, receive, send)
+    refusal.headers["connection"] = "close"
+    await refusal(scope, receive, send)
 
 
 class BoundedProtocol(H11Protocol):

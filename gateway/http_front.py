@@ -13,7 +13,8 @@ from blockyard.rpc import PortTaken
 from blockyard.tls import http_context
 from gateway.access import Access
 from gateway.calls import noting_http
-from gateway.http_access import MAX_HEADER_BYTES, bounded_protocol, guarded
+from gateway.cors import with_cors
+from gateway.http_access import MAX_HEADER_BYTES, bounded_protocol, guarded, with_bounded_head
 from gateway.http_metrics import counted
 
 if TYPE_CHECKING:
@@ -54,10 +55,25 @@ class _Server(uvicorn.Server):
 class HttpFront:
     """An ASGI application on a port."""
 
-    def __init__(self, app: ASGIApp, access: Access | None = None, metrics: GatewayMetrics | None = None) -> None:
-        """Does not listen yet. `access`: what is asked of clients; None: nothing. `metrics`: count the requests."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        access: Access | None = None,
+        metrics: GatewayMetrics | None = None,
+        *,
+        allowed_origins: str = "",
+    ) -> None:
+        """Does not listen yet.
+
+        Args:
+            app: answers.
+            access: what is asked of clients; None: nothing.
+            metrics: count the requests.
+            allowed_origins: whose pages may call it, with commas between.
+        """
         access = access or Access()
         app = guarded(app, access.api) if access.api else app
+        app = with_cors(with_bounded_head(app), allowed_origins)
         files = access.files
         self._server = _Server(
             uvicorn.Config(

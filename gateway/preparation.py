@@ -13,6 +13,7 @@ from gateway.answer import AnswerRules, SequenceAnswer
 from gateway.naming import wire_id
 from gateway.prompt_answer import PromptAnswer
 from gateway.request import Accepted, OnDisconnect
+from gateway.request_warnings import with_clamped_length, with_tool_warning
 from gateway.transcript import Origin, Transcript
 from gateway.validation import ModelLimits, complete, find_violations
 
@@ -48,20 +49,30 @@ class Preparation:
         encoding: the same, with threads.
         model_name: in requests.
         seed: mixed into the seeds of requests that bring none.
+        clamps_max_tokens: a max_tokens that does not fit behind its prompt is cut, not refused.
     """
 
-    def __init__(self, tokenizer: Tokenizer, encoding: Encoding, *, model_name: str, seed: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, encoding: Encoding, *, model_name: str, seed: int, clamps_max_tokens: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
         self._encoding = encoding
         self._model_name = model_name
         self._seed = seed
+        self._clamps_max_tokens = clamps_max_tokens
 
     async def prompt_of(self, request: GenerationRequest, facts: Callable[[], ModelFacts]) -> tuple[int, ...]:
         """Makes the ids of a request's prompt, cut as it asks; raises BlockyardError, also what `facts` raises."""
         token_ids, limit = await self._encoding.prompt_of(request), request.truncate_prompt_tokens
         if limit == -1:
-            limit = max(1, facts().max_model_len - (request.stop.max_tokens or 1))
+            limit = self._longest_prompt(facts().max_model_len, request.stop.max_tokens or 1)
         return token_ids if limit is None or limit < 1 else token_ids[-limit:]
+
+    def _longest_prompt(self, max_model_len: int, max_tokens: int) -> int:
+        """Tokens of a prompt behind which `max_tokens` fit, or one where so many never do."""
+        if self._clamps_max_tokens and max_tokens >= max_model_len:
+            max_tokens = 1
+        return max(1, max_model_len - max_tokens)
 
     async def submission_of(self, request: GenerationRequest, facts: Callable[[], ModelFacts]) -> Submission:
         """Makes what the scheduler is sent of a request, which has its id.
@@ -71,7 +82,16 @@ class Preparation:
         token_ids, wrong = await _told(self.prompt_of(request, facts))
         bad_word_ids, wrong_words = await _told(self._encoding.bad_words_of(request))
         known = facts()
-        limits = ModelLimits(self._model_name, known.vocab_size, known.max_model_len, self._tokenizer.end_token_ids)
+        limits = ModelLimits(
+            self._model_name,
+            known.vocab_size,
+            known.max_model_len,
+            self._tokenizer.end_token_ids,
+            known.max_num_seqs,
+        )
+        request = with_tool_warning(request)
+        if self._clamps_max_tokens and token_ids is not None:
+            request = with_clamped_length(request, len(token_ids), known.max_model_len)
         found = find_violations(request, token_ids, limits, bad_word_ids=bad_word_ids or ())
         if violations := [*wrong, *wrong_words, *found]:
             raise invalid(violations)
@@ -105,7 +125,9 @@ class Preparation:
         return Transcript(
             submission,
             Origin(
-                Accepted(request.request_id, len(prompt_token_ids), sampling.seed or 0, self._model_name),
+                Accepted(
+                    request.request_id, len(prompt_token_ids), sampling.seed or 0, self._model_name, request.warnings
+                ),
                 arrived_at=now,
                 outlives_readers=request.on_disconnect is OnDisconnect.KEEP,
                 deadline_at=None if remaining is None else now + remaining,

@@ -104,6 +104,8 @@ class GenerationRequest:
     beam_search: BeamOptions | None = None
     # What the front that took it needs to tell its answer again, at another gateway too; the core does not read it.
     front_state: bytes = b""
+    # What of it is not done as asked, a sentence each; filled in by the core.
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +133,13 @@ class ResumeRequest:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The request is queued. First, once."""
+    """The request is queued. First, once. `warnings`: what is not done as it asked."""
 
     request_id: str
     num_prompt_tokens: int
     seed: int
     model: str
+    warnings: tuple[str, ...] = ()
 
 
 class TokenLogprob(NamedTuple):

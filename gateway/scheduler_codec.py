@@ -219,4 +219,5 @@ def _decode_facts(message: scheduler_pb2.ModelFacts) -> ModelFacts:
         block_size=message.block_size,
         determinism_id=message.determinism_id,
         batch_invariant=message.batch_invariant,
+        max_num_seqs=message.max_num_seqs,
     )

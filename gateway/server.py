@@ -87,7 +87,12 @@ class Gateway:
             max_scheduler_wait_seconds=configuration.service.max_scheduler_wait_seconds,
         )
         self.generation = GenerationService(
-            tokenizer, self._link, self._live, model_name=model_name(configuration), seed=configuration.text.seed
+            tokenizer,
+            self._link,
+            self._live,
+            model_name=model_name(configuration),
+            seed=configuration.text.seed,
+            clamps_max_tokens=configuration.text.clamp_max_tokens,
         )
         self.metrics.watch(self.generation, self._live, self._link)
         self._metrics_server = MetricsServer(self.metrics.registry)
@@ -99,7 +104,7 @@ class Gateway:
         if configuration.public.enable_page:
             add_page(app, StatusBoard(administration.status))
         add_metrics(app, self.metrics)
-        self._http = HttpFront(app, self._access, self.metrics)
+        self._http = HttpFront(app, self._access, self.metrics, allowed_origins=configuration.public.allowed_origins)
         self._health: HealthServer | None = None
 
     def _make_servers(self, administration: AdminServicer) -> tuple[grpc.aio.Server, grpc.aio.Server, grpc.aio.Server]:

@@ -26,7 +26,9 @@ def with_state(submission: Submission, request: GenerationRequest) -> Submission
     bare = replace(
         request, model="", sampling=SamplingOptions(), n=1, priority=0, max_queue_seconds=None, beam_search=None
     )
-    state = state_pb2.RequestState(spec=codec.encode_spec(bare), front_state=request.front_state)
+    state = state_pb2.RequestState(
+        spec=codec.encode_spec(bare), front_state=request.front_state, warnings=request.warnings
+    )
     return replace(submission, gateway_state=state.SerializeToString(), body_digest=_digest(submission, state))
 
 
@@ -57,4 +59,5 @@ def request_of(submission: Submission) -> GenerationRequest:
         max_queue_seconds=submission.max_queue_seconds,
         beam_search=submission.beam_search,
         front_state=state.front_state,
+        warnings=tuple(state.warnings),
     )

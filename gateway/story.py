@@ -18,7 +18,7 @@ from blockyard.tracing import NO_SPAN, begin_server_span, begin_span, is_tracing
 from gateway.calls import current_call
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterable
 
     from blockyard.tracing import Span, TraceContext
     from gateway.attachment import Submission
@@ -91,11 +91,13 @@ class Story:
         finally:
             span.end()
 
-    def submitted(self, submission: Submission) -> None:
-        """It is understood, and on its way to the scheduler."""
+    def submitted(self, submission: Submission, warnings: Iterable[str] = ()) -> None:
+        """It is understood, and on its way to the scheduler. `warnings`: what its client is warned of."""
         num_prompt_tokens = len(submission.prompt_token_ids)
         self.span.set(n=submission.n, **{_INPUT_TOKENS: num_prompt_tokens, _MAX_TOKENS: submission.max_tokens})
         self._debug("request submitted", num_prompt_tokens=num_prompt_tokens)
+        for warning in warnings:
+            log.info("request warning", **self._fields(warning=warning))
 
     def joined(self) -> None:
         """It is one that runs already, or has run: that one's story goes on."""

@@ -55,12 +55,13 @@ _NEUTRAL = {
 
 
 class ModelLimits(NamedTuple):
-    """What a request is held against."""
+    """What a request is held against. `max_num_seqs`: sequences or beams that run at once; 0: not known."""
 
     name: str
     vocab_size: int
     max_model_len: int
     end_token_ids: frozenset[int]
+    max_num_seqs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +184,7 @@ def find_violations(
         *_stop(request, limits),
         *_length(request, len(prompt_token_ids or ()), limits),
         *_beams(request),
+        *_rows(request, limits),
     ]
 
 
@@ -199,11 +201,16 @@ def _prompt(request: GenerationRequest, token_ids: tuple[int, ...], limits: Mode
     elif len(token_ids) >= limits.max_model_len:
         yield Violation(
             "prompt",
-            f"has {len(token_ids)} tokens, and at most {limits.max_model_len - 1} fit the model's length of "
-            f"{limits.max_model_len} with one generated",
+            f"has {len(token_ids)} tokens. {told_length(limits.max_model_len)}, so a prompt has at most "
+            f"{limits.max_model_len - 1}",
             Reason.PROMPT_TOO_LONG,
         )
     yield from _foreign_ids("prompt", token_ids, limits)
+
+
+def told_length(max_model_len: int) -> str:
+    """States the model's length in OpenAI's words, which client libraries look for."""
+    return f"This model's maximum context length is {max_model_len} tokens, of prompt and answer together"
 
 
 def _truncation(request: GenerationRequest) -> Iterator[Violation]:
@@ -269,6 +276,16 @@ def _beams(request: GenerationRequest) -> Iterator[Violation]:
         yield Violation("sampling.logprobs", told, Reason.UNSUPPORTED_PARAMETER)
 
 
+def _rows(request: GenerationRequest, limits: ModelLimits) -> Iterator[Violation]:
+    field, count, highest = "n", request.n, MAX_N
+    if request.beam_search is not None:
+        field, count, highest = "beam_search.width", request.beam_search.width, MAX_BEAM_WIDTH
+    # What is out of its range has been told.
+    if 0 < limits.max_num_seqs < count <= highest:
+        told = f"must be at most {limits.max_num_seqs}, the sequences that the scheduler runs at once, not {count}"
+        yield Violation(field, told)
+
+
 def _stop(request: GenerationRequest, limits: ModelLimits) -> Iterator[Violation]:
     strings = request.stop.stop_strings
     if len(strings) > MAX_STOP_STRINGS:
@@ -284,10 +301,13 @@ def _length(request: GenerationRequest, num_prompt_tokens: int, limits: ModelLim
     room = limits.max_model_len - num_prompt_tokens
     max_tokens, min_tokens = request.stop.max_tokens, request.stop.min_tokens
     if max_tokens is not None and room > 0 and max_tokens > room:
+        # Where a shorter prompt would do, clients that shorten prompts are to know.
+        is_served_alone = max_tokens < limits.max_model_len
         yield Violation(
             "stop.max_tokens",
-            f"is {max_tokens}, and {room} fit after a prompt of {num_prompt_tokens} tokens in the model's length of "
-            f"{limits.max_model_len}",
+            f"is {max_tokens} behind a prompt of {num_prompt_tokens} tokens. {told_length(limits.max_model_len)}, so "
+            f"{room} fit",
+            Reason.PROMPT_TOO_LONG if is_served_alone else Reason.FIELD_INVALID,
         )
     if min_tokens is None:
         return

@@ -93,7 +93,7 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What gateways must know of the model to validate requests."""
+    """What gateways must know of the model to validate requests; a `max_num_seqs` of 0 is not known."""
 
     model_digest: str
     vocab_size: int
@@ -101,6 +101,7 @@ class ModelFacts:
     block_size: int
     determinism_id: str
     batch_invariant: bool
+    max_num_seqs: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -279,4 +279,5 @@ def _encode_facts(facts: ModelFacts) -> scheduler_pb2.ModelFacts:
         block_size=facts.block_size,
         determinism_id=facts.determinism_id,
         batch_invariant=facts.batch_invariant,
+        max_num_seqs=facts.max_num_seqs,
     )

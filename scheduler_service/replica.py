@@ -20,6 +20,7 @@ from scheduler_service.facts import CachePlan, LoadedModel, ModelFacts, WorkerSt
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from blockyard.configuration import SchedulerSettings
     from scheduler_service.config import SchedulerConfiguration
     from scheduler_service.facts import AvailableBlocks, CacheInfo, LoadProgress, WorkerInfo
     from scheduler_service.worker_link import StepStream, WorkerLink
@@ -205,7 +206,7 @@ class Replica:
         # What the worker says of itself now, its epoch above all.
         self.worker = await self._link.info()
         self.message, self._said = "", ("", False)
-        return _facts(model, cache), cache
+        return _facts(model, cache, self._configuration.scheduler), cache
 
     async def _check(self, worker: WorkerInfo) -> None:
         """Raises NotReady for a worker that cannot become ours."""
@@ -284,7 +285,7 @@ class Replica:
         return self._link.open_steps(self.epoch)
 
 
-def _facts(model: LoadedModel, cache: CacheInfo) -> ModelFacts:
+def _facts(model: LoadedModel, cache: CacheInfo, step: SchedulerSettings) -> ModelFacts:
     return ModelFacts(
         model_digest=model.model_digest,
         vocab_size=model.vocab_size,
@@ -292,4 +293,6 @@ def _facts(model: LoadedModel, cache: CacheInfo) -> ModelFacts:
         block_size=cache.block_size,
         determinism_id=cache.determinism_id,
         batch_invariant=cache.batch_invariant,
+        # Each sequence that runs has a token of every step.
+        max_num_seqs=min(step.max_num_seqs, step.max_num_batched_tokens),
     )

@@ -44,8 +44,8 @@ MEANINGS: dict[Reason, tuple[str, str]] = {
         "Correct the fields that the violations name: all of them are told at once.",
     ),
     Reason.PROMPT_TOO_LONG: (
-        "The prompt leaves no room for a generated token in the model's length.",
-        "Shorten the prompt.",
+        "The prompt leaves no room in the model's length for what is to be generated.",
+        "Shorten the prompt, or ask for fewer tokens.",
     ),
     Reason.UNSUPPORTED_PARAMETER: (
         "The API knows the parameter, and this version does not serve it.",
@@ -61,7 +61,8 @@ MEANINGS: dict[Reason, tuple[str, str]] = {
     ),
     Reason.MODEL_NOT_FOUND: ("No model of this name is served.", "Take a name from ListModels or /v1/models."),
     Reason.REQUEST_ID_CONFLICT: (
-        "A request with this request_id is running.",
+        "A request with this request_id runs, or ended less than --resume-window-seconds ago, and asked for something "
+        "else. The same request, sent again, is no conflict: it is read from its beginning.",
         "Choose another id, or leave the choice to the gateway.",
     ),
     Reason.MODEL_NOT_LOADED: (
@@ -137,14 +138,16 @@ again makes sense. The client library raises it as `blockyard.errors.BlockyardEr
 
 ```json
 {{"error": {{"message": "top_p: must be above 0 and at most 1, not 7.0", "type": "invalid_request_error",
-           "param": "top_p", "code": "FIELD_INVALID",
+           "param": "top_p", "code": "FIELD_INVALID", "reason": "FIELD_INVALID",
            "violations": [{{"param": "top_p", "message": "must be above 0 and at most 1, not 7.0",
                            "code": "FIELD_INVALID"}}]}}}}
 ```
 
-`code` is the reason, `param` the first violation's parameter. When trying again makes sense, the headers `Retry-After`
-(seconds), `retry-after-ms` and `x-should-retry: true` say so; on every other error `x-should-retry` is `false`.
-OpenAI's own clients obey all three.
+`reason` is the reason, and `code` is the same but for `PROMPT_TOO_LONG`: there it is OpenAI's
+`context_length_exceeded`, and the message says `This model's maximum context length is N tokens`, as litellm, langchain
+and others expect it. `param` is the first violation's parameter. When trying again makes sense, the headers
+`Retry-After` (seconds), `retry-after-ms` and `x-should-retry: true` say so; on every other error `x-should-retry` is
+`false`. OpenAI's own clients obey all three.
 
 A stream that fails after it has begun ends with one event `data: {{"error": …}}` and without `data: [DONE]`.
 """
@@ -273,7 +276,8 @@ litellm the model `openai/NAME` and the same address as `api_base`; guidellm
 `--backend kind=openai_http,target=http://127.0.0.1:8000/v1`. `tests/e2e/test_openai_clients.py` does so, with every
 feature of this page, and has schemathesis hold the answers against the document.
 A body must come with `Content-Type: application/json`; another one is refused with 415, since a web page may send it to
-any address without asking.
+any address without asking. It has at most 16 MiB (413), and the request line and headers together 16 KiB (431). Web
+pages of other origins need `--allowed-origins`: [how](../guides/security.md#web-pages-of-others).
 
 A parameter that is not served yet is refused with `UNSUPPORTED_PARAMETER`, unless its value is neutral
 (`logprobs: null`, `response_format: {{"type": "text"}}`). One that nobody knows is refused with `FIELD_INVALID`: a
@@ -300,7 +304,8 @@ off; they are null for a special token, which is not in it.
 
 `tools`, the calls of tools in the assistant's messages and the messages of tools go through the chat template, in the
 form that `transformers` gives them. Where the model calls a tool, its call is in the answer's text, as the model writes
-it. `tool_choice` is `auto`, or `none`, with which the template is told of no tools; a call cannot be forced yet.
+it: `message.tool_calls` stays empty, and `warnings` in the answer says so. `tool_choice` is `auto`, or `none`, with
+which the template is told of no tools; a call cannot be forced yet.
 
 With `continue_final_message` the answer goes on with the last message instead of beginning one of its own; with `echo`
 it begins with the text of that message.
@@ -335,6 +340,10 @@ on. `system_fingerprint` is the model's determinism id: two answers under one fi
 `seed`, are equal bit for bit where the model is batch-invariant. `stop_reason` is the stop string or stop token that
 ended a choice, and null for the model's own end. With `return_token_ids` an answer has `token_ids` and
 `prompt_token_ids` as well.
+
+`warnings`, a list of sentences, is there where something was not done as asked: in a stream in its last chunk. Over
+gRPC it is a field of `Accepted`. With `tools`, it says that calls are not parsed; with `--clamp-max-tokens`, what
+became of a `max_tokens` that does not fit behind its prompt. Without that setting such a request is refused.
 
 A request is aborted when its client closes the connection, streamed or not. Errors are those of the [table](errors.md);
 a stream that fails ends with its error, and never with `[DONE]`.

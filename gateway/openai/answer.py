@@ -66,6 +66,12 @@ def _head(call: Call, accepted: Accepted, created: int, *, chunk: bool, fingerpr
     }
 
 
+def _warnings(accepted: Sequence[Accepted]) -> dict[str, Any]:
+    """Gives what the client is warned of, each once; nothing where there is nothing."""
+    told = dict.fromkeys(warning for item in accepted for warning in item.warnings)
+    return {"warnings": list(told)} if told else {}
+
+
 def _ending(finished: Finished) -> dict[str, Any]:
     told = {"finish_reason": finished.reason.value, "stop_reason": finished.matched}
     return told if finished.score is None else told | {"score": finished.score}
@@ -112,6 +118,7 @@ class WholeAnswer:
     def __init__(self, call: Call, accepted: list[Accepted], created: int) -> None:
         self._call = call
         self._accepted = accepted[0]
+        self._warnings = _warnings(accepted)
         self._created = created
         self._tally = Tally()
         for item in accepted:
@@ -146,6 +153,7 @@ class WholeAnswer:
         body = _head(self._call, self._accepted, self._created, chunk=False, fingerprint=fingerprint)
         body["choices"] = [self._choice(number, choice) for number, choice in enumerate(self._choices)]
         body["usage"] = self._tally.usage()
+        body |= self._warnings
         if self._call.is_chat and self._call.returns_token_ids:
             body["prompt_token_ids"] = self._call.prompt_token_ids(0)
         if self._call.is_chat and self._call.tells_prompt_logprobs:
@@ -196,6 +204,8 @@ class ChunkedAnswer:
         # All chunks begin and end alike; only a choice stands between.
         self._before = head[:-1] + ',"choices":['
         self._after = '],"usage":null}' if call.include_usage else "]}"
+        self._warnings = _warnings(accepted)
+        self._num_unfinished = call.n * len(call.requests)
         self._before_text = '"delta":{"content":' if call.is_chat else '"text":'
         unfinished = _encode(_UNFINISHED)[1:-1]
         self._after_text = f"}},{unfinished}" if call.is_chat else f",{unfinished}"
@@ -236,10 +246,13 @@ class ChunkedAnswer:
                 self._tally.num_tokens[number] = event.num_tokens
             return self._delta(number, event)
         self._tally.add_choice(number, event)
+        self._num_unfinished -= 1
         if event.reason is FinishReason.ERROR:
             return None
         told: dict[str, Any] = {"delta": {}} if self._call.is_chat else {"text": ""}
-        return self._chunk({"index": number, **told, "logprobs": None, **_ending(event)})
+        chunk = self._chunk({"index": number, **told, "logprobs": None, **_ending(event)})
+        is_last = not self._num_unfinished and not self._call.include_usage
+        return self._with_warnings(chunk) if is_last else chunk
 
     def _delta(self, number: int, delta: Delta) -> str | None:
         if not (delta.text or delta.token_ids or delta.logprobs):
@@ -289,7 +302,11 @@ class ChunkedAnswer:
         """Gives the last chunk, with no choices, if it was asked for."""
         if not self._call.include_usage:
             return None
-        return f'{self._before}],"usage":{_encode(self._tally.usage())}}}'
+        return self._with_warnings(f'{self._before}],"usage":{_encode(self._tally.usage())}}}')
+
+    def _with_warnings(self, chunk: str) -> str:
+        """Adds what the client is warned of to the last chunk."""
+        return f"{chunk[:-1]},{_encode(self._warnings)[1:]}" if self._warnings else chunk
 
 
 _UNFINISHED: dict[str, Any] = {"logprobs": None, "finish_reason": None}

@@ -70,12 +70,13 @@ class CompletionChoice(Choice):
 
 
 class Answer(Shape):
-    """What both kinds of answer have."""
+    """What both kinds of answer have. `warnings`: what was not done as asked; of a stream in its last chunk."""
 
     id: str
     created: int
     model: str
     system_fingerprint: Text
+    warnings: list[str] | None = None
 
 
 class Completion(Answer):
@@ -224,12 +225,13 @@ class ToldViolation(Shape):
 
 
 class Error(Shape):
-    """Why a call failed. `code` is the reason; `param` the first violation's parameter."""
+    """Why a call failed. `code` is the reason, or OpenAI's name for it; `param` the first violation's parameter."""
 
     message: str
     type: str
     param: Text
     code: Text
+    reason: Text = None
     violations: list[ToldViolation] = Field(default_factory=list[ToldViolation])
 
 

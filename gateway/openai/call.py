@@ -17,6 +17,7 @@ from gateway.request import (
     SamplingOptions,
     StopOptions,
 )
+from gateway.request_warnings import with_tool_warning
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -149,7 +150,11 @@ async def tokenized(call: Call, service: GenerationService) -> Call:
     texts = tokenizer.token_texts(skip_special_tokens=call.requests[0].skip_special_tokens)
     return replace(
         call,
-        requests=tuple(replace(request, prompt=prompt) for request, prompt in zip(call.requests, prompts, strict=True)),
+        requests=tuple(
+            # Of a conversation that is ids nobody knows any more that it had tools.
+            replace(with_tool_warning(request), prompt=prompt)
+            for request, prompt in zip(call.requests, prompts, strict=True)
+        ),
         # An empty prompt and one of foreign ids are refused later, with all else that is wrong.
         first_tokens=tuple(
             texts.of(prompt[0]) if prompt and 0 <= prompt[0] < vocab_size else ("", b"") for prompt in prompts

@@ -1,9 +1,10 @@
 """Errors in OpenAI's form, all made from the one table of `blockyard.errors`.
 
-    {"error": {"message", "type", "param", "code", "violations": [{"param", "message", "code"}]}}
+    {"error": {"message", "type", "param", "code", "reason", "violations": [{"param", "message", "code"}]}}
 
-`code` is the reason, `param` the first violation's parameter under the name that OpenAI or vLLM gives it. Beside
-Retry-After go `retry-after-ms` and `x-should-retry`, which OpenAI's own clients obey.
+`reason` is ours. `code` is the same, but where client libraries look for OpenAI's: of what does not fit the model's
+length. `param` is the first violation's parameter under the name that OpenAI or vLLM gives it. Beside Retry-After go
+`retry-after-ms` and `x-should-retry`, which OpenAI's own clients obey.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ _TYPES = {
     409: "conflict_error",
     429: "rate_limit_error",
 }
+# By these, agents and routers shorten a chat or choose a model with more room. They look into what an exception says,
+# and since its version 3 OpenAI's package puts nothing but the message there: so the message ends with the code.
+_CODES = {Reason.PROMPT_TOO_LONG: "context_length_exceeded"}
 # The core names fields as the proto does; only names that differ in more than their section stand here.
 _PARAMETERS = {
     "text": "prompt",
@@ -103,11 +107,13 @@ def error_object(error: BlockyardError) -> dict[str, Any]:
         | {"message": violation.description, "code": str(violation.reason)}
         for violation in error.violations
     ]
+    code = _CODES.get(error.reason)
     told: dict[str, Any] = {
-        "message": error.message,
+        "message": f"{error.message} ({code})" if code else error.message,
         "type": _TYPES.get(error.http_status, "server_error" if error.http_status >= 500 else "invalid_request_error"),
         "param": violations[0]["param"] if violations else None,
-        "code": str(error.reason),
+        "code": code or str(error.reason),
+        "reason": str(error.reason),
     }
     return told | ({"violations": violations} if violations else {})
 

@@ -387,6 +387,26 @@ def errors_name_what_is_wrong(api: Api) -> None:
 
 
 @feature
+def what_is_too_long_is_recognised(api: Api) -> None:
+    kind = "BadRequestError" if isinstance(api, OpenAI) else "ContextWindowExceededError"
+    long = [{"role": "user", "content": "word " * 100_000}]
+    for error in (
+        refused(api, lambda: api.chat(long, max_tokens=1), kind),
+        refused(api, lambda: api.chat([{"role": "user", "content": "word " * 1000}], max_tokens=1800), kind),
+        refused(api, lambda: api.complete("word " * 100_000, max_tokens=1), kind),
+    ):
+        assert "context_length_exceeded" in str(error), error
+        assert "maximum context length is" in str(error), error
+
+
+@openai_alone
+def tools_come_with_a_warning(api: Api) -> None:
+    (warning,) = api.chat(**GREEDY, tools=[TOOL]).warnings
+    assert "tool_calls" in warning
+    assert not hasattr(api.chat(**GREEDY), "warnings")
+
+
+@feature
 def errors_have_the_packages_types(api: Api) -> None:
     assert "top_p" in str(refused(api, lambda: api.chat(top_p=7, max_tokens=1)))
     refused(api, lambda: api.chat(model="other", max_tokens=1), "NotFoundError")

@@ -36,6 +36,7 @@ PACKAGES = {
     "litellm": ["litellm", "mcp"],
     "schemathesis": ["schemathesis>=4"],
     "guidellm": ["guidellm>=0.8"],
+    "langchain": ["langchain-openai"],
 }
 
 
@@ -65,6 +66,27 @@ def test_a_client_drives_every_feature(demo: System, environment: Callable[[str]
 def test_the_example_runs(demo: System, environment: Callable[[str], Environment]) -> None:
     told = environment("openai").run("python", str(ROOT / "examples" / "openai_client.py"), demo.http_url)
     assert "top_p: must be above 0" in told
+
+
+LANGCHAIN = """
+import sys
+from langchain_core.exceptions import ContextOverflowError
+from langchain_openai import ChatOpenAI
+
+chat = ChatOpenAI(base_url=f"{sys.argv[1]}/v1", api_key="none", model="demo", max_retries=0, max_tokens=4)
+assert chat.invoke("Hi").content
+assert "".join(piece.content for piece in chat.stream("Hi"))
+for ask in (lambda long: chat.invoke(long), lambda long: list(chat.stream(long))):
+    try:
+        ask("word " * 100_000)
+    except ContextOverflowError as error:
+        print("recognised", error)
+"""
+
+
+def test_langchain_recognises_what_is_too_long(demo: System, environment: Callable[[str], Environment]) -> None:
+    told = environment("langchain").run("python", "-c", LANGCHAIN, demo.http_url)
+    assert told.count("recognised") == 2
 
 
 def test_schemathesis_finds_nothing(demo: System, environment: Callable[[str], Environment]) -> None:

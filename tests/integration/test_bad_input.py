@@ -168,7 +168,7 @@ def test_oversize_message(demo: System, client: Client) -> None:
     assert from_rpc_error(raised.value).reason is Reason.MESSAGE_TOO_LARGE
     status, told = post(demo, "/v1/completions", {"prompt": text})
     assert told["code"] == "MESSAGE_TOO_LARGE"
-    assert status == 429
+    assert status == 413
 
 
 def post(system: System, path: str, body: dict[str, Any] | bytes) -> tuple[int, dict[str, Any]]:

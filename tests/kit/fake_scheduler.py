@@ -51,6 +51,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         model_digest: str = "",
         vocab_size: int = 4096,
         max_model_len: int = 1024,
+        max_num_seqs: int = 0,
         script: Script = hashed_tokens,
         ready: bool = True,
         paused: bool = False,
@@ -64,6 +65,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             block_size=16,
             determinism_id="fake",
             batch_invariant=True,
+            max_num_seqs=max_num_seqs,
         )
         self.script = script
         self.accepts = accepts

@@ -4,8 +4,10 @@ isort:skip_file
 """
 
 from blockyard.inference.v1 import inference_pb2 as _inference_pb2
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -25,21 +27,27 @@ class RequestState(_message.Message):
 
     SPEC_FIELD_NUMBER: _builtins.int
     FRONT_STATE_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     front_state: _builtins.bytes
     """What the front that took the request needs to tell its answer again; over HTTP an HttpCall, over gRPC nothing."""
     @_builtins.property
     def spec(self) -> _inference_pb2.GenerationSpec:
         """The request without its prompt, and without what the AddRequest says itself: how its tokens become an answer."""
 
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What its client is warned of: Accepted.warnings."""
+
     def __init__(
         self,
         *,
         spec: _inference_pb2.GenerationSpec | None = ...,
         front_state: _builtins.bytes = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["front_state", b"front_state", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["front_state", b"front_state", "spec", b"spec", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -538,6 +538,7 @@ class ModelFacts(_message.Message):
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     DETERMINISM_ID_FIELD_NUMBER: _builtins.int
     BATCH_INVARIANT_FIELD_NUMBER: _builtins.int
+    MAX_NUM_SEQS_FIELD_NUMBER: _builtins.int
     model_digest: _builtins.str
     """SHA-256 of the model's config.json, in hex: a gateway with another one serves the wrong tokenizer."""
     vocab_size: _builtins.int
@@ -550,6 +551,8 @@ class ModelFacts(_message.Message):
     """Two results under one id are equal bit for bit, if batch_invariant."""
     batch_invariant: _builtins.bool
     """Results do not depend on what runs beside them."""
+    max_num_seqs: _builtins.int
+    """Sequences or beams of one request, at most: as many as run at once. 0: not known."""
     def __init__(
         self,
         *,
@@ -559,10 +562,11 @@ class ModelFacts(_message.Message):
         block_size: _builtins.int = ...,
         determinism_id: _builtins.str = ...,
         batch_invariant: _builtins.bool = ...,
+        max_num_seqs: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_invariant", b"batch_invariant", "block_size", b"block_size", "determinism_id", b"determinism_id", "max_model_len", b"max_model_len", "model_digest", b"model_digest", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_invariant", b"batch_invariant", "block_size", b"block_size", "determinism_id", b"determinism_id", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "model_digest", b"model_digest", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -160,6 +160,9 @@ def test_the_sections_of_all_services_fit_into_one_process() -> None:
         ("device_memory_utilization", "1.01"),
         ("log_level", "loud"),
         ("block_size", "1.5"),
+        ("allowed_origins", "https://example.org/chat"),
+        ("allowed_origins", "example.org"),
+        ("allowed_origins", "https://a.org,,https://b.org"),
     ],
 )
 def test_ranges(name: str, value: str) -> None:

@@ -81,12 +81,14 @@ class Core:
 
     LENGTH = FinishReason.LENGTH
 
-    def __init__(self, **windows: float) -> None:
+    def __init__(self, *, clamps_max_tokens: bool = False, **windows: float) -> None:
         self.link = HandLink()
         self.live = LiveRequests(self.link, **windows)
         # The first sequence id of the request that was accepted last.
         self.first = 0
-        self.service = GenerationService(demo_tokenizer(), self.link, self.live, model_name="demo", seed=7)
+        self.service = GenerationService(
+            demo_tokenizer(), self.link, self.live, model_name="demo", seed=7, clamps_max_tokens=clamps_max_tokens
+        )
 
     async def start(self, request_id: str = "r", **fields: Any) -> Reader:
         return await self.service.start(GenerationRequest(**{"prompt": (5, 6), "request_id": request_id, **fields}))

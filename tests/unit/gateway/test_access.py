@@ -148,9 +148,9 @@ async def test_every_route_but_what_is_open_needs_a_key(
     apps: list[FastAPI] = []
 
     class Seen(HttpFront):
-        def __init__(self, app: Any, *rest: Any) -> None:
+        def __init__(self, app: Any, *rest: Any, **options: Any) -> None:
             apps.append(app)
-            super().__init__(app, *rest)
+            super().__init__(app, *rest, **options)
 
     monkeypatch.setattr(gateway.server, "HttpFront", Seen)
     async with (

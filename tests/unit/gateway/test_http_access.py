@@ -256,3 +256,13 @@ async def test_headers_have_a_limit(tmp_path: Path) -> None:
     async with serving(App(tmp_path), Access()) as port:
         assert (await exchange(port, head + b"y" * (MAX_HEADER_BYTES // 2) + b"\r\n\r\n")).split()[1] == b"200"
         assert (await exchange(port, head + b"y" * 2**20)).split()[1:2] in ([b"400"], [])
+
+
+async def test_long_headers_in_one_piece_are_refused_and_told_why(tmp_path: Path) -> None:
+    async with serving(App(tmp_path), Access()) as port, client(port) as http:
+        allowed = await http.get("/v1/who", headers={"x": "y" * (MAX_HEADER_BYTES - 1024)})
+        assert allowed.status_code == 200
+        for asked in ({"headers": {"x": "y" * MAX_HEADER_BYTES}}, {"params": {"x": "y" * MAX_HEADER_BYTES}}):
+            refused = await http.get("/v1/who", **asked)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (431, "headers_too_large")
+            assert str(MAX_HEADER_BYTES) in refused.json()["error"]["message"]

@@ -121,7 +121,7 @@ INF, NAN = math.inf, math.nan
         ("sampling.logit_bias", {"logit_bias": dict.fromkeys(range(MAX_LOGIT_BIASES + 1), 1.0)}),
         *[("sampling.logit_bias", {"logit_bias": {1: value}}) for value in (100.5, -101.0, NAN, INF)],
         ("stop.max_tokens", {"max_tokens": 0}),
-        ("stop.max_tokens", {"max_tokens": 29}),
+        ("stop.max_tokens", {"max_tokens": 32}),
         ("stop.min_tokens", {"min_tokens": -1}),
         ("stop.min_tokens", {"min_tokens": 6, "max_tokens": 5}),
         ("stop.min_tokens", {"min_tokens": 29}),
@@ -220,6 +220,39 @@ def test_a_prompt_that_leaves_room_for_one_is_right() -> None:
 def test_too_many_tokens_are_told_with_both_numbers() -> None:
     (violation,) = violations(max_tokens=100)
     assert "100" in violation.description and "28" in violation.description
+    assert "This model's maximum context length is 32 tokens" in violation.description
+
+
+@pytest.mark.parametrize(("max_tokens", "reason"), [(29, "PROMPT_TOO_LONG"), (31, "PROMPT_TOO_LONG")])
+def test_an_answer_with_room_behind_a_shorter_prompt_blames_the_prompt(max_tokens: int, reason: str) -> None:
+    (violation,) = violations(max_tokens=max_tokens)
+    assert (violation.field, violation.reason) == ("stop.max_tokens", Reason(reason))
+
+
+def test_an_answer_without_room_behind_any_prompt_blames_the_length() -> None:
+    (violation,) = violations(max_tokens=32)
+    assert (violation.field, violation.reason) == ("stop.max_tokens", Reason.FIELD_INVALID)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"n": 9}, "n"),
+        ({"n": 64}, "n"),
+        ({"beam_search": BeamOptions(9), "n": 2}, "beam_search.width"),
+        ({"n": 8}, None),
+        ({"beam_search": BeamOptions(8), "n": 8}, None),
+    ],
+)
+def test_more_sequences_than_run_at_once_are_told_by_their_field(fields: dict[str, Any], field: str | None) -> None:
+    found = find_violations(request(**fields), PROMPT, LIMITS._replace(max_num_seqs=8))
+    assert [violation.field for violation in found] == ([field] if field else [])
+    assert all("at most 8" in violation.description for violation in found)
+
+
+def test_a_number_of_sequences_out_of_its_range_is_told_once() -> None:
+    found = find_violations(request(n=65), PROMPT, LIMITS._replace(max_num_seqs=8))
+    assert [violation.field for violation in found] == ["n"]
 
 
 def test_every_violation_is_told_and_the_model_first() -> None:

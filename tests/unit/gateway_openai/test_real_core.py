@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -212,10 +213,37 @@ async def test_every_wrong_value_is_told_at_once_under_names_of_this_api(both: B
 async def test_a_prompt_that_is_too_long_is_told_under_its_name(both: Both) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         await both.openai.completions.create(model="demo", prompt=[10] * 5000)
-    assert (caught.value.code, caught.value.param) == ("PROMPT_TOO_LONG", "prompt")
+    assert told_as_too_long(caught.value) == "prompt"
     with pytest.raises(openai.BadRequestError) as caught:
         await both.openai.chat.completions.create(model="demo", messages=[{"role": "user", "content": "word " * 5000}])
-    assert (caught.value.code, caught.value.param) == ("PROMPT_TOO_LONG", "messages")
+    assert told_as_too_long(caught.value) == "messages"
+
+
+async def test_an_answer_that_a_shorter_prompt_would_leave_room_for_is_told_as_too_long(both: Both) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await both.openai.completions.create(model="demo", prompt=[10] * 1000, max_tokens=100)
+    assert told_as_too_long(caught.value) == "max_tokens"
+    with pytest.raises(openai.BadRequestError) as caught:
+        await both.openai.chat.completions.create(model="demo", messages=HELLO, max_completion_tokens=1020)
+    assert told_as_too_long(caught.value) == "max_completion_tokens"
+
+
+async def test_a_length_that_no_prompt_leaves_room_for_is_a_wrong_field(both: Both) -> None:
+    with pytest.raises(openai.BadRequestError, match="This model's maximum context length is 1024 tokens") as caught:
+        await both.openai.completions.create(model="demo", prompt="a", max_tokens=1024)
+    assert (caught.value.code, caught.value.param) == ("FIELD_INVALID", "max_tokens")
+
+
+def told_as_too_long(error: openai.BadRequestError) -> str | None:
+    """Checks what client libraries look for in an error, and gives its parameter."""
+    # langchain and many agents; litellm and its routers; what reads the length out of the sentence.
+    assert "context_length_exceeded" in str(error)
+    assert "this model's maximum context length is" in str(error).lower()
+    length = re.search(r"maximum context length is (\d+) tokens", str(error))
+    assert length is not None and length[1] == "1024"
+    assert isinstance(error.body, dict)
+    assert (error.code, error.body["reason"]) == ("context_length_exceeded", "PROMPT_TOO_LONG")
+    return error.param
 
 
 async def test_an_unknown_model_is_named(both: Both) -> None:
@@ -226,7 +254,7 @@ async def test_an_unknown_model_is_named(both: Both) -> None:
 
 async def test_what_the_scheduler_refuses_has_a_status_line(both: Both) -> None:
     both.scheduler.refusals = {"big": BlockyardError(Reason.NEVER_FITS, "at most 100 tokens fit")}
-    with pytest.raises(openai.RateLimitError, match="at most 100 tokens fit"):
+    with pytest.raises(openai.BadRequestError, match="at most 100 tokens fit"):
         await both.openai.completions.create(model="demo", prompt="a", stream=True, extra_body={"request_id": "big"})
 
 
@@ -338,3 +366,34 @@ async def test_ids_that_no_model_has_are_told_whatever_is_shown_of_them(
 async def test_ids_that_no_model_has_have_no_text(both: Both) -> None:
     told = (await both.http.post("/detokenize", json={"tokens": [*ids_of("one"), 2**32 - 1, 99_999]})).json()
     assert told == {"prompt": "one"}
+
+
+TOOLS: Any = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}]
+
+
+async def test_tools_are_warned_of_in_a_whole_answer_and_over_grpc(both: Both) -> None:
+    asked: dict[str, Any] = {"model": "demo", "messages": HELLO, "max_tokens": 4}
+    whole = await both.openai.chat.completions.create(**asked, tools=TOOLS)
+    (warning,) = (whole.model_extra or {})["warnings"]
+    assert "tool_calls" in warning
+    for silent in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        answer = await both.openai.chat.completions.create(**asked, **silent)
+        assert "warnings" not in (answer.model_extra or {})
+    shown = await both.openai.chat.completions.create(**asked, tools=TOOLS, extra_body={"return_token_ids": True})
+    assert (shown.model_extra or {})["warnings"] == [warning]
+    conversation = inference_pb2.Conversation(tools=[inference_pb2.Tool(name="look_up")])
+    conversation.messages.add(role=inference_pb2.ROLE_USER).content.add(text="Hi")
+    told = inference_pb2.GenerationSpec(conversation=conversation, stop={"max_tokens": 4})
+    answer = await both.front.stub.Chat(inference_pb2.ChatRequest(spec=told))
+    assert list(answer.accepted.warnings) == [warning]
+
+
+@pytest.mark.parametrize("usage", [False, True])
+async def test_tools_are_warned_of_in_the_last_chunk_of_a_stream_and_no_other(both: Both, usage: bool) -> None:
+    asked: dict[str, Any] = {"model": "demo", "messages": HELLO, "max_tokens": 4, "n": 2, "tools": TOOLS}
+    options: dict[str, Any] = {"stream_options": {"include_usage": True}} if usage else {}
+    stream = await both.openai.chat.completions.create(**asked, stream=True, **options)
+    chunks = [chunk async for chunk in stream]
+    warned = ["warnings" in (chunk.model_extra or {}) for chunk in chunks]
+    assert warned == [False] * (len(chunks) - 1) + [True]
+    assert bool(chunks[-1].usage) is usage

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tests.unit.gateway_parity.fronts import Front
 
 # The model of the fake scheduler.
-VOCAB_SIZE, MAX_MODEL_LEN = 4096, 1024
+VOCAB_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS = 4096, 1024, 24
 SEED = 5
 # What the fake scheduler answers to that seed.
 TOKEN_IDS = [5 + (SEED + 104729 * (position + 1)) % 4000 for position in range(6)]

@@ -203,7 +203,9 @@ def _of_error(error: dict[str, Any], status: int | None, retry_after_ms: str | N
     )
     assert error["param"] == (violations[0].field if violations else None)
     retry = None if retry_after_ms is None else int(retry_after_ms) / 1000
-    return Refusal(Reason(error["code"]), error["message"], violations, status, retry)
+    # What client libraries look for stands behind it.
+    message = error["message"].removesuffix(f" ({error['code']})")
+    return Refusal(Reason(error["reason"]), message, violations, status, retry)
 
 
 def _of_body(body: dict[str, Any]) -> Answer:

@@ -7,7 +7,17 @@ from typing import Any
 from blockyard.errors import Reason
 from gateway import chat, conversation_codec, validation
 from tests.unit.gateway.harness import demo_tokenizer
-from tests.unit.gateway_parity.case import BAD_WORD, CALL, HI, LONG_TEXT, MAX_MODEL_LEN, NOT_IN_OPENAI, VOCAB_SIZE, Case
+from tests.unit.gateway_parity.case import (
+    BAD_WORD,
+    CALL,
+    HI,
+    LONG_TEXT,
+    MAX_MODEL_LEN,
+    MAX_NUM_SEQS,
+    NOT_IN_OPENAI,
+    VOCAB_SIZE,
+    Case,
+)
 
 TYPE_HOLDS_ALL_RIGHT = "the type of the proto's field holds nothing wrong"
 READ_FASTER = "JSON is read at once, messages of the proto one by one"
@@ -78,7 +88,10 @@ RULES = [
     rule("an empty stop string", {"stop.stop_strings": ["a", ""]}),
     rule("a long stop string", {"stop.stop_strings": ["a" * (validation.MAX_STOP_STRING_CHARACTERS + 1)]}),
     rule("a foreign stop token", {"stop.stop_token_ids": [VOCAB_SIZE]}),
-    rule("more than there is room for", {"stop.max_tokens": MAX_MODEL_LEN}),
+    rule("more than the model's length", {"stop.max_tokens": MAX_MODEL_LEN}),
+    rule("more than there is room for", {"stop.max_tokens": MAX_MODEL_LEN - 1}, reason=Reason.PROMPT_TOO_LONG),
+    rule("more sequences than run at once", {"n": MAX_NUM_SEQS + 1}),
+    rule("more beams than run at once", {"beam_search.width": MAX_NUM_SEQS + 1}),
     rule("a minimum above the maximum", {"stop.min_tokens": 9, "stop.max_tokens": 8}, "stop.min_tokens"),
     rule(
         "a minimum above the room",

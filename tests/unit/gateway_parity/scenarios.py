@@ -16,7 +16,7 @@ from tests.kit.fake_scheduler import FakeScheduler
 from tests.unit.gateway.harness import serving
 from tests.unit.gateway_openai.serving import serve
 from tests.unit.gateway_parity import fronts
-from tests.unit.gateway_parity.case import named
+from tests.unit.gateway_parity.case import MAX_NUM_SEQS, named
 from tests.unit.gateway_parity.cases import BASES
 from tests.unit.gateway_parity.fronts import FRONTS, of_stream
 
@@ -41,7 +41,7 @@ class Gateway(fronts.Gateway):
 async def running_gateway(tokenizer: Tokenizer) -> AsyncIterator[Gateway]:
     """A gateway with all of its fronts."""
     async with (
-        FakeScheduler(step_seconds=0.0005) as scheduler,
+        FakeScheduler(step_seconds=0.0005, max_num_seqs=MAX_NUM_SEQS) as scheduler,
         serving(scheduler, tokenizer=tokenizer) as front,
         serve(make_app(front.service)) as url,
         httpx.AsyncClient(base_url=url, timeout=20, verify=False) as http,

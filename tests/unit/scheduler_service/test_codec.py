@@ -277,7 +277,7 @@ def test_what_a_gateway_is_told() -> None:
         finished=[FinishedSequence(4, FinishReason.STOP), FinishedSequence(5, FinishReason.LENGTH)],
         prefilled=[(4, 16)],
     )
-    facts = ModelFacts("digest", 100, 64, 16, "id", True)
+    facts = ModelFacts("digest", 100, 64, 16, "id", True, 8)
     error = BlockyardError(Reason.NEVER_FITS, "too long")
     recovered = [gateway_codec.Recovery("c", "lost", 9, True)]
     accepted, failed = gateway_codec.Accepted("a", 4, 1), gateway_codec.Failed("b", error, 2)
@@ -291,6 +291,7 @@ def test_what_a_gateway_is_told() -> None:
             block_size=16,
             determinism_id="id",
             batch_invariant=True,
+            max_num_seqs=8,
         ),
         readiness=scheduler_pb2.Readiness(ready=True),
         accepted=[scheduler_pb2.RequestAccepted(request_id="a", first_sequence_id=4, handle=1)],

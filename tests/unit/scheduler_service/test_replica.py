@@ -112,7 +112,7 @@ async def test_a_new_worker_is_brought_up(configuration: SchedulerConfiguration)
         facts, cache = await set_up(replica)
         assert worker.state == status_pb2.WORKER_STATE_CACHE_READY
         assert worker.configuration_digest == configuration_digest(configuration)
-        assert facts == ModelFacts("0" * 64, 100, 4096, 16, "hash", True)
+        assert facts == ModelFacts("0" * 64, 100, 4096, 16, "hash", True, configuration.scheduler.max_num_seqs)
         assert (cache.num_device_blocks, cache.num_host_blocks) == (1000, 100)
         assert replica.state is WorkerState.CACHE_READY
         assert replica.message == ""

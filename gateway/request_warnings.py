@@ -1,0 +1,42 @@
+"""What a client is warned of beside its answer: what was not done as it asked. Refusals are `validation`'s business."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from blockyard.chat import ToolChoice
+from gateway.chat import Conversation
+from gateway.validation import told_length
+
+if TYPE_CHECKING:
+    from gateway.request import GenerationRequest
+
+TOOLS = (
+    "tools: calls of tools are not parsed. The chat template shows the tools to the model, and a call that the model "
+    "makes is in the text of its answer, not in tool_calls"
+)
+
+
+def with_clamped_length(request: GenerationRequest, num_prompt_tokens: int, max_model_len: int) -> GenerationRequest:
+    """Cuts a max_tokens that does not fit behind the prompt to what fits, with a warning.
+
+    A prompt that leaves no room at all is left to be refused.
+    """
+    room, max_tokens = max_model_len - num_prompt_tokens, request.stop.max_tokens
+    if max_tokens is None or not 0 < room < max_tokens:
+        return request
+    warning = (
+        f"max_tokens: {room} instead of {max_tokens}, which do not fit behind a prompt of {num_prompt_tokens} tokens. "
+        f"{told_length(max_model_len)}"
+    )
+    stop = replace(request.stop, max_tokens=room)
+    return replace(request, stop=stop, warnings=(*request.warnings, warning))
+
+
+def with_tool_warning(request: GenerationRequest) -> GenerationRequest:
+    """Warns of tools whose calls nobody parses."""
+    prompt = request.prompt
+    if not isinstance(prompt, Conversation) or not prompt.tools or prompt.tool_choice is ToolChoice.NONE:
+        return request
+    return replace(request, warnings=(*request.warnings, TOOLS))
