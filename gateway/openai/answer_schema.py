@@ -166,13 +166,14 @@ class ChatChunk(Answer):
 
 
 class Model(Shape):
-    """A model."""
+    """A model. `has_chat_template`: whether it takes messages."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int
+    has_chat_template: bool
 
 
 class ModelList(Shape):

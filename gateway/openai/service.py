@@ -42,6 +42,7 @@ class Service:
             "created": self._created,
             "owned_by": "blockyard",
             "max_model_len": card.max_model_len,
+            "has_chat_template": card.has_chat_template,
         }
 
     async def ready(self) -> JSONResponse:

@@ -118,8 +118,25 @@ def wait_until_done(page: Page) -> None:
     expect(page.locator("#stop")).to_be_disabled(timeout=2 * TIMEOUT_MILLISECONDS)
 
 
+def choose(page: Page, mode: str) -> None:
+    """Chooses whether to complete or to chat."""
+    page.get_by_role("radio", name=mode).check(force=True)
+
+
+def say(page: Page, message: str) -> None:
+    """Sends a message by the keyboard."""
+    page.fill("#prompt", message)
+    page.press("#prompt", "Enter")
+
+
+def said(page: Page) -> list[str]:
+    """The texts of a conversation, answers as they are shown."""
+    return page.locator("#conversation :is(.said, .rendered)").all_text_contents()
+
+
 def generate(page: Page, prompt: str = PROMPT, **parameters: str) -> None:
-    """Asks for an answer."""
+    """Asks for a completion."""
+    choose(page, "Completion")
     page.fill("#prompt", prompt)
     for name, value in parameters.items():
         page.fill(f"[name={name}]", value)
@@ -171,19 +188,103 @@ def completion(browser: Browser, url: str, _: str) -> dict[str, Any]:
 
 
 def chat(browser: Browser, url: str, _: str) -> dict[str, Any]:
-    """Two turns of a chat, by the keyboard."""
+    """A chat by the keyboard: two turns, another answer, another question, all of it after a reload, and none of it."""
     with opened(browser, url) as (page, watch):
         wait_until_ready(page)
-        page.get_by_label("Chat", exact=True).check(force=True)
+        expect(page.locator("#playground")).to_have_attribute("data-mode", "chat")
         bodies: list[Any] = []
         page.on("request", lambda request: request.method == "POST" and bodies.append(request.post_data_json))
-        for message in ("What does os.path.join do?", "And os.path.split?"):
-            page.fill("[name=max_tokens]", "24")
-            page.fill("#prompt", message)
-            page.press("#prompt", "Control+Enter")
-            expect(page.locator("article[data-role=assistant]")).to_have_count(len(bodies))
-            wait_until_done(page)
-        return {"articles": page.locator("#answers article").all_text_contents(), "bodies": bodies, **watch.told()}
+        page.click("#settings > summary")
+        page.fill("[name=max_tokens]", "24")
+        page.fill("#prompt", "What does")
+        page.press("#prompt", "Shift+Enter")
+        page.keyboard.type("os.path.join do?")
+        page.press("#prompt", "Enter")
+        wait_until_done(page)
+        say(page, "And os.path.split?")
+        wait_until_done(page)
+        told: dict[str, Any] = {"turns": said(page), "announced": page.locator("#announcer").text_content()}
+        page.locator("#conversation").get_by_role("button", name="Regenerate").click()
+        expect(page.locator("#stop")).to_be_enabled()
+        wait_until_done(page)
+        told["again"] = said(page)
+        page.get_by_role("button", name="Edit").first.click()
+        told["edited"] = page.input_value("#prompt")
+        page.keyboard.press("Escape")
+        told["not_edited"] = page.input_value("#prompt")
+        page.get_by_role("button", name="Edit").first.click()
+        say(page, "What is a generator?")
+        wait_until_done(page)
+        told["changed"] = said(page)
+        page.reload()
+        wait_until_ready(page)
+        told["reloaded"] = said(page)
+        page.click("#clear")
+        page.reload()
+        wait_until_ready(page)
+        return {**told, "cleared": said(page), "bodies": bodies, **watch.told()}
+
+
+def reload(browser: Browser, url: str, _: str) -> dict[str, Any]:
+    """A page that is loaded again while an answer is read, and once more when the answer has been forgotten."""
+    with opened(browser, url) as (page, watch):
+        wait_until_ready(page)
+        page.click("#settings > summary")
+        page.fill("[name=seed]", "3")
+        page.fill("[name=max_tokens]", "400")
+        posts: list[str] = []
+        page.on("request", lambda request: request.method == "POST" and posts.append(request.url))
+        say(page, "What is a class?")
+        expect(page.locator("#stop")).to_be_enabled()
+        expect(page.locator(".rendered")).not_to_be_empty()
+        page.reload()
+        wait_until_ready(page)
+        wait_until_done(page)
+        told: dict[str, Any] = {"read_on": said(page), "seed": page.input_value("[name=seed]")}
+        told |= {"marks": page.locator(".cut").count(), "posts": len(posts)}
+        # As a page leaves it that is closed in the middle of an answer, of which nobody knows later.
+        page.evaluate(
+            """() => {
+              const key = Object.keys(localStorage).find((name) => name.endsWith(":chat"));
+              const kept = JSON.parse(localStorage[key]);
+              Object.assign(kept.messages.at(-1), { content: "half an", isWhole: false });
+              localStorage[key] = JSON.stringify(kept);
+            }"""
+        )
+        fresh = page.context.new_page()
+        fresh.add_init_script("sessionStorage['blockyard:/:running'] = 'page-forgotten'")
+        fresh.goto(url)
+        wait_until_ready(fresh)
+        wait_until_done(fresh)
+        told["forgotten"] = said(fresh)
+        told["mark"] = fresh.locator(".cut").all_text_contents()
+        return told | watch.told()
+
+
+def follow(browser: Browser, url: str, _: str) -> dict[str, Any]:
+    """An answer that grows: the end is followed until somebody scrolls up, and again from the end on."""
+    with opened(browser, url, viewport={"width": 1280, "height": 500}) as (page, watch):
+        wait_until_ready(page)
+        distance = "(log) => log.scrollHeight - log.scrollTop - log.clientHeight"
+        log = page.locator("#conversation")
+        say(page, "Write much.")
+        wait_until_done(page)
+        told: dict[str, Any] = {"followed": log.evaluate(distance)}
+        log.evaluate("(log) => { log.scrollTop = 0; }")
+        expect(page.locator("#to-end")).to_be_visible()
+        page.locator("#conversation .again").last.dispatch_event("click")
+        wait_until_done(page)
+        log.evaluate("(log) => { log.scrollTop = 0; }")
+        expect(page.locator("#to-end")).to_be_visible()
+        page.evaluate("() => document.querySelector('.rendered').append('one more line')")
+        told["stayed"] = log.evaluate("(log) => log.scrollTop")
+        page.click("#to-end")
+        told["returned"] = log.evaluate(distance)
+        box, panel = page.locator("#prompt").bounding_box(), page.locator("#playground").bounding_box()
+        assert box is not None
+        assert panel is not None
+        told["foot"] = [box["y"] + box["height"], panel["y"] + panel["height"]]
+        return told | watch.told()
 
 
 def stop(browser: Browser, url: str, _: str) -> dict[str, Any]:
@@ -230,6 +331,7 @@ def outlive(browser: Browser, url: str, _: str) -> dict[str, Any]:
 def hostile(browser: Browser, url: str, _: str) -> dict[str, Any]:
     """A model whose output is an attack."""
     with opened(browser, url) as (page, watch):
+        choose(page, "Completion")
         page.evaluate("() => { window.owned = []; }")
         generate(page)
         wait_until_done(page)
@@ -244,6 +346,32 @@ def hostile(browser: Browser, url: str, _: str) -> dict[str, Any]:
             "owned": page.evaluate("() => window.owned"),
         }
         return told | watch.told()
+
+
+def markdown(browser: Browser, url: str, _: str) -> dict[str, Any]:
+    """A chat whose answer is Markdown that attacks, and long."""
+    with opened(browser, url) as (page, watch):
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page.evaluate("() => { window.owned = []; }")
+        choose(page, "Chat")
+        say(page, "Attack me.")
+        wait_until_done(page)
+        copied = []
+        for button in (page.locator(".code .copy").first, page.locator("article[data-role=assistant] .tools button")):
+            button.first.click()
+            expect(button.first).to_have_text("Copied")
+            copied.append(page.evaluate("() => navigator.clipboard.readText()"))
+        return {
+            "text": page.locator(".rendered").text_content(),
+            "elements": page.locator("#conversation *").evaluate_all(
+                "(all) => [...new Set(all.map((each) => each.localName))]"
+            ),
+            "links": page.locator(".rendered a").evaluate_all("(all) => all.map((a) => [a.href, a.rel, a.target])"),
+            "owned": page.evaluate("() => window.owned"),
+            "code": page.locator(".code code").first.text_content(),
+            "copied": copied,
+            **watch.told(),
+        }
 
 
 def key(browser: Browser, url: str, secret: str) -> dict[str, Any]:
@@ -262,7 +390,9 @@ def key(browser: Browser, url: str, secret: str) -> dict[str, Any]:
         told["command"] = page.locator("#command").text_content()
         page.reload()
         wait_until_ready(page)
-        told["stored"] = page.evaluate("() => [Object.values(sessionStorage), localStorage.length, document.cookie]")
+        told["stored"] = page.evaluate(
+            "() => [Object.values(sessionStorage), Object.values(localStorage), document.cookie]"
+        )
         return told | watch.told()
 
 
@@ -294,12 +424,22 @@ def access(browser: Browser, url: str, _: str) -> dict[str, Any]:
             generate(page, max_tokens="12")
             wait_until_done(page)
             told["violations"][scheme] = violations(page)
-    for width in (320, 768, 1024, 1920):
+            choose(page, "Chat")
+            page.click("#settings > summary")
+            page.fill("[name=max_tokens]", "60")
+            say(page, "What is a class?")
+            wait_until_done(page)
+            told["violations"][scheme] += violations(page)
+    for width in (320, 390, 768, 1024, 1280, 1920):
         with opened(browser, url, viewport={"width": width, "height": 800}) as (page, _watch):
             wait_until_ready(page)
+            say(page, "What is a class?")
+            wait_until_done(page)
+            overflow = "() => document.documentElement.scrollWidth - innerWidth"
+            told["overflow"][f"chat {width}"] = page.evaluate(overflow)
             generate(page, max_tokens="40", n="2")
             wait_until_done(page)
-            told["overflow"][width] = page.evaluate("() => document.documentElement.scrollWidth - innerWidth")
+            told["overflow"][width] = page.evaluate(overflow)
     return told
 
 
@@ -323,7 +463,10 @@ def screenshot(browser: Browser, url: str, target: str) -> dict[str, Any]:
 
 SCENARIOS: dict[str, Callable[[Browser, str, str], dict[str, Any]]] = {
     scenario.__name__: scenario
-    for scenario in (completion, chat, stop, refusal, outlive, hostile, key, looking, access, screenshot)
+    for scenario in (
+        *(completion, chat, reload, follow, stop, refusal, outlive, hostile, markdown),
+        *(key, looking, access, screenshot),
+    )
 }
 
 

@@ -93,11 +93,43 @@ def test_a_prompt_streams_and_charts_move(browser: Browser, demo: System) -> Non
 def test_a_chat_goes_on(browser: Browser, demo: System) -> None:
     told = browser.look("chat", demo.http_url)
     assert well(told), told
-    asked, answered, *_ = told["articles"]
-    assert len(told["articles"]) == 4
-    assert [message["role"] for message in told["bodies"][1]["messages"]] == ["user", "assistant", "user"]
-    assert told["bodies"][1]["messages"][0]["content"] == asked
-    assert told["bodies"][1]["messages"][1]["content"] == answered
+    asked, answered, asked_next, _ = told["turns"]
+    assert (asked, asked_next) == ("What does\nos.path.join do?", "And os.path.split?")
+    assert told["announced"].startswith("Answer: ")
+    first, second, again, changed = (body["messages"] for body in told["bodies"])
+    assert first == [{"role": "user", "content": asked}]
+    assert [message["role"] for message in second] == ["user", "assistant", "user"]
+    assert second[2]["content"] == asked_next
+    assert again == second, "another answer to the same"
+    assert told["again"][:3] == [asked, answered, asked_next]
+    assert (told["edited"], told["not_edited"]) == (asked, "")
+    assert changed == [{"role": "user", "content": "What is a generator?"}]
+    assert told["changed"][0] == "What is a generator?" and len(told["changed"]) == 2
+    assert told["reloaded"] == told["changed"]
+    assert told["cleared"] == []
+
+
+def test_a_reload_reads_on_with_the_answer(browser: Browser, demo: System) -> None:
+    told = browser.look("reload", demo.http_url)
+    assert told["errors"] == told["elsewhere"] == []
+    # Chromium itself writes down that an answer was no success.
+    assert all("404 (Not Found)" in line for line in told["console"]), told["console"]
+    assert told["posts"] == 1, "it was asked once"
+    assert told["marks"] == 0 and len(told["read_on"]) == 2
+    assert told["read_on"][1]
+    assert told["seed"] == "3"
+    assert told["forgotten"] == ["What is a class?", "half an"]
+    assert "not whole" in told["mark"][0]
+
+
+def test_a_conversation_follows_its_end_until_somebody_scrolls(browser: Browser) -> None:
+    lines = "".join(f"- line {number} of this answer\n" for number in range(80))
+    told = look_at_answer(browser, "follow", lines)
+    assert well(told), told
+    assert abs(told["followed"]) <= 1 and abs(told["returned"]) <= 1
+    assert told["stayed"] == 0
+    foot, panel = told["foot"]
+    assert panel - 40 < foot <= panel <= 500, "the box for the message is at the foot of the window"
 
 
 def test_status_is_asked_for_once_a_second_while_somebody_looks(browser: Browser, demo: System) -> None:
@@ -183,6 +215,60 @@ async def test_output_that_attacks_stays_text(browser: Browser) -> None:
     assert well(told), told
 
 
+def look_at_answer(browser: Browser, scenario: str, text: str) -> dict[str, Any]:
+    """What is seen of a model that always answers with this text, in small pieces."""
+    service = ScriptedService()
+    service.script = lambda request: pieces(request, text)
+
+    async def ask() -> admin_pb2.GetStatusResponse:
+        response = admin_pb2.GetStatusResponse()
+        response.gateway.ready = True
+        return response
+
+    async def look() -> dict[str, Any]:
+        app = make_app(service)  # type: ignore[arg-type]
+        add_page(app, StatusBoard(ask))
+        async with serve(app) as url:
+            return await asyncio.to_thread(browser.look, scenario, url)
+
+    return asyncio.run(look())
+
+
+def pieces(request: GenerationRequest, text: str, size: int = 200) -> list[Any]:
+    steps: list[Any] = [accepted(request)]
+    for number, start in enumerate(range(0, len(text), size)):
+        piece = text[start : start + size]
+        steps.append(Delta(0, piece, (number,), number + 1, len(text[: start + size].encode())))
+    return [*steps, finished(len(steps) - 1)]
+
+
+def test_markdown_that_attacks_is_text_and_the_page_stays_quick(browser: Browser) -> None:
+    code = "print('<b>copied</b>')"
+    text = "\n\n".join(
+        (
+            f"```py\n{code}\n```",
+            *ATTACKS[:-1],
+            "[a](javascript:owned.push(1)) [b](data:text/html,x) ![c](https://elsewhere.test/picture.png)",
+            "<javascript:owned.push(2)> [d](https://elsewhere.test/ 'title')",
+            "> " * 500 + "deep",
+            "".join(f"{'  ' * depth}- deep\n" for depth in range(200)),
+            "a" * 100_000,
+            "*a* [" * 10_000,
+            "```\nnever closed " + ATTACKS[0],
+        )
+    )
+    told = look_at_answer(browser, "markdown", text)
+    assert well(told), told
+    assert told["owned"] == []
+    assert not {"script", "img", "svg", "iframe", "input"} & set(told["elements"])
+    assert all(attack in told["text"] for attack in ATTACKS[:-1])
+    assert {tuple(link) for link in told["links"]} == {
+        (f"https://elsewhere.test/{path}", "noopener noreferrer", "_blank") for path in ("picture.png", "")
+    }
+    assert told["code"] == code
+    assert told["copied"] == [code, text]
+
+
 async def test_a_key_is_asked_for_and_kept_in_the_tab(browser: Browser, tmp_path: Path) -> None:
     secret = make_secret()
     add_key(tmp_path / "keys", Key(name="page", sha256=digest(secret), tenant="team"))
@@ -204,7 +290,8 @@ async def test_a_key_is_asked_for_and_kept_in_the_tab(browser: Browser, tmp_path
     assert "UNAUTHENTICATED" in told["refused"] and told["key_is_shown"]
     assert told["tokens"] > 0
     assert secret not in told["command"] and "$BLOCKYARD_API_KEY" in told["command"]
-    assert told["stored"] == [[secret], 0, ""]
+    of_tab, kept, cookies = told["stored"]
+    assert secret in of_tab and secret not in "".join(kept) and cookies == ""
     assert told["errors"] == told["elsewhere"] == []
     # Chromium itself writes down that an answer was no success.
     assert all("401 (Unauthorized)" in line for line in told["console"]), told["console"]

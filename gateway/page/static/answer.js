@@ -12,6 +12,7 @@ function makeToken(text, logprob, top) {
 export class Choice {
   // Code points: offsets count these, and a string's own indices do not.
   #characters = [];
+  #text = "";
   #pieces = [];
   // Where the next token of a chat begins, which tells no offsets.
   #offset = 0;
@@ -22,6 +23,7 @@ export class Choice {
   /** Takes the choice of a chunk, of either call; returns how many tokens it told. */
   take(told) {
     const text = told.text ?? told.delta?.content ?? "";
+    this.#text += text;
     for (const character of text) this.#characters.push(character);
     const tokens = told.logprobs?.content
       ? told.logprobs.content.map((token) => this.#chatToken(token))
@@ -51,7 +53,7 @@ export class Choice {
 
   /** The whole text so far. */
   get text() {
-    return this.#characters.join("");
+    return this.#text;
   }
 
   /** How many pieces there are. */

@@ -102,7 +102,17 @@ export function newRequestId() {
  * Throws ApiError for what the gateway tells, Unreachable when it does not come back, AbortError on the signal.
  */
 export async function* streamAnswer(gateway, path, body, requestId, signal, pause = wait) {
-  let response = await gateway.begin(path, body, requestId, signal);
+  const response = await gateway.begin(path, body, requestId, signal);
+  yield* readToEnd(gateway, response, requestId, signal, pause);
+}
+
+/** Streams the answer of a request that was sent before, from its beginning, as `streamAnswer` does. */
+export async function* streamAgain(gateway, requestId, signal, pause = wait) {
+  const response = await resume(gateway, requestId, "", signal, pause);
+  yield* readToEnd(gateway, response, requestId, signal, pause);
+}
+
+async function* readToEnd(gateway, response, requestId, signal, pause) {
   const place = { id: "" };
   while (!(yield* readAnswer(response, place, signal))) {
     yield { broken: true };

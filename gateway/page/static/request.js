@@ -14,7 +14,7 @@ export function makeRequest({ fields, messages, model }) {
     ...(model ? { model } : {}),
     ...(isChat ? { messages } : { prompt: fields.prompt }),
     ...numbers(fields, isChat ? PARAMETERS : [...PARAMETERS, "n"]),
-    ...logprobs(fields.logprobs, isChat),
+    ...(isChat && !fields.tokens ? {} : logprobs(fields.logprobs, isChat)),
     stream: true,
     stream_options: { include_usage: true },
     return_token_ids: true,

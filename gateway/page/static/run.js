@@ -1,7 +1,7 @@
 // One request, from its start to its end: reads its answer into choices, times it, and says what became of it.
 // Knows nothing of elements.
 
-import { newRequestId, streamAnswer } from "./client.js";
+import { newRequestId, streamAgain, streamAnswer } from "./client.js";
 import { count, counted, duration, UNKNOWN } from "./format.js";
 import { Timing } from "./meter.js";
 
@@ -19,15 +19,18 @@ export class Run {
   #gateway;
   #meter;
   #onChange;
-  #id = newRequestId();
   #abort = new AbortController();
   #timing = new Timing(now());
   #endedAt = null;
   #usage = null;
   #numResumes = 0;
 
-  /** `choices` are filled; `meter` is told the latencies; `onChange` is called whenever there is more. */
-  constructor(gateway, choices, meter, onChange) {
+  /**
+   * `choices` are filled; `meter` gets the latencies; `onChange` is called whenever there is more. `id` names a request
+   * that was sent before.
+   */
+  constructor(gateway, choices, meter, onChange, id = newRequestId()) {
+    this.id = id;
     this.#gateway = gateway;
     this.choices = choices;
     this.#meter = meter;
@@ -38,14 +41,22 @@ export class Run {
   stop() {
     if (!this.isRunning) return;
     this.#abort.abort();
-    this.#gateway.cancel(this.#id).catch(() => {});
+    this.#gateway.cancel(this.id).catch(() => {});
   }
 
-  /** Reads the answer to its end, which may be an error. Throws nothing. */
-  async read(path, body) {
+  /** Sends the request, and reads the answer to its end, which may be an error. Throws nothing. */
+  read(path, body) {
+    return this.#follow(streamAnswer(this.#gateway, path, body, this.id, this.#abort.signal));
+  }
+
+  /** Reads the answer of a request that was sent before, from its beginning. Throws nothing. */
+  readAgain() {
+    return this.#follow(streamAgain(this.#gateway, this.id, this.#abort.signal));
+  }
+
+  async #follow(events) {
     try {
-      for await (const event of streamAnswer(this.#gateway, path, body, this.#id, this.#abort.signal))
-        this.#take(event);
+      for await (const event of events) this.#take(event);
       this.notice = "";
     } catch (error) {
       this.#fail(error);

@@ -19,6 +19,7 @@ async def test_lists_the_model(client: openai.AsyncOpenAI) -> None:
     models = [model async for model in client.models.list()]
     assert [model.id for model in models] == ["scripted"]
     assert models[0].max_model_len == 64  # type: ignore[attr-defined]
+    assert models[0].has_chat_template is True  # type: ignore[attr-defined]
     assert await client.models.retrieve("scripted") == models[0]
 
 

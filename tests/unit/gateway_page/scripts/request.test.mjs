@@ -26,12 +26,15 @@ test("a completion has what the form says and nothing of what it leaves empty", 
 
 test("a chat has messages, one answer, and its own form of logprobs", () => {
   const messages = [{ role: "user", content: "Hi" }];
-  const { path, body } = makeRequest({ fields: { ...FIELDS, mode: "chat" }, messages, model: "" });
+  const fields = { ...FIELDS, mode: "chat", tokens: "on" };
+  const { path, body } = makeRequest({ fields, messages, model: "" });
   assert.equal(path, "v1/chat/completions");
   const told = { messages, max_tokens: 8, temperature: 0.5, seed: 0, logprobs: true, top_logprobs: 3 };
   assert.deepEqual(body, { ...told, ...ALWAYS });
-  const bare = makeRequest({ fields: { ...FIELDS, mode: "chat", logprobs: "" }, messages, model: "" });
-  assert.equal("logprobs" in bare.body, false);
+  for (const other of [{ logprobs: "" }, { tokens: undefined }]) {
+    const bare = makeRequest({ fields: { ...fields, ...other }, messages, model: "" });
+    assert.equal("logprobs" in bare.body, false);
+  }
 });
 
 test("what is no number goes to the server as it is", () => {

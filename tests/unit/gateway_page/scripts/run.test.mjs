@@ -101,3 +101,20 @@ test("stopping ends the request in the gateway too, once", async () => {
     [["DELETE", `v1/requests/${id}`]],
   );
 });
+
+test("the answer of a request that was sent before is read from its beginning", async () => {
+  const { run, choices, calls } = begin(() => new Response(chunk(0, "a", [1]) + END));
+  const { id } = run;
+  await run.readAgain();
+  assert.equal(choices[0].text, "a");
+  assert.deepEqual(calls[0].path, `v1/requests/${id}/stream`);
+  assert.equal("Last-Event-ID" in calls[0].headers, false);
+  assert.ok(run.facts.includes("3 tokens"));
+});
+
+test("a request that is forgotten is an error", async () => {
+  const gone = JSON.stringify({ error: { message: "gone", code: "REQUEST_EXPIRED" } });
+  const { run } = begin(() => new Response(gone, { status: 404 }));
+  await run.readAgain();
+  assert.deepEqual([run.error.code, run.isRunning], ["REQUEST_EXPIRED", false]);
+});
