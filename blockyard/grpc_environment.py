@@ -11,7 +11,7 @@ import os
 # gRPC's event engine has threads of its own that read sockets and hand what came to the thread that waits for it.
 # Without it that thread reads them itself (measured on two cores with one stream: half the context switches of a token,
 # and four fifths of its CPU time).
-_EXPERIMENTS = "-event_engine_client,-event_engine_listener"
+EXPERIMENTS = "-event_engine_client,-event_engine_listener"
 
 
 def prepare() -> None:
@@ -19,5 +19,5 @@ def prepare() -> None:
 
     What gRPC writes to standard error is in no form of ours, and what matters of it reaches us as exceptions.
     """
-    os.environ.setdefault("GRPC_EXPERIMENTS", _EXPERIMENTS)
+    os.environ.setdefault("GRPC_EXPERIMENTS", EXPERIMENTS)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")

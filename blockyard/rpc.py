@@ -18,6 +18,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from blockyard import grpc_wakeups
 from blockyard.authentication import Doorkeeper
 from blockyard.channels import INTERNAL_MESSAGE_BYTES, PUBLIC_MESSAGE_BYTES, Options, channel_options
 from blockyard.interceptors import AuthenticationInterceptor, ErrorInterceptor
@@ -34,8 +35,14 @@ log = EventLogger(__name__)
 MAX_PORT = 65535
 # Of one call, names and values together; gRPC itself allows twice as much before it closes the connection.
 MAX_METADATA_BYTES = 16 * 1024
-# Calls on one connection at once; those of a client that has more wait there.
-MAX_CONCURRENT_STREAMS = 4096
+# Calls on one connection at once; those of a client that has more wait there, without a word: so that it is told
+# QUEUE_FULL, this is more than a gateway takes.
+MAX_CONCURRENT_STREAMS = 65_536
+# Calls that have come and were not looked at yet. gRPC itself cancels them from a thousand on, at random, and without
+# a reason; what is too much is refused by who answers them.
+MAX_PENDING_CALLS = 1_000_000
+# How long such a call may lie there; gRPC cancels it after half a minute, and a busy process may need longer.
+MAX_PENDING_SECONDS = 3600
 HANDSHAKE_SECONDS = 20
 
 
@@ -47,6 +54,9 @@ def server_options(max_message_bytes: int) -> Options:
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", 2 * MAX_METADATA_BYTES),
         ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
+        ("grpc.server_max_unrequested_time_in_server", MAX_PENDING_SECONDS),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_SECONDS * 1000),
         # Two servers on one port would share its connections in silence; a taken port has to be an error.
         ("grpc.so_reuseport", 0),
@@ -65,6 +75,7 @@ def internal_channel(address: str, peer: Peer | None = None) -> grpc.aio.Channel
 
     `peer`: who it has to be there, by its certificate, and ours; None: whoever answers, in the clear.
     """
+    grpc_wakeups.prepare()
     # Services start at once, and those that are up wait for the others.
     options = channel_options(INTERNAL_MESSAGE_BYTES, keepalive_seconds=5.0, use_proxy=False, max_reconnect_seconds=0.2)
     if peer is None:
@@ -168,6 +179,7 @@ def make_server(
         interceptors: see calls that are refused too, and errors as they were raised.
         max_connections: connections at once; 0: no limit.
     """
+    grpc_wakeups.prepare()
     options = server_options(max_message_bytes)
     if max_connections:
         options.append(("grpc.max_allowed_incoming_connections", max_connections))

@@ -1,0 +1,37 @@
+"""How gRPC's thread wakes the event loop: without ever waiting for it.
+
+grpc.aio has one thread that asks the operating system what has come. It puts each event into a queue and writes a byte
+to a socket that wakes the loop, which reads one byte and takes all events. So under load more bytes are written than
+read, until the socket is full; then the thread waits for the loop, and asks for nothing: a ping is not answered, the
+answer to one is not seen, and a peer that is well is given up. See docs/adr/0012.
+"""
+
+from __future__ import annotations
+
+import socket
+from types import SimpleNamespace
+from typing import Any
+
+from grpc._cython import cygrpc
+
+_MAX_BYTES = 4096
+
+
+class _Reader(socket.socket):
+    """The loop's end. Takes all bytes where it is asked for one, so that the loop is not woken for each."""
+
+    def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
+        return super().recv(max(bufsize, _MAX_BYTES), flags)
+
+
+def _make_pair() -> tuple[socket.socket, socket.socket]:
+    read_end, write_end = socket.socketpair()
+    # A byte that finds no room is not missed: those before it wake the loop, which then takes every event there is.
+    write_end.setblocking(False)
+    return _Reader(fileno=read_end.detach()), write_end
+
+
+def prepare() -> None:
+    """Has it so in this process from the next time on that grpc.aio begins: before the first channel or server."""
+    module: Any = cygrpc
+    module.socket = SimpleNamespace(socketpair=_make_pair)
