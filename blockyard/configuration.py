@@ -206,6 +206,9 @@ class ResumeSettings:
 class GatewayProcessSettings:
     """A gateway process."""
 
+    max_requests: NotNegative = option(
+        16_384, "requests at once, running and waiting; one more is refused with QUEUE_FULL; 0: no limit"
+    )
     drain_seconds: NotNegativeSeconds = option(
         30.0, "how long streams may go on after SIGTERM before they are closed, in seconds"
     )

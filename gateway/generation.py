@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from gateway import state_codec
+from gateway.admission import Admission
 from gateway.continuation import check_ends, check_positions, records_of
 from gateway.encoding import Encoding
 from gateway.naming import check_request_id, is_request_id, wire_id
@@ -78,6 +79,7 @@ class GenerationService:
         model_name: str,
         seed: int = 0,
         clamps_max_tokens: bool = False,
+        max_requests: int = 0,
     ) -> None:
         self.tokenizer = tokenizer
         self.model_name = model_name
@@ -87,18 +89,20 @@ class GenerationService:
         self._preparation = Preparation(
             tokenizer, self._encoding, model_name=model_name, seed=seed, clamps_max_tokens=clamps_max_tokens
         )
+        self._admission = Admission(max_requests, lambda: live.num_running)
         # Why it does not want requests; empty: it does.
         self._draining = ""
 
     async def start(self, request: GenerationRequest) -> Reader:
         """Validates, tokenizes and submits a request; the same one, sent again, is read from its beginning.
 
-        Raises BlockyardError: every violation at once; REQUEST_ID_CONFLICT; NO_READY_WORKER, at once, while the model
-        is not known. Without a scheduler or a worker it waits, as long as these are waited for.
+        Raises BlockyardError: every violation at once; REQUEST_ID_CONFLICT; QUEUE_FULL where there are as many as the
+        gateway takes; NO_READY_WORKER, at once, while the model is not known. Without a scheduler or a worker it waits,
+        as long as these are waited for.
         """
         request = request if request.request_id else replace(request, request_id=f"gen-{secrets.token_hex(12)}")
         story = self._begin_story(request)
-        with story.beginning():
+        with story.beginning(), self._admission.beginning(is_new=self._is_new(request)):
             self._facts()
             submission = await self._preparation.submission_of(request, self._facts)
             transcript = self._find(submission)
@@ -109,6 +113,9 @@ class GenerationService:
         else:
             story.joined()
         return self._live.read(transcript, {})
+
+    def _is_new(self, request: GenerationRequest) -> bool:
+        return self._live.find(wire_id(request.tenant, request.request_id)) is None
 
     def _begin_story(self, request: GenerationRequest) -> Story:
         operation = "text_completion" if isinstance(request.prompt, str | tuple) else "chat"
@@ -156,7 +163,8 @@ class GenerationService:
     async def _restart(self, request: GenerationRequest, positions: Mapping[int, Position]) -> Transcript:
         """Generates again what nobody but the client remembers, behind the tokens that it has."""
         story = self._begin_story(request)
-        with story.beginning():
+        is_new = not any(position.num_tokens for position in positions.values()) and self._is_new(request)
+        with story.beginning(), self._admission.beginning(is_new=is_new):
             submission = await self._preparation.submission_of(request, self._facts)
             if known := self._find(submission):
                 story.joined()

@@ -29,6 +29,9 @@ log = EventLogger(__name__)
 MAX_HEADER_BYTES = 16 * 1024
 # From the first byte of a request, or from the beginning of its connection, to its last byte.
 REQUEST_SECONDS = 60.0
+# Connections beyond the limit at once that are still told so, and how long each has to ask; what is more is closed.
+MAX_REFUSED_CONNECTIONS = 1024
+REFUSED_SECONDS = 5.0
 # Where the connection leaves the common name of the client's certificate for the middleware.
 _COMMON_NAME = "blockyard.common_name"
 
@@ -93,8 +96,13 @@ async def _refuse(error: BlockyardError, scope: Scope, receive: Receive, send: S
     await refusal(scope, receive, send)
 
 
+async def _refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
+    told = "this server has as many connections as it takes: try again"
+    await _refuse(BlockyardError(Reason.QUEUE_FULL, told, retry_after_seconds=1.0), scope, receive, send)
+
+
 class BoundedProtocol(H11Protocol):
-    """A connection that is closed when a request takes too long to come, or when there are too many already.
+    """A connection that is closed when a request takes too long to come, or that is refused when there are too many.
 
     uvicorn itself waits for a request for ever.
     """
@@ -106,11 +114,14 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begins to wait for a request."""
         super().connection_made(transport)
-        if 0 < self.max_connections < len(self.connections):
+        num_excess = len(self.connections) - self.max_connections if self.max_connections else 0
+        if num_excess > MAX_REFUSED_CONNECTIONS:
             log.debug("too many connections", max_connections=self.max_connections)
             transport.abort()
             return
-        if name := _common_name(transport.get_extra_info("peercert")):
+        if num_excess > 0:
+            self.app, self.request_seconds = _refuse_connection, REFUSED_SECONDS
+        elif name := _common_name(transport.get_extra_info("peercert")):
             self.app: Any = _naming(self.app, name)
         self._set_deadline()
 

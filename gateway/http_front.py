@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from gateway.metrics import GatewayMetrics
 
+# Connections that wait to be accepted; of more than that, clients try again by themselves after a second.
+_BACKLOG = 4096
 # Connections that are still open after this are cut.
 _GRACE_SECONDS = 2
 _DATE_SECONDS = 1.0
@@ -80,6 +82,7 @@ class HttpFront:
                 noting_http(counted(app, metrics) if metrics else app),
                 http=bounded_protocol(access.max_connections),
                 h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+                backlog=_BACKLOG,
                 ssl_context_factory=(lambda *_: http_context(files)) if files else None,
                 log_config=None,
                 # It warns of each request that is none, with which anybody could fill the log.
@@ -97,7 +100,7 @@ class HttpFront:
         """Takes the port (0: a free one) and returns it; raises PortTaken."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._socket = socket.create_server((host, port), family=family, backlog=1024)
+            self._socket = socket.create_server((host, port), family=family, backlog=_BACKLOG)
         except OSError as error:
             raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror}") from None
         return self._socket.getsockname()[1]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from blockyard.call_metrics import CallCounter
 from blockyard.errors import BlockyardError, Reason
 from blockyard.exposure import check_admin
+from blockyard.file_limit import raise_file_limit
 from blockyard.identity import InternalIdentity
 from blockyard.keys import KeyFileError
 from blockyard.metrics import TASKS
@@ -93,6 +94,7 @@ class Gateway:
             model_name=model_name(configuration),
             seed=configuration.text.seed,
             clamps_max_tokens=configuration.text.clamp_max_tokens,
+            max_requests=configuration.service.max_requests,
         )
         self.metrics.watch(self.generation, self._live, self._link)
         self._metrics_server = MetricsServer(self.metrics.registry)
@@ -227,6 +229,7 @@ def main(arguments: list[str] | None = None) -> None:
     """The program: `python -m gateway`."""
     configuration = load(GatewayConfiguration, "gateway", "Text in, text out: gRPC and the OpenAI API.", arguments)
     configure_logging("gateway", level=configuration.log.log_level, log_format=configuration.log.log_format)
+    raise_file_limit()
     try:
         with traced_process("gateway", configuration.tracing):
             asyncio.run(serve(configuration))

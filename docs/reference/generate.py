@@ -81,7 +81,10 @@ MEANINGS: dict[Reason, tuple[str, str]] = {
         "Nobody remembers a request with this id, or not any more.",
         "Send it again, or resume it with its spec: then it is generated again and only the rest is sent.",
     ),
-    Reason.QUEUE_FULL: ("Too many requests wait.", "Try again after the time that comes with the error."),
+    Reason.QUEUE_FULL: (
+        "The gateway has as many requests or connections as it takes, or as many wait as may.",
+        "Try again after the time that comes with the error.",
+    ),
     Reason.TOKEN_BACKLOG: (
         "The requests that wait hold too many tokens.",
         "Try again after the time that comes with the error.",

@@ -81,13 +81,19 @@ class Core:
 
     LENGTH = FinishReason.LENGTH
 
-    def __init__(self, *, clamps_max_tokens: bool = False, **windows: float) -> None:
+    def __init__(self, *, clamps_max_tokens: bool = False, max_requests: int = 0, **windows: float) -> None:
         self.link = HandLink()
         self.live = LiveRequests(self.link, **windows)
         # The first sequence id of the request that was accepted last.
         self.first = 0
         self.service = GenerationService(
-            demo_tokenizer(), self.link, self.live, model_name="demo", seed=7, clamps_max_tokens=clamps_max_tokens
+            demo_tokenizer(),
+            self.link,
+            self.live,
+            model_name="demo",
+            seed=7,
+            clamps_max_tokens=clamps_max_tokens,
+            max_requests=max_requests,
         )
 
     async def start(self, request_id: str = "r", **fields: Any) -> Reader:

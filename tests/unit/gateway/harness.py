@@ -102,7 +102,12 @@ class Front:
 
 @asynccontextmanager
 async def serving(
-    scheduler: FakeScheduler, *, attached: bool = True, tokenizer: Tokenizer | None = None, **windows: float
+    scheduler: FakeScheduler,
+    *,
+    attached: bool = True,
+    tokenizer: Tokenizer | None = None,
+    max_requests: int = 0,
+    **windows: float,
 ) -> AsyncIterator[Front]:
     """Runs a gateway on a scheduler; with `attached`, once it knows the model. `windows`: see LiveRequests."""
     tokenizer = tokenizer or demo_tokenizer()
@@ -110,7 +115,7 @@ async def serving(
         scheduler.facts.model_digest = tokenizer.model_digest
     link = SchedulerLink(scheduler.address, gateway_id=secrets.token_hex(4), model_digest=tokenizer.model_digest)
     live = LiveRequests(link, **windows)
-    service = GenerationService(tokenizer, link, live, model_name="demo")
+    service = GenerationService(tokenizer, link, live, model_name="demo", max_requests=max_requests)
     server = make_server(PUBLIC_MESSAGE_BYTES, [SERVICE.full_name])
     add_inference_service(server, InferenceServicer(service))
     address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"

@@ -15,6 +15,7 @@ from starlette.staticfiles import StaticFiles
 from blockyard.authentication import CALLER, CertificateGate, KeyGate, KeyRole
 from blockyard.keys import Key, KeyRing, add_key, digest
 from blockyard.tls import CertificateFiles
+from gateway import http_access
 from gateway.access import Access
 from gateway.http_access import MAX_HEADER_BYTES, BoundedProtocol, guarded
 from gateway.http_front import HttpFront
@@ -221,14 +222,17 @@ async def test_an_answer_may_take_its_time(tmp_path: Path) -> None:
         assert (await http.get("/v1/who")).status_code == 200
 
 
-async def test_a_listener_has_so_many_connections_at_once(tmp_path: Path) -> None:
+async def test_a_connection_too_many_is_told_when_to_try_again(tmp_path: Path) -> None:
     async with serving(App(tmp_path), Access(max_connections=2)) as port, asyncio.timeout(10):
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         request = b"GET /v1/who HTTP/1.1\r\nHost: x\r\n\r\n"
         for reader, writer in held:
             writer.write(request)
             assert (await reader.readline()).split()[1] == b"200"
-        assert await exchange(port, request) == b""
+        async with client(port) as http:
+            refused = await http.post("/v1/who", content=b"x" * 1000)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "QUEUE_FULL")
+        assert (refused.headers["retry-after"], refused.headers["connection"]) == ("1", "close")
         reader, writer = held.pop()
         writer.write(request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
         await reader.read()
@@ -237,6 +241,18 @@ async def test_a_listener_has_so_many_connections_at_once(tmp_path: Path) -> Non
         held.append(await asyncio.open_connection("127.0.0.1", port))
         held[-1][1].write(request)
         assert (await held[-1][0].readline()).split()[1] == b"200"
+        for _, writer in held:
+            writer.close()
+
+
+async def test_connections_far_too_many_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_access, "MAX_REFUSED_CONNECTIONS", 1)
+    async with serving(App(tmp_path), Access(max_connections=1)) as port, asyncio.timeout(10):
+        request = b"GET /v1/who HTTP/1.1\r\nHost: x\r\n\r\n"
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        assert await exchange(port, request) == b""
+        held[1][1].write(request)
+        assert (await held[1][0].readline()).split()[1] == b"429"
         for _, writer in held:
             writer.close()
 
