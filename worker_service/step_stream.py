@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
+# An epoch is one more than the largest that any worker of the replica saw. One that is this far ahead is nobody's: if
+# such were taken, soon no number would be left for those that come.
+MAX_EPOCH_JUMP = 2**32
+
 
 class StepStream:
     """One epoch: steps in, answers out. Stopped, it drops the steps that did not start."""
@@ -116,14 +120,19 @@ class StepStreams:
             return
         if stream.epoch is None:
             stream.epoch = step.epoch
-            if step.epoch > self.epoch:
+            if self.epoch < step.epoch <= self.epoch + MAX_EPOCH_JUMP:
                 self._take_over(stream, step.epoch)
         if self._running is stream:
             stream.submit(step)
         else:
-            message = f"epoch {step.epoch} is over: epoch {self.epoch} was seen"
-            error = BlockyardError(Reason.WRONG_STATE, message, metadata={"epoch": str(self.epoch)})
+            error = BlockyardError(Reason.WRONG_STATE, self._why(step.epoch), metadata={"epoch": str(self.epoch)})
             stream.answer(StepResult(step.epoch, step.step_id, refusal=error))
+
+    def _why(self, epoch: int) -> str:
+        """Tells what is wrong with an epoch that does not run."""
+        if epoch > self.epoch + MAX_EPOCH_JUMP:
+            return f"epoch {epoch} is too far ahead: epoch {self.epoch} was seen, and {self.epoch + 1} comes next"
+        return f"epoch {epoch} is over: epoch {self.epoch} was seen"
 
     def _take_over(self, stream: StepStream, epoch: int) -> None:
         if self._running is not None:

@@ -16,6 +16,7 @@ from blockyard.rpc import internal_channel
 from blockyard.worker.v1 import worker_pb2 as pb
 from tests.unit.worker_service.driver import WorkerDriver, fails, new_sequence, running_worker
 from worker_service import server
+from worker_service.step_stream import MAX_EPOCH_JUMP
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -134,6 +135,20 @@ async def test_an_epoch_that_is_not_higher_is_refused_and_disturbs_nobody(worker
     again = await running.sampled(sequence_ids=[1], num_new_tokens=[1])
     assert set(again) == set(first)
     assert (await worker.info()).state == RUNNING
+
+
+@pytest.mark.parametrize("epoch", [2**64 - 1, 4 + MAX_EPOCH_JUMP + 1])
+async def test_an_epoch_far_ahead_is_refused_and_the_next_one_is_taken(worker: WorkerDriver, epoch: int) -> None:
+    running = worker.open(4)
+    first = await running.sampled(**start())
+    error = await worker.open(epoch).refused(**start())
+    assert error.reason is Reason.WRONG_STATE
+    assert f"epoch {epoch} is too far ahead: epoch 4 was seen, and 5 comes next" in error.message
+    assert set(await running.sampled(sequence_ids=[1], num_new_tokens=[1])) == set(first)
+    assert (await worker.info()).epoch == 4
+    assert await worker.open(5).sampled(**start()) == first
+    # A group's other workers may have seen more.
+    assert await worker.open(5 + MAX_EPOCH_JUMP).sampled(**start()) == first
 
 
 async def test_steps_of_an_old_epoch_that_wait_are_dropped(
