@@ -36,6 +36,7 @@ from blockyard.rpc import internal_channel
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service import codec, gateway_codec
+from scheduler_service.answer_checks import AnswerLimits
 from scheduler_service.core.output import GroupSpec, NewSequence, OwnerUpdate, SchedulerOutput, StepResult
 from tests.kit.fake_worker import Device, seed_of_payload
 from tests.kit.token_rows import TokenRows
@@ -203,12 +204,11 @@ def measure_codec() -> dict[str, float]:
     update = gateway_codec.Outgoing(update=OwnerUpdate(list(result.sequence_ids), list(result.token_ids)))
     decode = worker_pb2.ExecuteModelResponse.FromString
 
-    def decode_whole(message: worker_pb2.ExecuteModelResponse) -> tuple[StepResult, float]:
-        return codec.decode_answer(message), codec.decode_step_seconds(message)
+    limits = AnswerLimits(VOCAB_SIZE, 2**20, len(steady.sequence_ids))
 
     return {
         "encode_step_us": microseconds(lambda: codec.encode_step(steady, 1).SerializeToString()),
-        "decode_answer_us": microseconds(lambda: decode_whole(decode(answer))),
+        "decode_answer_us": microseconds(lambda: codec.decode_answer(decode(answer), limits)),
         "encode_update_us": microseconds(lambda: gateway_codec.encode_outgoing(update).SerializeToString()),
     }
 

@@ -19,6 +19,9 @@ from blockyard.google_rpc import error_details_pb2, status_pb2
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from google.protobuf import any_pb2
+    from google.protobuf.message import Message
+
 DOMAIN = "blockyard"
 # Trailers are limited to about 8 KiB on the way; the status stays well below.
 MAX_STATUS_BYTES = 4096
@@ -204,23 +207,34 @@ def _bad_request(violations: Iterable[Violation], max_bytes: int) -> error_detai
 
 
 def from_status(status: status_pb2.Status) -> BlockyardError:
-    """Decodes google.rpc.Status. One without our details gets the reason that its code suggests."""
+    """Decodes google.rpc.Status. One without our details gets the reason that its code suggests.
+
+    Whatever it holds, this makes an error of it: details that cannot be read are left out, and a long text is cut.
+    """
     code = _STATUS_CODE.get(status.code, grpc.StatusCode.UNKNOWN)
     reason, metadata = _REASON_OF_CODE.get(code, Reason.BUG), dict(TRANSPORT_ORIGIN)
     violations: tuple[Violation, ...] = ()
     retry_after_seconds: float | None = None
     info, retry, bad = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo(), error_details_pb2.BadRequest()
     for detail in status.details:
-        if detail.Unpack(info) and info.domain == DOMAIN:
+        if _unpack(detail, info) and info.domain == DOMAIN:
             reason, metadata = _known(info.reason, reason), dict(info.metadata)
-        elif detail.Unpack(retry):
-            retry_after_seconds = retry.retry_delay.ToNanoseconds() / 1e9
-        elif detail.Unpack(bad):
+        elif _unpack(detail, retry):
+            retry_after_seconds = max(0.0, retry.retry_delay.ToNanoseconds() / 1e9)
+        elif _unpack(detail, bad):
             violations = tuple(
                 Violation(told.field, told.description, _known(told.reason, Reason.FIELD_INVALID))
                 for told in bad.field_violations
             )
-    return BlockyardError(reason, status.message, violations, retry_after_seconds, metadata)
+    return BlockyardError(reason, status.message[:MAX_STATUS_BYTES], violations, retry_after_seconds, metadata)
+
+
+def _unpack(detail: any_pb2.Any, message: Message) -> bool:
+    """Reads a detail that is of this kind, and can be read."""
+    try:
+        return detail.Unpack(message)
+    except DecodeError:
+        return False
 
 
 def _known(name: str, otherwise: Reason) -> Reason:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from blockyard.metrics import counter, gauge, geometric, histogram
 
 PHASES = ("schedule", "encode", "wait", "execute", "update")
-DIED, DRAINED, STEP_REFUSED = "died", "drained", "refused"
+DIED, DRAINED, STEP_REFUSED, ANSWERED_WRONG = "died", "drained", "refused", "wrong"
 WORKER, SCHEDULER = "worker", "scheduler"
 
 _COUNTS = tuple(float(2**power) for power in range(15))
@@ -70,6 +70,10 @@ WORKERS = gauge(
     "Workers by state: `RUNNING` takes steps.",
     "state",
 )
+LEFT_ASIDE = gauge(
+    "blockyard_workers_left_aside",
+    "Workers that are not tried for now, since one epoch after another broke before it had answered two steps.",
+)
 READY_REPLICAS = gauge("blockyard_ready_replicas", "Replicas that take steps.")
 GATEWAYS = gauge("blockyard_attached_gateways", "Gateways that are attached.")
 STEP_SECONDS = histogram(
@@ -103,7 +107,8 @@ FAILED = counter(
 )
 LOSSES = counter(
     "blockyard_worker_losses_total",
-    "Epochs that broke: the worker `died` (or hangs, or its connection broke), was `drained`, or `refused` a step.",
+    "Epochs that broke: the worker `died` (or hangs, or its connection broke), was `drained`, `refused` a step, or gave"
+    " a `wrong` answer, one that cannot be.",
     "cause",
 )
 RECOVERIES = counter(
@@ -146,6 +151,7 @@ CATALOGUE = (
     RECOMPUTED,
     INEXACT,
     WORKERS,
+    LEFT_ASIDE,
     READY_REPLICAS,
     GATEWAYS,
 )

@@ -1,7 +1,8 @@
 """The workers' messages into values and back: the step stream and a worker's lifecycle.
 
-A message never travels deeper than this module. Columns go into constructors and come out of slices whole, since
-setting or reading one number at a time is what costs.
+A message never travels deeper than this module, and no value leaves it that cannot be: what a worker says is checked
+(`answer_checks`). Columns go into constructors and come out of slices whole, since setting or reading one number at a
+time is what costs.
 """
 
 from __future__ import annotations
@@ -9,10 +10,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blockyard.common.v1 import sampling_pb2, status_pb2
-from blockyard.errors import from_status
+from blockyard.errors import BlockyardError, Reason, from_status
 from blockyard.logprob_columns import split_logprobs, split_prompt_logprobs
 from blockyard.trace_codec import encode_trace_context
 from blockyard.worker.v1 import worker_pb2
+from scheduler_service.answer_checks import (
+    check_blocks,
+    check_cache,
+    check_distinct,
+    check_logprobs,
+    check_model,
+    check_prompt,
+    check_rows,
+    check_sampled,
+    check_seconds,
+    check_worker,
+)
 from scheduler_service.core.output import FinishReason, StepResult
 from scheduler_service.facts import (
     AvailableBlocks,
@@ -29,6 +42,9 @@ if TYPE_CHECKING:
 
     from google.protobuf.duration_pb2 import Duration
 
+    from blockyard.google_rpc import status_pb2 as rpc_status_pb2
+    from blockyard.logprob_columns import Candidates, PromptPiece
+    from scheduler_service.answer_checks import AnswerLimits
     from scheduler_service.core.output import BlockPair, NewSequence, SchedulerOutput
 
 _FINISH_REASONS = {
@@ -116,39 +132,85 @@ def _encode_pairs(pairs: Sequence[BlockPair]) -> worker_pb2.BlockPairs | None:
     return worker_pb2.BlockPairs(sources=sources, destinations=destinations)
 
 
-def decode_answer(message: worker_pb2.ExecuteModelResponse) -> StepResult:
-    """Decodes the answer to one step; raises the refusal of a step that was refused whole."""
+def decode_answer(message: worker_pb2.ExecuteModelResponse, limits: AnswerLimits) -> StepResult:
+    """Decodes the answer to one step; raises the refusal of a step that was refused whole, and WrongAnswer."""
     if message.HasField("refusal"):
-        raise from_status(message.refusal)
+        raise _decode_refusal(message.refusal)
+    check_rows("sequence_ids", message.sequence_ids, limits)
+    sequence_ids, token_ids = tuple(message.sequence_ids[:]), tuple(message.token_ids[:])
+    check_sampled(sequence_ids, token_ids, limits)
+    check_rows("skipped_sequence_ids", message.skipped_sequence_ids, limits)
+    check_rows("failures", message.failures, limits)
     times = message.times
     return StepResult(
         message.step_id,
-        tuple(message.sequence_ids[:]),
-        tuple(message.token_ids[:]),
+        sequence_ids,
+        token_ids,
         tuple(message.skipped_sequence_ids[:]),
         tuple((failure.sequence_id, failure.status.message) for failure in message.failures),
-        logprobs=(
-            dict(zip(message.logprob_sequence_ids, split_logprobs(message.logprobs), strict=True))
-            if message.logprob_sequence_ids
-            else None
-        ),
-        beam_candidates=_decode_candidates(message) if message.beam_sequence_ids else None,
-        prompt_logprobs=tuple((piece.sequence_id, split_prompt_logprobs(piece)) for piece in message.prompt_logprobs),
+        logprobs=_decode_logprobs(message, limits) if _has_logprobs(message) else None,
+        beam_candidates=_decode_candidates(message, limits) if _has_candidates(message) else None,
+        prompt_logprobs=_decode_prompts(message, limits) if message.prompt_logprobs else (),
         forward_seconds=_seconds(times.forward) + _seconds(times.sample),
         cache_seconds=_seconds(times.cache_operations) if times.HasField("cache_operations") else 0.0,
     )
 
 
-def _decode_candidates(message: worker_pb2.ExecuteModelResponse) -> dict[int, tuple[tuple[int, float], ...]]:
+# That somebody is gone is no reason to refuse a step.
+_NO_REFUSALS = (Reason.NO_READY_WORKER, Reason.DRAINING, Reason.CLIENT_CANCELLED)
+
+
+def _decode_refusal(status: rpc_status_pb2.Status) -> BlockyardError:
+    error = from_status(status)
+    return BlockyardError(Reason.BUG if error.reason in _NO_REFUSALS else error.reason, error.message, error.violations)
+
+
+def _has_logprobs(message: worker_pb2.ExecuteModelResponse) -> bool:
+    return len(message.logprob_sequence_ids) > 0 or message.HasField("logprobs")
+
+
+def _decode_logprobs(message: worker_pb2.ExecuteModelResponse, limits: AnswerLimits) -> dict[int, Candidates]:
+    check_rows("logprob_sequence_ids", message.logprob_sequence_ids, limits)
+    sequence_ids = message.logprob_sequence_ids[:]
+    check_distinct("logprob_sequence_ids", sequence_ids)
+    check_logprobs("logprobs", message.logprobs, len(sequence_ids), limits)
+    return dict(zip(sequence_ids, split_logprobs(message.logprobs), strict=True))
+
+
+def _has_candidates(message: worker_pb2.ExecuteModelResponse) -> bool:
+    return len(message.beam_sequence_ids) > 0 or message.HasField("beam_candidates")
+
+
+def _decode_candidates(
+    message: worker_pb2.ExecuteModelResponse, limits: AnswerLimits
+) -> dict[int, tuple[tuple[int, float], ...]]:
+    check_rows("beam_sequence_ids", message.beam_sequence_ids, limits)
+    sequence_ids = message.beam_sequence_ids[:]
+    check_distinct("beam_sequence_ids", sequence_ids)
+    # One that has no possible token has no candidate.
+    check_logprobs("beam_candidates", message.beam_candidates, len(sequence_ids), limits, least=0)
     entries = split_logprobs(message.beam_candidates)
     return {
         sequence_id: tuple(zip(entry.token_ids, entry.logprobs, strict=True))
-        for sequence_id, entry in zip(message.beam_sequence_ids, entries, strict=True)
+        for sequence_id, entry in zip(sequence_ids, entries, strict=True)
     }
 
 
+def _decode_prompts(
+    message: worker_pb2.ExecuteModelResponse, limits: AnswerLimits
+) -> tuple[tuple[int, PromptPiece], ...]:
+    pieces = message.prompt_logprobs
+    check_rows("prompt_logprobs", pieces, limits)
+    check_distinct("prompt_logprobs", [piece.sequence_id for piece in pieces])
+    for piece in pieces:
+        num_entries = len(piece.logprobs.num_candidates)
+        check_prompt(piece.first_position, num_entries, limits)
+        check_logprobs("prompt_logprobs", piece.logprobs, num_entries, limits)
+    return tuple((piece.sequence_id, split_prompt_logprobs(piece)) for piece in pieces)
+
+
 def _seconds(duration: Duration) -> float:
-    return duration.seconds + duration.nanos * 1e-9
+    return check_seconds(duration.seconds + duration.nanos * 1e-9)
 
 
 # A worker's lifecycle.
@@ -185,27 +247,38 @@ def encode_cache_plan(plan: CachePlan) -> worker_pb2.InitializeCacheRequest:
 
 def decode_worker_info(message: worker_pb2.GetWorkerInfoResponse) -> WorkerInfo:
     """Decodes who a worker is."""
-    return WorkerInfo(
-        worker_id=message.worker_id,
-        incarnation=message.incarnation,
-        api_version=message.api_version,
-        state=WorkerState(status_pb2.WorkerState.Name(message.state).removeprefix(_STATE_PREFIX)),
-        epoch=message.epoch,
-        configuration_digest=message.configuration_digest,
-        device=message.device,
-        model=_decode_model(message.model) if message.HasField("model") else None,
-        cache=decode_cache_info(message.cache) if message.HasField("cache") else None,
-        draining=message.draining,
+    return check_worker(
+        WorkerInfo(
+            worker_id=message.worker_id,
+            incarnation=message.incarnation,
+            api_version=message.api_version,
+            state=_decode_state(message.state),
+            epoch=message.epoch,
+            configuration_digest=message.configuration_digest,
+            device=message.device,
+            model=_decode_model(message.model) if message.HasField("model") else None,
+            cache=decode_cache_info(message.cache) if message.HasField("cache") else None,
+            draining=message.draining,
+        )
     )
 
 
+def _decode_state(state: status_pb2.WorkerState.ValueType) -> WorkerState:
+    """A newer worker may be in a state that has no name here."""
+    if state not in status_pb2.WorkerState.values():
+        return WorkerState.UNSPECIFIED
+    return WorkerState(status_pb2.WorkerState.Name(state).removeprefix(_STATE_PREFIX))
+
+
 def _decode_model(message: worker_pb2.LoadedModel) -> LoadedModel:
-    return LoadedModel(
-        architecture=message.architecture,
-        vocab_size=message.vocab_size,
-        max_model_len=message.max_model_len,
-        model_digest=message.model_digest,
-        parameter_bytes=message.parameter_bytes,
+    return check_model(
+        LoadedModel(
+            architecture=message.architecture,
+            vocab_size=message.vocab_size,
+            max_model_len=message.max_model_len,
+            model_digest=message.model_digest,
+            parameter_bytes=message.parameter_bytes,
+        )
     )
 
 
@@ -218,19 +291,23 @@ def decode_load_event(message: worker_pb2.LoadModelResponse) -> LoadProgress | L
 
 def decode_available_blocks(message: worker_pb2.DetermineNumAvailableBlocksResponse) -> AvailableBlocks:
     """Decodes how many blocks fit."""
-    return AvailableBlocks(
-        message.block_size, message.num_device_blocks, message.num_host_blocks, message.cache_block_bytes
+    return check_blocks(
+        AvailableBlocks(
+            message.block_size, message.num_device_blocks, message.num_host_blocks, message.cache_block_bytes
+        )
     )
 
 
 def decode_cache_info(message: worker_pb2.CacheInfo) -> CacheInfo:
     """Decodes the pools that a worker has."""
-    return CacheInfo(
-        block_size=message.block_size,
-        num_device_blocks=message.num_device_blocks,
-        num_host_blocks=message.num_host_blocks,
-        cache_block_bytes=message.cache_block_bytes,
-        max_model_len=message.max_model_len,
-        determinism_id=message.determinism_id,
-        batch_invariant=message.batch_invariant,
+    return check_cache(
+        CacheInfo(
+            block_size=message.block_size,
+            num_device_blocks=message.num_device_blocks,
+            num_host_blocks=message.num_host_blocks,
+            cache_block_bytes=message.cache_block_bytes,
+            max_model_len=message.max_model_len,
+            determinism_id=message.determinism_id,
+            batch_invariant=message.batch_invariant,
+        )
     )

@@ -2,6 +2,9 @@
 
 A death is counted against every request that the worker had in hand, and most are innocent. A new token clears one. Who
 was there twice in a row is suspect, and runs without any other suspect, so that the third death tells.
+
+A worker that answers what cannot be is not dead, and may be the one that is broken. That proves nothing against a
+request unless the worker had answered others well: then it makes suspects, which have others tried before them.
 """
 
 from __future__ import annotations
@@ -26,9 +29,16 @@ class Deaths:
     def __init__(self) -> None:
         self._records: dict[str, _Record] = {}
 
-    def note(self, num_outputs: Mapping[str, int], live: Mapping[str, object]) -> None:
-        """Takes a death: the requests in unanswered steps with their tokens so far, and all that are live."""
-        met = {request_id: _Record(count, self._count(request_id, count)) for request_id, count in num_outputs.items()}
+    def note(self, num_outputs: Mapping[str, int], live: Mapping[str, object], *, is_proof: bool = True) -> None:
+        """Takes a death: the requests in unanswered steps with their tokens so far, and all that are live.
+
+        Unless it `is_proof` that the worker died of one of them, it makes nobody more than a suspect.
+        """
+        most = POISON_AFTER if is_proof else SUSPECT_AFTER
+        met = {
+            request_id: _Record(count, min(self._count(request_id, count), most))
+            for request_id, count in num_outputs.items()
+        }
         known = {request_id: record for request_id, record in self._records.items() if request_id in live}
         self._records = known | met
 

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
+from scheduler_service import catalogue
+from scheduler_service.answer_checks import WrongAnswer
 from scheduler_service.core.output import FinishReason
 from scheduler_service.core.overload import DrainRate
 from scheduler_service.core.recovery import Suspects
 from scheduler_service.deaths import Deaths
-from scheduler_service.engine import DRAINED, is_break
-from scheduler_service.facts import Readiness, combine, repeats
+from scheduler_service.facts import Readiness, combine, is_same_model, repeats
 from scheduler_service.gateway_codec import Recovery
+from scheduler_service.office import DRAINED, is_break
 from scheduler_service.refusals import Refusals
 from scheduler_service.requests import Lost
 
@@ -27,13 +29,22 @@ if TYPE_CHECKING:
     from scheduler_service.core.limits import Room
     from scheduler_service.core.output import OwnerUpdate, SchedulerOutput
     from scheduler_service.core.sequence import Group
-    from scheduler_service.engine import Engine, Loss
+    from scheduler_service.engine import Engine
     from scheduler_service.facts import ModelFacts
     from scheduler_service.metrics import SchedulerMetrics
+    from scheduler_service.office import Loss
     from scheduler_service.requests import Request, Requests
 
 log = EventLogger(__name__)
 
+_DRAINED, _DIED = "the worker was drained", "the worker was lost"
+_REFUSED, _ANSWERED_WRONG = "a step was refused", "the worker's answer was wrong"
+_LOSSES = {
+    _DRAINED: catalogue.DRAINED,
+    _DIED: catalogue.DIED,
+    _REFUSED: catalogue.STEP_REFUSED,
+    _ANSWERED_WRONG: catalogue.ANSWERED_WRONG,
+}
 # Remembered for operators.
 MAX_RECOVERIES = 16
 
@@ -98,6 +109,11 @@ class Dispatcher:
         held = (other for other in self.engines if other is not engine and (other.is_ready or other.drain.is_wanted))
         others = (other.replica.worker for other in held)
         return all(worker is None or worker.incarnation != incarnation for worker in others)
+
+    def agree(self, engine: Engine, facts: ModelFacts) -> bool:
+        """Whether a model is that of all other replicas that serve: gateways know of one."""
+        others = (other.facts for other in self.engines if other is not engine and other.is_ready)
+        return all(known is None or is_same_model(known, facts) for known in others)
 
     def changed(self, engine: Engine) -> None:
         """Tells the gateways what the replicas are together."""
@@ -249,7 +265,7 @@ class Dispatcher:
         if self.lost_at is None:
             self.lost_at = self._clock()
         cause = _cause(loss.error)
-        self._metrics.lost(loss.error.reason, is_break=is_break(loss.error))
+        self._metrics.lost(_LOSSES[cause])
         groups: list[Group] = []
         for group, num_tokens in loss.evacuated:
             request = self._requests.live.get(group.spec.request_id)
@@ -263,7 +279,11 @@ class Dispatcher:
             groups.append(group)
         if groups or loss.error.reason is not Reason.DRAINING:
             self._note_recovery(engine, cause, [num_tokens for _, num_tokens in loss.evacuated if num_tokens])
+        if isinstance(loss.error, WrongAnswer):
+            # Somebody else goes first: if that is answered as it should be, it was not the worker.
+            groups.sort(key=lambda group: group.spec.request_id in loss.in_hand)
         self._backlog.push_front(groups)
+        self._fail_stranded(engine)
         self._fail_hopeless(loss)
         self._fail_poison(loss)
         live = (self._requests.live.get(request_id) for request_id in self._deaths.suspects)
@@ -276,6 +296,13 @@ class Dispatcher:
         self.num_recoveries += 1
         record = RecoveryRecord(self._clock(), engine.replica_id, cause, len(num_tokens), sum(num_tokens))
         self.recoveries.appendleft(record)
+
+    def _fail_stranded(self, engine: Engine) -> None:
+        """Fails what a replica had and could not give back."""
+        stranded = [request_id for request_id, request in self._requests.live.items() if request.engine is engine]
+        if stranded:
+            log.error("requests cannot go on", replica_id=engine.replica_id, request_ids=stranded)
+            self.fail_all(stranded, BlockyardError(Reason.BUG, "the scheduler lost its state of the request"))
 
     def _fail_hopeless(self, loss: Loss) -> None:
         """Fails the requests that would have every epoch broken."""
@@ -291,7 +318,9 @@ class Dispatcher:
         """Counts a death against the requests in hand, and fails those that were there three times in a row."""
         if loss.error.reason is Reason.DRAINING:
             return
-        self._deaths.note(loss.in_hand, self._requests.live)
+        # What is wrong with an answer is the worker's fault, unless it has shown that it answers others well.
+        is_proof = loss.was_sound or not isinstance(loss.error, WrongAnswer)
+        self._deaths.note(loss.in_hand, self._requests.live, is_proof=is_proof)
         if poison := self._deaths.poison:
             log.error("requests kill workers", request_ids=poison)
             message = "the worker died three times in a row while it computed this request"
@@ -301,8 +330,10 @@ class Dispatcher:
 def _cause(error: BlockyardError) -> str:
     """What happened to a replica's worker, for people."""
     if error.reason is Reason.DRAINING:
-        return "the worker was drained"
-    return "the worker was lost" if is_break(error) else "a step was refused"
+        return _DRAINED
+    if isinstance(error, WrongAnswer):
+        return _ANSWERED_WRONG
+    return _DIED if is_break(error) else _REFUSED
 
 
 def _size(group: Group) -> tuple[int, int]:

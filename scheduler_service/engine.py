@@ -8,88 +8,38 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 from blockyard import faults
-from blockyard.errors import TRANSPORT_ORIGIN, BlockyardError, Reason
+from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
+from scheduler_service.answer_checks import AnswerLimits, WrongAnswer
+from scheduler_service.conduct import Conduct
 from scheduler_service.core.scheduler import Scheduler, SchedulerConfig, StepMismatch
 from scheduler_service.deadline import StepDeadline
 from scheduler_service.drain import Drain
 from scheduler_service.facts import Readiness
+from scheduler_service.office import DRAINED, Loss, Office, is_break
 from scheduler_service.pace import MAX_STEPS_IN_FLIGHT, Pace
 from scheduler_service.refusals import named_sequences
-from scheduler_service.replica import Replica
+from scheduler_service.replica import LAST_FAILURE_RETRY_SECONDS, Replica, Unusable
 from scheduler_service.step_log import StepLog
 from scheduler_service.watch import StepsInFlight
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable
 
     from scheduler_service.config import SchedulerConfiguration
     from scheduler_service.core.output import OwnerUpdate, SchedulerOutput, StepResult
     from scheduler_service.core.recovery import Evacuated, Suspects
-    from scheduler_service.core.sequence import Group
     from scheduler_service.facts import CacheInfo, ModelFacts
     from scheduler_service.step_meter import StepMeter
     from scheduler_service.worker_link import StepStream, WorkerLink
 
 log = EventLogger(__name__)
 
-_BREAKS = (Reason.NO_READY_WORKER, Reason.DRAINING, Reason.CLIENT_CANCELLED)
 # An epoch that broke before it answered anything may break again at once.
 BROKEN_EPOCH_SECONDS = 0.5
-DRAINED = "the replica was drained"
-
-
-class Loss(NamedTuple):
-    """An epoch that broke.
-
-    `in_hand` and `named`: the requests that the unanswered steps computed, and those that a refusal names, with their
-    numbers of generated tokens. `evacuated`: all that were there, in order of precedence.
-    """
-
-    error: BlockyardError
-    facts: ModelFacts
-    in_hand: Mapping[str, int]
-    named: Mapping[str, int]
-    evacuated: list[Evacuated]
-
-
-class Office(Protocol):
-    """Where requests come from and go to."""
-
-    def dispatch(self) -> None:
-        """Gives ready replicas what they have room for."""
-        ...
-
-    def scheduled(self, engine: Engine, output: SchedulerOutput) -> None:
-        """Takes note of a step that is about to be sent."""
-        ...
-
-    def publish(self, updates: Mapping[str, OwnerUpdate]) -> None:
-        """Takes what a step gave to each owner."""
-        ...
-
-    def ended(self, groups: Iterable[Group]) -> None:
-        """Takes note of requests that ended."""
-        ...
-
-    def lost(self, engine: Engine, loss: Loss) -> None:
-        """Takes all requests of a replica back."""
-        ...
-
-    def changed(self, engine: Engine) -> None:
-        """Takes note that a replica became ready, or why it is not."""
-        ...
-
-    def claim(self, engine: Engine, incarnation: str) -> bool:
-        """Whether a worker is no other replica's."""
-        ...
-
-    def serves_without(self, engine: Engine) -> bool:
-        """Whether another replica takes requests."""
-        ...
 
 
 class Engine:
@@ -106,7 +56,14 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.replica_id = replica_id
-        self.replica = Replica(link, configuration, self._not_ready, lambda found: office.claim(self, found))
+        self.replica = Replica(
+            link,
+            configuration,
+            self._not_ready,
+            claim=lambda found: office.claim(self, found),
+            agree=lambda facts: office.agree(self, facts),
+        )
+        self.conduct = Conduct()
         self.step_log = StepLog()
         self.meter = meter
         self.scheduler: Scheduler | None = None
@@ -160,35 +117,61 @@ class Engine:
     # Epochs.
 
     async def run(self) -> None:
-        """Sets the replica up, serves until its epoch breaks, and begins again unless it was closed."""
+        """Sets the replica up, serves until its epoch breaks, and begins again unless it was closed.
+
+        Nothing that happens on the way ends more than the epoch, but for Unusable where no other replica serves.
+        """
         while not self._is_closed:
-            if self.drain.is_wanted:
-                self._not_ready(DRAINED)
-                await self.drain.rest(self.replica.look)
-            set_up = await self.drain.unless_wanted(self.replica.set_up())
-            if set_up is None:
-                continue
-            facts, cache = set_up
-            self._prepare(cache)
-            steps = self.replica.open_steps()
-            self.facts = facts
-            self._say(Readiness(True))
-            log.info(
-                "ready",
-                epoch=steps.epoch,
-                replica_id=self.replica_id,
-                worker_address=self.replica.address,
-                max_model_len=facts.max_model_len,
-            )
-            num_steps = self.step_log.num_steps
             try:
-                await self._serve(steps)
-            except* BlockyardError as errors:
-                self._lose(_cause(errors), steps.epoch)
-            finally:
-                steps.cancel()
-            if self.step_log.num_steps == num_steps and not self.drain.is_wanted:
+                await self._run_epoch()
+            except Unusable as error:
+                if not self._office.serves_without(self):
+                    raise
+                self._not_ready(str(error))
+                await asyncio.sleep(LAST_FAILURE_RETRY_SECONDS)
+            except Exception:  # the boundary: whatever breaks here must leave the other replicas alone
+                log.exception("a replica failed", replica_id=self.replica_id, worker_address=self.replica.address)
+                self._lose(_failed(), self.replica.epoch)
                 await asyncio.sleep(BROKEN_EPOCH_SECONDS)
+
+    async def _run_epoch(self) -> None:
+        if self.drain.is_wanted:
+            self._not_ready(DRAINED)
+            await self.drain.rest(self.replica.look)
+        set_up = await self.drain.unless_wanted(self._set_up())
+        if set_up is None:
+            return
+        facts, cache = set_up
+        scheduler = self._prepare(cache)
+        assert self.replica.worker is not None
+        self.conduct.begin_epoch(self.replica.worker.incarnation)
+        steps = self.replica.open_steps(AnswerLimits(facts.vocab_size, facts.max_model_len, scheduler.config.max_rows))
+        self.facts = facts
+        self._say(Readiness(True))
+        log.info(
+            "ready",
+            epoch=steps.epoch,
+            replica_id=self.replica_id,
+            worker_address=self.replica.address,
+            max_model_len=facts.max_model_len,
+        )
+        num_steps = self.step_log.num_steps
+        try:
+            await self._serve(steps)
+        except ExceptionGroup as errors:
+            self._lose(_cause(errors), steps.epoch)
+        finally:
+            steps.cancel()
+        if self.step_log.num_steps == num_steps and not self.drain.is_wanted:
+            await asyncio.sleep(BROKEN_EPOCH_SECONDS)
+
+    async def _set_up(self) -> tuple[ModelFacts, CacheInfo]:
+        if seconds := self.conduct.pause_seconds:
+            message = f"left aside for {seconds:g} s: {self.conduct.num_unsound_epochs} epochs in a row broke at once"
+            log.warning("a worker is left aside", replica_id=self.replica_id, seconds=seconds)
+            self._not_ready(f"{message}; {self.readiness.message}")
+            await self.conduct.sit_out(self.replica, self._clock)
+        return await self.replica.set_up()
 
     def _not_ready(self, message: str) -> None:
         self._say(Readiness(False, message))
@@ -197,28 +180,46 @@ class Engine:
         self.readiness = readiness
         self._office.changed(self)
 
-    def _prepare(self, cache: CacheInfo) -> None:
+    def _prepare(self, cache: CacheInfo) -> Scheduler:
         """Makes a scheduler for these pools, unless there is one."""
         wanted = scheduler_config(self._configuration, cache)
         if self.scheduler is not None and self.scheduler.config == wanted:
-            return
-        predecessor, self.scheduler = self.scheduler, Scheduler(wanted, self._suspects)
-        if predecessor is not None:
+            return self.scheduler
+        if self.scheduler is not None:
             log.warning("the worker has other pools", num_device_blocks=cache.num_device_blocks)
+        return self._begin_anew(wanted)
+
+    def _begin_anew(self, config: SchedulerConfig) -> Scheduler:
+        predecessor, self.scheduler = self.scheduler, Scheduler(config, self._suspects)
+        if predecessor is not None:
             self.scheduler.succeed(predecessor)
+        return self.scheduler
+
+    def _evacuate(self, scheduler: Scheduler) -> list[Evacuated]:
+        """Gives everything up. Of what nothing can be made any more nothing is told: the office fails it."""
+        try:
+            return scheduler.evacuate()
+        except Exception:  # what broke the epoch may have left half of an answer behind
+            log.exception("the state of a replica is broken", replica_id=self.replica_id)
+            self._begin_anew(scheduler.config)
+            return []
 
     def _lose(self, error: BlockyardError, epoch: int) -> None:
         """Gives everything back that the worker had: its step stream is gone, and with it all KV."""
-        assert self.scheduler is not None
-        assert self.facts is not None
-        scheduler, step = self.scheduler, self._in_flight.oldest
-        named = {} if is_break(error) or step is None else scheduler.count_outputs(named_sequences(step, error))
+        scheduler, facts, step = self.scheduler, self.facts, self._in_flight.oldest
+        if scheduler is None or facts is None:
+            self._not_ready(error.message)
+            return
+        was_refused = not (is_break(error) or isinstance(error, WrongAnswer) or step is None)
+        named = scheduler.count_outputs(named_sequences(step, error)) if was_refused and step else {}
         in_hand = scheduler.count_outputs(self._in_flight.sequence_ids)
         self._in_flight.begin_epoch()
         self.meter.lost(self._clock())
-        loss = Loss(error, self.facts, in_hand, named, scheduler.evacuate())
+        loss = Loss(error, facts, in_hand, named, self._evacuate(scheduler), self.conduct.is_sound)
         worker = self.replica.worker
         was_drained = self.drain.is_wanted and error.reason is Reason.DRAINING
+        if not was_drained:
+            self.conduct.on_break()
         tell = log.info if was_drained else log.warning
         tell(
             DRAINED if was_drained else "the worker was lost",
@@ -317,11 +318,12 @@ class Engine:
         try:
             updates = self.scheduler.update(result)
         except StepMismatch as error:
-            raise BlockyardError(Reason.BUG, str(error)) from None
+            raise WrongAnswer(str(error)) from None
         seconds = time.perf_counter() - begin
         self.step_log.answered(result, seconds)
         self.meter.answered(result, seconds, self._in_flight.answered())
         self.last_step_id = result.step_id
+        self.conduct.on_answer()
         return updates
 
     def _publish(self, updates: dict[str, OwnerUpdate]) -> None:
@@ -333,15 +335,18 @@ class Engine:
             self.step_log.tell(self.scheduler.stats(), now)
 
 
-def _cause(errors: BaseExceptionGroup[BlockyardError]) -> BlockyardError:
+def _cause(errors: ExceptionGroup[Exception]) -> BlockyardError:
     """What broke an epoch: if both directions noticed, the one that says more than that."""
+    if errors.split(BlockyardError)[1] is not None:
+        log.exception("an epoch failed: a bug")
+        return _failed()
     causes = [error for error in errors.exceptions if isinstance(error, BlockyardError)]
     return next((error for error in causes if not is_break(error)), causes[0])
 
 
-def is_break(error: BlockyardError) -> bool:
-    """Whether an epoch ended without anybody being to blame: by the process, the connection, or the worker's wish."""
-    return error.reason in _BREAKS or TRANSPORT_ORIGIN.items() <= error.metadata.items()
+def _failed() -> WrongAnswer:
+    """What nobody thought of, at the hand of an answer or not. No request is to blame alone for it."""
+    return WrongAnswer("nothing can be made of it")
 
 
 def scheduler_config(configuration: SchedulerConfiguration, cache: CacheInfo) -> SchedulerConfig:

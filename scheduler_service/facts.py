@@ -11,8 +11,12 @@ if TYPE_CHECKING:
 
 
 class WorkerState(Enum):
-    """What a worker process is doing; the values are the names in the contract, less their prefix."""
+    """What a worker process is doing; the values are the names in the contract, less their prefix.
 
+    UNSPECIFIED: it does not say, or what has no name here.
+    """
+
+    UNSPECIFIED = "UNSPECIFIED"
     CREATED = "CREATED"
     DEVICE_READY = "DEVICE_READY"
     LOADED = "LOADED"
@@ -115,6 +119,11 @@ class Readiness:
 def repeats(before: ModelFacts, after: ModelFacts) -> bool:
     """Whether what one replica began another goes on with exactly."""
     return before.determinism_id == after.determinism_id and before.batch_invariant and after.batch_invariant
+
+
+def is_same_model(one: ModelFacts, other: ModelFacts) -> bool:
+    """Whether two replicas have one model, whatever their memory and their results' last bits."""
+    return (one.model_digest, one.vocab_size) == (other.model_digest, other.vocab_size)
 
 
 def combine(replicas: Sequence[ModelFacts]) -> ModelFacts:

@@ -44,9 +44,8 @@ class SchedulerMetrics:
         self._queue = registry.histogram(catalogue.QUEUE_SECONDS)
         self._refused = registry.counter(catalogue.REFUSED, *((str(reason),) for reason in _REFUSALS))
         self._failed = registry.counter(catalogue.FAILED, *((str(reason),) for reason in _FAILURES))
-        self._losses = registry.counter(
-            catalogue.LOSSES, (catalogue.DIED,), (catalogue.DRAINED,), (catalogue.STEP_REFUSED,)
-        )
+        causes = (catalogue.DIED, catalogue.DRAINED, catalogue.STEP_REFUSED, catalogue.ANSWERED_WRONG)
+        self._losses = registry.counter(catalogue.LOSSES, *((cause,) for cause in causes))
         self._recoveries = registry.counter(catalogue.RECOVERIES, (catalogue.WORKER,), (catalogue.SCHEDULER,))
         self._recomputed = registry.counter(catalogue.RECOMPUTED, (catalogue.WORKER,), (catalogue.SCHEDULER,))
         self._inexact = registry.counter(catalogue.INEXACT)
@@ -66,12 +65,9 @@ class SchedulerMetrics:
         if not group.num_outputs:
             self._queue.observe(now - group.arrived_at)
 
-    def lost(self, reason: Reason, *, is_break: bool) -> None:
+    def lost(self, cause: str) -> None:
         """A replica's epoch broke."""
-        if reason is Reason.DRAINING:
-            self._losses.add(catalogue.DRAINED)
-        else:
-            self._losses.add(catalogue.DIED if is_break else catalogue.STEP_REFUSED)
+        self._losses.add(cause)
 
     def recovered(self, recovery: Recovery) -> None:
         """A request goes on after the loss of its worker."""
@@ -95,6 +91,7 @@ class SchedulerMetrics:
         read(catalogue.REQUESTS, lambda: _count_requests(scheduling))
         read(catalogue.WAITING_TOKENS, lambda: _count_waiting_tokens(scheduling))
         read(catalogue.WORKERS, lambda: _count_workers(scheduling))
+        read(catalogue.LEFT_ASIDE, lambda: sum(engine.conduct.is_left_aside for engine in scheduling.engines))
         read(catalogue.READY_REPLICAS, lambda: sum(engine.is_ready for engine in scheduling.engines))
         read(catalogue.GATEWAYS, lambda: len(scheduling.requests.attachments))
         for metric, tell in _OF_REPLICAS.items():

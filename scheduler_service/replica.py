@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
+from scheduler_service.answer_checks import AnswerLimits, WrongAnswer
 from scheduler_service.config import model_source
 from scheduler_service.facts import CachePlan, LoadedModel, ModelFacts, WorkerState
 
@@ -126,6 +127,7 @@ class Replica:
         configuration: SchedulerConfiguration,
         report: Callable[[str], None],
         claim: Callable[[str], bool] = lambda incarnation: True,
+        agree: Callable[[ModelFacts], bool] = lambda facts: True,
     ) -> None:
         self.worker: WorkerInfo | None = None
         self.message = ""
@@ -137,6 +139,8 @@ class Replica:
         self._report = report
         # Asked whether the worker with this incarnation is nobody else's.
         self._claim = claim
+        # Asked whether this is the model of all others that serve.
+        self._agree = agree
         # The incarnation that cannot serve this configuration, and why.
         self._hopeless: tuple[str, str] | None = None
         # The incarnation that was told to end.
@@ -167,8 +171,8 @@ class Replica:
                 needs_repair = isinstance(error, Misconfigured)
             except BlockyardError as error:
                 message = f"the worker at {self.address}: {error.message}"
-                needs_repair = error.reason is not Reason.NO_READY_WORKER
-                if not needs_repair:
+                needs_repair = error.reason is not Reason.NO_READY_WORKER and not isinstance(error, WrongAnswer)
+                if error.reason is Reason.NO_READY_WORKER:
                     self.worker = None
                     longest, message = UNREACHABLE_RETRY_SECONDS, f"no worker answers at {self.address}"
                     expected = not self.epoch and time.monotonic() - begin < START_SECONDS
@@ -205,13 +209,18 @@ class Replica:
             raise
         # What the worker says of itself now, its epoch above all.
         self.worker = await self._link.info()
+        facts = _facts(model, cache, self._configuration.scheduler)
+        if not self._agree(facts):
+            raise NotReady("the worker has loaded another model than those that serve: give all of them one --model")
         self.message, self._said = "", ("", False)
-        return _facts(model, cache, self._configuration.scheduler), cache
+        return facts, cache
 
     async def _check(self, worker: WorkerInfo) -> None:
         """Raises NotReady for a worker that cannot become ours."""
         if worker.api_version != API_VERSION:
             raise NotReady(f"the worker speaks api version {worker.api_version!r}, not {API_VERSION!r}")
+        if worker.state is WorkerState.UNSPECIFIED:
+            raise NotReady("the worker is in a state that this scheduler does not know")
         if worker.draining:
             raise NotReady("the worker is stopping; waiting for its successor")
         if not self._claim(worker.incarnation):
@@ -277,12 +286,12 @@ class Replica:
         if self.worker:
             self.worker = replace(self.worker, **changes)  # type: ignore[arg-type]
 
-    def open_steps(self) -> StepStream:
+    def open_steps(self, limits: AnswerLimits) -> StepStream:
         """Opens the next epoch's step stream, after `set_up`."""
         assert self.worker is not None
         self.epoch = self.worker.epoch + 1
         self._know(state=WorkerState.RUNNING, epoch=self.epoch)
-        return self._link.open_steps(self.epoch)
+        return self._link.open_steps(self.epoch, limits)
 
 
 def _facts(model: LoadedModel, cache: CacheInfo, step: SchedulerSettings) -> ModelFacts:

@@ -65,6 +65,7 @@ def encode_replica(engine: Engine) -> status_pb2.ReplicaStatus:
         workers=[_encode_worker(engine)],
         num_recomputed_sequences=engine.step_log.num_recomputed_sequences,
         drain_state=_drain_state(engine),
+        left_aside=engine.conduct.is_left_aside,
         num_steps=engine.step_log.num_steps,
         step_time=duration(engine.step_log.step_seconds),
     )

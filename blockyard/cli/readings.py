@@ -25,6 +25,8 @@ def seconds(duration: Duration) -> float:
 
 def replica_state(replica: status_pb2.ReplicaStatus) -> str:
     """What a replica does, in a word."""
+    if replica.left_aside and not replica.drain_state:
+        return "left aside"
     return DRAIN_NAMES.get(replica.drain_state) or ("ready" if replica.ready else "not ready")
 
 

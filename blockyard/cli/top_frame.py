@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from blockyard.common.v1 import status_pb2
 
 UNKNOWN = "–"
-STYLES = {"ready": "green", "draining": "yellow", "drained": "yellow", "not ready": "red"}
+STYLES = {"ready": "green", "draining": "yellow", "drained": "yellow", "not ready": "red", "left aside": "red"}
 _BAR_WIDTH = 6
 _MAX_RECOVERIES = 5
 

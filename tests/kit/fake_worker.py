@@ -17,7 +17,7 @@ import threading
 import time
 import uuid
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from blockyard.common.v1 import sampling_pb2, status_pb2
 from blockyard.errors import BlockyardError, Reason, to_status
@@ -30,6 +30,8 @@ from tests.kit.worker_codec import decode_step, encode_result
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+
+    import grpc.aio
 
     from scheduler_service.core.output import GroupSpec, SchedulerOutput, StepResult
 
@@ -139,6 +141,8 @@ class FakeWorker(FakeOperations, worker_pb2_grpc.WorkerServiceServicer):
         self.die_of_prompt: tuple[int, ...] | None = None
         self.num_deaths = 0
         self.skew_next = False
+        # A prompt whose first step is answered so, each time.
+        self.skew_prompt: tuple[int, ...] | None = None
         self.fail_sequences: set[int] = set()
         self.stopping = asyncio.Event()
         self._awake = asyncio.Event()
@@ -148,10 +152,14 @@ class FakeWorker(FakeOperations, worker_pb2_grpc.WorkerServiceServicer):
         self._streams: list[_Stream] = []
         self._reader: asyncio.Task[Any] | None = None
         self._server = make_server(INTERNAL_MESSAGE_BYTES, ["blockyard.worker.v1.WorkerService"])
-        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server)
+        self.add_to(self._server)
         add_health(self._server, lambda: True, lambda: True)
 
-    async def __aenter__(self) -> FakeWorker:
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Answers the service there."""
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, server)
+
+    async def __aenter__(self) -> Self:
         port = bind(self._server, self.address)
         if not self.address.startswith("unix:"):
             self.address = f"{self.address.rpartition(':')[0]}:{port}"
@@ -297,7 +305,7 @@ class FakeWorker(FakeOperations, worker_pb2_grpc.WorkerServiceServicer):
         if self.refuse_next:
             refusal, self.refuse_next = self.refuse_next, ""
             raise ValueError(refusal)
-        if self.skew_next:
+        if self.skew_next or any(new.token_ids == self.skew_prompt for new in step.new_sequences):
             self.skew_next = False
             return replace(result, sequence_ids=(*result.sequence_ids, 10**6), token_ids=(*result.token_ids, 1))
         if failed := self.fail_sequences.intersection(result.sequence_ids):

@@ -198,6 +198,7 @@ class ReplicaStatus(_message.Message):
     NUM_COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_PREEMPTIONS_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    LEFT_ASIDE_FIELD_NUMBER: _builtins.int
     NUM_QUERIED_TOKENS_FIELD_NUMBER: _builtins.int
     replica_id: _builtins.int
     """Its number."""
@@ -241,6 +242,10 @@ class ReplicaStatus(_message.Message):
     """Preemptions, since the replica was set up."""
     block_size: _builtins.int
     """Tokens of a block; 0 before the pools exist."""
+    left_aside: _builtins.bool
+    """Its worker is not tried for now: one epoch after another broke before it had answered two steps. The pauses grow
+    from 1 to 30 seconds, and end where another process comes in its place; the worker's message says what broke.
+    """
     num_queried_tokens: _builtins.int
     """Prompt tokens looked up in the prefix cache, since the replica was set up; 0 without a prefix cache."""
     @_builtins.property
@@ -286,11 +291,12 @@ class ReplicaStatus(_message.Message):
         num_completion_tokens: _builtins.int = ...,
         num_preemptions: _builtins.int = ...,
         block_size: _builtins.int = ...,
+        left_aside: _builtins.bool = ...,
         num_queried_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device_blocks", b"device_blocks", "host_blocks", b"host_blocks", "step_time", b"step_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "device_blocks", b"device_blocks", "drain_state", b"drain_state", "epoch", b"epoch", "host_blocks", b"host_blocks", "num_cached_tokens", b"num_cached_tokens", "num_completion_tokens", b"num_completion_tokens", "num_copied_blocks", b"num_copied_blocks", "num_preemptions", b"num_preemptions", "num_prefill_pieces", b"num_prefill_pieces", "num_prompt_tokens", b"num_prompt_tokens", "num_queried_tokens", b"num_queried_tokens", "num_recomputed_sequences", b"num_recomputed_sequences", "num_running_sequences", b"num_running_sequences", "num_steps", b"num_steps", "num_steps_in_flight", b"num_steps_in_flight", "num_swapped_in_blocks", b"num_swapped_in_blocks", "num_swapped_out_blocks", b"num_swapped_out_blocks", "num_swapped_sequences", b"num_swapped_sequences", "num_waiting_sequences", b"num_waiting_sequences", "ready", b"ready", "replica_id", b"replica_id", "step_id", b"step_id", "step_time", b"step_time", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "device_blocks", b"device_blocks", "drain_state", b"drain_state", "epoch", b"epoch", "host_blocks", b"host_blocks", "left_aside", b"left_aside", "num_cached_tokens", b"num_cached_tokens", "num_completion_tokens", b"num_completion_tokens", "num_copied_blocks", b"num_copied_blocks", "num_preemptions", b"num_preemptions", "num_prefill_pieces", b"num_prefill_pieces", "num_prompt_tokens", b"num_prompt_tokens", "num_queried_tokens", b"num_queried_tokens", "num_recomputed_sequences", b"num_recomputed_sequences", "num_running_sequences", b"num_running_sequences", "num_steps", b"num_steps", "num_steps_in_flight", b"num_steps_in_flight", "num_swapped_in_blocks", b"num_swapped_in_blocks", "num_swapped_out_blocks", b"num_swapped_out_blocks", "num_swapped_sequences", b"num_swapped_sequences", "num_waiting_sequences", b"num_waiting_sequences", "ready", b"ready", "replica_id", b"replica_id", "step_id", b"step_id", "step_time", b"step_time", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

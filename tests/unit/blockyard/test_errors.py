@@ -7,7 +7,8 @@ import pickle
 
 import grpc
 import pytest
-from google.rpc import code_pb2, status_pb2
+from google.protobuf import duration_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -144,3 +145,13 @@ def test_a_copy_loses_nothing(copied: object) -> None:
     again = copied(error)  # type: ignore[operator]
     assert again == error
     assert len({again, error}) == 1
+
+
+def test_whatever_a_peer_calls_a_status_becomes_an_error() -> None:
+    status = status_pb2.Status(code=-5, message="x" * 10**6)
+    status.details.add(type_url="type.googleapis.com/google.rpc.ErrorInfo", value=b"\xff\xff")
+    status.details.add(type_url="no address", value=b"\x00")
+    status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=-9)))
+    error = from_status(status)
+    assert (error.reason, error.retry_after_seconds) == (Reason.BUG, 0.0)
+    assert len(error.message) == MAX_STATUS_BYTES

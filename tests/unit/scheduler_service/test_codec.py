@@ -13,6 +13,7 @@ from blockyard.logprob_columns import Candidates, join_logprobs
 from blockyard.scheduler.v1 import scheduler_pb2
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service import codec, gateway_codec
+from scheduler_service.answer_checks import AnswerLimits
 from scheduler_service.core.output import (
     BeamSpec,
     BlockPair,
@@ -29,6 +30,8 @@ from scheduler_service.core.output import (
 from scheduler_service.core.sequence import Group
 from scheduler_service.facts import CachePlan, LoadedModel, LoadProgress, ModelFacts, Readiness, WorkerState
 from tests.kit.worker_codec import decode_step, encode_result
+
+LIMITS = AnswerLimits(vocab_size=2**32, max_model_len=100, max_rows=100)
 
 ids = st.integers(0, 2**32 - 1)
 columns = st.lists(ids, max_size=5).map(tuple)
@@ -83,7 +86,9 @@ def test_an_empty_step_says_only_who_it_is() -> None:
     assert [field.name for field, _ in message.ListFields()] == ["epoch", "step_id"]
 
 
-candidates = st.dictionaries(ids, st.lists(st.tuples(ids, st.floats(width=32, allow_nan=False)), max_size=3).map(tuple))
+candidates = st.dictionaries(
+    ids, st.lists(st.tuples(ids, st.floats(max_value=0, width=32, allow_nan=False)), max_size=3).map(tuple)
+)
 
 
 @given(columns, columns, st.lists(st.tuples(ids, st.just("bad row")), max_size=2), candidates)
@@ -103,7 +108,7 @@ def test_an_answer_arrives_as_it_was_sent(
         forward_seconds=pytest.approx(0.001),
     )
     data = encode_result(result, 2, 0.001).SerializeToString()
-    assert codec.decode_answer(worker_pb2.ExecuteModelResponse.FromString(data)) == result
+    assert codec.decode_answer(worker_pb2.ExecuteModelResponse.FromString(data), LIMITS) == result
 
 
 def test_a_steps_time_is_that_of_its_parts_without_the_queue() -> None:
@@ -115,15 +120,15 @@ def test_a_steps_time_is_that_of_its_parts_without_the_queue() -> None:
         (times.sample, 0.1),
     ):
         part.FromNanoseconds(int(seconds * 1e9))
-    result = codec.decode_answer(worker_pb2.ExecuteModelResponse(times=times))
+    result = codec.decode_answer(worker_pb2.ExecuteModelResponse(times=times), LIMITS)
     assert (result.forward_seconds, result.cache_seconds) == (pytest.approx(1.6), 0.25)
-    assert codec.decode_answer(worker_pb2.ExecuteModelResponse()).forward_seconds == 0.0
+    assert codec.decode_answer(worker_pb2.ExecuteModelResponse(), LIMITS).forward_seconds == 0.0
 
 
 def test_a_refusal_is_raised_as_the_worker_told_it() -> None:
     refusal = to_status(BlockyardError(Reason.BUG, "block 9 is out of range"))
     with pytest.raises(BlockyardError, match="block 9 is out of range") as caught:
-        codec.decode_answer(worker_pb2.ExecuteModelResponse(epoch=1, step_id=1, refusal=refusal))
+        codec.decode_answer(worker_pb2.ExecuteModelResponse(epoch=1, step_id=1, refusal=refusal), LIMITS)
     assert caught.value.reason is Reason.BUG
 
 
@@ -231,12 +236,12 @@ def test_a_request_is_told_again_with_all_that_came_of_it() -> None:
 
 
 def test_log_probabilities_pass_through() -> None:
-    columns = sampling_pb2.Logprobs(num_candidates=[2, 0], token_ids=[1, 9], logprobs=[-1.0, -0.5], ranks=[2, 1])
+    columns = sampling_pb2.Logprobs(num_candidates=[1, 1], token_ids=[1, 9], logprobs=[-1.0, -0.5], ranks=[2, 1])
     piece = sampling_pb2.PromptLogprobs(sequence_id=4, first_position=1, logprobs=columns)
     answer = worker_pb2.ExecuteModelResponse(
         step_id=1, logprob_sequence_ids=[4, 5], logprobs=columns, prompt_logprobs=[piece]
     )
-    result = codec.decode_answer(answer)
+    result = codec.decode_answer(answer, LIMITS)
     assert result.logprobs is not None
     update = OwnerUpdate(logprobs=list(result.logprobs.items()), prompt_logprobs=list(result.prompt_logprobs))
     message = gateway_codec.encode_outgoing(gateway_codec.Outgoing(update=update))
@@ -331,11 +336,13 @@ def test_the_cache_plan_says_everything() -> None:
 @pytest.mark.parametrize("state", WorkerState)
 def test_worker_states_are_those_of_the_contract(state: WorkerState) -> None:
     value = status_pb2.WorkerState.Value(f"WORKER_STATE_{state.value}")
-    assert codec.decode_worker_info(worker_pb2.GetWorkerInfoResponse(state=value)).state is state
+    assert codec.decode_worker_info(worker_pb2.GetWorkerInfoResponse(incarnation="i", state=value)).state is state
 
 
 def test_a_worker_without_model_and_cache_has_none() -> None:
-    info = codec.decode_worker_info(worker_pb2.GetWorkerInfoResponse(state=status_pb2.WORKER_STATE_CREATED, epoch=4))
+    info = codec.decode_worker_info(
+        worker_pb2.GetWorkerInfoResponse(incarnation="i", state=status_pb2.WORKER_STATE_CREATED, epoch=4)
+    )
     assert (info.model, info.cache, info.epoch) == (None, None, 4)
 
 

@@ -30,3 +30,19 @@ def test_a_request_that_ended_is_forgotten_and_its_name_is_free() -> None:
     assert deaths.suspects == []
     deaths.note({"a": 0}, LIVE)
     assert deaths.suspects == []
+
+
+def test_wrong_answers_make_suspects_and_only_with_proof_poison() -> None:
+    deaths = Deaths()
+    for _ in range(20):
+        deaths.note({"a": 5}, LIVE, is_proof=False)
+    assert (deaths.suspects, deaths.poison) == (["a"], [])
+    deaths.note({"a": 5}, LIVE)
+    assert deaths.poison == ["a"]
+
+
+def test_proof_alone_is_not_enough() -> None:
+    deaths = Deaths()
+    deaths.note({"a": 5}, LIVE, is_proof=False)
+    deaths.note({"a": 5}, LIVE, is_proof=True)
+    assert (deaths.suspects, deaths.poison) == (["a"], [])

@@ -10,11 +10,14 @@ import pytest
 
 from blockyard.common.v1 import status_pb2
 from blockyard.worker.v1 import worker_pb2
+from scheduler_service.answer_checks import AnswerLimits
 from scheduler_service.config import SchedulerConfiguration
 from scheduler_service.facts import AvailableBlocks, CacheInfo, CachePlan, ModelFacts, WorkerState
 from scheduler_service.replica import Misconfigured, Replica, Unusable, configuration_digest, plan_cache
 from scheduler_service.worker_link import WorkerLink
 from tests.kit.fake_worker import FakeWorker, FakeWorkerOptions
+
+LIMITS = AnswerLimits(100, 4096, 256)
 
 Settings = Callable[..., SchedulerConfiguration]
 AVAILABLE = AvailableBlocks(block_size=16, num_device_blocks=11, num_host_blocks=5, cache_block_bytes=100)
@@ -142,7 +145,7 @@ async def test_a_worker_that_is_starting_too_is_no_warning_but_one_that_was_lost
         await reports.wait_for("no worker answers")
         async with worker_of(configuration):
             await asyncio.wait_for(setting_up, 10)
-            replica.open_steps().cancel()
+            replica.open_steps(LIMITS).cancel()
         reports.messages.clear()
         setting_up = asyncio.create_task(replica.set_up())
         await reports.wait_for("no worker answers")
@@ -158,7 +161,7 @@ async def test_each_loss_of_a_worker_is_told(
         for _ in range(2):
             async with worker_of(configuration):
                 await set_up(replica)
-                replica.open_steps().cancel()
+                replica.open_steps(LIMITS).cancel()
             reports.messages.clear()
             setting_up = asyncio.create_task(replica.set_up())
             await reports.wait_for("no worker answers")
@@ -226,7 +229,7 @@ async def test_a_worker_of_the_same_configuration_is_taken_over(
         assert not worker.stopping.is_set()
         assert cache.num_device_blocks == (50 if state >= status_pb2.WORKER_STATE_CACHE_READY else 1000)
         assert cache.block_size == (8 if state >= status_pb2.WORKER_STATE_CACHE_READY else 16)
-        steps = replica.open_steps()
+        steps = replica.open_steps(LIMITS)
         assert steps.epoch == 9
         steps.cancel()
 
@@ -278,7 +281,7 @@ async def test_the_same_worker_is_set_up_again_in_a_higher_epoch(configuration: 
         worker.epoch = 41
         for epoch in (42, 43):
             await set_up(replica)
-            steps = replica.open_steps()
+            steps = replica.open_steps(LIMITS)
             assert steps.epoch == replica.epoch == epoch
             worker.epoch = epoch
             steps.cancel()
