@@ -82,6 +82,8 @@ class Preparation:
         token_ids, wrong = await _told(self.prompt_of(request, facts))
         bad_word_ids, wrong_words = await _told(self._encoding.bad_words_of(request))
         known = facts()
+        # What the tokenizer has and the model has not can never be generated.
+        bad_word_ids = tuple(ids for ids in bad_word_ids or () if max(ids, default=0) < known.vocab_size)
         limits = ModelLimits(
             self._model_name,
             known.vocab_size,
@@ -92,7 +94,7 @@ class Preparation:
         request = with_tool_warning(request)
         if self._clamps_max_tokens and token_ids is not None:
             request = with_clamped_length(request, len(token_ids), known.max_model_len)
-        found = find_violations(request, token_ids, limits, bad_word_ids=bad_word_ids or ())
+        found = find_violations(request, token_ids, limits, bad_word_ids=bad_word_ids)
         if violations := [*wrong, *wrong_words, *found]:
             raise invalid(violations)
         assert token_ids is not None
@@ -102,7 +104,7 @@ class Preparation:
             limits,
             generation_defaults=self._tokenizer.generation_defaults,
             gateway_seed=self._seed,
-            bad_word_ids=bad_word_ids or (),
+            bad_word_ids=bad_word_ids,
         )
         # An array, since it is kept as long as the request.
         name, prompt = wire_id(request.tenant, request.request_id), array("I", token_ids)

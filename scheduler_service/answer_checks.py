@@ -125,7 +125,7 @@ def check_blocks(available: AvailableBlocks) -> AvailableBlocks:
     _check_range("block_size", available.block_size, 1, MAX_BLOCK_SIZE)
     _check_range("num_device_blocks", available.num_device_blocks, 0, MAX_BLOCKS)
     _check_range("num_host_blocks", available.num_host_blocks, 0, MAX_BLOCKS)
-    _check_range("cache_block_bytes", available.cache_block_bytes, 1, MAX_BLOCK_BYTES)
+    _check_range("cache_block_bytes", available.cache_block_bytes, 0, MAX_BLOCK_BYTES)
     return available
 
 
@@ -134,7 +134,7 @@ def check_cache(cache: CacheInfo) -> CacheInfo:
     _check_range("block_size", cache.block_size, 1, MAX_BLOCK_SIZE)
     _check_range("num_device_blocks", cache.num_device_blocks, 2, MAX_BLOCKS)
     _check_range("num_host_blocks", cache.num_host_blocks, 0, MAX_BLOCKS)
-    _check_range("cache_block_bytes", cache.cache_block_bytes, 1, MAX_BLOCK_BYTES)
+    _check_range("cache_block_bytes", cache.cache_block_bytes, 0, MAX_BLOCK_BYTES)
     _check_range("max_model_len", cache.max_model_len, 1, MAX_TOKENS)
     _check_text("determinism_id", cache.determinism_id)
     return cache

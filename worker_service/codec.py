@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
 from blockyard.common.v1 import administration_pb2, sampling_pb2, status_pb2
-from blockyard.errors import to_status
+from blockyard.errors import Violation, invalid, to_status
 from blockyard.trace_codec import decode_trace_context
 from blockyard.worker.v1 import worker_pb2
 from worker_service.profiler import Detail
-from worker_service.step import NO_IDS, NO_PAIRS, BlockPairs, Fork, NewSequence, Sampling, Step, StepResult, StepTimes
+from worker_service.step import (
+    MAX_VIOLATIONS,
+    NO_IDS,
+    NO_PAIRS,
+    BlockPairs,
+    Fork,
+    NewSequence,
+    Sampling,
+    Step,
+    StepResult,
+    StepTimes,
+)
 from worker_service.worker import CacheRequest, ProfileRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from google.protobuf.duration_pb2 import Duration
     from google.protobuf.internal.containers import RepeatedScalarFieldContainer
@@ -48,19 +59,32 @@ PROFILE_DETAILS = {
     administration_pb2.PROFILE_DETAIL_STEPS: Detail.STEPS,
     administration_pb2.PROFILE_DETAIL_OPERATIONS: Detail.OPERATIONS,
 }
+# A step has at most as many of these as it has rows, and twice as many of those, where one is given up for another.
+_ROWS = ("sequence_ids", "num_new_tokens", "input_sequence_ids", "input_token_ids")
+_LISTS = ("new_sequences", "forks", "replaced_tables")
+_FINISHED = {"finished_sequence_ids": 2**20}
+# Several times what gateways let a request have.
+_LISTS_OF_SAMPLING = {"bad_token_sequences": 2**14, "logit_bias": 2**16}
 # Of one message; the rest of a file waits until this was sent.
 PIECE_BYTES = 1 << 20
 PairsField = Literal["blocks_to_swap_out", "blocks_to_swap_in", "blocks_to_copy"]
 
 
-def decode_step(message: worker_pb2.ExecuteModelRequest) -> Step:
-    """Decodes a step. Nothing in it is checked yet."""
+def decode_step(message: worker_pb2.ExecuteModelRequest, max_num_seqs: int = 2**16) -> Step:
+    """Decodes a step. Nothing in it is checked yet, but that it is no larger than steps of so many rows may be.
+
+    What is larger is not read: that would hold up whatever else there is.
+    """
+    if max(len(message.sequence_ids), len(message.num_new_tokens)) > max_num_seqs:
+        return _too_large(message, max_num_seqs)
     epoch, step_id = message.epoch, message.step_id
     sequence_ids, num_new_tokens = tuple(message.sequence_ids[:]), _decode_column(message.num_new_tokens)
     num_read = bool(epoch) + bool(step_id) + bool(sequence_ids) + bool(len(num_new_tokens))
     if len(message.ListFields()) == num_read:
         # These and nothing else, as of most steps: to look at each of the other fields costs more than to read these.
         return Step(epoch, step_id, sequence_ids=sequence_ids, num_new_tokens=num_new_tokens)
+    if _find_too_large(message, max_num_seqs):
+        return _too_large(message, max_num_seqs)
     return Step(
         epoch=epoch,
         step_id=step_id,
@@ -81,6 +105,21 @@ def decode_step(message: worker_pb2.ExecuteModelRequest) -> Step:
         input_sequence_ids=tuple(message.input_sequence_ids[:]),
         input_token_ids=_decode_column(message.input_token_ids),
     )
+
+
+def _too_large(message: worker_pb2.ExecuteModelRequest, max_num_seqs: int) -> Step:
+    wrong = invalid(_find_too_large(message, max_num_seqs)[:MAX_VIOLATIONS])
+    return Step(message.epoch, message.step_id, wrong=wrong)
+
+
+def _find_too_large(message: worker_pb2.ExecuteModelRequest, max_num_seqs: int) -> list[Violation]:
+    most_of = dict.fromkeys(_ROWS, max_num_seqs) | dict.fromkeys(_LISTS, 2 * max_num_seqs) | _FINISHED
+    sizes = [(name, len(getattr(message, name)), most) for name, most in most_of.items()]
+    if not any(size > most for name, size, most in sizes if name == "new_sequences"):
+        for index, new in enumerate(message.new_sequences):
+            for name, most in _LISTS_OF_SAMPLING.items():
+                sizes.append((f"new_sequences[{index}].sampling.{name}", len(getattr(new.sampling, name)), most))
+    return [Violation(name, f"{size}, where at most {most} may be") for name, size, most in sizes if size > most]
 
 
 def _decode_column(numbers: RepeatedScalarFieldContainer[int]) -> Array:
@@ -104,6 +143,7 @@ def _decode_new_sequence(message: worker_pb2.NewSequence) -> NewSequence:
         num_computed_tokens=message.num_computed_tokens,
         block_ids=np.array(message.block_ids, np.int64),
         sampling=_decode_sampling(message.sampling),
+        has_sampling=message.HasField("sampling"),
         min_tokens=message.min_tokens,
         stop_token_ids=tuple(message.stop_token_ids),
         num_beam_candidates=message.num_beam_candidates,
@@ -181,6 +221,30 @@ def _encode_times(times: StepTimes, message: worker_pb2.StepTimes) -> None:
 def _encode_duration(seconds: float, message: Duration) -> None:
     # What a Duration's own method checks besides costs three times as much.
     message.seconds, message.nanos = divmod(int(seconds * 1e9), 10**9)
+
+
+def decode_init_device(message: worker_pb2.InitDeviceRequest) -> tuple[str, torch.dtype | None]:
+    """Decodes where and in what to compute; raises BlockyardError FIELD_INVALID for what has no name here."""
+    violations = _unknown("device_type", message.device_type, DEVICE_TYPES)
+    violations += _unknown("dtype", message.dtype, DTYPES)
+    if violations:
+        raise invalid(violations)
+    return DEVICE_TYPES[message.device_type], DTYPES[message.dtype]
+
+
+def decode_load(message: worker_pb2.LoadModelRequest) -> tuple[str, str]:
+    """Decodes how to hold the weights, and where they come from; raises FIELD_INVALID for what has no name here."""
+    violations = _unknown("quantization", message.quantization, QUANTIZATIONS)
+    violations += _unknown("format", message.format, LOAD_FORMATS)
+    if violations:
+        raise invalid(violations)
+    return QUANTIZATIONS[message.quantization], LOAD_FORMATS[message.format]
+
+
+def _unknown(field: str, number: int, known: Mapping[Any, object]) -> list[Violation]:
+    if number in known:
+        return []
+    return [Violation(field, f"{number} is not known to this worker: is the scheduler of another version?")]
 
 
 def encode_dtype(dtype: torch.dtype) -> worker_pb2.Dtype.ValueType:

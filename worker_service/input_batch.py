@@ -55,12 +55,13 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """The sizes that rows are made for."""
+    """The sizes that rows are made for, and the largest step."""
 
     max_model_len: int
     max_num_seqs: int
     block_size: int
     vocab_size: int
+    max_num_batched_tokens: int
 
     @property
     def max_num_blocks(self) -> int:

@@ -134,6 +134,11 @@ def room_for_weights(device: torch.device, groups: ControlGroups | None = None) 
     return read_host_memory(groups).available_bytes
 
 
+def is_exhausted(error: Exception) -> bool:
+    """Whether an error means that there is not enough memory: on a CPU torch has no exception of its own for that."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+
+
 def compute_threads(requested: int, groups: ControlGroups | None = None) -> int:
     """How many threads to compute with: as asked, else torch's choice within the control group's quota."""
     if requested:

@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from blockyard import faults
-from blockyard.errors import Violation, invalid
 from blockyard.log_level import set_log_level
 from blockyard.telemetry import EventLogger
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
@@ -43,8 +42,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
     async def InitDevice(self, request: worker_pb2.InitDeviceRequest, context: Context) -> Any:
         """Chooses the device."""
-        device_type = codec.DEVICE_TYPES[request.device_type]
-        dtype, digest = codec.DTYPES[request.dtype], request.configuration_digest
+        device_type, dtype = codec.decode_init_device(request)
+        digest = request.configuration_digest
         await self._to_the_end(self._worker.init_device(device_type, dtype, digest))
         return worker_pb2.InitDeviceResponse(device=self._worker.device_name)
 
@@ -56,14 +55,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         def progress(done_bytes: int, total_bytes: int) -> None:
             loop.call_soon_threadsafe(events.put_nowait, (done_bytes, total_bytes))
 
-        quantization = codec.QUANTIZATIONS[request.quantization]
-        load_format = codec.LOAD_FORMATS.get(request.format)
-        if load_format is None:
-            known = ", ".join(worker_pb2.LoadFormat.keys())
-            raise invalid([Violation("format", f"{request.format} is not known to this worker: use one of {known}")])
-        load = asyncio.create_task(
-            self._worker.load_model(request.model, request.revision, progress, quantization, load_format)
-        )
+        how = codec.decode_load(request)
+        load = asyncio.create_task(self._worker.load_model(request.model, request.revision, progress, *how))
         self._loads.add(load)
         load.add_done_callback(self._end_load)
         load.add_done_callback(lambda _: events.put_nowait(None))
@@ -119,7 +112,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     async def _read(self, request_iterator: Any, stream: StepStream, spans: StepSpans) -> None:
         try:
             async for message in request_iterator:
-                step = codec.decode_step(message)
+                step = codec.decode_step(message, stream.max_num_seqs)
                 spans.received(step)
                 self._worker.submit(stream, step)
         finally:

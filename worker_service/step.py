@@ -21,7 +21,10 @@ Array = npt.NDArray[np.int64]
 
 # The most best tokens that may be asked for beside a token.
 MAX_LOGPROBS = 20
-
+# The most beams that a request may follow.
+MAX_BEAMS = 32
+# A list of thousands helps nobody; the status has to stay small.
+MAX_VIOLATIONS = 16
 
 NO_IDS: Array = np.zeros(0, np.int64)
 NO_IDS.setflags(write=False)
@@ -67,6 +70,7 @@ class NewSequence:
     num_computed_tokens: int
     block_ids: Array
     sampling: Sampling = Sampling()
+    has_sampling: bool = True
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     num_beam_candidates: int = 0
@@ -104,7 +108,10 @@ NO_PAIRS = BlockPairs()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """What a worker is asked to do at once; worker.proto says what each field means, and in which order."""
+    """What a worker is asked to do at once; worker.proto says what each field means, and in which order.
+
+    `wrong`: it was too large to be read, and this is why.
+    """
 
     epoch: int
     step_id: int
@@ -121,6 +128,7 @@ class Step:
     finished_sequence_ids: tuple[int, ...] = ()
     input_sequence_ids: tuple[int, ...] = ()
     input_token_ids: Array = field(default_factory=no_ids)
+    wrong: BlockyardError | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -80,7 +80,7 @@ class StepExecutor:
         if step.step_id != self._last_step_id + 1:
             message = f"step {step.step_id}, where step {self._last_step_id + 1} of epoch {self._epoch} is due"
             return BlockyardError(Reason.WRONG_STATE, message)
-        return check_step(step, self.batch, self.cache.num_device_blocks, self.cache.num_host_blocks)
+        return step.wrong or check_step(step, self.batch, self.cache.num_device_blocks, self.cache.num_host_blocks)
 
     def _refuse(self, step: Step, refusal: BlockyardError, times: StepTimes) -> StepResult:
         if self._refused is None:

@@ -45,6 +45,11 @@ class StepStream:
         # Read by the device thread between two steps.
         self.is_stopped = False
 
+    @property
+    def max_num_seqs(self) -> int:
+        """Rows that a step may have."""
+        return self.executor.batch.limits.max_num_seqs
+
     def submit(self, step: Step) -> None:
         """Queues a step for the device thread."""
         arrival = time.perf_counter()

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-import torch
-
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.model_files import resolve_model
 from blockyard.telemetry import EventLogger
@@ -37,6 +35,8 @@ from worker_service.step_stream import StepStreams
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
 
+    import torch
+
     from worker_service.model_loader import LoadedModel
     from worker_service.profiler import Detail, Profile, ProfileOptions
     from worker_service.step import Step
@@ -45,6 +45,10 @@ if TYPE_CHECKING:
 log = EventLogger(__name__)
 
 DEFAULT_BLOCK_SIZE = {"cpu": 32, "cuda": 16}
+# Of a step: what is larger is a mistake, and would be found out only by the memory that it takes.
+MAX_TOKENS, MAX_SEQS = 2**20, 2**16
+# Numbers of blocks have 31 bits in every kernel.
+MAX_BLOCKS = 2**31 - 1
 # Beyond twice what all sequences at full length hold, blocks only cost their bookkeeping.
 USEFUL_SHARE = 2
 
@@ -240,7 +244,13 @@ class Worker:
         loaded, choice = self._model()
         device = choice.device
         block_size = request.block_size or DEFAULT_BLOCK_SIZE[device.type]
-        activation = ModelRunner(loaded).profile(block_size, request.max_num_batched_tokens, request.max_num_seqs)
+        try:
+            activation = ModelRunner(loaded).profile(block_size, request.max_num_batched_tokens, request.max_num_seqs)
+        except (MemoryError, RuntimeError) as error:
+            if not memory.is_exhausted(error):
+                raise
+            message = f"a step of {request.max_num_batched_tokens} tokens cannot be run: the memory is too small"
+            raise BlockyardError(Reason.NEVER_FITS, message) from None
         on_cpu = device.type == "cpu"
         if on_cpu:
             usage = memory.cpu_usage(memory.read_host_memory(), loaded.parameter_bytes, activation)
@@ -277,7 +287,9 @@ class Worker:
         block_format = BlockFormat.of(loaded.config, request.block_size)
         try:
             cache = CacheEngine(block_format, request.num_device_blocks, request.num_host_blocks, loaded.backend)
-        except (OSError, MemoryError, torch.OutOfMemoryError):
+        except (OSError, MemoryError, RuntimeError) as error:
+            if not (isinstance(error, OSError) or memory.is_exhausted(error)):
+                raise
             needed = block_format.block_bytes * (request.num_device_blocks + request.num_host_blocks)
             raise BlockyardError(Reason.NEVER_FITS, f"the pools need {needed} bytes, more than there is") from None
         loaded.model.reserve_positions(request.max_model_len)
@@ -294,7 +306,13 @@ class Worker:
         if self._may_choose_threads and choice.device.type == "cpu":
             num_threads = runner.settle_threads(cache.device_pool, request.block_size, request.max_num_seqs)
             log.info("threads chosen", num_threads=num_threads)
-        limits = BatchLimits(request.max_model_len, request.max_num_seqs, request.block_size, loaded.config.vocab_size)
+        limits = BatchLimits(
+            request.max_model_len,
+            request.max_num_seqs,
+            request.block_size,
+            loaded.config.vocab_size,
+            request.max_num_batched_tokens,
+        )
         executor = StepExecutor(InputBatch(limits), cache, runner)
         # What lives now lives as long as the process: the collector need not look at it again.
         gc.collect()
@@ -375,16 +393,23 @@ def _wrong_profile_request(request: ProfileRequest) -> Iterable[Violation]:
         yield from _wrong_block_size(request.block_size)
     if not 0 < request.device_memory_utilization <= 1:
         yield Violation("device_memory_utilization", "must be above 0 and at most 1")
-    for name in ("max_num_batched_tokens", "max_num_seqs"):
-        if getattr(request, name) < 1:
-            yield Violation(name, "must be at least 1")
+    yield from _wrong_step_size(request)
+
+
+def _wrong_step_size(request: ProfileRequest | CacheRequest) -> Iterable[Violation]:
+    for name, most in (("max_num_batched_tokens", MAX_TOKENS), ("max_num_seqs", MAX_SEQS)):
+        if not 1 <= getattr(request, name) <= most:
+            yield Violation(name, f"must be from 1 to {most}")
 
 
 def _wrong_cache_request(request: CacheRequest, model_max_len: int) -> Iterable[Violation]:
     yield from _wrong_block_size(request.block_size)
-    for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs"):
-        if getattr(request, name) < 1:
-            yield Violation(name, "must be at least 1")
+    yield from _wrong_step_size(request)
+    if request.max_model_len < 1:
+        yield Violation("max_model_len", "must be at least 1")
+    for name in ("num_device_blocks", "num_host_blocks"):
+        if getattr(request, name) > MAX_BLOCKS:
+            yield Violation(name, f"must be at most {MAX_BLOCKS}")
     if request.num_device_blocks < 2:
         yield Violation("num_device_blocks", "must be at least 2: block 0 is scratch")
         return

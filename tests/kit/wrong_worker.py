@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import grpc.aio
 from google.protobuf.message import Message
-from google.rpc import status_pb2 as rpc_status_pb2
 
 from blockyard.common.v1 import sampling_pb2, status_pb2
+from blockyard.google_rpc import status_pb2 as rpc_status_pb2
 from blockyard.worker.v1 import worker_pb2
 from tests.kit.fake_worker import FakeWorker, FakeWorkerOptions
 
@@ -285,7 +285,7 @@ KINDS: dict[str, Kind] = {
     "blocks: no message": Kind(_BLOCKS, _bytes(b"\xff\xff\xff")),
     "blocks: four billion": Kind(_BLOCKS, _edit(_set(num_device_blocks=MOST_32, num_host_blocks=MOST_32))),
     "blocks: of no tokens": Kind(_BLOCKS, _edit(_set(block_size=0))),
-    "blocks: of no bytes": Kind(_BLOCKS, _edit(_set(cache_block_bytes=MOST_64))),
+    "blocks: of more bytes than there are": Kind(_BLOCKS, _edit(_set(cache_block_bytes=MOST_64))),
     "cache: no message": Kind(_CACHE, _bytes(b"\xff\xff\xff")),
     "cache: nothing": Kind(_CACHE, _bytes(b"")),
     "cache: four billion blocks": Kind(_CACHE, _inside("cache", num_device_blocks=MOST_32)),

@@ -76,6 +76,53 @@ def test_absent_parameters_are_those_that_change_nothing() -> None:
     assert new.sampling == Sampling(temperature=0.0, top_p=0.5, repetition_penalty=1.5, min_p=0.25, top_k=3)
 
 
+def test_whether_a_sequence_came_with_sampling_parameters_is_kept() -> None:
+    for told, has_sampling in ((pb.NewSequence(), False), (pb.NewSequence(sampling={}), True)):
+        [new] = codec.decode_step(pb.ExecuteModelRequest(new_sequences=[told])).new_sequences
+        assert new.has_sampling is has_sampling
+
+
+LONG_SAMPLING = sampling_pb2.SamplingParams(bad_token_sequences=[sampling_pb2.TokenSequence()] * (2**14 + 1))
+
+
+@pytest.mark.parametrize(
+    ("told", "field"),
+    [
+        ({"sequence_ids": range(5)}, "sequence_ids: 5, where at most 4"),
+        ({"num_new_tokens": [1] * 5}, "num_new_tokens: 5, where at most 4"),
+        ({"input_sequence_ids": range(5)}, "input_sequence_ids: 5, where at most 4"),
+        ({"new_sequences": [pb.NewSequence()] * 9}, "new_sequences: 9, where at most 8"),
+        ({"forks": [pb.Fork()] * 9}, "forks: 9, where at most 8"),
+        ({"replaced_tables": [pb.BlockTable()] * 9}, "replaced_tables: 9, where at most 8"),
+        ({"finished_sequence_ids": range(2**20 + 1)}, "finished_sequence_ids: 1048577"),
+        (
+            {"new_sequences": [pb.NewSequence(sampling=LONG_SAMPLING)]},
+            "new_sequences[0].sampling.bad_token_sequences: 16385",
+        ),
+    ],
+)
+def test_what_is_too_large_for_a_step_is_not_read(told: dict[str, Any], field: str) -> None:
+    step = codec.decode_step(pb.ExecuteModelRequest(epoch=3, step_id=7, **told), max_num_seqs=4)
+    assert (step.epoch, step.step_id, step.sequence_ids, step.new_sequences) == (3, 7, (), ())
+    assert step.wrong is not None
+    assert step.wrong.message.startswith(field)
+
+
+@pytest.mark.parametrize(
+    ("request_", "fields"),
+    [
+        (pb.InitDeviceRequest(device_type=99), ["device_type"]),  # type: ignore[arg-type]
+        (pb.InitDeviceRequest(device_type=99, dtype=-1), ["device_type", "dtype"]),  # type: ignore[arg-type]
+    ],
+)
+def test_an_enum_without_a_name_is_refused(request_: pb.InitDeviceRequest, fields: list[str]) -> None:
+    with pytest.raises(BlockyardError) as caught:
+        codec.decode_init_device(request_)
+    assert [violation.field for violation in caught.value.violations] == fields
+    with pytest.raises(BlockyardError, match=r"quantization: 77 is not known to this worker.*format: 99"):
+        codec.decode_load(pb.LoadModelRequest(quantization=77, format=99))  # type: ignore[arg-type]
+
+
 def test_an_answer_leaves_whole() -> None:
     failure = BlockyardError(Reason.BUG, "not finite")
     times = StepTimes(0.001, 0.002, 1.5, 0.004)

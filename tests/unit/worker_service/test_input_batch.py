@@ -10,7 +10,7 @@ import pytest
 from worker_service.input_batch import BatchLimits, InputBatch, Progress
 from worker_service.step import Array, Fork, NewSequence, Sampling, Step
 
-LIMITS = BatchLimits(max_model_len=64, max_num_seqs=4, block_size=8, vocab_size=100)
+LIMITS = BatchLimits(max_model_len=64, max_num_seqs=4, block_size=8, vocab_size=100, max_num_batched_tokens=70)
 
 
 def ints(*values: int) -> Array:

@@ -14,7 +14,7 @@ from worker_service.step import Array, Fork, NewSequence, Sampling, Step
 if TYPE_CHECKING:
     from worker_service.work import Work
 
-LIMITS = BatchLimits(max_model_len=64, max_num_seqs=3, block_size=4, vocab_size=100)
+LIMITS = BatchLimits(max_model_len=64, max_num_seqs=3, block_size=4, vocab_size=100, max_num_batched_tokens=70)
 GREEDY = Sampling(temperature=0.0)
 STOP = 99
 

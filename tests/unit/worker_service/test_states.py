@@ -190,9 +190,29 @@ async def test_a_length_that_does_not_fit_is_refused_with_what_does(fresh_worker
 
 async def test_pools_that_cannot_be_had_are_refused(fresh_worker: WorkerDriver, model: Path) -> None:
     await fresh_worker.load(model)
-    error = await fails(fresh_worker.initialize_cache(num_host_blocks=2**32 - 1, block_size=256))
+    error = await fails(fresh_worker.initialize_cache(num_host_blocks=2**31 - 1, block_size=256))
     assert error.reason is Reason.NEVER_FITS
     assert state(await fresh_worker.info()) == "LOADED"
+    await fresh_worker.initialize_cache()
+
+
+async def test_sizes_that_cannot_be_are_refused_as_what_they_are(
+    fresh_worker: WorkerDriver, model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    error = await fails(fresh_worker.stub.InitDevice(pb.InitDeviceRequest(device_type=99)))  # type: ignore[arg-type]
+    assert error.reason is Reason.FIELD_INVALID
+    await fresh_worker.load(model)
+    most = 2**32 - 1
+    profile = {"device_memory_utilization": 0.5, "max_num_batched_tokens": 16, "max_num_seqs": 4}
+    for name in ("max_num_batched_tokens", "max_num_seqs", "block_size"):
+        request = pb.DetermineNumAvailableBlocksRequest(**(profile | {name: most}))
+        error = await fails(fresh_worker.stub.DetermineNumAvailableBlocks(request))
+        assert (error.reason, [violation.field for violation in error.violations]) == (Reason.FIELD_INVALID, [name])
+    sizes = ("max_num_batched_tokens", "max_num_seqs", "block_size", "num_device_blocks", "num_host_blocks")
+    for name in (*sizes, "max_model_len"):
+        error = await fails(fresh_worker.initialize_cache(**{name: most}))
+        assert (error.reason, {violation.field for violation in error.violations}) == (Reason.FIELD_INVALID, {name})
+    assert "Traceback" not in caplog.text
     await fresh_worker.initialize_cache()
 
 
@@ -231,7 +251,7 @@ async def test_a_format_that_is_not_known_is_refused_and_one_without_files_loads
     unknown = pb.LoadModelRequest(model=str(tmp_path), format=77)  # type: ignore[arg-type]
     error = await fails(anext(aiter(fresh_worker.stub.LoadModel(unknown))))
     assert error.reason is Reason.FIELD_INVALID
-    assert "use one of LOAD_FORMAT_UNSPECIFIED" in error.message
+    assert "is not known to this worker" in error.message
     request = pb.LoadModelRequest(model=str(tmp_path), format=pb.LOAD_FORMAT_RANDOM)
     *_, last = [event async for event in fresh_worker.stub.LoadModel(request)]
     assert last.loaded.parameter_bytes > 0

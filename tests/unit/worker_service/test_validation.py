@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from blockyard.errors import Reason
-from worker_service.input_batch import BatchLimits, InputBatch
-from worker_service.step import Array, BlockPairs, Fork, NewSequence, Sampling, Step
-from worker_service.validation import MAX_VIOLATIONS, check_step
+from worker_service.input_batch import BatchLimits, InputBatch, Progress
+from worker_service.step import MAX_VIOLATIONS, Array, BlockPairs, Fork, NewSequence, Sampling, Step
+from worker_service.validation import check_step
 
-LIMITS = BatchLimits(max_model_len=64, max_num_seqs=4, block_size=8, vocab_size=100)
+LIMITS = BatchLimits(max_model_len=64, max_num_seqs=4, block_size=8, vocab_size=100, max_num_batched_tokens=70)
 NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS = 33, 4
 
 
@@ -107,6 +107,28 @@ def test_a_good_step_is_taken(batch: InputBatch, name: str) -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "more rows than max_num_seqs": (
+        {"sequence_ids": tuple(range(5)), "num_new_tokens": (1,) * 5},
+        "sequence_ids: 5 are more than max_num_seqs, 4",
+    ),
+    "more tokens than max_num_batched_tokens": (
+        {"sequence_ids": (1, 2), "num_new_tokens": (1, 70)},
+        "num_new_tokens: 71 tokens are more than max_num_batched_tokens, 70",
+    ),
+    "tokens that would overflow 32 bits": (
+        {"sequence_ids": (1, 2), "num_new_tokens": (2**32 - 1, 2**32 - 1)},
+        "num_new_tokens: 8589934590 tokens",
+    ),
+    "more candidates than any beams need": (
+        {"new_sequences": (new(9, num_beam_candidates=97, stop_token_ids=(1, 2)),)},
+        "new_sequences[0].num_beam_candidates: 97, where 96 are enough",
+    ),
+    "four billion candidates": ({"new_sequences": (new(9, num_beam_candidates=2**32 - 1),)}, "4294967295, where 64"),
+    "more stop tokens than there are tokens": (
+        {"new_sequences": (new(9, stop_token_ids=tuple(range(165))),)},
+        "stop_token_ids: 165 ids of a vocabulary of 100",
+    ),
+    "no sampling parameters": ({"new_sequences": (new(9, has_sampling=False),)}, "sampling: must be set"),
     "unknown sequence": ({"sequence_ids": (8,), "num_new_tokens": (1,)}, "sequences [8] are not known"),
     "finished sequence": (
         {"finished_sequence_ids": (1,), "sequence_ids": (1,), "num_new_tokens": (1,)},
@@ -217,6 +239,10 @@ def test_a_bad_step_is_refused_and_changes_nothing(batch: InputBatch, name: str)
         ({"presence_penalty": float("nan")}, "presence_penalty"),
         ({"logit_bias": {100: 1.0}}, "logit_bias"),
         ({"logit_bias": {1: float("nan")}}, "logit_bias"),
+        ({"allowed_token_ids": (1, 100)}, "allowed_token_ids"),
+        ({"bad_token_sequences": ((1, 2), (3, 100))}, "bad_token_sequences"),
+        ({"bad_token_sequences": ((2**32 - 1,),)}, "bad_token_sequences"),
+        ({"bad_token_sequences": ((1,), ())}, "bad_token_sequences"),
     ],
 )
 def test_parameters_that_would_break_the_sampler_are_refused(
@@ -246,6 +272,42 @@ def test_every_violation_is_told_up_to_a_limit(batch: InputBatch) -> None:
     many = check_step(step(new_sequences=(new(9, 0),) * 50), batch, NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS)
     assert many is not None
     assert len(many.violations) == MAX_VIOLATIONS
+
+
+class CountingBatch(InputBatch):
+    """Counts how often it is asked about one sequence."""
+
+    num_asked = 0
+
+    def __contains__(self, sequence_id: int) -> bool:
+        self.num_asked += 1
+        return super().__contains__(sequence_id)
+
+    def progress(self, sequence_id: int) -> Progress:
+        self.num_asked += 1
+        return super().progress(sequence_id)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"appended_sequence_ids": (1,) * 2_000_000, "appended_block_ids": np.full(2_000_000, 9)},
+        {"appended_sequence_ids": tuple(range(100, 2_000_100)), "appended_block_ids": np.full(2_000_000, 9)},
+        {"new_sequences": (new(9, 0),) * 100_000},
+        {"forks": (Fork(8, 2, 1, ints(0)),) * 100_000},
+        {"replaced_tables": ((8, ints(0)),) * 100_000},
+        {"input_sequence_ids": tuple(range(100, 100_100)), "input_token_ids": np.zeros(100_000, np.int64)},
+    ],
+    ids=lambda fields: str(next(iter(fields))),
+)
+def test_a_check_looks_at_few_things_however_long_the_step_is(fields: dict[str, Any]) -> None:
+    batch = CountingBatch(LIMITS)
+    batch.apply(step(new_sequences=(new(1, 9, (1, 2)),)))
+    batch.num_asked = 0
+    error = check_step(Step(1, 1, **fields), batch, NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS)
+    assert error is not None
+    assert len(error.violations) <= MAX_VIOLATIONS
+    assert batch.num_asked <= 4 * MAX_VIOLATIONS
 
 
 def test_a_full_sequence_cannot_compute_past_the_limit() -> None:
