@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from blockyard import chat_codec
 from blockyard.chat import ChatOptions
 from blockyard.common.v1 import sampling_pb2
-from blockyard.errors import Violation, invalid
+from blockyard.errors import Violation, from_status, invalid
 from blockyard.inference.v1 import inference_pb2
 from blockyard.results import (
     Accepted,
@@ -218,6 +218,7 @@ def to_finished(finished: inference_pb2.Finished) -> Finished:
         Usage(finished.usage.num_prompt_tokens, finished.usage.num_cached_tokens, finished.usage.num_completion_tokens),
         finished.determinism_id,
         finished.score if finished.HasField("score") else None,
+        from_status(finished.error) if finished.HasField("error") else None,
     )
 
 

@@ -49,6 +49,7 @@ class Reason(StrEnum):
     MODEL_NOT_LOADED = "MODEL_NOT_LOADED"
     FEATURE_DISABLED = "FEATURE_DISABLED"
     WRONG_STATE = "WRONG_STATE"
+    NO_TOKEN_POSSIBLE = "NO_TOKEN_POSSIBLE"
     QUEUE_FULL = "QUEUE_FULL"
     TOKEN_BACKLOG = "TOKEN_BACKLOG"
     TENANT_QUOTA = "TENANT_QUOTA"
@@ -56,6 +57,7 @@ class Reason(StrEnum):
     NEVER_FITS = "NEVER_FITS"
     CLIENT_CANCELLED = "CLIENT_CANCELLED"
     POISON_REQUEST = "POISON_REQUEST"
+    NOT_FINITE = "NOT_FINITE"
     BUG = "BUG"
     NO_READY_WORKER = "NO_READY_WORKER"
     DRAINING = "DRAINING"
@@ -82,6 +84,7 @@ TABLE: Mapping[Reason, Rule] = {
     Reason.MODEL_NOT_LOADED: Rule(grpc.StatusCode.FAILED_PRECONDITION, 412),
     Reason.FEATURE_DISABLED: Rule(grpc.StatusCode.FAILED_PRECONDITION, 412),
     Reason.WRONG_STATE: Rule(grpc.StatusCode.FAILED_PRECONDITION, 412),
+    Reason.NO_TOKEN_POSSIBLE: Rule(grpc.StatusCode.FAILED_PRECONDITION, 412),
     Reason.QUEUE_FULL: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
     Reason.TOKEN_BACKLOG: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
     Reason.TENANT_QUOTA: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
@@ -89,6 +92,7 @@ TABLE: Mapping[Reason, Rule] = {
     Reason.NEVER_FITS: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, 400),
     Reason.CLIENT_CANCELLED: Rule(grpc.StatusCode.CANCELLED, 499),
     Reason.POISON_REQUEST: Rule(grpc.StatusCode.INTERNAL, 500),
+    Reason.NOT_FINITE: Rule(grpc.StatusCode.INTERNAL, 500),
     Reason.BUG: Rule(grpc.StatusCode.INTERNAL, 500),
     Reason.NO_READY_WORKER: Rule(grpc.StatusCode.UNAVAILABLE, 503),
     Reason.DRAINING: Rule(grpc.StatusCode.UNAVAILABLE, 503),

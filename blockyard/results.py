@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from blockyard.errors import BlockyardError
+
 
 class EarlyStopping(StrEnum):
     """When a beam search ends, where max_tokens does not end it before."""
@@ -178,7 +180,7 @@ class PromptLogprobs:
 class Finished:
     """The sequence `index` has ended. `matched_stop`: the stop string or stop token; None for a model's end token.
 
-    `score` is that of a beam.
+    `score` is that of a beam. `error` says why it failed, where the reason is ERROR; its neighbours go on.
     """
 
     index: int
@@ -187,6 +189,7 @@ class Finished:
     usage: Usage
     determinism_id: str
     score: float | None = None
+    error: BlockyardError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +210,11 @@ Event = Accepted | PromptLogprobs | Delta | Finished | Recovered
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One sequence of an answer. `token_ids` and `logprobs` are empty unless asked for; `score` is that of a beam."""
+    """One sequence of an answer. `token_ids` and `logprobs` are empty unless asked for; `score` is that of a beam.
+
+    `error` says why it failed, where `finish_reason` is ERROR: what came before is its text. Where every sequence fails
+    there is no answer, and the error is raised.
+    """
 
     index: int
     text: str
@@ -217,6 +224,7 @@ class Choice:
     usage: Usage
     logprobs: tuple[TokenLogprobs, ...] = ()
     score: float | None = None
+    error: BlockyardError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,4 +344,5 @@ class CompletionBuilder:
             finished.usage,
             tuple(parts.logprobs),
             finished.score,
+            finished.error,
         )

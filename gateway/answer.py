@@ -13,6 +13,7 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
+from blockyard.errors import BlockyardError, Reason
 from gateway.request import Delta, FinishReason
 from gateway.stop_strings import Match, StopStringMatcher
 
@@ -44,11 +45,15 @@ class AnswerRules(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How an answer ended. `matched`: the stop string, the request's stop token, or None. `score`: that of a beam."""
+    """How an answer ended. `matched`: the stop string, the request's stop token, or None. `score`: that of a beam.
+
+    `error`: why it failed, where the reason is ERROR.
+    """
 
     reason: FinishReason
     matched: str | int | None
     score: float | None = None
+    error: BlockyardError | None = None
 
 
 class Place(NamedTuple):
@@ -115,10 +120,12 @@ class SequenceAnswer:
         elif self.ended is None:
             self.logprobs.append(candidates)
 
-    def finish(self, reason: FinishReason, score: float | None = None) -> None:
+    def finish(self, reason: FinishReason, score: float | None = None, error: BlockyardError | None = None) -> None:
         """Takes the scheduler's word that the sequence ended with the token pushed last."""
         if self.ended is None:
-            self._finish(reason, score)
+            if reason is FinishReason.ERROR:
+                error = error or _untold()
+            self._finish(reason, score, error)
 
     def advance(self) -> bool:
         """Makes text of what came in; tells whether a stop string has been found, which ends the answer."""
@@ -136,7 +143,7 @@ class SequenceAnswer:
         self._num_repeats = max(0, num_known - num_told)
         self._num_repeated_logprobs = max(0, len(self.logprobs) - len(record.logprobs))
         if record.reason is not None:
-            self.finish(record.reason, record.score)
+            self.finish(record.reason, record.score, record.error)
 
     def delta_after(self, num_tokens: int, num_text_bytes: int, until: Place | None = None) -> Delta | None:
         """Returns what comes after a place, up to another or as far as it is text; None if that is nothing."""
@@ -189,7 +196,7 @@ class SequenceAnswer:
         del self.token_ids[self.num_tokens :]
         del self.logprobs[self.num_tokens :]
 
-    def _finish(self, reason: FinishReason, score: float | None) -> None:
+    def _finish(self, reason: FinishReason, score: float | None, error: BlockyardError | None) -> None:
         stop_token_id = self._stop_token_id() if reason is FinishReason.STOP else None
         is_hidden = stop_token_id is not None and not self._rules.stop.include_stop_in_output
         self._advance_to(len(self.token_ids) - is_hidden)
@@ -199,7 +206,7 @@ class SequenceAnswer:
             return
         self.num_tokens = len(self.token_ids)
         is_end_token = stop_token_id in self._rules.end_token_ids
-        self._end(Ended(reason, None if is_end_token else stop_token_id, score))
+        self._end(Ended(reason, None if is_end_token else stop_token_id, score, error))
 
     def _stop_token_id(self) -> int | None:
         """The stop token that stands last; a stop string may have been seen by another gateway, and then none does."""
@@ -214,3 +221,8 @@ class SequenceAnswer:
         self._search(self._matcher, rest)
         if self.ended is None:
             self._release(self._matcher.flush())
+
+
+def _untold() -> BlockyardError:
+    """The error of a failure that a scheduler of another version has no word for."""
+    return BlockyardError(Reason.BUG, "the sequence failed; the scheduler's log has more")

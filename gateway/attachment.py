@@ -73,6 +73,7 @@ class SequenceRecord(NamedTuple):
     reason: FinishReason | None = None
     logprobs: Sequence[Candidates] = ()
     score: float | None = None
+    error: BlockyardError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +147,12 @@ class Recovery(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """A sequence that ended with the tokens of the same message; `score`: that of a beam."""
+    """A sequence that ended with the tokens of the same message; `score`: that of a beam; `error`: why it failed."""
 
     sequence_id: int
     reason: FinishReason
     score: float | None = None
+    error: BlockyardError | None = None
 
 
 class PromptPiece(NamedTuple):

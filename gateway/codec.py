@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from blockyard.common.v1 import sampling_pb2
-from blockyard.errors import Reason, Violation, invalid
+from blockyard.errors import Reason, Violation, invalid, to_status
 from blockyard.inference.v1 import inference_pb2
 from gateway.conversation_codec import decode_conversation
 from gateway.request import (
@@ -251,6 +251,7 @@ def _encode_finished(event: Finished) -> inference_pb2.Finished:
         ),
         determinism_id=event.determinism_id,
         score=event.score,
+        error=to_status(event.error) if event.error else None,
     )
 
 

@@ -161,11 +161,15 @@ class LiveRequests:
         transcript.fail(error)
 
     def retire(self, transcript: Transcript) -> None:
-        """Keeps a request whose answer is whole, for those who ask again."""
+        """Keeps a request of which all has ended, for those who ask again."""
         self._forget(transcript)
         self._registry.retain(transcript)
-        transcript.story.finished(transcript)
-        transcript.meter.ended(transcript)
+        if (failure := transcript.failure) is not None:
+            transcript.story.failed(transcript, failure)
+            transcript.meter.failed(failure.reason)
+        else:
+            transcript.story.finished(transcript)
+            transcript.meter.ended(transcript)
 
     def _forget(self, transcript: Transcript) -> None:
         self._submissions.forget(transcript)

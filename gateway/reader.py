@@ -88,7 +88,8 @@ class Reader:
     """One request's events, read by `async for`: Accepted first, then Delta and one Finished for each sequence, from
     the positions on; PromptLogprobs before the first Delta; Recovered where a failure was outlived.
 
-    Reading raises BlockyardError when the request fails or is cancelled (CLIENT_CANCELLED), after what came before.
+    Reading raises BlockyardError when the request fails or is cancelled (CLIENT_CANCELLED), after what came before; so
+    it does when each of its sequences has failed by itself, after the Finished of the last.
     A front that answers with a status line awaits Accepted first (`await anext(reader)`), since the scheduler may
     refuse the request. Whoever started it calls `aclose`, always. One task reads.
 
@@ -127,6 +128,11 @@ class Reader:
         return self.transcript.origin.accepted.request_id
 
     @property
+    def failure(self) -> BlockyardError | None:
+        """What reading raises at the end, where each of the sequences has failed by itself."""
+        return self.transcript.failure
+
+    @property
     def request(self) -> GenerationRequest:
         """The request as it was sent, its prompt as ids and its defaults filled in."""
         return state_codec.request_of(self.transcript.submission)
@@ -155,6 +161,8 @@ class Reader:
             elif error := self._error or self.transcript.error:
                 raise error
             elif not self._untold:
+                if failure := self.failure:
+                    raise failure
                 raise StopAsyncIteration
             else:
                 await self._wait()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from blockyard.errors import BlockyardError
     from gateway.chat import Conversation
 
 
@@ -189,7 +190,7 @@ class Delta:
 class Finished:
     """The sequence `index` ended. `matched`: the stop string, or the request's stop token; None for an end token.
 
-    `score`: that of a beam.
+    `score`: that of a beam. `error`: why it failed, where the reason is ERROR.
     """
 
     index: int
@@ -200,6 +201,7 @@ class Finished:
     num_completion_tokens: int
     determinism_id: str
     score: float | None = None
+    error: BlockyardError | None = None
 
 
 @dataclass(frozen=True, slots=True)

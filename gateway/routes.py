@@ -60,12 +60,12 @@ class Routes:
             for reader in transcript.readers:
                 if not reader.is_patient:
                     reader.wake()
-        for sequence_id, reason, score in progress.ended:
+        for sequence_id, reason, score, error in progress.ended:
             route = routes.get(sequence_id)
             if route is None:
                 continue
             transcript, answer = route
-            answer.finish(reason, score)
+            answer.finish(reason, score, error)
             self._on_end(transcript, answer)
             transcript.wake()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from google.protobuf import duration_pb2
 
 from blockyard.common.v1 import sampling_pb2
-from blockyard.errors import from_status
+from blockyard.errors import from_status, to_status
 from blockyard.logprob_columns import join_logprobs, split_logprobs
 from blockyard.scheduler.v1 import scheduler_pb2
 from blockyard.trace_codec import decode_trace_context, encode_trace_context
@@ -114,6 +114,7 @@ def _encode_record(record: SequenceRecord) -> scheduler_pb2.SequenceTranscript:
         finish_reason=REASON_NUMBERS[record.reason] if record.reason else sampling_pb2.FINISH_REASON_UNSPECIFIED,
         logprobs=join_logprobs(record.logprobs) if record.logprobs else None,
         score=record.score,
+        error=to_status(record.error) if record.error else None,
     )
 
 
@@ -123,6 +124,7 @@ def _decode_record(message: scheduler_pb2.SequenceTranscript) -> SequenceRecord:
         reason=decode_reason(message.finish_reason) if message.finish_reason else None,
         logprobs=split_logprobs(message.logprobs),
         score=message.score if message.HasField("score") else None,
+        error=from_status(message.error) if message.HasField("error") else None,
     )
 
 
@@ -203,8 +205,14 @@ def decode_progress(message: scheduler_pb2.AttachResponse) -> Progress:
 
 def _decode_endings(message: scheduler_pb2.AttachResponse) -> list[Ending]:
     scores: Sequence[float | None] = message.finish_scores or [None] * len(message.finish_reasons)
+    errors = {failure.sequence_id: from_status(failure.status) for failure in message.sequence_failures}
     return [
-        Ending(sequence_id, decode_reason(reason), None if score is None or math.isnan(score) else score)
+        Ending(
+            sequence_id,
+            decode_reason(reason),
+            None if score is None or math.isnan(score) else score,
+            errors.get(sequence_id),
+        )
         for sequence_id, reason, score in zip(
             message.finished_sequence_ids, message.finish_reasons, scores, strict=True
         )

@@ -37,7 +37,7 @@ _FINISH_REASONS = "gen_ai.response.finish_reasons"
 # A request's name with its tenant's is shorter.
 _MAX_NAME = 200
 # What a user is told that something here is to blame for.
-_OUR_FAULT = (Reason.BUG, Reason.POISON_REQUEST)
+_OUR_FAULT = (Reason.BUG, Reason.NOT_FINITE, Reason.POISON_REQUEST)
 
 
 class Story:
@@ -152,8 +152,12 @@ class Story:
     def finished(self, transcript: Transcript) -> None:
         """Its answer is whole."""
         told = self._counts(transcript)
-        reasons = tuple(answer.ended.reason.value for answer in transcript.answers if answer.ended is not None)
-        log.info("request finished", **self._fields(finish_reasons=",".join(dict.fromkeys(reasons)), **told))
+        ends = [answer.ended for answer in transcript.answers if answer.ended is not None]
+        reasons = tuple(ended.reason.value for ended in ends)
+        errors = ",".join(dict.fromkeys(str(ended.error.reason) for ended in ends if ended.error)) or None
+        log.info(
+            "request finished", **self._fields(finish_reasons=",".join(dict.fromkeys(reasons)), errors=errors, **told)
+        )
         self.span.set(**{_FINISH_REASONS: reasons})
         self._end_span(transcript)
 

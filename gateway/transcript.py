@@ -90,6 +90,12 @@ class Transcript:
         return all(answer.ended is not None for answer in self.answers)
 
     @property
+    def failure(self) -> BlockyardError | None:
+        """Why there is no answer though all have their end: each of its sequences has failed by itself."""
+        errors = [answer.ended.error for answer in self.answers if answer.ended is not None]
+        return errors[0] if len(errors) == len(self.answers) and all(errors) else None
+
+    @property
     def weight(self) -> int:
         """What it costs to keep, in tokens, where a log probability counts as one."""
         num_tokens = len(self.submission.prompt_token_ids) + sum(len(answer.token_ids) for answer in self.answers)
@@ -167,6 +173,7 @@ class Transcript:
             num_completion_tokens=answer.num_tokens,
             determinism_id=self.determinism_id,
             score=answer.ended.score,
+            error=answer.ended.error,
         )
 
     def recovered(self, cause: str, *, exact: bool) -> Recovered:
@@ -179,12 +186,12 @@ class Transcript:
         """Tells a scheduler what is known; None for a request that none has accepted yet."""
         if not self.was_accepted:
             return None
-        records = [
-            SequenceRecord(answer.token_ids, answer.ended and answer.ended.reason, answer.logprobs, _score(answer))
-            for answer in self.answers
-        ]
+        records = [_record_of(answer) for answer in self.answers]
         return Resubmission(now - self.origin.arrived_at, records, self.num_cached_tokens)
 
 
-def _score(answer: SequenceAnswer) -> float | None:
-    return answer.ended.score if answer.ended else None
+def _record_of(answer: SequenceAnswer) -> SequenceRecord:
+    ended = answer.ended
+    if ended is None:
+        return SequenceRecord(answer.token_ids, None, answer.logprobs)
+    return SequenceRecord(answer.token_ids, ended.reason, answer.logprobs, ended.score, ended.error)

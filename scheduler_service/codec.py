@@ -27,6 +27,7 @@ from scheduler_service.answer_checks import (
     check_worker,
 )
 from scheduler_service.core.output import FinishReason, StepResult
+from scheduler_service.error_codec import decode_error
 from scheduler_service.facts import (
     AvailableBlocks,
     CacheInfo,
@@ -147,7 +148,7 @@ def decode_answer(message: worker_pb2.ExecuteModelResponse, limits: AnswerLimits
         sequence_ids,
         token_ids,
         tuple(message.skipped_sequence_ids[:]),
-        tuple((failure.sequence_id, failure.status.message) for failure in message.failures),
+        tuple((failure.sequence_id, decode_error(failure.status)) for failure in message.failures),
         logprobs=_decode_logprobs(message, limits) if _has_logprobs(message) else None,
         beam_candidates=_decode_candidates(message, limits) if _has_candidates(message) else None,
         prompt_logprobs=_decode_prompts(message, limits) if message.prompt_logprobs else (),

@@ -232,7 +232,10 @@ class Dispatcher:
             else:
                 self._metrics.given(group, self._clock())
         self._requests.recover(recoveries)
-        self._tell(engine.scheduler.adopt(groups), Reason.NEVER_FITS)
+        updates = engine.scheduler.adopt(groups)
+        self._requests.publish(updates)
+        for request_id, message in (failed for update in updates.values() for failed in update.failed):
+            self.fail_all([request_id], BlockyardError(Reason.NEVER_FITS, message))
         self.ended(engine.scheduler.take_ended())
         engine.wake()
 
@@ -247,14 +250,7 @@ class Dispatcher:
         if self.lost_at is not None:
             log.info("steps are answered again", after_seconds=round(self._clock() - self.lost_at, 3))
             self.lost_at = None
-        self._tell(updates, Reason.BUG)
-
-    def _tell(self, updates: Mapping[str, OwnerUpdate], reason: Reason) -> None:
-        """`reason` is why requests failed, if any did."""
         self._requests.publish(updates)
-        for update in updates.values():
-            for request_id, message in update.failed:
-                self.fail_all([request_id], BlockyardError(reason, message))
 
     def ended(self, groups: Iterable[Group]) -> None:
         """Lets go of requests that ended."""

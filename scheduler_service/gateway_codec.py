@@ -12,10 +12,12 @@ from blockyard.logprob_columns import encode_prompt_logprobs, join_logprobs, spl
 from blockyard.scheduler.v1 import scheduler_pb2
 from blockyard.trace_codec import decode_trace_context
 from scheduler_service.core.output import BeamSpec, EarlyStopping, FinishReason, GroupSpec, OwnerUpdate
+from scheduler_service.error_codec import decode_error, encode_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from scheduler_service.core.output import FinishedSequence, SequenceError
     from scheduler_service.core.sequence import Group, Sequence
     from scheduler_service.facts import ModelFacts, Readiness
 
@@ -49,7 +51,7 @@ class Addition:
 class Resubmission:
     """Where an added request was before; by index, the tokens of each sequence, and why it ended if it has.
 
-    `scores`: of those that a beam search gave.
+    `scores`: of those that a beam search gave. `errors`: of those that failed.
     """
 
     age_seconds: float
@@ -58,6 +60,7 @@ class Resubmission:
     logprobs: list[list[Any]]
     num_cached_tokens: int
     scores: list[float | None]
+    errors: list[SequenceError | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +177,7 @@ def _decode_resubmission(message: scheduler_pb2.Resubmission) -> Resubmission:
         logprobs=[split_logprobs(sequence.logprobs) for sequence in message.sequences],
         num_cached_tokens=message.num_cached_tokens,
         scores=[sequence.score if sequence.HasField("score") else None for sequence in message.sequences],
+        errors=[decode_error(sequence.error) if sequence.HasField("error") else None for sequence in message.sequences],
     )
 
 
@@ -194,10 +198,7 @@ def encode_outgoing(outgoing: Outgoing) -> scheduler_pb2.AttachResponse:
     update = outgoing.update
     message = scheduler_pb2.AttachResponse(sequence_ids=update.sequence_ids, token_ids=update.token_ids)
     if update.finished:
-        message.finished_sequence_ids.extend([end.sequence_id for end in update.finished])
-        message.finish_reasons.extend([_FINISH_REASONS[end.reason] for end in update.finished])
-        if any(end.score is not None for end in update.finished):
-            message.finish_scores.extend([nan if end.score is None else end.score for end in update.finished])
+        _put_ends(message, update.finished)
     if update.prefilled:
         message.prefilled_sequence_ids.extend([first for first, _ in update.prefilled])
         message.num_cached_tokens.extend([cached for _, cached in update.prefilled])
@@ -220,6 +221,16 @@ def encode_outgoing(outgoing: Outgoing) -> scheduler_pb2.AttachResponse:
         message.readiness.ready = outgoing.readiness.ready
         message.readiness.message = outgoing.readiness.message
     return message
+
+
+def _put_ends(message: scheduler_pb2.AttachResponse, finished: list[FinishedSequence]) -> None:
+    message.finished_sequence_ids.extend([end.sequence_id for end in finished])
+    message.finish_reasons.extend([_FINISH_REASONS[end.reason] for end in finished])
+    if any(end.score is not None for end in finished):
+        message.finish_scores.extend([nan if end.score is None else end.score for end in finished])
+    for end in finished:
+        if end.error is not None:
+            message.sequence_failures.add(sequence_id=end.sequence_id, status=encode_error(end.error))
 
 
 def _encode_accepted(accepted: Iterable[Accepted]) -> list[scheduler_pb2.RequestAccepted]:
@@ -256,6 +267,7 @@ def _encode_transcript(sequence: Sequence) -> scheduler_pb2.SequenceTranscript:
         finish_reason=_FINISH_REASONS[reason] if reason else sampling_pb2.FINISH_REASON_UNSPECIFIED,
         logprobs=join_logprobs(sequence.logprobs) if sequence.logprobs else None,
         score=sequence.score,
+        error=encode_error(sequence.error) if sequence.error else None,
     )
 
 

@@ -291,9 +291,10 @@ class Reception:
 def _continue(group: Group, before: Resubmission) -> None:
     group.continue_from(before.outputs, before.ended)
     group.num_cached_tokens = before.num_cached_tokens
-    for sequence, logprobs, score in zip(group.sequences, before.logprobs, before.scores, strict=True):
+    columns = zip(group.sequences, before.logprobs, before.scores, before.errors, strict=True)
+    for sequence, logprobs, score, error in columns:
         sequence.logprobs = list(logprobs)
-        sequence.score = score
+        sequence.score, sequence.error = score, error
 
 
 def _overdue(kind: DeadlineKind) -> BlockyardError:

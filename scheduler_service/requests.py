@@ -168,7 +168,7 @@ class Requests:
 
     def _retain(self, request: Request, now: float) -> None:
         reasons = {sequence.finish_reason for sequence in request.group.sequences}
-        if request.digest and FinishReason.ERROR not in reasons and reasons != {FinishReason.ABORT}:
+        if request.digest and reasons != {FinishReason.ABORT}:
             weight = request.group.prompt_length + request.group.num_outputs
             self._retained.add(request.request_id, request, weight, now)
 

@@ -115,7 +115,9 @@ class ModelRunner:
         outputs = captured.replay(inputs, with_logits=not is_plain)
         computed = time.perf_counter()
         if outputs.logits is None:
-            sampled, candidates = Sampled(outputs.best, ~outputs.finite, np.zeros_like(outputs.finite)), Candidates()
+            finite = outputs.finite
+            sampled = Sampled(outputs.best, ~finite, np.zeros_like(finite), finite=finite)
+            candidates = Candidates()
         else:
             sampled, candidates = self._choose(outputs.logits, work, batch, outputs.finite)
         return Outcome(sampled, candidates, (), computed - started, time.perf_counter() - computed)

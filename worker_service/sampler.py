@@ -61,7 +61,7 @@ class SampleRows:
 class Sampled:
     """What was chosen for rows [R].
 
-    A row failed when its logits are not finite numbers or when edits left it no token; its token id means nothing.
+    A row failed when its logits are not `finite` numbers or when edits left it no token; its token id means nothing.
     `logprobs` tell of the rows that are `told`: those that asked and did not fail.
     """
 
@@ -69,14 +69,16 @@ class Sampled:
     failed: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
     told: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
     logprobs: Logprobs = NO_LOGPROBS
+    finite: Flags = field(default_factory=lambda: np.ones(0, np.bool_))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """The candidates of the rows that did not fail, of [R]."""
+    """The candidates of the rows that did not fail, of [R]. Why a row failed: as of `Sampled`."""
 
     failed: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
     logprobs: Logprobs = NO_LOGPROBS
+    finite: Flags = field(default_factory=lambda: np.ones(0, np.bool_))
 
 
 class _FlatColumns:
@@ -131,11 +133,11 @@ class Sampler:
         failed = ~finite | (token_ids < 0)
         told = asks & ~failed
         if not told.any():
-            return Sampled(token_ids, failed, told)
+            return Sampled(token_ids, failed, told, finite=finite)
         logits[spoiled] = raw
         places = np.flatnonzero(told)
         found = logprobs.of_tokens(self._ops, logits, places, token_ids[places], columns["logprobs"][places])
-        return Sampled(token_ids, failed, told, found)
+        return Sampled(token_ids, failed, told, found, finite)
 
     @torch.inference_mode()
     def candidates(self, logits: Tensor, rows: SampleRows, finite: Flags | None = None) -> Candidates:
@@ -152,7 +154,7 @@ class Sampler:
         has_some = found.num_candidates > 0
         failed = np.ones(len(rows), np.bool_)
         failed[places[has_some]] = False
-        return Candidates(failed, replace(found, num_candidates=found.num_candidates[has_some]))
+        return Candidates(failed, replace(found, num_candidates=found.num_candidates[has_some]), finite)
 
     def _tensor(self, column: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(column).to(self._device)

@@ -18,11 +18,14 @@ from worker_service.step import Step, StepResult, StepTimes
 from worker_service.validation import check_step
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from worker_service.cache_engine import CacheEngine
     from worker_service.input_batch import InputBatch
     from worker_service.model_runner import ModelRunner, Outcome
     from worker_service.profiler import Recording
-    from worker_service.work import Work
+    from worker_service.sampler import Candidates, Sampled
+    from worker_service.work import StepRows, Work
 
 log = EventLogger(__name__)
 
@@ -110,9 +113,9 @@ class StepExecutor:
 def _result(step: Step, work: Work, outcome: Outcome, times: StepTimes) -> StepResult:
     sampled, candidates = outcome.sampled, outcome.candidates
     sequence_ids, token_ids, beam_ids = work.sampled.sequence_ids, sampled.token_ids, work.beams.sequence_ids
-    failed_ids: tuple[int, ...] = ()
+    failures: tuple[tuple[int, BlockyardError], ...] = ()
     if np.count_nonzero(sampled.failed) or np.count_nonzero(candidates.failed):
-        failed_ids = work.sampled.ids(sampled.failed) + work.beams.ids(candidates.failed)
+        failures = (*_failures(work.sampled, sampled), *_failures(work.beams, candidates))
         sequence_ids, token_ids = work.sampled.ids(~sampled.failed), token_ids[~sampled.failed]
         beam_ids = work.beams.ids(~candidates.failed)
     return StepResult(
@@ -121,7 +124,7 @@ def _result(step: Step, work: Work, outcome: Outcome, times: StepTimes) -> StepR
         sequence_ids,
         tuple(token_ids.tolist()),
         work.skipped_ids,
-        tuple((sequence_id, _no_numbers()) for sequence_id in failed_ids),
+        failures,
         logprob_sequence_ids=work.sampled.ids(sampled.told),
         logprobs=sampled.logprobs,
         prompt_logprobs=outcome.prompt_logprobs,
@@ -131,5 +134,13 @@ def _result(step: Step, work: Work, outcome: Outcome, times: StepTimes) -> StepR
     )
 
 
-def _no_numbers() -> BlockyardError:
-    return BlockyardError(Reason.BUG, "no token can be sampled: the logits are not finite numbers, or all are masked")
+def _failures(rows: StepRows, outcome: Sampled | Candidates) -> Iterator[tuple[int, BlockyardError]]:
+    """Why each of the rows failed that did."""
+    if not np.count_nonzero(outcome.failed):
+        return
+    for sequence_id in rows.ids(outcome.failed & ~outcome.finite):
+        message = "the model's logits are not finite numbers: its weights may be damaged, or too large for its dtype"
+        yield sequence_id, BlockyardError(Reason.NOT_FINITE, message)
+    for sequence_id in rows.ids(outcome.failed & outcome.finite):
+        message = "no token is possible here: what the request allows, forbids and needs before it may end excludes all"
+        yield sequence_id, BlockyardError(Reason.NO_TOKEN_POSSIBLE, message)

@@ -56,3 +56,5 @@ def generate(
         else:
             for choice in client.generate(text, **options).choices:
                 typer.echo(choice.text)
+                if choice.error is not None:
+                    typer.echo(f"choice {choice.index} failed: {choice.error}", err=True)

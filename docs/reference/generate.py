@@ -77,6 +77,10 @@ MEANINGS: dict[Reason, tuple[str, str]] = {
         "The worker is in a state in which this call is not legal.",
         "Between our own services only; a client never sees it.",
     ),
+    Reason.NO_TOKEN_POSSIBLE: (
+        "A sequence cannot go on: what the request allows, forbids and needs before it may end leaves no token.",
+        "Look at allowed_token_ids, bad_words and min_tokens together.",
+    ),
     Reason.REQUEST_EXPIRED: (
         "Nobody remembers a request with this id, or not any more.",
         "Send it again, or resume it with its spec: then it is generated again and only the rest is sent.",
@@ -102,6 +106,10 @@ MEANINGS: dict[Reason, tuple[str, str]] = {
     Reason.POISON_REQUEST: (
         "The worker died three times in a row while it computed this request.",
         "Do not send it again; the service's log has the details, please report it.",
+    ),
+    Reason.NOT_FINITE: (
+        "The model's logits were infinite or not a number, so nothing could be sampled.",
+        "Check the model's files, and load it in a wider dtype: bfloat16 or float32 instead of float16.",
     ),
     Reason.BUG: ("An error in Blockyard.", "The service's log has the details; please report it."),
     Reason.NO_READY_WORKER: (
@@ -153,6 +161,14 @@ and others expect it. `param` is the first violation's parameter. When trying ag
 `false`. OpenAI's own clients obey all three.
 
 A stream that fails after it has begun ends with one event `data: {{"error": …}}` and without `data: [DONE]`.
+
+## A sequence that fails by itself
+
+`NOT_FINITE` and `NO_TOKEN_POSSIBLE` are of one sequence: the other sequences and prompts of its call go on. Its
+`Finished` has the reason `FINISH_REASON_ERROR` and an `error`, a `google.rpc.Status`; over HTTP its choice, or the last
+chunk of it, has `"finish_reason": "error"` and an `"error"` in the form above. If every sequence of a call fails, the
+call fails with the error of the first: an answer at once has its status code, and a stream ends with it after the last
+`Finished` or the last chunk.
 """
 
 

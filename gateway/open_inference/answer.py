@@ -18,6 +18,7 @@ from gateway.request import Delta, Finished
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from blockyard.errors import BlockyardError
     from gateway.open_inference.call import InferCall
     from gateway.open_inference.tensors import Response
     from gateway.request import Accepted, Event, TokenLogprobs
@@ -67,6 +68,8 @@ class Answer:
         self._call = call
         self._model = accepted[0].model
         self._num_unfinished = len(accepted) * call.call.n
+        # By the number of its choice.
+        self._errors: dict[int, BlockyardError] = {}
         prefixes = call.prefixes or ("",) * len(accepted)
         self._choices = [
             _Choice(prompt.num_prompt_tokens, [prefix])
@@ -78,7 +81,8 @@ class Answer:
         """Takes an event of the prompt of this number; returns whether there is something to tell."""
         if not isinstance(event, Delta | Finished):
             return False
-        choice = self._choices[prompt * self._call.call.n + event.index]
+        number = prompt * self._call.call.n + event.index
+        choice = self._choices[number]
         if isinstance(event, Delta):
             choice.advance(event.num_tokens)
             choice.texts.append(event.text)
@@ -88,6 +92,8 @@ class Answer:
             choice.advance(event.num_completion_tokens)
             choice.finish_reason = event.reason.value.encode()
             self._num_unfinished -= 1
+            if event.error is not None:
+                self._errors[number] = event.error
         return True
 
     def take(self) -> Response:
@@ -96,6 +102,8 @@ class Answer:
             model_name=self._model, model_version=MODEL_VERSION, id=self._call.name
         )
         response.parameters[_FINAL].bool_param = self.is_whole
+        for number, error in self._errors.items():
+            response.parameters[f"error_{number}"].string_param = str(error)
         outputs = [self._output(name) for name in self._call.outputs]
         write_outputs(response, outputs, raw=self._call.is_raw)
         for choice in self._choices:
@@ -106,6 +114,11 @@ class Answer:
         # The number of a prompt's tokens is that of the prompt, however many choices it has.
         choices = self._choices[:: self._call.call.n] if name == "num_input_tokens" else self._choices
         return Output(name, OUTPUTS[name].datatype, list(map(_ELEMENTS[name], choices)))
+
+    @property
+    def has_failed(self) -> bool:
+        """Every choice has."""
+        return len(self._errors) == len(self._choices)
 
     @property
     def is_whole(self) -> bool:

@@ -133,8 +133,11 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
             answer = Answer(call, running.accepted)
             async with aclosing(running.events()) as events:
                 async for prompt, event in events:
-                    if answer.add(prompt, event) and (call.stream or answer.is_whole):
+                    # Where all have failed the error takes the place of the last response.
+                    if answer.add(prompt, event) and call.stream and not answer.has_failed:
                         yield answer.take()
+            if not call.stream:
+                yield answer.take()
         finally:
             await running.aclose()
 

@@ -11,7 +11,8 @@ from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any
 
 from gateway.openai import logprobs as shapes
-from gateway.request import Accepted, Delta, FinishReason, PromptLogprobs, Recovered
+from gateway.openai.errors import described
+from gateway.request import Accepted, Delta, PromptLogprobs, Recovered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,8 +74,12 @@ def _warnings(accepted: Sequence[Accepted]) -> dict[str, Any]:
 
 
 def _ending(finished: Finished) -> dict[str, Any]:
-    told = {"finish_reason": finished.reason.value, "stop_reason": finished.matched}
-    return told if finished.score is None else told | {"score": finished.score}
+    told: dict[str, Any] = {"finish_reason": finished.reason.value, "stop_reason": finished.matched}
+    if finished.score is not None:
+        told["score"] = finished.score
+    if finished.error is not None:
+        told["error"] = described(finished.error)
+    return told
 
 
 class _ChoiceLogprobs:
@@ -247,8 +252,6 @@ class ChunkedAnswer:
             return self._delta(number, event)
         self._tally.add_choice(number, event)
         self._num_unfinished -= 1
-        if event.reason is FinishReason.ERROR:
-            return None
         told: dict[str, Any] = {"delta": {}} if self._call.is_chat else {"text": ""}
         chunk = self._chunk({"index": number, **told, "logprobs": None, **_ending(event)})
         is_last = not self._num_unfinished and not self._call.include_usage

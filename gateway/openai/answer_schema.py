@@ -50,6 +50,26 @@ class CompletionLogprobs(Shape):
     text_offset: list[int]
 
 
+class ToldViolation(Shape):
+    """One thing that is wrong with a request. `param` is null where it is the body as a whole."""
+
+    param: Text
+    message: str
+    code: str
+
+
+class Error(Shape):
+    """Why a call or a choice failed. `code` is the reason, or OpenAI's name for it; `param` the first violation's
+    parameter."""
+
+    message: str
+    type: str
+    param: Text
+    code: Text
+    reason: Text = None
+    violations: list[ToldViolation] = Field(default_factory=list[ToldViolation])
+
+
 class Choice(Shape):
     """What both kinds of choice have."""
 
@@ -57,6 +77,7 @@ class Choice(Shape):
     finish_reason: FinishReason | None
     stop_reason: int | str | None = None
     score: float | None = None
+    error: Error | None = None
     token_ids: list[int] | None = None
 
 
@@ -215,25 +236,6 @@ class Version(Shape):
     """The version."""
 
     version: str
-
-
-class ToldViolation(Shape):
-    """One thing that is wrong with a request. `param` is null where it is the body as a whole."""
-
-    param: Text
-    message: str
-    code: str
-
-
-class Error(Shape):
-    """Why a call failed. `code` is the reason, or OpenAI's name for it; `param` the first violation's parameter."""
-
-    message: str
-    type: str
-    param: Text
-    code: Text
-    reason: Text = None
-    violations: list[ToldViolation] = Field(default_factory=list[ToldViolation])
 
 
 class Failure(Shape):

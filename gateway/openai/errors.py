@@ -102,6 +102,11 @@ def _violation(kind: str, location: tuple[int | str, ...], message: str) -> Viol
 def error_object(error: BlockyardError) -> dict[str, Any]:
     """Gives the value of "error": in an answer's body, and in the last event of a stream that failed."""
     note_error(error.reason)
+    return described(error)
+
+
+def described(error: BlockyardError) -> dict[str, Any]:
+    """The same of a choice that failed by itself, in an answer that is none."""
     violations = [
         {"param": None if violation.field == BODY else violation.field}
         | {"message": violation.description, "code": str(violation.reason)}

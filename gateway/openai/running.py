@@ -96,7 +96,11 @@ class Running:
             reader.be_patient()
 
     async def events(self) -> AsyncGenerator[Numbered, None]:
-        """Reads the events of all requests as they come, each with its request's number."""
+        """Reads the events of all requests as they come, each with its request's number.
+
+        Raises the BlockyardError that ends one of them. If each sequence of one has failed by itself the others go on,
+        and that is raised at the end, if it is so of all.
+        """
         if len(self._readers) == 1:
             async for event in self._readers[0]:
                 yield 0, event
@@ -110,10 +114,16 @@ class Running:
                     if isinstance(item, BlockyardError):
                         raise item
                     yield item
+            if failure := self._failure():
+                raise failure
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _failure(self) -> BlockyardError | None:
+        failures = [reader.failure for reader in self._readers]
+        return failures[0] if all(failures) else None
 
     async def aclose(self) -> None:
         """Leaves; what nobody reads ends, unless it is kept."""
@@ -127,4 +137,4 @@ async def _read(number: int, reader: Reader, queue: asyncio.Queue[Numbered | Blo
             await queue.put((number, event))
         await queue.put(None)
     except BlockyardError as error:
-        await queue.put(error)
+        await queue.put(None if error is reader.failure else error)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from scheduler_service.core.block_manager import BlockManager
-    from scheduler_service.core.output import StepResult
+    from scheduler_service.core.output import SequenceError, StepResult
     from scheduler_service.core.roster import Roster, Totals
     from scheduler_service.core.sequence import Sequence
     from scheduler_service.core.step import StepInFlight
@@ -130,14 +130,9 @@ class Answers:
                 first = sequence.group.sequences[0].sequence_id
                 updates.setdefault(sequence.owner, OwnerUpdate()).prompt_logprobs.append((first, told))
 
-    def _fail_sequences(self, step: StepInFlight, messages: Mapping[int, str], updates: dict[str, OwnerUpdate]) -> None:
-        """End those that failed alone; with a leader those that were to be forked from it, with a beam its search."""
+    def _fail_sequences(
+        self, step: StepInFlight, errors: Mapping[int, SequenceError], updates: dict[str, OwnerUpdate]
+    ) -> None:
         for sequence in step.sequences:
-            if sequence.sequence_id not in messages or sequence.status is SequenceStatus.FINISHED:
-                continue
-            group, message = sequence.group, messages[sequence.sequence_id]
-            if group.unforked or group.beams:
-                self._roster.fail(group, message, updates)
-            else:
-                update = updates.setdefault(sequence.owner, OwnerUpdate())
-                self._roster.finish(sequence, FinishReason.ERROR, update, message)
+            if sequence.sequence_id in errors and sequence.status is not SequenceStatus.FINISHED:
+                self._roster.fail_sequence(sequence, errors[sequence.sequence_id], updates)

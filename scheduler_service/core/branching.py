@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from scheduler_service.core.output import FinishedSequence, FinishReason
+from scheduler_service.core.output import FinishedSequence, FinishReason, SequenceError
 from scheduler_service.core.sequence import SequenceStatus
 
 if TYPE_CHECKING:
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from scheduler_service.core.output import OwnerUpdate
     from scheduler_service.core.policy import Queues
     from scheduler_service.core.sequence import Beams, Group, Sequence
+
+# Nothing else ends a search early than that masks leave its beams no token.
+TOO_FEW = SequenceError("NO_TOKEN_POSSIBLE", "there are fewer continuations than asked for")
 
 
 def choose(group: Group, beams: Beams) -> list[Continuation]:
@@ -78,9 +81,8 @@ def tell(group: Group, hypotheses: list[Hypothesis], update: OwnerUpdate) -> int
     num_tokens = 0
     for sequence, hypothesis in zip_longest(group.sequences, hypotheses[: len(group.sequences)]):
         if hypothesis is None:
-            message = "there are fewer continuations than asked for"
-            update.finished.append(FinishedSequence(sequence.sequence_id, FinishReason.ERROR, message))
-            sequence.finish_reason = FinishReason.ERROR
+            sequence.finish_reason, sequence.error = FinishReason.ERROR, TOO_FEW
+            update.finished.append(FinishedSequence(sequence.sequence_id, FinishReason.ERROR, error=TOO_FEW))
             continue
         sequence.token_ids = [*group.spec.prompt_token_ids, *hypothesis.token_ids]
         sequence.finish_reason, sequence.score = hypothesis.reason, hypothesis.score

@@ -136,9 +136,16 @@ class SchedulerOutput:
     input_ids: tuple[tuple[int, int], ...] = ()
 
 
+class SequenceError(NamedTuple):
+    """Why a sequence failed: a reason of the errors' table, by its name, and a message. The core reads neither."""
+
+    reason: str
+    message: str
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The worker's answer: sampled ids in columns, rows that were no-ops, rows that failed alone (id, message).
+    """The worker's answer: sampled ids in columns, rows that were no-ops, rows that failed alone (id, why).
 
     `logprobs`: what is told with the token of a sequence; `prompt_logprobs`: what is told of a sequence's prompt. The
     core passes both on, unread. `beam_candidates`: the likeliest (token id, log probability) of each beam, best first.
@@ -150,7 +157,7 @@ class StepResult:
     sequence_ids: tuple[int, ...] = ()
     token_ids: tuple[int, ...] = ()
     skipped_sequence_ids: tuple[int, ...] = ()
-    failures: tuple[tuple[int, str], ...] = ()
+    failures: tuple[tuple[int, SequenceError], ...] = ()
     logprobs: Mapping[int, Any] | None = None
     prompt_logprobs: tuple[tuple[int, Any], ...] = ()
     beam_candidates: Mapping[int, tuple[tuple[int, float], ...]] | None = None
@@ -160,12 +167,12 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class FinishedSequence:
-    """A sequence that ended. `score`: of a beam search's."""
+    """A sequence that ended. `score`: of a beam search's. `error`: of one that failed."""
 
     sequence_id: int
     reason: FinishReason
-    message: str = ""
     score: float | None = None
+    error: SequenceError | None = None
 
 
 @dataclass(slots=True)
@@ -173,7 +180,7 @@ class OwnerUpdate:
     """What one owner is told after a step: columns of tokens in order, then what ended and what was prefilled.
 
     `prefilled`: (the group's first sequence id, the prompt's tokens found in the prefix cache), once for each group.
-    `failed`: (request_id, message) of groups that cannot go on. `logprobs`: (sequence id, what is told with its token),
+    `failed`: (request_id, message) of groups that never fit. `logprobs`: (sequence id, what is told with its token),
     for the tokens that have some, in their order. `prompt_logprobs`: (sequence id, what is told of its prompt).
     """
 

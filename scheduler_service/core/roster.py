@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from scheduler_service.core.block_manager import BlockManager
+    from scheduler_service.core.output import SequenceError
     from scheduler_service.core.policy import Queues
     from scheduler_service.core.sequence import Beams, Group, Sequence
 
@@ -103,13 +104,28 @@ class Roster:
         if sequence.is_known:
             self.ended_ids.append(sequence.sequence_id)
 
-    def finish(self, sequence: Sequence, reason: FinishReason, update: OwnerUpdate, message: str = "") -> None:
+    def finish(self, sequence: Sequence, reason: FinishReason, update: OwnerUpdate) -> None:
         """End a sequence, and tell so."""
-        update.finished.append(FinishedSequence(sequence.sequence_id, reason, message))
+        update.finished.append(FinishedSequence(sequence.sequence_id, reason))
         self.end(sequence.group, [sequence], reason)
 
+    def fail_sequence(self, sequence: Sequence, error: SequenceError, updates: dict[str, OwnerUpdate]) -> None:
+        """End a sequence that failed by itself, and tell so.
+
+        With a leader those that were to be forked from it, for they have its logits; with a beam its search.
+        """
+        group = sequence.group
+        told, ended = [sequence], [sequence]
+        if group.unforked or group.beams:
+            told, ended = [each for each in group.sequences if each.finish_reason is None], group.live
+        update = updates.setdefault(sequence.owner, OwnerUpdate())
+        for each in told:
+            each.error = error
+            update.finished.append(FinishedSequence(each.sequence_id, FinishReason.ERROR, error=error))
+        self.end(group, ended, FinishReason.ERROR)
+
     def fail(self, group: Group, message: str, updates: dict[str, OwnerUpdate]) -> None:
-        """End a group with an error."""
+        """End a group that can never go on."""
         updates.setdefault(group.spec.owner, OwnerUpdate()).failed.append((group.spec.request_id, message))
         self.end(group, group.live)
 

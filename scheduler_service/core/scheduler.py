@@ -200,15 +200,6 @@ class Scheduler:
         for sequence in too_long:
             self._roster.finish(sequence, FinishReason.LENGTH, updates.setdefault(sequence.owner, OwnerUpdate()))
 
-    def fail(self, request_ids: Iterable[str], message: str) -> dict[str, OwnerUpdate]:
-        """End requests with an error that their owners are told."""
-        updates: dict[str, OwnerUpdate] = {}
-        for request_id in request_ids:
-            if group := self._groups.get(request_id):
-                self._roster.fail(group, message, updates)
-        self._note_change()
-        return updates
-
     def count_outputs(self, sequence_ids: Iterable[int]) -> dict[str, int]:
         """The live requests that these sequences belong to, and how many tokens each of them has generated."""
         wanted = set(sequence_ids)

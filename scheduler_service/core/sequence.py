@@ -12,7 +12,7 @@ from scheduler_service.core.beams import BeamSearch
 if TYPE_CHECKING:
     from collections.abc import Sequence as Many
 
-    from scheduler_service.core.output import BeamSpec, FinishReason, GroupSpec
+    from scheduler_service.core.output import BeamSpec, FinishReason, GroupSpec, SequenceError
 
 
 class SequenceStatus(Enum):
@@ -47,6 +47,7 @@ class Sequence:
     __slots__ = (
         "block_hashes",
         "block_ids",
+        "error",
         "finish_reason",
         "forked_from",
         "group",
@@ -82,6 +83,7 @@ class Sequence:
         self.stop_token_ids = group.spec.stop_token_ids
         self.status = SequenceStatus.WAITING
         self.finish_reason: FinishReason | None = None  # why it ended, once it has
+        self.error: SequenceError | None = None  # why it failed, if it did
         self.score: float | None = None  # of a beam search's, once it has ended
         self.token_ids: list[int] = []
         self.logprobs: list[Any] = []  # what was told with its tokens, if anything

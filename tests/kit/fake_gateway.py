@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from blockyard.authentication import find_key
-from blockyard.errors import BlockyardError, Reason
+from blockyard.common.v1 import sampling_pb2
+from blockyard.errors import BlockyardError, Reason, to_status
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from blockyard.rpc import PUBLIC_MESSAGE_BYTES, add_health, bind, make_server
 from tests.kit.fake_answers import DEFAULT_MAX_TOKENS, MODEL, Memory, events
@@ -65,6 +66,7 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer):
         memory: what is known of requests; share it among gateways of one system.
         failures: each fails one call, before anything is answered.
         cuts: each breaks one stream.
+        failing: these sequences end with `sequence_error`; where all of a request do, so does its call.
         hold_after: stops a stream after so many events, until it is cancelled.
         tokens_per_delta: how many tokens come at once.
         specs: what was asked for.
@@ -84,6 +86,8 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer):
     memory: Memory = field(default_factory=Memory)
     failures: deque[BlockyardError] = field(default_factory=deque[BlockyardError])
     cuts: deque[Cut] = field(default_factory=deque[Cut])
+    failing: frozenset[int] = frozenset()
+    sequence_error: BlockyardError = field(default_factory=lambda: BlockyardError(Reason.NOT_FINITE, "not a number"))
     hold_after: int = -1
     tokens_per_delta: int = 1
     specs: list[Spec] = field(default_factory=list["Spec"])
@@ -200,8 +204,13 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer):
                 await self._hold(spec.request_id, is_kept=is_kept)
             event.seq = seq
             seq += 1
+            if event.HasField("finished") and event.finished.index in self.failing:
+                event.finished.reason = sampling_pb2.FINISH_REASON_ERROR
+                event.finished.error.CopyFrom(to_status(self.sequence_error))
             yield event
         self.memory.end(spec.request_id)
+        if self.failing.issuperset(range(spec.n or 1)):
+            raise self.sequence_error
 
     async def _break(self, how: How | BlockyardError, context: Any) -> None:
         if how is How.DRAINING:

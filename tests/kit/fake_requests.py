@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from blockyard.common.v1 import sampling_pb2
-from blockyard.errors import to_status
+from blockyard.errors import from_status, to_status
 from blockyard.scheduler.v1 import scheduler_pb2
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class StepColumns:
     token_ids: list[int] = field(default_factory=list)
     prefilled: list[FakeRequest] = field(default_factory=list)
     ended: list[tuple[int, sampling_pb2.FinishReason]] = field(default_factory=list)
+    failures: list[tuple[int, BlockyardError]] = field(default_factory=list)
     with_logprobs: list[tuple[int, int]] = field(default_factory=list)
 
     def message(self) -> scheduler_pb2.AttachResponse:
@@ -69,6 +70,10 @@ class StepColumns:
             prompt_logprobs=[request.prompt_logprobs() for request in self.prefilled if request.tells_prompt],
             finished_sequence_ids=[sequence_id for sequence_id, _ in self.ended],
             finish_reasons=[reason for _, reason in self.ended],
+            sequence_failures=[
+                scheduler_pb2.SequenceFailure(sequence_id=sequence_id, status=to_status(error))
+                for sequence_id, error in self.failures
+            ],
             logprob_sequence_ids=[sequence_id for sequence_id, _ in self.with_logprobs],
             logprobs=logprobs_of([token_id for _, token_id in self.with_logprobs]),
         )
@@ -82,6 +87,7 @@ class FakeSequence:
     index: int
     token_ids: list[int]
     reason: sampling_pb2.FinishReason | None = None
+    error: BlockyardError | None = None
 
     def ends_by(self, message: scheduler_pb2.AddRequest) -> sampling_pb2.FinishReason | None:
         """Tells whether its last token is its end."""
@@ -96,7 +102,13 @@ class FakeRequest:
     def __init__(self, message: scheduler_pb2.AddRequest, first_sequence_id: int) -> None:
         before = list(message.resubmission.sequences) or [scheduler_pb2.SequenceTranscript() for _ in range(message.n)]
         self.sequences = [
-            FakeSequence(first_sequence_id + index, index, list(told.token_ids), told.finish_reason or None)
+            FakeSequence(
+                first_sequence_id + index,
+                index,
+                list(told.token_ids),
+                told.finish_reason or None,
+                from_status(told.error) if told.HasField("error") else None,
+            )
             for index, told in enumerate(before)
         ]
         self.running = [sequence for sequence in self.sequences if sequence.reason is None]
@@ -137,6 +149,8 @@ class FakeRequest:
         told = scheduler_pb2.SequenceTranscript(token_ids=sequence.token_ids, finish_reason=sequence.reason or 0)
         if self.tells_logprobs:
             told.logprobs.CopyFrom(logprobs_of(sequence.token_ids))
+        if sequence.error is not None:
+            told.error.CopyFrom(to_status(sequence.error))
         return told
 
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     import grpc.aio
 
 
+NUM_TOKENS_OF_FAILING = 2
+
+
 def hashed_tokens(request: scheduler_pb2.AddRequest, index: int, position: int) -> int:
     """Draws tokens from seed, index and position; the first five ids are special ones, and are left out."""
     return 5 + (request.sampling.seed + 7919 * index + 104729 * (position + 1)) % 4000
@@ -41,6 +44,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         live, retained: its requests by name; a test may take from them.
         added, aborted, asked, cancelled: what came, in order.
         refusals: errors that the requests of these names get.
+        failing: sequences, by name and index, that fail instead of getting their third token.
         accepts: off, what comes is left without an answer.
         admin: answers operators from the next start on.
     """
@@ -80,6 +84,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.num_attaches = 0
         self.admin: admin_pb2_grpc.AdminServiceServicer | None = None
         self.refusals: dict[str, BlockyardError] = {}
+        self.failing: dict[tuple[str, int], BlockyardError] = {}
         self._step_seconds = step_seconds
         self._readiness = scheduler_pb2.Readiness(ready=ready, message="" if ready else "the worker loads")
         self._gateways: set[Gateway] = set()
@@ -185,13 +190,21 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             for request in list(self.live.values()):
                 self._step(request, [told[gateway] for gateway in request.readers])
             for gateway, columns in told.items():
-                if columns.sequence_ids:
+                if columns.sequence_ids or columns.ended:
                     gateway.put(columns.message())
 
     # How it works.
 
     def _step(self, request: FakeRequest, told: list[StepColumns]) -> None:
         for sequence in tuple(request.running):
+            error = self.failing.get((request.name, sequence.index))
+            if error is not None and len(sequence.token_ids) == NUM_TOKENS_OF_FAILING:
+                for columns in told:
+                    columns.ended.append((sequence.sequence_id, sampling_pb2.FINISH_REASON_ERROR))
+                    columns.failures.append((sequence.sequence_id, error))
+                sequence.error = error
+                self._end(request, sequence, sampling_pb2.FINISH_REASON_ERROR)
+                continue
             if not sequence.token_ids and sequence.index == 0:
                 for columns in told:
                     columns.prefilled.append(request)

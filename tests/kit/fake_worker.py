@@ -23,6 +23,7 @@ from blockyard.common.v1 import sampling_pb2, status_pb2
 from blockyard.errors import BlockyardError, Reason, to_status
 from blockyard.rpc import INTERNAL_MESSAGE_BYTES, add_health, bind, make_server
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
+from scheduler_service.core.output import SequenceError
 from tests.kit.fake_operations import FakeOperations
 from tests.kit.model_worker import ModelWorker
 from tests.kit.token_rows import TokenRows
@@ -49,6 +50,9 @@ class FakeWorkerOptions:
     strict: bool = True
     determinism_id: str = "hash"
     batch_invariant: bool = True
+
+
+FAILURE = SequenceError("NOT_FINITE", "failed on request")
 
 
 def seed_of_payload(spec: GroupSpec) -> int:
@@ -313,7 +317,7 @@ class FakeWorker(FakeOperations, worker_pb2_grpc.WorkerServiceServicer):
             kept = [pair for pair in zip(result.sequence_ids, result.token_ids, strict=True) if pair[0] not in failed]
             columns = zip(*kept, strict=True) if kept else ((), ())
             sequence_ids, token_ids = map(tuple, columns)
-            failures = tuple((sequence_id, "failed on request") for sequence_id in failed)
+            failures = tuple((sequence_id, FAILURE) for sequence_id in failed)
             return replace(result, sequence_ids=sequence_ids, token_ids=token_ids, failures=failures)
         return result
 

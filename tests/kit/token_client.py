@@ -12,7 +12,7 @@ import grpc.aio
 from google.protobuf import message as protobuf
 
 from blockyard.common.v1 import sampling_pb2
-from blockyard.errors import BlockyardError, from_status
+from blockyard.errors import BlockyardError, from_status, to_status
 from blockyard.rpc import INTERNAL_MESSAGE_BYTES, channel_options
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 
@@ -35,6 +35,8 @@ class Stream:
     reasons: dict[int, int] = field(default_factory=dict)
     # Of a beam search's sequences.
     scores: dict[int, float] = field(default_factory=dict)
+    # Of those that failed.
+    errors: dict[int, BlockyardError] = field(default_factory=dict)
     num_cached_tokens: int | None = None
     error: BlockyardError | None = None
     recovered: list[scheduler_pb2.RequestRecovered] = field(default_factory=list)
@@ -138,20 +140,27 @@ class TokenClient:
             stream, index = self._by_sequence[sequence_id]
             assert index not in stream.reasons, "a token after the end"
             stream.token_ids[index].append(token_id)
-        scores = message.finish_scores or [nan] * len(message.finish_reasons)
-        ends = zip(message.finished_sequence_ids, message.finish_reasons, scores, strict=True)
-        for sequence_id, reason, score in ends:
-            stream, index = self._by_sequence.pop(sequence_id)
-            assert index not in stream.reasons, "two ends"
-            stream.reasons[index] = reason
-            if not isnan(score):
-                stream.scores[index] = score
+        self._take_ends(message)
         for sequence_id, cached in zip(message.prefilled_sequence_ids, message.num_cached_tokens, strict=True):
             owner = next((s for s in self.streams.values() if s.first_sequence_id == sequence_id), None)
             assert owner is not None
             owner.num_cached_tokens = cached
         for failed in message.failed:
             self.streams[failed.request_id].error = from_status(failed.status)
+
+    def _take_ends(self, message: Any) -> None:
+        scores = message.finish_scores or [nan] * len(message.finish_reasons)
+        ends = zip(message.finished_sequence_ids, message.finish_reasons, scores, strict=True)
+        ended: dict[int, tuple[Stream, int]] = {}
+        for sequence_id, reason, score in ends:
+            stream, index = ended[sequence_id] = self._by_sequence.pop(sequence_id)
+            assert index not in stream.reasons, "two ends"
+            stream.reasons[index] = reason
+            if not isnan(score):
+                stream.scores[index] = score
+        for failure in message.sequence_failures:
+            stream, index = ended[failure.sequence_id]
+            stream.errors[index] = from_status(failure.status)
 
     def _take_resumed(self, resumed: scheduler_pb2.RequestResumed) -> None:
         """All of a request so far: what comes after it, comes behind it."""
@@ -163,6 +172,8 @@ class TokenClient:
             stream.token_ids[index] = list(sequence.token_ids)
             if sequence.HasField("score"):
                 stream.scores[index] = sequence.score
+            if sequence.HasField("error"):
+                stream.errors[index] = from_status(sequence.error)
             if sequence.finish_reason:
                 stream.reasons[index] = sequence.finish_reason
             else:
@@ -222,12 +233,15 @@ class TokenClient:
         stream = self.streams[lost.request_id] = Stream(lost.request_id, lost.n)
         stream.token_ids = [list(token_ids) for token_ids in lost.token_ids]
         stream.reasons = dict(lost.reasons)
+        stream.errors = dict(lost.errors)
         add = stream.message = scheduler_pb2.AddRequest()
         add.CopyFrom(lost.message)
         add.resubmission.age.FromNanoseconds(int(age_seconds * 1e9))
         for index, token_ids in enumerate(lost.token_ids):
             reason: Any = lost.reasons.get(index, 0)
-            add.resubmission.sequences.add(token_ids=token_ids, finish_reason=reason)
+            told = add.resubmission.sequences.add(token_ids=token_ids, finish_reason=reason)
+            if index in lost.errors:
+                told.error.CopyFrom(to_status(lost.errors[index]))
         await self.send(add)
         return stream
 

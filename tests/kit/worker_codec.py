@@ -74,8 +74,9 @@ def encode_result(result: StepResult, epoch: int, step_seconds: float) -> worker
         skipped_sequence_ids=result.skipped_sequence_ids,
         times=worker_pb2.StepTimes(forward=duration_pb2.Duration(nanos=int(step_seconds * 1e9) % 10**9)),
     )
-    for sequence_id, text in result.failures:
-        message.failures.add(sequence_id=sequence_id, status=to_status(BlockyardError(Reason.BUG, text)))
+    for sequence_id, error in result.failures:
+        status = to_status(BlockyardError(Reason(error.reason), error.message))
+        message.failures.add(sequence_id=sequence_id, status=status)
     for sequence_id, candidates in (result.beam_candidates or {}).items():
         message.beam_sequence_ids.append(sequence_id)
         columns = message.beam_candidates

@@ -62,7 +62,7 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_ABORT: _FinishReason.ValueType  # 3
     """It was cancelled."""
     FINISH_REASON_ERROR: _FinishReason.ValueType  # 4
-    """It failed; the status of the stream says why."""
+    """It failed; the error beside it says why."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Why a sequence ended."""
@@ -76,7 +76,7 @@ FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 FINISH_REASON_ABORT: FinishReason.ValueType  # 3
 """It was cancelled."""
 FINISH_REASON_ERROR: FinishReason.ValueType  # 4
-"""It failed; the status of the stream says why."""
+"""It failed; the error beside it says why."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final

@@ -11,6 +11,7 @@ from google.protobuf import message as _message
 from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.rpc import status_pb2 as _status_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -712,6 +713,7 @@ class Finished(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     DETERMINISM_ID_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Which of the n sequences."""
     reason: _sampling_pb2.FinishReason.ValueType
@@ -728,6 +730,10 @@ class Finished(_message.Message):
     def usage(self) -> _sampling_pb2.Usage:
         """Tokens of this sequence."""
 
+    @_builtins.property
+    def error(self) -> _status_pb2.Status:
+        """Why it failed, where the reason is ERROR. If every sequence of a call fails, the call ends with that status too."""
+
     def __init__(
         self,
         *,
@@ -737,10 +743,11 @@ class Finished(_message.Message):
         usage: _sampling_pb2.Usage | None = ...,
         determinism_id: _builtins.str = ...,
         score: _builtins.float | None = ...,
+        error: _status_pb2.Status | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "matched_stop", b"matched_stop", "score", b"score", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "error", b"error", "matched_stop", b"matched_stop", "score", b"score", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "determinism_id", b"determinism_id", "index", b"index", "matched_stop", b"matched_stop", "reason", b"reason", "score", b"score", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "determinism_id", b"determinism_id", "error", b"error", "index", b"index", "matched_stop", b"matched_stop", "reason", b"reason", "score", b"score", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
     _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015

@@ -264,6 +264,7 @@ class SequenceTranscript(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
     finish_reason: _sampling_pb2.FinishReason.ValueType
     """Why it ended; unspecified while it runs."""
     score: _builtins.float
@@ -276,6 +277,10 @@ class SequenceTranscript(_message.Message):
     def logprobs(self) -> _sampling_pb2.Logprobs:
         """Where asked for: an entry for each token."""
 
+    @_builtins.property
+    def error(self) -> _status_pb2.Status:
+        """Why it failed, where the finish reason is ERROR."""
+
     def __init__(
         self,
         *,
@@ -283,10 +288,11 @@ class SequenceTranscript(_message.Message):
         finish_reason: _sampling_pb2.FinishReason.ValueType = ...,
         logprobs: _sampling_pb2.Logprobs | None = ...,
         score: _builtins.float | None = ...,
+        error: _status_pb2.Status | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "logprobs", b"logprobs", "score", b"score"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "error", b"error", "logprobs", b"logprobs", "score", b"score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "score", b"score", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "error", b"error", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "score", b"score", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
     _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
@@ -386,6 +392,7 @@ class AttachResponse(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     FINISH_SCORES_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FAILURES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def facts(self) -> Global___ModelFacts:
         """When first known, and whenever it changes."""
@@ -450,6 +457,10 @@ class AttachResponse(_message.Message):
     def finish_scores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Empty, or for each finished sequence: the score of a beam, NaN for any other."""
 
+    @_builtins.property
+    def sequence_failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceFailure]:
+        """Of the finished sequences, those whose reason is ERROR: why each of them failed."""
+
     def __init__(
         self,
         *,
@@ -469,14 +480,43 @@ class AttachResponse(_message.Message):
         logprobs: _sampling_pb2.Logprobs | None = ...,
         prompt_logprobs: _abc.Iterable[_sampling_pb2.PromptLogprobs] | None = ...,
         finish_scores: _abc.Iterable[_builtins.float] | None = ...,
+        sequence_failures: _abc.Iterable[Global___SequenceFailure] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "logprobs", b"logprobs", "readiness", b"readiness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "facts", b"facts", "failed", b"failed", "finish_reasons", b"finish_reasons", "finish_scores", b"finish_scores", "finished_sequence_ids", b"finished_sequence_ids", "logprob_sequence_ids", b"logprob_sequence_ids", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "prefilled_sequence_ids", b"prefilled_sequence_ids", "prompt_logprobs", b"prompt_logprobs", "readiness", b"readiness", "recovered", b"recovered", "resumed", b"resumed", "sequence_ids", b"sequence_ids", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "facts", b"facts", "failed", b"failed", "finish_reasons", b"finish_reasons", "finish_scores", b"finish_scores", "finished_sequence_ids", b"finished_sequence_ids", "logprob_sequence_ids", b"logprob_sequence_ids", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "prefilled_sequence_ids", b"prefilled_sequence_ids", "prompt_logprobs", b"prompt_logprobs", "readiness", b"readiness", "recovered", b"recovered", "resumed", b"resumed", "sequence_failures", b"sequence_failures", "sequence_ids", b"sequence_ids", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AttachResponse: _TypeAlias = AttachResponse  # noqa: Y015
+
+@_typing.final
+class SequenceFailure(_message.Message):
+    """A sequence failed by itself; the others of its request go on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    sequence_id: _builtins.int
+    """Which."""
+    @_builtins.property
+    def status(self) -> _status_pb2.Status:
+        """Why, as the client is told."""
+
+    def __init__(
+        self,
+        *,
+        sequence_id: _builtins.int = ...,
+        status: _status_pb2.Status | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence_id", b"sequence_id", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SequenceFailure: _TypeAlias = SequenceFailure  # noqa: Y015
 
 @_typing.final
 class RequestResumed(_message.Message):

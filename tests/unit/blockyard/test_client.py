@@ -331,3 +331,37 @@ async def _serve_until(port: int, waiting: Any) -> None:
     await gateway.start(port)
     await asyncio.wrap_future(waiting)
     await gateway.stop()
+
+
+def test_a_sequence_that_fails_has_its_error_beside_its_neighbour(gateway: FakeGateway) -> None:
+    gateway.failing = frozenset({1})
+    with Client(gateway.target) as client:
+        answer = client.generate("one two", n=2, max_tokens=2)
+    good, bad = answer.choices
+    assert (good.finish_reason, good.error) == (FinishReason.LENGTH, None)
+    assert (bad.finish_reason, bad.error) == (FinishReason.ERROR, gateway.sequence_error)
+
+
+def test_an_answer_of_which_every_sequence_fails_is_raised(gateway: FakeGateway) -> None:
+    gateway.failing = frozenset({0, 1})
+    with Client(gateway.target) as client:
+        with pytest.raises(BlockyardError, match="not a number") as raised:
+            client.generate("one two", n=2, max_tokens=2)
+        assert raised.value.reason is Reason.NOT_FINITE
+        told = client.stream("one two", n=2, max_tokens=2)
+        ends = [next(told)]
+        with pytest.raises(BlockyardError, match="not a number"):
+            ends.extend(told)
+    # What came before it was told.
+    assert [event.error for event in ends if isinstance(event, Finished)] == [gateway.sequence_error] * 2
+    assert len(gateway.specs) == 2
+
+
+async def test_the_asynchronous_client_tells_failed_sequences_too(async_gateway: FakeGateway) -> None:
+    async with AsyncClient(async_gateway.target) as client:
+        async_gateway.failing = frozenset({1})
+        answer = await client.generate("one two", n=2, max_tokens=2)
+        assert [choice.error for choice in answer.choices] == [None, async_gateway.sequence_error]
+        async_gateway.failing = frozenset({0, 1})
+        with pytest.raises(BlockyardError, match="not a number"):
+            await client.generate("one two", n=2, max_tokens=2)

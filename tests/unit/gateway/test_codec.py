@@ -174,6 +174,7 @@ def test_a_zero_that_was_sent_is_not_silence(field: str) -> None:
 BEST, CHOSEN = TokenLogprob(7, "b", -0.25, 1), TokenLogprob(9, "a", -3.0, 4)
 BEST_FIELDS = {"token_id": 7, "text": "b", "logprob": -0.25, "rank": 1}
 CHOSEN_FIELDS = {"token_id": 9, "text": "a", "logprob": -3.0, "rank": 4}
+FAILURE = BlockyardError(Reason.NOT_FINITE, "no numbers")
 LENGTH_FIELDS: dict[str, Any] = {
     "reason": sampling_pb2.FINISH_REASON_LENGTH,
     "usage": {"num_prompt_tokens": 1, "num_completion_tokens": 1},
@@ -208,6 +209,10 @@ LENGTH_FIELDS: dict[str, Any] = {
         ),
         (Finished(0, FinishReason.LENGTH, None, 1, 0, 1, "", -0.5), {"finished": LENGTH_FIELDS | {"score": -0.5}}),
         (Finished(0, FinishReason.LENGTH, None, 1, 0, 1, ""), {"finished": LENGTH_FIELDS}),
+        (
+            Finished(0, FinishReason.LENGTH, None, 1, 0, 1, "", error=FAILURE),
+            {"finished": LENGTH_FIELDS | {"error": to_status(FAILURE)}},
+        ),
         (
             Finished(2, FinishReason.STOP, "x", 3, 1, 9, "d"),
             {
@@ -248,7 +253,7 @@ def test_a_stop_token_with_id_0_is_told_and_an_end_token_is_not() -> None:
 def test_every_reason_has_a_number_and_comes_back(reason: FinishReason) -> None:
     number = codec.encode_event(Finished(0, reason, None, 1, 0, 1, ""), 0).finished.reason
     message = scheduler_pb2.AttachResponse(finished_sequence_ids=[4], finish_reasons=[number])
-    assert scheduler_codec.decode_progress(message).ended == [(4, reason, None)]
+    assert scheduler_codec.decode_progress(message).ended == [(4, reason, None, None)]
 
 
 def test_a_submission_is_written_with_every_sampling_field() -> None:
@@ -375,4 +380,14 @@ def test_scores_belong_to_endings() -> None:
         finish_scores=[-0.5, math.nan],
     )
     ended = scheduler_codec.decode_progress(message).ended
-    assert ended == [(4, FinishReason.STOP, -0.5), (5, FinishReason.LENGTH, None)]
+    assert ended == [(4, FinishReason.STOP, -0.5, None), (5, FinishReason.LENGTH, None, None)]
+
+
+def test_failures_belong_to_endings() -> None:
+    message = scheduler_pb2.AttachResponse(
+        finished_sequence_ids=[4, 5],
+        finish_reasons=[sampling_pb2.FINISH_REASON_LENGTH, sampling_pb2.FINISH_REASON_ERROR],
+        sequence_failures=[scheduler_pb2.SequenceFailure(sequence_id=5, status=to_status(FAILURE))],
+    )
+    ended = scheduler_codec.decode_progress(message).ended
+    assert ended == [(4, FinishReason.LENGTH, None, None), (5, FinishReason.ERROR, None, FAILURE)]

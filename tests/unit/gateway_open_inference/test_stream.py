@@ -235,3 +235,41 @@ async def test_a_stream_outlives_the_scheduler(front: InferenceFront) -> None:
         told.append((await call.read()).infer_response)
     assert texts(told) == TEXT
     assert await call.read() is grpc.aio.EOF
+
+
+NOT_A_NUMBER = BlockyardError(Reason.NOT_FINITE, "no numbers")
+TWO = {"max_tokens": 4, "n": 2, "seed": 3}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_choice_that_fails_is_told_beside_the_others(front: InferenceFront, stream: bool) -> None:
+    front.scheduler.failing["r", 1] = NOT_A_NUMBER
+    request = infer(PROMPT, sampling=TWO, fields={"id": "r"}, return_finish_reason=True)
+    if stream:
+        call = front.stub.ModelStreamInfer()
+        await call.write(request)
+        await call.done_writing()
+        answered = [message async for message in call]
+        assert not any(message.error_message for message in answered)
+        last = answered[-1].infer_response
+    else:
+        last = await front.stub.ModelInfer(request)
+    assert is_final(last)
+    assert tensors(last)["finish_reason"] == [b"length", b"error"]
+    assert last.parameters["error_1"].string_param == "NOT_FINITE: no numbers"
+    assert "error_0" not in last.parameters
+
+
+async def test_a_request_of_which_all_fails_fails(front: InferenceFront) -> None:
+    for index in range(2):
+        front.scheduler.failing["whole", index] = front.scheduler.failing["piecewise", index] = NOT_A_NUMBER
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await front.stub.ModelInfer(infer(PROMPT, sampling=TWO, fields={"id": "whole"}))
+    assert from_rpc_error(raised.value) == NOT_A_NUMBER
+    call = front.stub.ModelStreamInfer()
+    await call.write(infer(PROMPT, sampling=TWO, fields={"id": "piecewise"}))
+    await call.done_writing()
+    answered = [message async for message in call]
+    assert [message.error_message for message in answered if message.error_message] == ["NOT_FINITE: no numbers"]
+    assert answered[-1].error_message
+    assert not any(is_final(message.infer_response) for message in answered[:-1])

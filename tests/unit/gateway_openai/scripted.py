@@ -66,6 +66,9 @@ class ScriptedGeneration:
         self._steps = list(steps)
         self.closed = asyncio.Event()
         self.is_patient = False
+        # As a reader has it: each of the sequences has failed by itself.
+        errors = [step.error for step in steps if isinstance(step, Finished)]
+        self.failure = errors[0] if errors and all(errors) else None
 
     def be_patient(self) -> None:
         self.is_patient = True
@@ -81,7 +84,7 @@ class ScriptedGeneration:
             if not isinstance(step, asyncio.Event):
                 return step
             await step.wait()
-        raise StopAsyncIteration
+        raise self.failure or StopAsyncIteration
 
     async def aclose(self) -> None:
         self.closed.set()

@@ -20,7 +20,7 @@ from gateway.openai import errors
 from gateway.openai.app import make_app
 from gateway.openai.schema import ChatBody, CompletionBody
 from gateway.request import Finished, FinishReason
-from tests.unit.gateway_openai.scripted import accepted, deltas
+from tests.unit.gateway_openai.scripted import accepted, deltas, finished
 from tests.unit.gateway_openai.serving import serve
 
 if TYPE_CHECKING:
@@ -131,8 +131,7 @@ async def test_a_failure_in_mid_stream_is_one_event_and_no_done(
     http: httpx.AsyncClient, service: ScriptedService, prompt: Any
 ) -> None:
     failure = BlockyardError(Reason.NO_READY_WORKER, "the worker is gone", retry_after_seconds=1)
-    lost = Finished(0, FinishReason.ERROR, None, 1, 0, 2, "")
-    service.script = lambda request: [accepted(request), *deltas("Hi"), lost, failure]
+    service.script = lambda request: [accepted(request), *deltas("Hi"), failure]
     response = await post(http, {"prompt": prompt, "stream": True, "stream_options": {"include_usage": True}})
     assert response.status_code == 200
     events = [event.rpartition("data: ")[2] for event in response.text.strip().split("\n\n")]
@@ -141,6 +140,58 @@ async def test_a_failure_in_mid_stream_is_one_event_and_no_done(
     assert [("error" in event) for event in told] == [False] * (len(told) - 1) + [True]
     assert told[-1]["error"]["code"] == "NO_READY_WORKER"
     assert all(choice["finish_reason"] is None for event in told[:-1] for choice in event["choices"])
+
+
+def fail_prompts(service: ScriptedService, *prompts: str) -> None:
+    """Has the requests of these prompts fail, each with its only sequence, behind "Hi"."""
+    failure = BlockyardError(Reason.NOT_FINITE, "no numbers")
+
+    def script(request: Any) -> Any:
+        if request.prompt not in prompts:
+            return [accepted(request), *deltas("Hey"), finished(3)]
+        return [accepted(request), *deltas("Hi"), Finished(0, FinishReason.ERROR, None, 1, 0, 2, "", error=failure)]
+
+    service.script = script
+
+
+def chunks_of(response: httpx.Response) -> list[str]:
+    return [event.rpartition("data: ")[2] for event in response.text.strip().split("\n\n")]
+
+
+async def test_a_prompt_that_fails_leaves_the_others_their_answer(
+    http: httpx.AsyncClient, service: ScriptedService
+) -> None:
+    fail_prompts(service, "bad")
+    response = await post(http, {"prompt": ["bad", "good"]})
+    assert response.status_code == 200
+    bad, good = response.json()["choices"]
+    assert (bad["text"], bad["finish_reason"], bad["error"]["code"]) == ("Hi", "error", "NOT_FINITE")
+    assert bad["error"]["message"] == "no numbers"
+    assert (good["text"], good["finish_reason"], "error" in good) == ("Hey", "stop", False)
+    response = await post(http, {"prompt": ["bad", "good"], "stream": True})
+    *chunks, done = chunks_of(response)
+    assert done == "[DONE]"
+    told = [choice for chunk in chunks for choice in json.loads(chunk)["choices"] if choice["finish_reason"]]
+    assert sorted((choice["index"], choice["finish_reason"]) for choice in told) == [(0, "error"), (1, "stop")]
+    assert [choice["error"]["code"] for choice in told if "error" in choice] == ["NOT_FINITE"]
+
+
+@pytest.mark.parametrize("prompts", [["bad"], ["bad", "worse"]])
+async def test_a_call_of_which_everything_fails_fails(
+    http: httpx.AsyncClient, service: ScriptedService, prompts: list[str]
+) -> None:
+    fail_prompts(service, *prompts)
+    response = await post(http, {"prompt": prompts})
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "NOT_FINITE")
+    response = await post(http, {"prompt": prompts, "stream": True, "stream_options": {"include_usage": True}})
+    assert response.status_code == 200
+    *chunks, last = map(json.loads, chunks_of(response))
+    # Each choice has its finishing chunk, then the stream its error, and no [DONE].
+    ends = [choice for chunk in chunks for choice in chunk["choices"] if choice["finish_reason"]]
+    assert sorted(choice["index"] for choice in ends) == list(range(len(prompts)))
+    assert {choice["finish_reason"] for choice in ends} == {"error"}
+    assert last["error"]["code"] == "NOT_FINITE"
+    assert last["error"]["message"] == "no numbers"
 
 
 async def test_the_openai_package_raises_a_failure_in_mid_stream(

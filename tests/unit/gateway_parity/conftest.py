@@ -58,6 +58,7 @@ class Results:
     cancelled: dict[Front, Outcome] = field(default_factory=dict[Front, Outcome])
     left: set[str] = field(default_factory=set[str])
     in_conflict: dict[Front, Outcome] = field(default_factory=dict[Front, Outcome])
+    failed_alone: dict[tuple[tuple[int, ...], Front], Outcome] = field(default_factory=dict)
     sent_again: dict[Front, tuple[Outcome, Outcome, int]] = field(
         default_factory=dict[Front, tuple[Outcome, Outcome, int]]
     )
@@ -75,6 +76,8 @@ class Results:
             self.ran[case.name, front] = Ran(outcome, added[0] if added else None)
         for reason in Reason:
             self.refused[reason, front] = await scenarios.refused(gateway, front, reason)
+        for indexes in ((1,), (0, 1)):
+            self.failed_alone[indexes, front] = await scenarios.failed_alone(gateway, front, indexes)
         self.sent_again[front] = await scenarios.sent_again(gateway, front)
         self.in_conflict[front] = await scenarios.in_conflict(gateway, front)
         self.resumed[front] = await scenarios.resumed(gateway, front)

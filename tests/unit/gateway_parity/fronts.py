@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from blockyard.common.v1 import sampling_pb2
-from blockyard.errors import Reason, Violation, from_rpc_error
+from blockyard.errors import BlockyardError, Reason, Violation, from_rpc_error, from_status
 from blockyard.inference.v1 import inference_pb2
 from tests.unit.gateway_parity.asking import body_of, spec_of
 
@@ -75,6 +75,8 @@ class Choice:
     matched: str | int | None
     logprobs: tuple[Likely, ...]
     score: float | None
+    # Why it failed, if it did.
+    error: tuple[Reason, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,12 @@ def _choice(text: str, token_ids: tuple[int, ...], logprobs: Any, finished: infe
         getattr(finished.matched_stop, kind) if kind else None,
         tuple(_likely(place) for place in logprobs),
         finished.score if finished.HasField("score") else None,
+        _told_of(from_status(finished.error)) if finished.HasField("error") else None,
     )
+
+
+def _told_of(error: BlockyardError) -> tuple[Reason, str]:
+    return error.reason, error.message
 
 
 def _likely(place: inference_pb2.TokenLogprobs) -> Likely:
@@ -261,6 +268,7 @@ def _joined(parts: list[dict[str, Any]]) -> Choice:
         last["stop_reason"],
         tuple(likely for part in parts if part["logprobs"] for likely in _likely_of(part["logprobs"])),
         last.get("score"),
+        (Reason(last["error"]["code"]), last["error"]["message"]) if "error" in last else None,
     )
 
 

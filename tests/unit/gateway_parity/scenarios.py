@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from blockyard.errors import BlockyardError
+from blockyard.errors import BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2
 from gateway.openai.app import make_app
 from tests.kit.fake_scheduler import FakeScheduler
@@ -23,7 +23,6 @@ from tests.unit.gateway_parity.fronts import FRONTS, of_stream
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from blockyard.errors import Reason
     from gateway.tokenizer import Tokenizer
     from tests.unit.gateway_parity.fronts import Front, Outcome
 
@@ -67,6 +66,14 @@ async def failed(gateway: Gateway, reason: Reason) -> dict[Front, Outcome]:
         for request_id, _ in asking.values():
             await gateway.scheduler.fail(request_id, error_of(reason))
         return {front: await outcome for front, (_, outcome) in asking.items()}
+
+
+async def failed_alone(gateway: Gateway, front: Front, indexes: tuple[int, ...]) -> Outcome:
+    """Of two sequences these fail by themselves."""
+    request_id = f"alone-{len(indexes)}-{front.name}"
+    for index in indexes:
+        gateway.scheduler.failing[request_id, index] = error_of(Reason.NOT_FINITE)
+    return await gateway.ask(front, {**named(BASES, request_id).ask(front), "n": 2})
 
 
 async def cancelled(gateway: Gateway) -> dict[Front, Outcome]:

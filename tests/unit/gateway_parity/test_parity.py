@@ -88,6 +88,21 @@ def test_an_error_of_the_scheduler_is_told_as_it_is(results: Results, reason: Re
 
 
 @by_name("front", FRONTS, ids=FRONT_NAMES)
+def test_a_sequence_that_fails_says_why_beside_its_neighbour(results: Results, front: Front) -> None:
+    told = results.failed_alone[(1,), front]
+    assert isinstance(told, Answer)
+    good, bad = told.choices
+    assert (good.finish_reason, good.error) == ("length", None)
+    assert (bad.finish_reason, bad.error) == ("error", (Reason.NOT_FINITE, "so it is"))
+    assert bad.token_ids == good.token_ids[:2] or not good.token_ids
+
+
+@by_name("front", FRONTS, ids=FRONT_NAMES)
+def test_a_call_of_which_every_sequence_fails_fails(results: Results, front: Front) -> None:
+    check_failure(results.failed_alone[(0, 1), front], Reason.NOT_FINITE, front, in_stream=front.streams)
+
+
+@by_name("front", FRONTS, ids=FRONT_NAMES)
 def test_a_request_that_is_cancelled_says_so(results: Results, front: Front) -> None:
     told = results.cancelled[front]
     assert isinstance(told, Refusal)

@@ -16,6 +16,7 @@ from scheduler_service.core.output import (
     FinishReason,
     GroupSpec,
     OwnerUpdate,
+    SequenceError,
     StepResult,
 )
 from scheduler_service.core.sequence import Beams, Group, Sequence, SequenceStatus
@@ -23,6 +24,7 @@ from tests.kit.model_worker import search_alone
 from tests.unit.scheduler_core.harness import Bench, configure, make_spec
 
 BEAMS = BeamSpec(4, 0.7)
+NO = SequenceError("NOT_FINITE", "no")
 
 
 def search_spec(
@@ -310,9 +312,11 @@ def test_a_beam_that_fails_fails_its_search() -> None:
     result = bench.worker.execute(bench.in_flight.popleft())
     failed = beams_of(bench).sequences[1].sequence_id
     candidates = {key: value for key, value in (result.beam_candidates or {}).items() if key != failed}
-    updates = bench.take(replace(result, beam_candidates=candidates, failures=((failed, "no"),)))
+    updates = bench.take(replace(result, beam_candidates=candidates, failures=((failed, NO),)))
     assert failed in step.sequence_ids
-    assert updates["gateway"].failed == [("a", "no")]
+    ended = [(end.sequence_id, end.reason, end.error) for end in updates["gateway"].finished]
+    assert ended == [(1, FinishReason.ERROR, NO), (2, FinishReason.ERROR, NO)]
+    bench.finished.clear()
     bench.run()
     assert list(bench.finished) == [("b", 0)]
 
@@ -389,8 +393,9 @@ def test_fewer_continuations_than_asked_for_are_an_error_of_those_missing() -> N
     step = bench.send()
     [sequence_id] = step.sequence_ids
     updates = bench.take(StepResult(step.step_id, beam_candidates={sequence_id: ((5, -1.0),)}))
-    ends = [(end.sequence_id, end.reason) for end in updates["gateway"].finished]
-    assert ends == [(1, FinishReason.LENGTH), (2, FinishReason.ERROR)]
+    ends = [(end.sequence_id, end.reason, end.error) for end in updates["gateway"].finished]
+    few = SequenceError("NO_TOKEN_POSSIBLE", "there are fewer continuations than asked for")
+    assert ends == [(1, FinishReason.LENGTH, None), (2, FinishReason.ERROR, few)]
     assert (bench.tokens["a", 0], bench.tokens["a", 1]) == ([5], [])
 
 

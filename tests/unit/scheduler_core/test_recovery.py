@@ -177,18 +177,6 @@ def test_a_request_that_never_fits_fails_alone(changes: dict[str, int]) -> None:
     assert list(bench.finished) == [("b", 0)]
 
 
-def test_requests_fail_by_name() -> None:
-    bench = Bench()
-    bench.add(make_spec("a", owner="one"))
-    bench.add(make_spec("b", owner="two"))
-    bench.add(make_spec("c", owner="two"))
-    updates = bench.scheduler.fail(["a", "b", "unknown"], "why")
-    assert {owner: update.failed for owner, update in updates.items()} == {"one": [("a", "why")], "two": [("b", "why")]}
-    assert [group.spec.request_id for group in bench.scheduler.take_ended()] == ["a", "b"]
-    bench.run()
-    bench.check_tokens()
-
-
 def test_outputs_are_counted_by_request() -> None:
     bench = Bench()
     bench.add(make_spec("a", n=2))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.core.output import FinishReason, StepResult
+from scheduler_service.core.output import FinishedSequence, FinishReason, SequenceError, StepResult
 from scheduler_service.core.scheduler import DuplicateRequest, NeverFits, SchedulerConfig, StepMismatch
 from tests.unit.scheduler_core.harness import Bench, configure, make_spec, rows
+
+BROKEN = SequenceError("NOT_FINITE", "broken")
 
 # What is taken
 
@@ -312,9 +314,9 @@ def test_a_sequence_that_fails_alone() -> None:
     a, b = bench.add(make_spec("a")), bench.add(make_spec("b"))
     bench.send()
     bench.send()
-    updates = bench.scheduler.update(StepResult(1, (b,), (5,), (), ((a, "broken"),)))
+    updates = bench.scheduler.update(StepResult(1, (b,), (5,), (), ((a, BROKEN),)))
     ended = updates["gateway"].finished
-    assert [(e.sequence_id, e.reason, e.message) for e in ended] == [(a, FinishReason.ERROR, "broken")]
+    assert ended == [FinishedSequence(a, FinishReason.ERROR, error=BROKEN)]
     assert not bench.scheduler.abort("a")
     bench.scheduler.update(StepResult(2, (b,), (5,), (a,)))  # known to have ended: skipped
     assert a in bench.send().finished_sequence_ids
@@ -325,8 +327,8 @@ def test_a_piece_that_fails() -> None:
     a = bench.add(make_spec("a"))
     bench.send()
     bench.send()
-    assert bench.scheduler.update(StepResult(1, failures=((a, "broken"),)))["gateway"].finished
-    assert bench.scheduler.update(StepResult(2, failures=((a, "broken"), (99, "unknown")))) == {}
+    assert bench.scheduler.update(StepResult(1, failures=((a, BROKEN),)))["gateway"].finished
+    assert bench.scheduler.update(StepResult(2, failures=((a, BROKEN), (99, BROKEN)))) == {}
     assert not bench.scheduler.has_unfinished()
 
 
@@ -334,8 +336,11 @@ def test_a_leader_that_fails_takes_its_group_along() -> None:
     bench = Bench(configure(max_prefill_chunk=2))
     a = bench.add(make_spec("a", n=3))
     bench.send()
-    updates = bench.scheduler.update(StepResult(1, failures=((a, "broken"),)))
-    assert updates["gateway"].failed == [("a", "broken")]
+    updates = bench.scheduler.update(StepResult(1, failures=((a, BROKEN),)))
+    ended = updates["gateway"].finished
+    assert ended == [FinishedSequence(a + index, FinishReason.ERROR, error=BROKEN) for index in range(3)]
+    [group] = bench.scheduler.take_ended()
+    assert [(s.finish_reason, s.error) for s in group.sequences] == [(FinishReason.ERROR, BROKEN)] * 3
     assert not bench.scheduler.has_unfinished()
 
 

@@ -25,6 +25,7 @@ from scheduler_service.core.output import (
     NewSequence,
     OwnerUpdate,
     SchedulerOutput,
+    SequenceError,
     StepResult,
 )
 from scheduler_service.core.sequence import Group
@@ -91,11 +92,14 @@ candidates = st.dictionaries(
 )
 
 
-@given(columns, columns, st.lists(st.tuples(ids, st.just("bad row")), max_size=2), candidates)
+errors = st.builds(SequenceError, st.sampled_from(Reason).map(str), st.sampled_from(["", "bad row"]))
+
+
+@given(columns, columns, st.lists(st.tuples(ids, errors), max_size=2), candidates)
 def test_an_answer_arrives_as_it_was_sent(
     token_ids: tuple[int, ...],
     skipped: tuple[int, ...],
-    failures: list[tuple[int, str]],
+    failures: list[tuple[int, SequenceError]],
     beam_candidates: dict[int, tuple[tuple[int, float], ...]],
 ) -> None:
     result = StepResult(
@@ -209,7 +213,7 @@ def test_where_a_request_was_before_is_decoded_by_index() -> None:
     before = gateway_codec.decode_add(add, "o").resubmission
     entries = [Candidates([1, 9], [-1.0, -0.5], [2, 1]), Candidates([2], [-0.25], [1])]
     assert before == gateway_codec.Resubmission(
-        2.5, [[1, 2], []], [FinishReason.STOP, None], [entries, []], 3, [None, None]
+        2.5, [[1, 2], []], [FinishReason.STOP, None], [entries, []], 3, [None, None], [None, None]
     )
     assert join_logprobs(entries) == columns
 

@@ -262,7 +262,51 @@ async def test_a_sequence_that_fails_alone_ends_with_an_error(harness: Harness) 
     worker.fail_sequences.add(stream.first_sequence_id)
     await client.wait_until(lambda: stream.is_done)
     assert stream.reasons == {0: sampling_pb2.FINISH_REASON_ERROR}
+    assert stream.errors[0].reason is Reason.NOT_FINITE
+    assert stream.errors[0].message == "failed on request"
     assert await client.result(other) == oracle([2] * 20, 60)
+    await until_idle(server)
+
+
+async def test_why_a_sequence_failed_is_kept_with_its_request(harness: Harness) -> None:
+    worker = await harness.worker(step_seconds=0.001)
+    server, client = await harness.scheduler(), await harness.client()
+    stream = await client.add("r", [1] * 20, n=2, max_tokens=60)
+    await client.wait_until(lambda: stream.token_ids[1])
+    assert stream.first_sequence_id is not None
+    worker.fail_sequences.add(stream.first_sequence_id + 1)
+    await client.wait_until(lambda: 1 in stream.reasons)
+    other = await harness.client("other")
+    early = await other.read_again("r", n=2)
+    await client.result(stream)
+    assert await other.result(early) == stream.token_ids
+    assert stream.token_ids[0] == oracle([1] * 20, 60, n=2)[0]
+    late = await (third := await harness.client("third")).read_again("r", n=2)
+    assert await third.result(late) == stream.token_ids
+    for reader in (stream, early, late):
+        assert [(index, error.reason) for index, error in reader.errors.items()] == [(1, Reason.NOT_FINITE)]
+    await until_idle(server)
+
+
+async def test_a_new_scheduler_knows_why_a_sequence_failed_before(harness: Harness) -> None:
+    worker = await harness.worker(step_seconds=0.001)
+    first, client = await harness.scheduler(), await harness.client()
+    stream = await client.add("r", [1] * 20, n=2, max_tokens=300)
+    await client.wait_until(lambda: stream.token_ids[1])
+    assert stream.first_sequence_id is not None
+    worker.fail_sequences.add(stream.first_sequence_id)
+    await client.wait_until(lambda: 0 in stream.reasons)
+    await first.stop()
+    server = await harness.scheduler()
+    client = await harness.client()
+    again = await client.resubmit(stream)
+    await client.result(again)
+    assert again.token_ids[1] == oracle([1] * 20, 300, n=2)[1]
+    other = await harness.client("other")
+    read = await other.read_again("r", n=2)
+    await other.result(read)
+    assert read.reasons[0] == sampling_pb2.FINISH_REASON_ERROR
+    assert read.errors[0].message == "failed on request"
     await until_idle(server)
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockyard.common.v1 import sampling_pb2
+from blockyard.errors import Reason, from_status
 from tests.kit.tiny_models import tiny_model
 from tests.unit.worker_service import driver
 from tests.unit.worker_service.executor import Epoch, make_executor, new_sequence
@@ -226,3 +227,4 @@ async def test_they_arrive_over_the_wire(worker: WorkerDriver) -> None:
     await stream.send(sequence_ids=[4], num_new_tokens=[1])
     response = await stream.answer()
     assert [failure.sequence_id for failure in response.failures] == [4]
+    assert from_status(response.failures[0].status).reason is Reason.NO_TOKEN_POSSIBLE

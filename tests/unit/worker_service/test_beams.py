@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 
+from blockyard.errors import Reason
 from tests.kit.tiny_models import tiny_model
 from tests.unit.worker_service import driver
 from tests.unit.worker_service.executor import Epoch, candidates_of, make_executor, new_sequence
@@ -268,7 +269,8 @@ def test_a_beam_that_fails_is_skipped_from_then_on(epoch: Epoch) -> None:
     impossible = Sampling(allowed_token_ids=(3,), bad_token_sequences=((4, 3),))
     assert start(epoch, sampling=impossible) == [(3, 0.0)]
     result = epoch.execute(work=[(1, 1)], inputs=[(1, 4)])
-    assert (result.beam_sequence_ids, [i for i, _ in result.failures]) == ((), [1])
+    told = [(sequence_id, error.reason) for sequence_id, error in result.failures]
+    assert (result.beam_sequence_ids, told) == ((), [(1, Reason.NO_TOKEN_POSSIBLE)])
     result = epoch.execute(work=[(1, 1)], inputs=[(1, 5)])
     assert result.skipped_sequence_ids == (1,)
     assert not result.failures
