@@ -215,6 +215,9 @@ class GatewayProcessSettings:
     max_scheduler_wait_seconds: NotNegativeSeconds = option(
         300.0, "how long requests wait for a scheduler before they fail, in seconds"
     )
+    vllm_metric_names: bool = option(
+        False, "give /metrics under vLLM's names too, for dashboards and autoscalers that are made for these"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,10 +267,12 @@ class MetricsSettings:
         -1, "port of the gateway's /metrics beside that on its HTTP port; 0: a free port, -1: none"
     )
     scheduler_metrics_port: Annotated[int, Field(ge=-1, le=65535)] = option(
-        -1, "port of the scheduler's /metrics, on this machine alone; 0: a free port, -1: none"
+        0, "port of the scheduler's /metrics, on this machine alone; 0: the first free one from 50062 on, -1: none"
     )
     worker_metrics_port: Annotated[int, Field(ge=-1, le=65535)] = option(
-        -1, "port of the first worker's /metrics, on this machine alone, the others' behind it; -1: none"
+        0,
+        "port of the first worker's /metrics, on this machine alone, the others' behind it; 0: the first free "
+        "ones from 50072 on, -1: none",
     )
 
 

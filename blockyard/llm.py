@@ -60,7 +60,9 @@ class LLM:
     def __init__(self, model: str = "", **settings: Any) -> None:
         require_services("blockyard.LLM")
         _check_names(settings)
-        defaults = {"grpc_port": 0, "http_port": 0, "admin_port": 0, "log_level": "error"}
+        public = {"grpc_port": 0, "http_port": 0, "admin_port": 0}
+        metrics = {"scheduler_metrics_port": -1, "worker_metrics_port": -1}
+        defaults = {**public, **metrics, "log_level": "error"}
         configuration = resolve(SystemConfiguration, {**defaults, **settings, **({"model": model} if model else {})})
         self._system = _RunningSystem(LocalSystem(configuration))
         # Stops everything when this object is forgotten, and at the interpreter's exit.

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,8 @@ from blockyard.configuration import (
     WorkerProcessSettings,
 )
 from blockyard.exposure import check_admin
+from blockyard.metrics_ports import FIRST_SCHEDULER_PORT, FIRST_WORKER_PORT, MetricsPorts
+from blockyard.metrics_ports import HOST as METRICS_HOST
 from blockyard.model_config.network import read_network
 from blockyard.model_files import resolve_model
 from blockyard.rpc import PortTaken, internal_channel
@@ -53,12 +55,16 @@ GRACE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where clients reach a system: its public APIs as host:port, and all over gRPC on a private socket."""
+    """Where clients reach a system: its public APIs as host:port, and all over gRPC on a private socket.
+
+    `metrics`: where Prometheus reaches the scheduler and the workers, by their names; without those that do not listen.
+    """
 
     grpc: str
     http: str
     admin: str
     local: str
+    metrics: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 class LocalSystem:
@@ -77,12 +83,25 @@ class LocalSystem:
         self.configuration = dataclasses.replace(configuration, public=public)
         host, admin_host = reached_at(public.host), reached_at(public.admin_host)
         self._folder = _private_folder()
+        self._metrics_ports = MetricsPorts()
+        self._ports = self._choose_metrics_ports()
         self.endpoints = Endpoints(
             *(join(host, port) for port in (public.grpc_port, public.http_port)),
             admin=join(admin_host, public.admin_port),
             local=f"unix:{self._folder}/gateway",
+            metrics={name: join(METRICS_HOST, port) for name, port in self._ports.items() if port > 0},
         )
         self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def _choose_metrics_ports(self) -> dict[str, int]:
+        """Gives each service that is not the gateway its port; -1: none. Raises PortTaken."""
+        told, choose = self.configuration.metrics, self._metrics_ports.choose
+        ports = {"scheduler": choose(told.scheduler_metrics_port, FIRST_SCHEDULER_PORT)}
+        first = told.worker_metrics_port
+        for number in range(self.configuration.parallel.data_parallel_size):
+            wanted = first + number if first > 0 else first
+            ports[f"worker-{number}"] = choose(wanted, FIRST_WORKER_PORT)
+        return ports
 
     def services(self) -> list[Service]:
         """The children to start, in order."""
@@ -96,7 +115,7 @@ class LocalSystem:
         for section in (*own, *self._for_all):
             scheduling += to_flags(section)
         scheduling += to_flags(told.resume)
-        scheduling.append(f"--scheduler-metrics-port={told.metrics.scheduler_metrics_port}")
+        scheduling.append(f"--scheduler-metrics-port={self._ports['scheduler']}")
         serving = [scheduler, f"--gateway-local-address={self.endpoints.local}"]
         for section in (told.model, told.text, told.public, told.security, told.gateway_process, *self._for_all):
             serving += to_flags(section)
@@ -121,8 +140,7 @@ class LocalSystem:
         flags = [f"--worker-address={address}", *to_flags(settings)]
         for section in self._for_all:
             flags += to_flags(section)
-        first_port = told.metrics.worker_metrics_port
-        flags.append(f"--worker-metrics-port={first_port + number if first_port > 0 else first_port}")
+        flags.append(f"--worker-metrics-port={self._ports[f'worker-{number}']}")
         return Service(f"worker-{number}", "worker_service", tuple(flags))
 
     async def prepare(self, write_line: Callable[[str], None]) -> None:
@@ -175,6 +193,7 @@ class LocalSystem:
         """Removes what it made."""
         for channel in self._channels.values():
             await channel.close(None)
+        self._metrics_ports.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

@@ -152,6 +152,8 @@ class Registry:
         self.catalogue = (*COMMON, *catalogue)
         self._samples: dict[str, Callable[[], Samples]] = {}
         self._histograms: dict[str, dict[tuple[str, ...], Histogram]] = {}
+        # Called before each scrape, in the thread of who asks, to have at hand what is known elsewhere.
+        self.before_scrape: Callable[[], None] = lambda: None
         self._prometheus = CollectorRegistry()
         self._prometheus.register(_Collector(self))  # type: ignore[arg-type]
         ProcessCollector(registry=self._prometheus)
@@ -169,6 +171,15 @@ class Registry:
         made = Histogram(metric.bounds)
         self._histograms.setdefault(metric.name, {})[labels] = made
         return made
+
+    def extend(self, catalogue: Iterable[Metric]) -> None:
+        """Declares more metrics, behind those that there are."""
+        self.catalogue = (*self.catalogue, *catalogue)
+
+    def share(self, metric: Metric, values: Histogram, *labels: str) -> None:
+        """Gives a histogram the values of another one, which has the same bounds."""
+        assert metric.bounds == values.bounds, metric.name
+        self._histograms.setdefault(metric.name, {})[labels] = values
 
     def read(self, metric: Metric, read: Callable[[], float | Mapping[tuple[str, ...], float]]) -> None:
         """Has a gauge or a counter read when it is asked for, in the thread that asks: by labels, if it has some."""
@@ -206,6 +217,7 @@ class Registry:
 
     def encode(self, accept: str = "") -> tuple[bytes, str]:
         """Writes all values as a scraper asks for them by its Accept header, and names the type. From any thread."""
+        self.before_scrape()
         encode, content_type = choose_encoder(accept)
         return encode(self._prometheus), content_type
 

@@ -40,6 +40,24 @@ class Readiness:
     message: str
 
 
+class ReplicaReading(NamedTuple):
+    """How a replica is: the share of its device blocks in use, and totals that begin anew when it is set up."""
+
+    replica_id: int
+    kv_usage: float
+    num_queried_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int
+
+
+class SchedulerReading(NamedTuple):
+    """How the scheduler is at one time: requests that wait for a replica and those that one has taken."""
+
+    num_waiting_requests: int
+    num_running_requests: int
+    replicas: tuple[ReplicaReading, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Submission:
     """A validated request as the scheduler needs it. Every number of `sampling` is set; its bad words are token ids.

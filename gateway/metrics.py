@@ -14,12 +14,14 @@ from blockyard.metrics import READY, Registry, counter, gauge, geometric, histog
 from gateway.request import FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
+    from gateway.attachment import ReplicaReading
     from gateway.generation import GenerationService
     from gateway.live_requests import LiveRequests
     from gateway.request import Position
     from gateway.scheduler_link import SchedulerLink
+    from gateway.scheduler_readings import SchedulerReadings
     from gateway.transcript import Transcript
 
 WHOLE = "whole"
@@ -97,6 +99,28 @@ MODEL_INFO = gauge(
     "blockyard_model_info", "Always 1; not there before the model's facts have come.", "model", "determinism_id"
 )
 
+MODEL_REQUESTS = gauge(
+    "blockyard_model_requests",
+    "The scheduler's live requests, of all gateways: `waiting` for a replica, or `running`, which a replica has taken.",
+    "model",
+    "state",
+)
+MODEL_KV_USAGE = gauge(
+    "blockyard_model_kv_usage_ratio", "Share of a replica's KV blocks on the device in use, 0 to 1.", "model", "replica"
+)
+MODEL_QUERY_TOKENS = counter(
+    "blockyard_model_prefix_cache_query_tokens_total",
+    "Prompt tokens that were looked up in a replica's prefix cache.",
+    "model",
+    "replica",
+)
+MODEL_HIT_TOKENS = counter(
+    "blockyard_model_prefix_cache_hit_tokens_total",
+    "Prompt tokens that were found in a replica's prefix cache.",
+    "model",
+    "replica",
+)
+
 CATALOGUE = (
     REQUESTS,
     FINISHED_REQUESTS,
@@ -115,6 +139,10 @@ CATALOGUE = (
     ATTACHED,
     SCHEDULER_LOSSES,
     MODEL_INFO,
+    MODEL_REQUESTS,
+    MODEL_KV_USAGE,
+    MODEL_QUERY_TOKENS,
+    MODEL_HIT_TOKENS,
 )
 
 # The errors that the HTTP call which runs here has told.
@@ -167,6 +195,25 @@ class GatewayMetrics:
         read(ATTACHED, lambda: int(link.takes_requests))
         read(READY, lambda: int(generation.is_ready()))
         read(MODEL_INFO, lambda: {(card.name, card.determinism_id): 1.0 for card in generation.models()})
+
+    def watch_scheduler(self, readings: SchedulerReadings, model_name: str) -> None:
+        """Reads what the scheduler says of itself, for who scrapes the gateway alone; nothing where it is away."""
+        read = self.registry.read
+        self.registry.before_scrape = readings.fetch
+
+        def of_replicas(tell: Callable[[ReplicaReading], float]) -> Callable[[], dict[tuple[str, ...], float]]:
+            return lambda: {(model_name, str(each.replica_id)): tell(each) for each in readings.replicas}
+
+        def requests() -> dict[tuple[str, ...], float]:
+            if (reading := readings.reading) is None:
+                return {}
+            counts = {"waiting": reading.num_waiting_requests, "running": reading.num_running_requests}
+            return {(model_name, state): count for state, count in counts.items()}
+
+        read(MODEL_REQUESTS, requests)
+        read(MODEL_KV_USAGE, of_replicas(lambda replica: replica.kv_usage))
+        read(MODEL_QUERY_TOKENS, of_replicas(lambda replica: replica.num_queried_tokens))
+        read(MODEL_HIT_TOKENS, of_replicas(lambda replica: replica.num_cached_tokens))
 
     def begin(self, transcript: Transcript) -> RequestMeter:
         """Measures a request that is begun here."""

@@ -25,7 +25,9 @@ from gateway.attachment import (
     PromptPiece,
     Readiness,
     Recovery,
+    ReplicaReading,
     Resumed,
+    SchedulerReading,
     SequenceRecord,
     Submission,
 )
@@ -41,6 +43,7 @@ from gateway.sampling_codec import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from blockyard.common.v1 import status_pb2
     from gateway.attachment import Add, Resubmission, Resume
 
 _ABORT_REASONS = {
@@ -229,3 +232,29 @@ def _decode_facts(message: scheduler_pb2.ModelFacts) -> ModelFacts:
         batch_invariant=message.batch_invariant,
         max_num_seqs=message.max_num_seqs,
     )
+
+
+def decode_reading(message: status_pb2.SchedulerStatus) -> SchedulerReading:
+    """Reads what metrics tell of the scheduler."""
+    # It counts what waits at replicas too, most of which was preempted.
+    num_waiting = message.num_waiting_requests - sum(each.num_waiting_sequences for each in message.replicas)
+    return SchedulerReading(
+        num_waiting_requests=max(0, num_waiting),
+        num_running_requests=max(0, message.num_requests - max(0, num_waiting)),
+        replicas=tuple(
+            ReplicaReading(
+                each.replica_id,
+                _used_share(each.device_blocks),
+                each.num_queried_tokens,
+                each.num_cached_tokens,
+                each.num_preemptions,
+            )
+            for each in message.replicas
+            # Until its pools exist there is nothing to tell.
+            if each.device_blocks.num_blocks
+        ),
+    )
+
+
+def _used_share(pool: status_pb2.BlockPoolStatus) -> float:
+    return (pool.num_blocks - pool.num_free_blocks) / pool.num_blocks

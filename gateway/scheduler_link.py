@@ -19,7 +19,7 @@ from blockyard.rpc import RenewedChannel, internal_channel
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from blockyard.telemetry import EventLogger
 from gateway import scheduler_codec as codec
-from gateway.attachment import Abort, Add, ModelFacts, Outgoing, Progress, Readiness, Resume
+from gateway.attachment import Abort, Add, ModelFacts, Outgoing, Progress, Readiness, Resume, SchedulerReading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -162,6 +162,10 @@ class SchedulerLink:
         request = scheduler_pb2.GetSchedulerStatusRequest()
         answer: Any = await stub.GetSchedulerStatus(request, timeout=timeout_seconds)  # type: ignore[misc]
         return answer.status
+
+    async def read_scheduler(self, timeout_seconds: float) -> SchedulerReading:
+        """Asks for what metrics tell of the scheduler; raises grpc.RpcError when it does not answer."""
+        return codec.decode_reading(await self.get_status(timeout_seconds))
 
     async def _run(self) -> None:
         delay = FIRST_DELAY_SECONDS

@@ -39,8 +39,10 @@ from gateway.openai.app import make_app
 from gateway.page.routes import add_page
 from gateway.page.status import StatusBoard
 from gateway.scheduler_link import SchedulerLink
+from gateway.scheduler_readings import SchedulerReadings
 from gateway.servicer import SERVICE, InferenceServicer, add_inference_service
 from gateway.tokenizer import load_tokenizer
+from gateway.vllm_metrics import add_vllm_names
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -97,6 +99,10 @@ class Gateway:
             max_requests=configuration.service.max_requests,
         )
         self.metrics.watch(self.generation, self._live, self._link)
+        self._readings = SchedulerReadings(self._link)
+        self.metrics.watch_scheduler(self._readings, self.generation.model_name)
+        if configuration.service.vllm_metric_names:
+            add_vllm_names(self.metrics, self._readings, self.generation.model_name)
         self._metrics_server = MetricsServer(self.metrics.registry)
         self._heartbeat = Heartbeat()
         self.metrics.registry.read(TASKS, self._heartbeat.num_tasks)
@@ -150,6 +156,7 @@ class Gateway:
             self.metrics_port = self._metrics_server.start(host, self._service.gateway_metrics_port)
         self._heartbeat.start()
         self._link.start(self._live)
+        self._readings.start()
         for server in self._servers:
             await server.start()
         self._http.start()
@@ -178,6 +185,7 @@ class Gateway:
         """Ends what still runs with DRAINING, and closes everything. The scheduler goes on for the resume window."""
         self.generation.start_draining()
         self.generation.stop(BlockyardError(Reason.DRAINING, _STOPPED, retry_after_seconds=1.0))
+        self._readings.stop()
         await asyncio.gather(self._http.stop(), *(server.stop(_GRACE_SECONDS) for server in self._servers))
         await self._link.stop()
         if self._health is not None:

@@ -70,7 +70,10 @@ def encode_replica(engine: Engine) -> status_pb2.ReplicaStatus:
         step_time=duration(engine.step_log.step_seconds),
     )
     if engine.scheduler is not None:
-        replica.block_size = engine.scheduler.config.block_size
+        config = engine.scheduler.config
+        replica.block_size = config.block_size
+        if config.enable_prefix_caching:
+            replica.num_queried_tokens = engine.scheduler.stats().num_queried_tokens_total
         _encode_stats(replica, engine.scheduler.stats())
     return replica
 

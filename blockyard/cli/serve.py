@@ -121,6 +121,8 @@ async def _greeting(system: LocalSystem) -> str:
     if system.configuration.public.enable_page:
         ready.append(f"  page   {root}/")
     ready += [f"  gRPC   {endpoints.grpc}", f"  HTTP   {root}/v1", f"  admin  {endpoints.admin}"]
+    ready.append(f"  metrics {root}/metrics")
+    ready += [f"          http://{address}/metrics ({name})" for name, address in endpoints.metrics.items()]
     if needed := _needed(security):
         return "\n".join([*ready, "", f"  callers need {needed}: see docs/guides/security.md", ""])
     is_demo = not system.configuration.model.model

@@ -66,6 +66,22 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel("Preemptions", "ops", _rates("blockyard_preemptions_total", "mode")),
     ),
+    "The same by a scrape of the gateways alone": (
+        Panel("Requests", "short", {"{{state}}": "max by (model, state) (blockyard_model_requests)"}),
+        Panel(
+            "KV blocks in use, by replica",
+            "percentunit",
+            {"{{replica}}": "max by (model, replica) (blockyard_model_kv_usage_ratio)"},
+        ),
+        Panel(
+            "Prompt tokens found in the prefix cache",
+            "percentunit",
+            _share(
+                f"sum(max by (model, replica) (rate(blockyard_model_prefix_cache_hit_tokens_total{RATE})))",
+                f"sum(max by (model, replica) (rate(blockyard_model_prefix_cache_query_tokens_total{RATE})))",
+            ),
+        ),
+    ),
     "Steps": (
         Panel(
             "Mean time of a step's phases, at workers",

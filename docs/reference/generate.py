@@ -211,7 +211,8 @@ SERVICES = (
 TOGETHER = """
 ## All together
 
-`blockyard serve` and `blockyard.LLM` take the settings of all three, and:
+`blockyard serve` and `blockyard.LLM` take the settings of all three, and these, or with these defaults (`LLM` has no
+ports of metrics unless it is given some):
 
 | flag, variable | default | what it is |
 |---|---|---|
@@ -249,8 +250,9 @@ def configuration_page() -> str:
         SERVICE.format(title=title, module=module, rows=_rows(settings_of(configuration)))
         for title, module, configuration in SERVICES
     ]
-    told = {setting.name for *_, configuration in SERVICES for setting in settings_of(configuration)}
-    beside = [setting for setting in settings_of(SystemConfiguration) if setting.name not in told]
+    of_services = [setting for *_, configuration in SERVICES for setting in settings_of(configuration)]
+    told = {(setting.name, setting.default) for setting in of_services}
+    beside = [setting for setting in settings_of(SystemConfiguration) if (setting.name, setting.default) not in told]
     return CONFIGURATION.format(note=NOTE) + "".join(services) + TOGETHER.format(rows=_rows(beside), chosen=_chosen())
 
 

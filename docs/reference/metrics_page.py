@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.metrics import COMMON, PROCESS, Kind, Metric
 from gateway.metrics import CATALOGUE as GATEWAY_METRICS
+from gateway.vllm_metrics import CATALOGUE as VLLM_METRICS
 from scheduler_service.catalogue import CATALOGUE as SCHEDULER_METRICS
 from worker_service.metrics import CATALOGUE as WORKER_METRICS
 
@@ -17,7 +18,9 @@ METRICS = """\
 {note}
 
 Each service answers Prometheus at `/metrics`: [watch it](../guides/watch.md) tells where, and what to look at. Every
-metric has one owner, so that sums over all services count nothing twice; the common ones are every service's.
+metric has one owner, so that sums over all services count nothing twice; the common ones are every service's. What a
+gateway tells with the labels `model` and `state` or `replica` is the scheduler's state, for who scrapes gateways alone:
+take the `max` over gateways, not the sum.
 
 **Stable.** A name, its unit, its labels and their meaning stay as they are within a major version. New metrics, and new
 values of labels, may come. One that is to go is told in the changelog, and stays for two minor versions beside what
@@ -47,7 +50,13 @@ VLLM = """
 |---|---|
 {rows}
 
-The model's name is a label of `blockyard_model_info` alone. Join it where several models share one Prometheus:
+With `--vllm-metric-names` the gateway tells these under vLLM's own names too, labelled `model_name` and `engine`, the
+number of a replica (0 for what is of no single one). Bounds of histograms are ours. What vLLM has beyond them is not
+there under its name.
+
+{told}
+
+The model's name is a label of `blockyard_model_info` and of the scheduler's state at a gateway. Join it elsewhere:
 `rate(blockyard_output_tokens_total[1m]) * on(instance) group_left(model) blockyard_model_info`.
 """
 # What its users look for, and what they find here.
@@ -98,5 +107,7 @@ def metrics_page(note: str) -> str:
     sections = [_metrics_section(title, metrics) for title, metrics in services.items()]
     sections.append(_metrics_section("Every service", (*COMMON, *PROCESS)))
     sections.append(BUCKETS.format(rows="\n".join(map(_buckets_row, histograms))))
-    sections.append(VLLM.format(rows="\n".join(f"| `{theirs}` | `{ours}` |" for theirs, ours in EQUIVALENTS)))
+    rows = "\n".join(f"| `{theirs}` | `{ours}` |" for theirs, ours in EQUIVALENTS)
+    told = ", ".join(f"`{metric.name}`" for metric in VLLM_METRICS)
+    sections.append(VLLM.format(rows=rows, told=told))
     return METRICS.format(note=note, sections="".join(sections))

@@ -69,7 +69,7 @@ class Watched:
 @pytest.fixture
 async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
     worker = ["--worker-metrics-port", "0", "--num-threads", "1"]
-    gateway = ["--gateway-metrics-port", "0"]
+    gateway = ["--gateway-metrics-port", "0", "--vllm-metric-names"]
     with System(tiny_model("llama"), tmp_path, SCHEDULER_FLAGS, worker, gateway) as system:
         yield Watched(system)
 
@@ -148,6 +148,22 @@ async def test_what_is_told_is_what_happened(watched: Watched) -> None:
     check_tokens(streams, flooded, gateway, scheduler)
     check_failures(streams, flooded, gateway, scheduler)
     check_steps(before, worker, scheduler)
+    check_one_scrape(gateway, scheduler)
+
+
+def check_one_scrape(gateway: Scrape, scheduler: Scrape) -> None:
+    """What the gateway tells of the scheduler, itself and under vLLM's names, is what the scheduler tells."""
+    for state in ("waiting", "running"):
+        count = scheduler.sum("blockyard_requests", state=state)
+        assert gateway.sum("blockyard_model_requests", state=state) == count
+        assert gateway.sum(f"vllm:num_requests_{state}") == count
+    used, free = (scheduler.sum("blockyard_blocks", pool="device", state=state) for state in ("used", "free"))
+    assert gateway.sum("blockyard_model_kv_usage_ratio") == pytest.approx(used / (used + free))
+    queried = scheduler.sum("blockyard_prefix_cache_query_tokens_total")
+    assert gateway.sum("blockyard_model_prefix_cache_query_tokens_total") == queried > 0
+    found = scheduler.sum("blockyard_prefix_cache_hit_tokens_total")
+    assert gateway.sum("vllm:prefix_cache_hits_total") == found
+    assert gateway.sum("vllm:num_preemptions_total") == scheduler.sum("blockyard_preemptions_total")
 
 
 @pytest.mark.timeout(180)

@@ -82,6 +82,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.live: dict[str, FakeRequest] = {}
         self.retained: dict[str, FakeRequest] = {}
         self.num_attaches = 0
+        self.num_status_calls = 0
+        self.status = status_pb2.SchedulerStatus()
         self.admin: admin_pb2_grpc.AdminServiceServicer | None = None
         self.refusals: dict[str, BlockyardError] = {}
         self.failing: dict[tuple[str, int], BlockyardError] = {}
@@ -333,5 +335,6 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def GetSchedulerStatus(self, request: Any, context: Any) -> scheduler_pb2.GetSchedulerStatusResponse:
         """Tells a little."""
-        status = status_pb2.SchedulerStatus(num_gateways=len(self._gateways))
-        return scheduler_pb2.GetSchedulerStatusResponse(status=status)
+        self.num_status_calls += 1
+        self.status.num_gateways = len(self._gateways)
+        return scheduler_pb2.GetSchedulerStatusResponse(status=self.status)

@@ -422,6 +422,9 @@ def test_serve_tells_where_it_is_and_ends_on_a_signal(fake_services: Path, capfd
     assert "ready: fake, up to 64 tokens" in out
     address = r"127\.0\.0\.1:\d+"
     assert re.search(rf"page   http://{address}/\n  gRPC   {address}\n  HTTP   http://{address}/v1\n", out)
+    assert re.search(rf"  metrics http://{address}/metrics\n", out)
+    for name in ("scheduler", "worker-0"):
+        assert re.search(rf"  http://{address}/metrics \({name}\)\n", out)
     assert re.search(rf"blockyard generate 'def read_lines\(path\):' --target {address}\n", out)
     assert re.search(r"curl http://127\.0\.0\.1:\d+/v1/completions -H .* -d '\{\"model\": \"fake\"", out)
     assert re.search(r"python -c 'import blockyard; ", out)

@@ -27,6 +27,7 @@ from blockyard.configuration import (
 )
 from blockyard.errors import BlockyardError, Reason
 from blockyard.local_system import MAX_FOLDER_BYTES, LocalSystem, choose_ports, without_settings
+from blockyard.metrics_ports import MetricsPorts
 from blockyard.model_files import DEMO_FOLDER
 from blockyard.rpc import PortTaken
 from blockyard.settings import SettingsError, make_parser, resolve, settings_of
@@ -82,6 +83,8 @@ def other_value(setting: Setting) -> object:
     """A legal value that is not the default."""
     if setting.type is bool:
         return not setting.default
+    if setting.name == "allowed_origins":
+        return "https://example.org"
     if setting.choices:
         return next(choice for choice in setting.choices if choice != setting.default)
     if setting.name == "data_parallel_size":
@@ -159,13 +162,41 @@ async def test_several_workers_share_the_machine() -> None:
 
 @pytest.mark.parametrize(
     ("told", "workers"),
-    [((50062, 50072), ["50072", "50073", "50074"]), ((-1, -1), ["-1"] * 3), ((0, 0), ["0"] * 3)],
+    [((50062, 50072), ["50072", "50073", "50074"]), ((-1, -1), ["-1"] * 3)],
 )
 async def test_each_worker_has_a_port_of_its_own_for_metrics(told: tuple[int, int], workers: list[str]) -> None:
     local = system(parallel=ParallelSettings(3), metrics=MetricsSettings(-1, *told))
     assert [flag_of(service, "worker-metrics-port") for service in local.services()[:-2]] == workers
     assert flag_of(local.services()[-2], "scheduler-metrics-port") == str(told[0])
+    names = ["scheduler", "worker-0", "worker-1", "worker-2"] if told[0] > 0 else []
+    assert list(local.endpoints.metrics) == names
     await local.close()
+
+
+async def test_metrics_have_free_ports_that_no_other_system_gets() -> None:
+    first, second = system(parallel=ParallelSettings(2)), system(parallel=ParallelSettings(2))
+    told = [*first.endpoints.metrics.values(), *second.endpoints.metrics.values()]
+    assert len(set(told)) == 6
+    assert all(address.startswith("127.0.0.1:") for address in told)
+    for local in (first, second):
+        given = [flag_of(service, "worker-metrics-port") for service in local.services()[:-2]]
+        given.append(flag_of(local.services()[-2], "scheduler-metrics-port"))
+        assert sorted(f"127.0.0.1:{port}" for port in given) == sorted(local.endpoints.metrics.values())
+        await local.close()
+
+
+def test_a_port_that_somebody_has_is_passed_over_and_one_that_was_let_go_is_not() -> None:
+    here, there = MetricsPorts(), MetricsPorts()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        taken = listener.getsockname()[1]
+        assert here.choose(0, taken) > taken
+    port = here.choose(0, 50_062)
+    assert there.choose(0, port) > port
+    here.close()
+    assert there.choose(0, port) == port
+    there.close()
+    assert there.choose(-1, port) == -1
+    assert there.choose(7, port) == 7
 
 
 @pytest.mark.parametrize(("num_workers", "num_threads", "expected"), [(1, 0, 0), (1, 3, 3), (64, 0, 1), (64, 3, 3)])

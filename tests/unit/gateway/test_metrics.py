@@ -10,7 +10,14 @@ import pytest
 from blockyard.errors import BlockyardError, Reason
 from blockyard.metrics import TASKS
 from gateway.attachment import Acceptance, Failure, Prefill
-from gateway.metrics import GatewayMetrics, RequestMeter
+from gateway.metrics import (
+    MODEL_HIT_TOKENS,
+    MODEL_KV_USAGE,
+    MODEL_QUERY_TOKENS,
+    MODEL_REQUESTS,
+    GatewayMetrics,
+    RequestMeter,
+)
 from gateway.request import Delta, FinishReason, Position, StopOptions
 from tests.kit.scrape import Scrape
 from tests.unit.gateway.core import Core
@@ -182,8 +189,9 @@ async def test_live_requests_and_streams_are_what_they_are() -> None:
     core = Core()
     metrics = core.live.metrics
     metrics.watch(core.service, core.live, core.link)  # type: ignore[arg-type]
-    # The heartbeat of a process counts its tasks.
-    assert metrics.registry.missing == [TASKS.name]
+    # The heartbeat of a process counts its tasks, and its link asks the scheduler.
+    of_scheduler = [MODEL_REQUESTS, MODEL_KV_USAGE, MODEL_QUERY_TOKENS, MODEL_HIT_TOKENS]
+    assert metrics.registry.missing == [each.name for each in (TASKS, *of_scheduler)]
     readers = [await core.accepted(f"r{number}", 10 * number) for number in range(1, 4)]
     core.live.close(await core.start("r1"))
     seen = scrape(core)
