@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from blockyard.errors import Violation, invalid
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from gateway.transcript import Transcript
 
 _NOTHING = Position()
+# Of a client that has nothing.
+NOWHERE: Mapping[int, Position] = MappingProxyType({})
 
 
 def check_positions(positions: Mapping[int, Position], submission: Submission) -> None:

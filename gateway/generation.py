@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from gateway import state_codec
 from gateway.admission import Admission
-from gateway.continuation import check_ends, check_positions, records_of
+from gateway.continuation import NOWHERE, check_ends, check_positions, records_of
 from gateway.encoding import Encoding
 from gateway.naming import check_request_id, is_request_id, wire_id
 from gateway.preparation import Preparation
@@ -93,26 +93,22 @@ class GenerationService:
         # Why it does not want requests; empty: it does.
         self._draining = ""
 
-    async def start(self, request: GenerationRequest) -> Reader:
+    async def start(
+        self, request: GenerationRequest, positions: Mapping[int, Position] = NOWHERE, *, replay: bool = False
+    ) -> Reader:
         """Validates, tokenizes and submits a request; the same one, sent again, is read from its beginning.
+
+        Args:
+            request: it is given an id if it has none.
+            positions: of a client that has a part of the answer already, and reads it from there on.
+            replay: tells what is before them too.
 
         Raises BlockyardError: every violation at once; REQUEST_ID_CONFLICT; QUEUE_FULL where there are as many as the
         gateway takes; NO_READY_WORKER, at once, while the model is not known. Without a scheduler or a worker it waits,
         as long as these are waited for.
         """
         request = request if request.request_id else replace(request, request_id=f"gen-{secrets.token_hex(12)}")
-        story = self._begin_story(request)
-        with story.beginning(), self._admission.beginning(is_new=self._is_new(request)):
-            self._facts()
-            submission = await self._preparation.submission_of(request, self._facts)
-            transcript = self._find(submission)
-        if transcript is None:
-            transcript = self._preparation.transcript_of(submission, self._facts().determinism_id, story)
-            story.submitted(submission, transcript.origin.accepted.warnings)
-            self._live.open(transcript)
-        else:
-            story.joined()
-        return self._live.read(transcript, {})
+        return self._live.read(await self._begin(request, positions), positions, replay=replay)
 
     def _is_new(self, request: GenerationRequest) -> bool:
         return self._live.find(wire_id(request.tenant, request.request_id)) is None
@@ -140,7 +136,7 @@ class GenerationService:
         except BlockyardError as error:
             if error.reason is not Reason.REQUEST_EXPIRED or resume.request is None:
                 raise
-            transcript = await self._restart(resume.request, resume.positions)
+            transcript = await self._begin(resume.request, resume.positions)
         check_positions(resume.positions, transcript.submission)
         transcript.story.resumed()
         return self._live.read(transcript, resume.positions, replay=replay)
@@ -160,16 +156,17 @@ class GenerationService:
         story = take_story_over(submission.request_id, submission.trace_context)
         return self._preparation.transcript_of(submission, self._facts().determinism_id, story)
 
-    async def _restart(self, request: GenerationRequest, positions: Mapping[int, Position]) -> Transcript:
-        """Generates again what nobody but the client remembers, behind the tokens that it has."""
+    async def _begin(self, request: GenerationRequest, positions: Mapping[int, Position]) -> Transcript:
+        """Begins a request that is not here. Where its client knows the tokens that it has, it goes on behind them."""
         story = self._begin_story(request)
         is_new = not any(position.num_tokens for position in positions.values()) and self._is_new(request)
         with story.beginning(), self._admission.beginning(is_new=is_new):
+            self._facts()
             submission = await self._preparation.submission_of(request, self._facts)
+            check_positions(positions, submission)
             if known := self._find(submission):
                 story.joined()
                 return known
-            check_positions(positions, submission)
             records = records_of(positions, submission)
             # Whose tokens the client has is not known: the answer may be one of two workers that differ.
             determinism_id = "" if records else self._facts().determinism_id
@@ -177,7 +174,7 @@ class GenerationService:
             if records:
                 transcript.take_records(records)
                 check_ends(positions, transcript)
-        story.submitted(submission, transcript.origin.accepted.warnings)
+        story.submitted(submission)
         self._live.open(transcript)
         return transcript
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gateway.tokenizer import Tokenizer
 
 B = TypeVar("B", bound=GenerationBody)
+_PLACE = "Last-Event-ID"
 
 
 class Calls:
@@ -50,18 +51,18 @@ class Calls:
         return await self._answer(request, ChatBody, understand_chat)
 
     async def _answer(self, request: Request, kind: type[B], understand: Callable[[B, Tokenizer], Call]) -> Response:
-        tenant, key = read_tenant(request), read_key(request)
+        tenant, key, told = read_tenant(request), read_key(request), _read_place(request)
         body = _named(parse_body(kind, await read_json(request)), key)
+        _check_place(told, body)
         self._generation.resolve_model(body.model or "")
         call = understand(body, self._generation.tokenizer)
         keeps = key is not None and body.on_disconnect is None
         call = state.completed(call, tenant=tenant, keeps=keeps, created=int(time.time()))
-        return await self._run(request, lambda running: running.start(call), Told())
+        return await self._run(request, lambda running: running.start(call, told), told)
 
     async def resume(self, request: Request, request_id: str) -> Response:
         """Streams the answer of a call again, behind the event that Last-Event-ID names."""
-        tenant = read_tenant(request)
-        told = parse(request.headers.get("last-event-id", ""))
+        tenant, told = read_tenant(request), _read_place(request)
         return await self._run(request, lambda running: running.resume(request_id, tenant, told), told)
 
     async def cancel(self, request: Request, request_id: str) -> Response:
@@ -123,6 +124,19 @@ async def _whole(running: Running) -> bytes:
         async for prompt, event in events:
             answer.add(prompt, event)
     return answer.encode()
+
+
+def _read_place(request: Request) -> Told:
+    """Reads how far the client of a stream has come; raises BlockyardError FIELD_INVALID."""
+    return parse(request.headers.get(_PLACE, ""))
+
+
+def _check_place(told: Told, body: GenerationBody) -> None:
+    """Raises BlockyardError FIELD_INVALID for a place in the answer to a body that has none."""
+    if told.has_begun and body.request_id is None:
+        raise invalid([Violation(_PLACE, "goes with the header Idempotency-Key, which names the call that it is of")])
+    if told.has_begun and not body.stream:
+        raise invalid([Violation(_PLACE, 'is of a stream, and the body does not say "stream": true')])
 
 
 def _named(body: B, key: str | None) -> B:

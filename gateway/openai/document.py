@@ -138,7 +138,7 @@ def _streamed(documented: dict[str, Any], *chunks: type[Shape], only: bool = Fal
 
 def _call(body: type[Shape], answer: type[Shape], chunk: type[Shape]) -> dict[str, Any]:
     """Documents a call that generates."""
-    return _streamed(_documented(answer, Reason, bodies=(body,), parameters=(_KEY, _TENANT)), chunk)
+    return _streamed(_documented(answer, Reason, bodies=(body,), parameters=(_KEY, _PLACE, _TENANT)), chunk)
 
 
 COMPLETIONS = _call(CompletionBody, answers.Completion, answers.CompletionChunk)

@@ -47,6 +47,7 @@ _PARAMETERS = {
     "include_stop_in_output": "include_stop_str_in_output",
     "width": "best_of",
     "template_arguments": "chat_template_kwargs",
+    "positions": "Last-Event-ID",
 }
 _PATH = re.compile(r"(?:sampling\.|stop\.|beam_search\.|conversation\.)?(\w+)(.*)", re.DOTALL)
 # What the proto says of a tool and of a call, the API says of their function.

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING
 from blockyard.errors import BlockyardError, Reason
 from gateway.openai import errors, state
 from gateway.openai.call import Call, tokenized
+from gateway.openai.places import Told
 from gateway.request import Accepted, ResumeRequest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Mapping
 
     from gateway.generation import GenerationService
-    from gateway.openai.places import Told
     from gateway.reader import Reader
-    from gateway.request import Event, GenerationRequest
+    from gateway.request import Event, GenerationRequest, Position
 
 Numbered = tuple[int, "Event"]
+_NOTHING = Told()
 
 
 class Running:
@@ -38,25 +39,27 @@ class Running:
         self.accepted: list[Accepted] = []
         self.created = 0
 
-    async def start(self, call: Call) -> None:
-        """Starts every request of a call and waits until all are queued; raises the first BlockyardError of any."""
+    async def start(self, call: Call, told: Told = _NOTHING) -> None:
+        """Starts every request of a call and waits until all are queued, or reads on one that runs or ran; tells again
+        what its client has. Raises the first BlockyardError of any."""
         self.call = await tokenized(call, self._service)
         try:
-            for request in self.call.requests:
-                self._readers.append(await self._start_one(request))
+            for number, request in enumerate(self.call.requests):
+                self._readers.append(await self._start_one(request, told.of_request(number, call.n)))
             await self._begin()
         except BlockyardError as error:
             raise errors.rename(error, call.names) from None
 
-    async def _start_one(self, request: GenerationRequest) -> Reader:
+    async def _start_one(self, request: GenerationRequest, positions: Mapping[int, Position]) -> Reader:
         try:
-            return await self._service.start(request)
+            return await self._service.start(request, positions, replay=True)
         except BlockyardError as error:
             fields = {violation.field for violation in error.violations}
             if not (self.call.default_length and fields == {"stop.max_tokens"}):
                 raise
         # The default does not fit: what is left of the model's length is shorter.
-        return await self._service.start(replace(request, stop=replace(request.stop, max_tokens=None)))
+        request = replace(request, stop=replace(request.stop, max_tokens=None))
+        return await self._service.start(request, positions, replay=True)
 
     async def resume(self, call_id: str, tenant: str, told: Told) -> None:
         """Reads a call again, at whichever gateway it ran, and tells again what its client has.
@@ -68,7 +71,10 @@ class Running:
         names = [first.request_id] if num_requests == 1 else [f"{call_id}-{number}" for number in range(num_requests)]
         for number, name in enumerate(names):
             resume = ResumeRequest(name, tenant, told.of_request(number, first.n))
-            self._readers.append(await self._service.resume(resume, replay=True))
+            try:
+                self._readers.append(await self._service.resume(resume, replay=True))
+            except BlockyardError as error:
+                raise errors.rename(error, {}) from None
         self.call = state.call_of([reader.request for reader in self._readers], self._service.tokenizer)
         await self._begin()
 

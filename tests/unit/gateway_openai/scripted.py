@@ -104,7 +104,7 @@ class ScriptedService:
         self.started = asyncio.Event()
         self.script: Callable[[GenerationRequest], Sequence[Step]] = answer("Hello")
 
-    async def start(self, request: GenerationRequest) -> ScriptedGeneration:
+    async def start(self, request: GenerationRequest, positions: Any = None, *, replay: bool) -> ScriptedGeneration:
         if isinstance(request.prompt, Conversation):
             request = replace(request, prompt=prompt_of(request.prompt, self.tokenizer))
         self.requests.append(request)

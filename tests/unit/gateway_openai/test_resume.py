@@ -160,6 +160,69 @@ async def test_a_stream_goes_on_behind_any_of_its_events(
             assert told(whole[: number + 1] + rest) == told(whole)
 
 
+@pytest.mark.parametrize("body", BODIES)
+async def test_a_stream_goes_on_behind_any_of_its_events_where_nobody_remembers_it(
+    scheduler: FakeScheduler, gateway: Gateway, body: dict[str, Any]
+) -> None:
+    """Gateway and scheduler are gone: the same call, sent again, is generated again, and only the rest is told."""
+    whole = await gateway.whole(body)
+    places = [number for number, (event_id, _) in enumerate(whole) if event_id is not None]
+    for number in places:
+        scheduler.forget()
+        async with gateway_of(scheduler) as other:
+            rest = await other.whole(body, **{"Last-Event-ID": whole[number][0] or ""})
+        assert timeless(whole[: number + 1] + rest) == timeless(whole)
+
+
+def timeless(events: list[Event]) -> Any:
+    """The same, but for when the call came first, which nobody remembers."""
+    return told([(None, data if data == "[DONE]" else {**data, "created": 0}) for _, data in events])
+
+
+@pytest.mark.parametrize("is_other", [False, True], ids=["same gateway", "another gateway"])
+async def test_a_call_that_is_sent_again_goes_on_behind_an_event(
+    scheduler: FakeScheduler, gateway: Gateway, is_other: bool
+) -> None:
+    """It runs still, or has just ended: nothing is generated again."""
+    scheduler.pause()
+    headers = {"Idempotency-Key": "mine"}
+    body: dict[str, Any] = {"prompt": ["Once", "Twice"], "max_tokens": 12, "stream": True}
+    async with gateway.stream("POST", "/v1/completions", json=body, headers=headers) as events:
+        await scheduler.step(4)
+        first = [await anext(events), await anext(events)]
+    async with gateway_of(scheduler) as other:
+        reader = other if is_other else gateway
+        scheduler.go_on()
+        rest = await reader.whole(body, **headers, **{"Last-Event-ID": first[-1][0] or ""})
+        assert timeless(first + rest) == timeless(await reader.whole(body, **headers))
+        different = await reader.http.post(
+            "/v1/completions", json=body | {"max_tokens": 13}, headers={**headers, "Last-Event-ID": "0:1:1"}
+        )
+        assert different.status_code == 409
+    assert len(scheduler.retained) == 2 and not scheduler.aborted
+
+
+@pytest.mark.parametrize(
+    ("place", "told_of"),
+    [
+        ("0:13:1", "Last-Event-ID[0].num_tokens"),
+        ("1:1:1", "Last-Event-ID"),
+    ],
+)
+async def test_a_place_that_the_answer_has_not_is_named(gateway: Gateway, place: str, told_of: str) -> None:
+    headers = {"Idempotency-Key": "mine", "Last-Event-ID": place}
+    body = {"prompt": "Once", "max_tokens": 12, "stream": True}
+    response = await gateway.http.post("/v1/completions", json=body, headers=headers)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, told_of)
+
+
+async def test_a_place_needs_the_name_of_its_call(gateway: Gateway) -> None:
+    body = {"prompt": "Once", "stream": True}
+    response = await gateway.http.post("/v1/completions", json=body, headers={"Last-Event-ID": "0:1:1"})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "Last-Event-ID")
+    assert "Idempotency-Key" in response.json()["error"]["message"]
+
+
 async def test_a_key_lets_a_call_outlive_its_connection(scheduler: FakeScheduler, gateway: Gateway) -> None:
     scheduler.pause()
     body = {"prompt": "Once", "max_tokens": 12, "seed": 3, "stream": True}
@@ -231,8 +294,10 @@ async def test_a_call_that_is_sent_again_is_the_same(scheduler: FakeScheduler, g
         ("POST", "/v1/completions", {"x-blockyard-tenant": "a/b"}, "x-blockyard-tenant"),
         ("GET", "/v1/requests/mine/stream", {"Last-Event-ID": "nonsense"}, "Last-Event-ID"),
         ("GET", "/v1/requests/mine/stream", {"Last-Event-ID": "1:1:1"}, "Last-Event-ID"),
-        ("GET", "/v1/requests/mine/stream", {"Last-Event-ID": "0:9:1"}, "positions[0].num_tokens"),
-        ("GET", "/v1/requests/mine/stream", {"Last-Event-ID": "0:1:999"}, "positions[0].num_text_bytes"),
+        ("GET", "/v1/requests/mine/stream", {"Last-Event-ID": "0:9:1"}, "Last-Event-ID[0].num_tokens"),
+        ("GET", "/v1/requests/mine/stream", {"Last-Event-ID": "0:1:999"}, "Last-Event-ID[0].num_text_bytes"),
+        ("POST", "/v1/completions", {"Last-Event-ID": "nonsense"}, "Last-Event-ID"),
+        ("POST", "/v1/completions", {"Last-Event-ID": "0:1:1"}, "Last-Event-ID"),
         ("GET", "/v1/requests/no%20id/stream", {}, "request_id"),
         ("GET", "/v1/requests/mine/stream", {"x-blockyard-tenant": ""}, "x-blockyard-tenant"),
         ("DELETE", "/v1/requests/mine", {"x-blockyard-tenant": "a/b"}, "x-blockyard-tenant"),
