@@ -15,6 +15,7 @@ from google.protobuf import duration_pb2
 from google.protobuf.message import DecodeError
 
 from blockyard.google_rpc import error_details_pb2, status_pb2
+from blockyard.wrong_doors import in_plain_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -255,7 +256,9 @@ def from_rpc_error(error: grpc.RpcError) -> BlockyardError:
             # Details that cannot be read, or that a proxy on the way has made inconsistent, do not count.
             with suppress(DecodeError):
                 told = status_pb2.Status.FromString(value)
-                status = told if (told.code, told.message) == (status.code, status.message) else status
+                if (told.code, told.message) == (status.code, status.message):
+                    return from_status(told)
+    status.message = in_plain_words(status.message)
     return from_status(status)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from blockyard.errors import TRANSPORT_ORIGIN, BlockyardError, Reason
+from blockyard.wrong_doors import GRPC_AT_HTTP, HTTPS_PERHAPS, NO_HTTPS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -30,6 +31,8 @@ async def _answer(url: str, body: Any, extra: Mapping[str, str]) -> AsyncGenerat
     try:
         context = ssl.create_default_context() if secure else None
         reader, writer = await asyncio.open_connection(host, port, ssl=context, limit=MAX_LINE_BYTES)
+    except ssl.SSLError as error:
+        raise _no_tls(f"{host}:{port}", error) from None
     except OSError as error:
         message = f"cannot connect to {host}:{port}: {error.strerror or error}"
         raise BlockyardError(Reason.NO_READY_WORKER, message, metadata=dict(TRANSPORT_ORIGIN)) from None
@@ -40,6 +43,8 @@ async def _answer(url: str, body: Any, extra: Mapping[str, str]) -> AsyncGenerat
         if status != 200:
             raise _error_of(status, headers, b"".join([piece async for piece in pieces]))
         yield pieces
+    except asyncio.IncompleteReadError as error:
+        raise _broken_off(f"{host}:{port}", error.partial) from None
     except (OSError, EOFError) as error:
         message = f"{host}:{port} closed the connection: {error}"
         raise BlockyardError(Reason.NO_READY_WORKER, message, metadata=dict(TRANSPORT_ORIGIN)) from None
@@ -47,6 +52,25 @@ async def _answer(url: str, body: Any, extra: Mapping[str, str]) -> AsyncGenerat
         writer.close()
         with suppress(OSError):
             await writer.wait_closed()
+
+
+def _no_tls(address: str, error: ssl.SSLError) -> BlockyardError:
+    if error.reason == "WRONG_VERSION_NUMBER":
+        message = f"{address} {NO_HTTPS}"
+    else:
+        message = f"{address} does not speak TLS as expected: {error.reason or error}".replace("_", " ").lower()
+    return BlockyardError(Reason.NO_READY_WORKER, message, metadata=dict(TRANSPORT_ORIGIN))
+
+
+def _broken_off(address: str, received: bytes) -> BlockyardError:
+    # The first frame of HTTP/2: no data of a stream, and the type SETTINGS.
+    if len(received) > 8 and received[3] == 4 and received[5:9] == bytes(4):
+        message = f"{address} {GRPC_AT_HTTP}"
+    elif not received:
+        message = f"{address} {HTTPS_PERHAPS}"
+    else:
+        message = f"{address} closed the connection in the midst of its answer"
+    return BlockyardError(Reason.NO_READY_WORKER, message, metadata=dict(TRANSPORT_ORIGIN))
 
 
 def _head_and_body(path: str, headers: Mapping[str, str], body: Any) -> bytes:

@@ -6,6 +6,7 @@ its cache, as its environment variables say (HF_HOME, HF_ENDPOINT, HF_TOKEN, HF_
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import os
 import re
@@ -59,7 +60,7 @@ def resolve_model(model: str, revision: str, kind: Kind) -> Path:
     if folder.exists():
         raise _unusable(f"{folder} is a file: give the folder that holds config.json and the weights")
     if not _HUB_ID.fullmatch(model):
-        raise _unusable(f"{model} is no folder on this machine: check the path")
+        raise _unusable(f"{model} is no folder on this machine: {_suggestion(folder) or 'check the path'}")
     return _check(_download(model, revision or "main", kind), f"{model} has no config.json: it is not a language model")
 
 
@@ -97,13 +98,14 @@ def _download(model: str, revision: str, kind: Kind) -> Path:
     except errors.GatedRepoError:
         raise _unusable(f"{model} is gated: accept its terms on the hub and set HF_TOKEN") from None
     except errors.RepositoryNotFoundError:
-        raise _unusable(f"{model} is neither a folder here nor on the hub: check the name, or set HF_TOKEN") from None
+        advice = _suggestion(Path(model)) or "check the name, or set HF_TOKEN"
+        raise _unusable(f"{model} is neither a folder here nor on the hub: {advice}") from None
     except errors.RevisionNotFoundError:
-        raise _unusable(f"{model} has no revision {revision!r} on the hub") from None
+        raise _unusable(f"{model} has no revision {revision} on the hub") from None
     except errors.LocalEntryNotFoundError:
         raise _unusable(
             f"{model} is not in the hub's cache on this machine, and the hub cannot be reached "
-            "(or HF_HUB_OFFLINE is set): connect, or give a folder"
+            f"(or HF_HUB_OFFLINE is set): {_suggestion(Path(model)) or 'connect, or give a folder'}"
         ) from None
     except Exception as error:
         # Broken connections come as errors of whichever HTTP library it uses, whose texts are for programmers.
@@ -111,6 +113,16 @@ def _download(model: str, revision: str, kind: Kind) -> Path:
         why = f"it answered {answer}" if answer else getattr(error, "strerror", None) or "the connection broke"
         raise _unusable(f"{model} could not be downloaded from the hub ({why}): try again, or give a folder") from error
     return Path(folder)
+
+
+def _suggestion(folder: Path) -> str:
+    """Asks whether a model's folder was meant that lies where this path leads, under a name like this one's."""
+    try:
+        beside = [path.name for path in folder.parent.iterdir() if (path / "config.json").is_file()]
+    except OSError:
+        return ""
+    meant = difflib.get_close_matches(folder.name, beside, n=1)
+    return f"did you mean {folder.parent / meant[0]}?" if meant else ""
 
 
 def _unusable(message: str) -> BlockyardError:

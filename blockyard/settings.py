@@ -114,11 +114,20 @@ def make_parser(configuration: type[Any], program: str, description: str) -> arg
     return parser
 
 
+def _why_unreadable(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or "it cannot be read"
+    mark: Any = getattr(error, "problem_mark", None)
+    if mark is None:
+        return "it is not text in UTF-8"
+    return f"line {mark.line + 1} is no YAML: {getattr(error, 'problem', '') or 'it cannot be understood'}"
+
+
 def _given_in_file(path: str) -> dict[str, Any]:
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise SettingsError(f"--config {path}: {error}") from None
+        raise SettingsError(f"--config {path}: {_why_unreadable(error)}") from None
     if not isinstance(content, dict):
         raise SettingsError(f"--config {path}: not a mapping of settings")
     return {str(name): value for name, value in typing.cast("dict[Any, Any]", content).items()}

@@ -14,7 +14,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from blockyard.authentication import Doorkeeper, Evidence, find_key
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
+from blockyard.wrong_doors import GRPC_PORT
 from gateway.openai.errors import error_response, response
+from gateway.wrong_doors import GRPC_PREFACE, TLS_PREFACE, WrongDoorLog, http_refusal
 
 if TYPE_CHECKING:
     import asyncio
@@ -32,6 +34,8 @@ REQUEST_SECONDS = 60.0
 # Connections beyond the limit at once that are still told so, and how long each has to ask; what is more is closed.
 MAX_REFUSED_CONNECTIONS = 1024
 REFUSED_SECONDS = 5.0
+GRPC_AT_HTTP = f"a gRPC client called the HTTP port: it should use {GRPC_PORT}"
+TLS_AT_HTTP = "a client spoke TLS to the HTTP port, which has none: see --tls-certificate"
 # Where the connection leaves the common name of the client's certificate for the middleware.
 _COMMON_NAME = "blockyard.common_name"
 
@@ -109,7 +113,9 @@ class BoundedProtocol(H11Protocol):
 
     max_connections = 0
     request_seconds = REQUEST_SECONDS
+    wrong_doors = WrongDoorLog()
     _deadline: asyncio.TimerHandle | None = None
+    _is_first = True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begins to wait for a request."""
@@ -127,8 +133,25 @@ class BoundedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Takes a piece of a request."""
+        if self._is_first:
+            self._is_first = False
+            if self._is_wrong_door(data):
+                return
         super().data_received(data)
         self._set_deadline()
+
+    def _is_wrong_door(self, data: bytes) -> bool:
+        """Whether a connection begins with what is not HTTP/1.1, which is answered in its own words."""
+        if data.startswith(GRPC_PREFACE):
+            message = GRPC_AT_HTTP
+        elif data.startswith(TLS_PREFACE):
+            message = TLS_AT_HTTP
+        else:
+            return False
+        self.wrong_doors.note(message)
+        self.transport.write(http_refusal(message))
+        self.transport.close()
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Ends."""

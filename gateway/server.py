@@ -43,6 +43,7 @@ from gateway.scheduler_readings import SchedulerReadings
 from gateway.servicer import SERVICE, InferenceServicer, add_inference_service
 from gateway.tokenizer import load_tokenizer
 from gateway.vllm_metrics import add_vllm_names
+from gateway.wrong_doors import Elsewhere
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -120,6 +121,12 @@ class Gateway:
         public_names, admin_names = [SERVICE.full_name, OPEN_INFERENCE.full_name], [ADMIN_SERVICE_NAME]
         public = self._make_server(public_names, self._access.api)
         admin = self._make_server(admin_names, self._access.admin)
+        public.add_generic_rpc_handlers(
+            (Elsewhere(admin_names, lambda: f"this is the gRPC port: the admin API is on port {self.admin_port}"),)
+        )
+        admin.add_generic_rpc_handlers(
+            (Elsewhere(public_names, lambda: f"this is the admin port: the public API is on port {self.grpc_port}"),)
+        )
         local = self._make_server([*public_names, *admin_names], None)
         for server in (public, local):
             add_inference_service(server, InferenceServicer(self.generation))

@@ -15,6 +15,7 @@ from blockyard.rpc import PortTaken
 from blockyard.settings import SettingsError
 from blockyard.supervisor import StartError
 from blockyard.tls import CertificateError
+from blockyard.wrong_doors import is_wrong_door
 
 app = typer.Typer(
     help="Serves large language models over gRPC and HTTP, and talks to them.",
@@ -40,6 +41,8 @@ def told(error: Exception) -> str:
     """Says an error to a person: one line, and what to do where nothing answers."""
     if not isinstance(error, BlockyardError):
         return str(error)
+    if is_wrong_door(error.message):
+        return error.message
     if error.metadata == TRANSPORT_ORIGIN and error.http_status == 503:
         return (
             f"no server answers ({error.message}): start one with `blockyard serve`, or name another"

@@ -169,6 +169,20 @@ A stream that fails after it has begun ends with one event `data: {{"error": …
 chunk of it, has `"finish_reason": "error"` and an `"error"` in the form above. If every sequence of a call fails, the
 call fails with the error of the first: an answer at once has its status code, and a stream ends with it after the last
 `Finished` or the last chunk.
+
+## Wrong doors
+
+A call that reaches another port than it is meant for, or speaks TLS where there is none, is told so where that is
+possible. The client library and `blockyard` say it in these words for all of these; other clients see what they make
+of it:
+
+| what calls | where | what it sees |
+|---|---|---|
+| the public API | the admin port | `FEATURE_DISABLED`, with the number of the right port; and the reverse |
+| a gRPC client | the HTTP port | `UNAVAILABLE: … Trying to connect an http1.x server`; the gateway's log says so too |
+| an HTTP client | a gRPC port | bytes that are not HTTP/1.1: curl says `Received HTTP/0.9 when not allowed` |
+| a client with TLS | a port without | `WRONG_VERSION_NUMBER`; the gateway's log says so too, of the HTTP port |
+| a client without TLS | a port with | the connection closes at once: `Socket closed`, `Empty reply from server` |
 """
 
 

@@ -74,7 +74,7 @@ def test_the_client_needs_two_packages_and_shares_an_environment_with_tritons(wh
         assert environment.run("python", "-c", CALL, gateway.target) == "one two\n"
         environment.install("protobuf==6.31.1")
         assert environment.run("python", "-c", CALL, gateway.target) == "one two\n"
-        environment.install("tritonclient[grpc]")
+        environment.install("--upgrade", "tritonclient[grpc]", "protobuf<7")
         assert environment.run("python", "-c", "import tritonclient.grpc\n" + CALL, gateway.target) == "one two\n"
     environment.run("python", "-m", "pip", "check")
 
@@ -112,7 +112,7 @@ def test_a_wheel_serves_the_demo_model_with_kernels_of_its_own(wheel: Path, tmp_
     finally:
         server.terminate()
         reader.join(60)
-        server.wait(60)
+        server.communicate(timeout=60)
     log = "".join(lines)
     assert "compiling the CPU kernels, once" in log
     assert "the reference kernels serve" not in log

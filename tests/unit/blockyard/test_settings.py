@@ -73,7 +73,12 @@ def test_everything_wrong_is_told_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "told"),
-    [(b"- a\n", "not a mapping"), (b"a: [\n", "while parsing"), (b"\xff\xfe\xfa", "decode"), (None, "No such file")],
+    [
+        (b"- a\n", "not a mapping"),
+        (b"a: [\n", "line 2 is no YAML: expected"),
+        (b"\xff\xfe\xfa", "not text in UTF-8"),
+        (None, "No such file"),
+    ],
 )
 def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes | None, told: str) -> None:
     file = tmp_path / "kitchen.yaml"

@@ -166,7 +166,7 @@ def test_a_commit_is_a_revision(machine: Machine):
     ("model", "revision", "complaint"),
     [
         ("someone/absent", "main", "check the name"),
-        (NAME, "absent", "has no revision 'absent'"),
+        (NAME, "absent", "has no revision absent"),
         ("someone/gated", "main", "accept its terms"),
         ("someone/empty", "main", "not a language model"),
     ],
@@ -194,3 +194,22 @@ def test_a_missing_hub_library_says_what_to_install(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(BlockyardError, match="install it, or give a folder"):
         resolve_model(NAME, "main", "weights")
+
+
+@pytest.mark.parametrize("model", ["{tmp}/dmeo", "{tmp}/models/../dem"])
+def test_a_folder_that_is_misspelt_is_told_which_one_may_be_meant(tmp_path: Path, model: str) -> None:
+    for name in ("demo", "models", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "demo" / "config.json").write_text("{}")
+    with pytest.raises(BlockyardError, match=r"did you mean .*/demo\?$"):
+        resolve_model(model.format(tmp=tmp_path), "", "config")
+
+
+def test_a_relative_folder_that_is_misspelt_is_not_only_sought_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models" / "demo").mkdir(parents=True)
+    (tmp_path / "models" / "demo" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BlockyardError, match=r"models/dmeo .*: did you mean models/demo\?$"):
+        resolve_model("models/dmeo", "", "config")
