@@ -19,6 +19,7 @@ from gateway import http_access
 from gateway.access import Access
 from gateway.http_access import MAX_HEADER_BYTES, BoundedProtocol, guarded
 from gateway.http_front import HttpFront
+from gateway.wrong_doors import WrongDoorLog
 from tests.kit.authority import Authority
 
 if TYPE_CHECKING:
@@ -257,13 +258,19 @@ async def test_connections_far_too_many_are_closed(tmp_path: Path, monkeypatch: 
             writer.close()
 
 
-async def test_nonsense_is_answered_and_fills_no_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_nonsense_is_answered_and_fills_no_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for a line, now and then, on who mistakes the port."""
+    monkeypatch.setattr(BoundedProtocol, "wrong_doors", WrongDoorLog())
     upgrade = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: upgrade, close\r\nUpgrade: websocket\r\n\r\n"
     with caplog.at_level("DEBUG"):
         async with serving(App(tmp_path), Access()) as port:
-            for said in (b"\x16\x03\x01 no TLS here\r\n\r\n", b"nonsense\r\n\r\n", upgrade):
+            no_tls = b"\x16\x03\x01 no TLS here\r\n\r\n"
+            for said in (no_tls, b"nonsense\r\n\r\n", upgrade, no_tls):
                 assert (await exchange(port, said)).startswith(b"HTTP/1.1 ")
-    assert [record for record in caplog.records if record.levelname != "DEBUG"] == []
+    (record,) = [record for record in caplog.records if record.levelname != "DEBUG"]
+    assert "spoke TLS to the HTTP port" in record.message
 
 
 async def test_headers_have_a_limit(tmp_path: Path) -> None:

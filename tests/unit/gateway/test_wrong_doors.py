@@ -76,8 +76,13 @@ async def told_to_a_client(port: int, tls: ClientTls | bool = False) -> str:
     return caught.value.message
 
 
+@pytest.fixture(autouse=True)
+def nothing_said_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log says it now and then only, over all connections of a process."""
+    monkeypatch.setattr(BoundedProtocol, "wrong_doors", wrong_doors.WrongDoorLog())
+
+
 async def test_a_grpc_client_at_the_http_port(plain: Gateway, caplog: pytest.LogCaptureFixture) -> None:
-    BoundedProtocol.wrong_doors = wrong_doors.WrongDoorLog()
     with caplog.at_level(logging.WARNING):
         told = await told_to_a_client(plain.http_port)
     assert told.startswith(f"127.0.0.1:{plain.http_port} answers in HTTP/1.1: use the gRPC port (50051")
@@ -86,7 +91,6 @@ async def test_a_grpc_client_at_the_http_port(plain: Gateway, caplog: pytest.Log
 
 
 async def test_a_tls_client_at_a_port_without_tls(plain: Gateway, caplog: pytest.LogCaptureFixture) -> None:
-    BoundedProtocol.wrong_doors = wrong_doors.WrongDoorLog()
     for port in (plain.grpc_port, plain.http_port, plain.admin_port):
         told = await told_to_a_client(port, tls=True)
         assert told == f"127.0.0.1:{port} speaks no TLS: connect without it (no --tls, no tls=True)"
