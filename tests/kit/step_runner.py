@@ -42,7 +42,7 @@ class StepRunner:
         config = model.config
         shape = kv_pool_shape(num_blocks, config.num_layers, config.num_kv_heads, block_size, config.head_dim)
         self.model = model
-        self.pool = torch.full(shape, float("nan"), dtype=config.dtype)
+        self.pool = torch.full(shape, float("nan"), dtype=config.dtype, device=backend.device)
         self._backend = backend
         self._block_size = block_size
         self._rows: dict[Hashable, _Row] = {}
@@ -95,7 +95,8 @@ class StepRunner:
         batch = self._backend.plan_attention(
             inputs.num_new_tokens, inputs.seq_lens, inputs.block_tables, self._block_size, window
         )
-        hidden = self.model.forward(torch.from_numpy(inputs.token_ids), batch, self.pool)
+        token_ids = torch.from_numpy(inputs.token_ids).to(self._backend.device)
+        hidden = self.model.forward(token_ids, batch, self.pool)
         return self.model.compute_logits(hidden)
 
     def share(self, parent: Hashable, child: Hashable, num_blocks: int) -> None:

@@ -191,7 +191,12 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
             "tests/integration/test_one_machine.py::test_generate_streams_what_it_gives_at_once"
         ),
     },
-    "docs/guides/benchmarks.md": {"python benchmarks/peers.py …": HOURS},
+    "docs/guides/benchmarks.md": {
+        "python benchmarks/peers.py …": HOURS,
+        "OUT=results bash benchmarks/gpu_day.sh --wheels ./wheels": By(
+            "tests/unit/benchmarks/test_gpu_day.py::test_a_dry_day_leaves_every_result"
+        ),
+    },
     "docs/guides/call.md": {
         "import blockyard": PROGRAMS,
         'client = blockyard.Client("gateway-1:50051,gateway-2:50051", tenant="team-1")': PROGRAMS,

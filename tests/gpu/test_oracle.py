@@ -1,0 +1,39 @@
+"""Any way of running gives the tokens of running alone, through the scheduler's core and a worker on the device.
+
+To the bit where the backend promises that. Where it promises nothing, every answer is whole, and most are the same.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.kit.device_oracle import WAYS, Answers, OracleWorker, Run, Way, differences, make_requests
+
+pytestmark = pytest.mark.gpu
+
+
+async def test_any_way_gives_the_tokens_of_running_alone(device: torch.device):
+    async with OracleWorker(device.type, "", torch.float32) as worker:
+        specs = make_requests(worker.vocab_size, 8, 12)
+        truth = await worker.run_alone(specs)
+        assert len({tuple(ids) for answer in truth.values() for ids in answer}) > len(specs) // 2
+        pieces: dict[str, int] = {}
+        for way in WAYS:
+            run = await worker.run(specs, way)
+            wrong = differences(run.answers, truth)
+            assert [len(ids) for ids in _all(run.answers)] == [len(ids) for ids in _all(truth)]
+            assert len(wrong) <= (0 if worker.is_batch_invariant else len(truth) // 2), (way.name, wrong)
+            assert_it_did_happen(way, run)
+            pieces[way.name] = run.num_prefill_pieces
+        assert pieces["chunks"] > pieces["batch"]
+
+
+def _all(answers: Answers) -> list[list[int]]:
+    return [ids for request_id in sorted(answers) for ids in answers[request_id]]
+
+
+def assert_it_did_happen(way: Way, run: Run) -> None:
+    assert (run.num_kills > 0) == (way.name == "kill")
+    assert (run.num_swapped_blocks > 0) == (way.name == "swap")
+    assert (run.num_preemptions > 0) == (way.name in ("swap", "preempt"))
