@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # Keys widened to float32 at a time: small enough to stay in the cache until they are multiplied.
 SLAB_BYTES = 2 << 20
+# What the rows of a tile may be padded to a multiple of, the cheapest first.
+ROW_MULTIPLES = (4, 8, 16, 32, 64)
 
 
 def paged_attention(
@@ -59,7 +61,7 @@ def _attend(wave: Wave, query: Tensor, keys: Tensor, values: Tensor, shape: Atte
     for part in slabs:
         picked = tiles.index_select(0, wave.pair_tiles[part]).view(-1, wave.num_rows, dim)
         key = keys.index_select(0, wave.pool_rows[part].flatten()).view(-1, SPLIT, dim).float()
-        torch.bmm(picked, key.transpose(1, 2), out=scores[part].view(-1, wave.num_rows, SPLIT))
+        _multiply(picked, key.transpose(1, 2), scores[part].view(-1, wave.num_rows, SPLIT))
     _hide(scores, wave)
     maximum = _merge_maxima(scores.amax(-1, keepdim=True), wave)
     sums = scores.new_empty(num_pairs, heads, wave.num_rows, 1)
@@ -68,8 +70,16 @@ def _attend(wave: Wave, query: Tensor, keys: Tensor, values: Tensor, shape: Atte
         weights = scores[part].sub_(maximum.index_select(0, wave.pair_tiles[part])).exp_()
         torch.sum(weights, -1, keepdim=True, out=sums[part])
         value = values.index_select(0, wave.pool_rows[part].flatten()).view(-1, SPLIT, dim).float()
-        torch.bmm(weights.view(-1, wave.num_rows, SPLIT), value, out=products[part].view(-1, wave.num_rows, dim))
+        _multiply(weights.view(-1, wave.num_rows, SPLIT), value, products[part].view(-1, wave.num_rows, dim))
     return _add_splits(products, wave).div_(_add_splits(sums, wave)).view(-1, dim)
+
+
+def _multiply(left: Tensor, right: Tensor, result: Tensor) -> None:
+    """Multiplies pairs of matrices. Of a single pair a library cuts the sums among its threads, of two it does not."""
+    if len(left) > 1:
+        torch.bmm(left, right, out=result)
+    else:
+        result.copy_(torch.bmm(left.expand(2, -1, -1), right.expand(2, -1, -1))[:1])
 
 
 def _hide(scores: Tensor, wave: Wave) -> None:

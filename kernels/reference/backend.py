@@ -42,7 +42,8 @@ class ReferenceBackend:
         self.sampling = ReferenceSampling(device)
         # torch's version is what it depends on.
         self.identity = torch.__version__
-        self._row_multiple = probe.ROW_MULTIPLES[0]
+        # What the tiles of attention are padded to a multiple of, where the probe found that more is needed.
+        self._row_multiples: dict[AttentionShape, int] = {}
         self._method = _first_method(device)
 
     def plan_attention(
@@ -111,7 +112,8 @@ class ReferenceBackend:
         sliding_window: int | None = None,
     ) -> Tensor:
         """Attends each row to its sequence's keys."""
-        return attention.paged_attention(query, batch, kv_pool, layer, shape, sliding_window, self._row_multiple)
+        row_multiple = self._row_multiples.get(shape, attention.ROW_MULTIPLES[0])
+        return attention.paged_attention(query, batch, kv_pool, layer, shape, sliding_window, row_multiple)
 
     def swap_blocks(self, source_pool: Tensor, destination_pool: Tensor, pairs: BlockPairs) -> None:
         """Copies whole blocks between two pools."""
@@ -131,10 +133,12 @@ class ReferenceBackend:
         """Proves that no row's bits depend on the rows beside it."""
         if self._method is Method.PLAIN:
             return False
-        row_multiple = probe.find_row_multiple(shape.head_dim)
+        packed = cast("Sequence[ReferenceLinear]", linears)
+        row_multiple = probe.find_row_multiple(shape)
         if row_multiple is not None:
-            self._row_multiple = row_multiple
-        return probe.settle_linears(cast("Sequence[ReferenceLinear]", linears)) and row_multiple is not None
+            self._row_multiples[shape] = row_multiple
+        found = (row_multiple is not None, probe.settle_linears(packed), probe.elementwise_is_independent(packed))
+        return all(found)
 
 
 def _first_method(device: torch.device) -> Method:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 PADDED_ROWS = 4
 TILE_ROWS = 32
+# A product of more rows is cut, so that the probe can try all that a library is ever given: so many rows, or as many as
+# make so many results, but never fewer than the least.
+MAX_ROWS, MIN_CUT_ROWS = 512, 96
+MAX_RESULTS = 1 << 24
 
 
 class Method(StrEnum):
@@ -76,6 +80,16 @@ class ReferenceLinear:
         bias_bytes = 0 if self._bias is None else self._bias.nbytes
         return self._num_rows * self.in_features * self._compute_dtype.itemsize + bias_bytes
 
+    @property
+    def num_weights(self) -> int:
+        """How many numbers the weight has."""
+        return self._num_rows * self.in_features
+
+    @property
+    def max_rows(self) -> int:
+        """The most rows that one product of a library has."""
+        return min(MAX_ROWS, max(MIN_CUT_ROWS, MAX_RESULTS // self._num_rows))
+
     def pack(self, method: Method, weight: Tensor | None = None) -> None:
         """Packs for a method: a new weight, or the one held, which is laid out anew."""
         dense = self._dense() if weight is None else weight
@@ -95,8 +109,10 @@ class ReferenceLinear:
         num_rows = hidden.shape[0]
         if num_rows == 0:
             return hidden.new_empty(0, self._num_rows)
-        result = self._products(hidden.to(self._compute_dtype))
-        return result[:num_rows].to(self.dtype)
+        rows = hidden.to(self._compute_dtype)
+        if num_rows <= self.max_rows or self.method is Method.PLAIN:
+            return self._products(rows)[:num_rows].to(self.dtype)
+        return torch.cat([self._products(part)[: len(part)].to(self.dtype) for part in rows.split(self.max_rows)])
 
     def _products(self, hidden: Tensor) -> Tensor:
         match self.method:

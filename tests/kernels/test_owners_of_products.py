@@ -9,8 +9,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 OWNERS = {"kernels/reference/linear.py": {"linear"}, "kernels/reference/attention.py": {"bmm"}}
-# The probe shows that bmm is exact, so it calls it.
-OWNERS["kernels/reference/probe.py"] = {"bmm"}
 # Its products are of whole numbers, of which a sum has no order.
 OWNERS["kernels/reference/int8.py"] = {"mm"}
 PRODUCTS = {

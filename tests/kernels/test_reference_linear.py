@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kernels.ops import AttentionShape, get_backend
+from kernels.ops import get_backend
+from kernels.reference import probe
 from kernels.reference.linear import LADDER, Method, ReferenceLinear, can_prepack
-from kernels.reference.probe import rows_are_independent
+from kernels.reference.probe import ROW_COUNTS, columns_are_independent, rows_are_independent, settle_linears
+from tests.kit.row_dependent import TiledLinear, in_order
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -38,18 +40,54 @@ def test_it_multiplies(method: Method, dtype: torch.dtype, num_rows: int):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("method", LADDER)
-def test_rows_are_independent(method: Method, dtype: torch.dtype):
-    assert rows_are_independent(make(method, dtype, out=200, width=320))
+@pytest.mark.parametrize(("out", "width"), [(200, 320), (512, 2048)])
+def test_what_the_probe_says_of_rows_holds_for_counts_that_it_did_not_try(
+    method: Method, dtype: torch.dtype, out: int, width: int
+):
+    """Each method on each processor is either found wanting, or keeps its rows."""
+    linear = make(method, dtype, out=out, width=width)
+    rows = random(700, width, dtype=dtype, seed=2)
+    expected = linear(rows)
+    tolerance = 0.0 if rows_are_independent(linear) else TOLERANCE[dtype]
+    for count in (1, 6, 13, 45, 77, 200, 513):
+        for start in (0, 5, 700 - count):
+            got = linear(rows[start : start + count])
+            torch.testing.assert_close(got, expected[start : start + count], rtol=tolerance, atol=tolerance)
 
 
-def test_a_wide_bfloat16_product_shows_why_one_row_is_padded():
-    """Packed bfloat16 with more than 1024 columns takes another kernel for one row: two rows never do."""
-    linear = make(Method.PREPACKED, torch.bfloat16, bias=False, out=512, width=2048)
-    assert rows_are_independent(linear)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("method", LADDER)
+def test_what_the_probe_says_of_columns_holds_for_shards_that_it_did_not_try(method: Method, dtype: torch.dtype):
+    weight, rows = random(256, 320, dtype=dtype) * 320**-0.5, random(40, 320, dtype=dtype, seed=2)
+    whole = ReferenceLinear(weight, None, method)(rows)
+    parts = [ReferenceLinear(part, None, method)(rows) for part in weight.split([128, 64, 40, 24])]
+    tolerance = 0.0 if columns_are_independent(320, dtype, method) else TOLERANCE[dtype]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=tolerance, atol=tolerance)
 
 
-def test_plain_products_do_depend_on_the_rows():
-    assert not rows_are_independent(make(Method.PLAIN, torch.float32, out=200, width=320))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_probe_finds_tiles_that_sum_in_another_order(dtype: torch.dtype):
+    """In bfloat16 few outputs of a wide product show it, as few as on a processor with AMX."""
+    weight = random(64, 2048, dtype=dtype) * 2048**-0.5
+    linears = [TiledLinear(weight, None, Method.PREPACKED) for _ in range(2)]
+    assert not rows_are_independent(linears[0])
+    assert settle_linears(linears)
+    assert {linear.method for linear in linears} == {Method.TILED}
+
+
+def test_a_product_of_more_rows_than_the_probe_tries_is_cut():
+    seen: list[int] = []
+
+    class Counting(ReferenceLinear):
+        def _products(self, hidden: torch.Tensor) -> torch.Tensor:
+            seen.append(len(hidden))
+            return super()._products(hidden)
+
+    linear = Counting(random(72, 48), None, Method.PREPACKED)
+    rows = random(1200, 48, seed=2)
+    torch.testing.assert_close(linear(rows), functional.linear(rows, random(72, 48)), rtol=1e-5, atol=1e-5)
+    assert (seen, linear.max_rows) == ([512, 512, 176], max(ROW_COUNTS))
+    assert ReferenceLinear(random(200_000, 2), None, Method.PREPACKED).max_rows == 96, "as many results as fit"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -72,14 +110,6 @@ def test_rows_may_be_strided():
     assert torch.equal(linear(wide[::2, :48]), linear(wide[::2, :48].contiguous()))
 
 
-def test_columns_side_by_side_are_the_columns_apart():
-    first, second = random(24, 48), random(40, 48, seed=1)
-    rows = random(5, 48, seed=2)
-    apart = [ReferenceLinear(weight, None, Method.PREPACKED)(rows) for weight in (first, second)]
-    fused = ReferenceLinear(torch.cat([first, second]), None, Method.PREPACKED)(rows)
-    assert torch.equal(fused, torch.cat(apart, dim=1))
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bytes_are_counted_as_they_are_held(dtype: torch.dtype):
     held = dtype.itemsize if can_prepack(dtype) else 4
@@ -87,13 +117,13 @@ def test_bytes_are_counted_as_they_are_held(dtype: torch.dtype):
     assert make(Method.PREPACKED, dtype, bias=False).num_bytes == 72 * 48 * held
 
 
-class Fickle(ReferenceLinear):
-    """Gives rows that depend on their number, until it is packed for a method that it likes."""
+class Fickle(TiledLinear):
+    """Keeps its rows by one method only."""
 
     likes: Method | None = Method.TILED
 
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        result = super().__call__(hidden)
+    def _products(self, hidden: torch.Tensor) -> torch.Tensor:
+        result = in_order(hidden, self._plain)
         return result if self.method is self.likes else result + len(hidden)
 
 
@@ -102,14 +132,22 @@ def test_the_probe_steps_down_until_rows_are_independent(
     monkeypatch: pytest.MonkeyPatch, likes: Method | None, settled: bool
 ):
     monkeypatch.setattr(Fickle, "likes", likes)
+    monkeypatch.setattr(probe, "columns_are_independent", lambda *_: True)
     linears = [Fickle(random(16, 8), None, Method.PREPACKED) for _ in range(3)]
-    steady = make(Method.PREPACKED, torch.float32)
-    assert (
-        get_backend(CPU, torch.float32, "reference").probe([*linears, steady], AttentionShape(4, 2, 16, 0.25))
-        is settled
-    )
-    assert steady.method is Method.PREPACKED, "only the shape that failed is packed anew"
+    steady = TiledLinear(random(24, 8), None, Method.PADDED)
+    steady.tiled = frozenset()
+    assert settle_linears([*linears, steady]) is settled
+    assert steady.method is Method.PADDED, "only the shape that failed is packed anew"
     assert {linear.method for linear in linears} == {likes or Method.PREPACKED}
+
+
+@pytest.mark.parametrize("kept", [(), (Method.TILED,)])
+def test_the_probe_steps_down_until_columns_are_independent(monkeypatch: pytest.MonkeyPatch, kept: tuple[Method, ...]):
+    monkeypatch.setattr(probe, "columns_are_independent", lambda _width, _dtype, method: method in kept)
+    linear = TiledLinear(random(24, 8), None, Method.PREPACKED)
+    linear.tiled = frozenset()
+    assert settle_linears([linear]) is bool(kept)
+    assert linear.method is (Method.TILED if kept else Method.PREPACKED)
 
 
 def test_without_onednn_everything_is_padded(monkeypatch: pytest.MonkeyPatch):
@@ -121,7 +159,6 @@ def test_without_onednn_everything_is_padded(monkeypatch: pytest.MonkeyPatch):
     assert isinstance(packed, ReferenceLinear)
     assert packed.method is Method.PADDED
     assert packed.num_bytes == 72 * 48 * 4, "half floats are multiplied in float32"
-    assert rows_are_independent(packed)
 
 
 def test_an_unknown_device_is_refused():

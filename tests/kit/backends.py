@@ -39,6 +39,13 @@ class Kernels:
         """The same object each time."""
         return get_backend(CPU, self.dtype, self.name) if self.name == REFERENCE else _built(self.name, self.dtype)
 
+    def is_exact(self, shape: AttentionShape) -> bool:
+        """Whether attention of these heads promises a row the same bits in every batch on this processor.
+
+        From then on the backend computes it as its probe found best.
+        """
+        return _probed(self, shape)
+
     @property
     def is_reference(self) -> bool:
         """Whether torch computes."""
@@ -46,6 +53,11 @@ class Kernels:
 
     def __str__(self) -> str:
         return f"{self.name}-{str(self.dtype).removeprefix('torch.')}"
+
+
+@cache
+def _probed(kernels: Kernels, shape: AttentionShape) -> bool:
+    return kernels.backend.probe([], shape)
 
 
 @cache

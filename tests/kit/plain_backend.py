@@ -1,5 +1,6 @@
 """The op set as one would write it first: F.linear, fused attention for each sequence, torch's own silu.
 
+Its products depend on the number of rows on every processor, not only where torch's do.
 The negative control of exactness: what passes with this backend proves nothing.
 """
 
@@ -11,7 +12,8 @@ import torch
 from torch.nn import functional
 
 from kernels.reference.backend import ReferenceBackend
-from kernels.reference.linear import Method, ReferenceLinear, join_rows
+from kernels.reference.linear import Method, join_rows
+from tests.kit.row_dependent import CountedLinear
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +35,7 @@ class PlainBackend(ReferenceBackend):
         self, weight: Tensor | Sequence[Tensor], bias: Tensor | None = None, *, gated: bool = False
     ) -> PackedLinear:
         """Keeps the weight as it is."""
-        return ReferenceLinear(join_rows(weight), bias, Method.PLAIN, gated=gated)
+        return CountedLinear(join_rows(weight), bias, Method.PLAIN, gated=gated)
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """Uses torch's own activation."""

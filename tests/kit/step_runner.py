@@ -48,6 +48,10 @@ class StepRunner:
         self._rows: dict[Hashable, _Row] = {}
         self._free = list(range(num_blocks))
         self._captured: CapturedStep | None = None
+        self.finite: list[bool] | None = None
+        """Which rows of the last step a replay found finite; None where it was computed op by op."""
+        self.is_exact = False
+        """Whether the backend promised, when it was asked, that a row is the same bits in every batch."""
         self.num_replayed = 0
         """Steps that were replayed, and not computed op by op."""
         random.Random(seed).shuffle(self._free)
@@ -70,6 +74,18 @@ class StepRunner:
         assert self._captured is not None, "this backend records nothing"
         return self
 
+    def probe(self) -> StepRunner:
+        """Asks what is promised on this processor; on the way products may be packed anew. Gives itself."""
+        self.is_exact = self.model.probe()
+        return self
+
+    def differing_rows(self, got: Tensor, expected: Tensor) -> int:
+        """Counts the rows of logits that are not as promised: the same bits; or near, where no bits are promised."""
+        if self.is_exact:
+            return int((got != expected).any(dim=1).sum())
+        tolerance = 1e-3 if self.model.config.dtype is torch.float32 else 0.3
+        return int((~torch.isclose(got, expected, rtol=tolerance, atol=tolerance)).any(dim=1).sum())
+
     def length(self, key: Hashable) -> int:
         """Tokens of a sequence so far; 0 for one that is not there."""
         return self._rows[key].length if key in self._rows else 0
@@ -83,10 +99,11 @@ class StepRunner:
         inputs = _inputs(rows, work)
         if self._captured is not None and self._captured.takes(inputs):
             self.num_replayed += 1
-            logits = self._captured.replay(inputs, with_logits=True).logits
+            outputs = self._captured.replay(inputs, with_logits=True)
+            logits, self.finite = outputs.logits, outputs.finite.tolist()
             assert logits is not None
         else:
-            logits = self._compute(inputs)
+            logits, self.finite = self._compute(inputs), None
         return list(logits.split(counts))
 
     def _compute(self, inputs: StepInputs) -> Tensor:

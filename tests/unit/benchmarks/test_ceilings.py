@@ -1,7 +1,5 @@
 """The ceilings: compiled and run here, over less memory."""
 
-import itertools
-
 import pytest
 
 from benchmarks import ceilings
@@ -25,16 +23,6 @@ def test_measures_every_ceiling(num_threads):
     for kind in ("bandwidth", *ceilings.KINDS):
         rate = getattr(measured, kind)
         assert 0 < rate.median <= rate.best
-        # Neither a loop that the compiler threw away nor one that it kept in memory.
-        assert 1e7 < rate.best < 1e15
-
-
-def test_narrower_types_are_not_slower():
-    # By their best passes, of which there are many: short ones find a moment in which nothing disturbs.
-    rates = [ceilings.measure_rate(kind, 1, 0.1) for kind in ceilings.KINDS]
-    found = [rate.best for rate in rates if rate is not None]
-    assert found
-    assert all(narrow > 0.7 * wide for wide, narrow in itertools.pairwise(found))
 
 
 def test_what_the_processor_lacks_stands_at_the_next_wider_type(monkeypatch):
