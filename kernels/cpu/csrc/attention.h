@@ -221,11 +221,18 @@ class AttentionRunner {
         const int64_t inner = (begin + VL - 1) / VL * VL, outer = end / VL * VL;
         const Floats lowest = broadcast(-INFINITY_);
         Floats most = lowest;
-        // A score that is not a number stays.
         for (int64_t i = first; i < last; i += VL)
             most = max(most, i >= inner && i < outer ? load(scores + i) : seen(load(scores + i), i, begin, end, lowest));
         // Exponentials are powers of two, so that a score needs no other factor.
-        const float maximum = max_lanes(most) * scale_;
+        float maximum = max_lanes(most) * scale_;
+        // A maximum may pass over what is not a number, which then is the weight's, and so the sum's; but for this one.
+        if (maximum == -INFINITY_) {
+            if (only_lowest(scores, begin, end)) {
+                for (int64_t i = 0; i < used; i += VL) store(weights + i, zero());
+                return;
+            }
+            maximum = std::numeric_limits<float>::quiet_NaN();
+        }
         const Floats scale = broadcast(scale_), shift = broadcast(-maximum);
         Floats sum = zero();
         for (int64_t i = 0; i < used; i += VL) {
@@ -240,6 +247,10 @@ class AttentionRunner {
         }
         scratch_.cut_maxima[row] = maximum;
         scratch_.cut_sums[row] = add_lanes(sum);
+    }
+
+    static bool only_lowest(const float* scores, int64_t begin, int64_t end) {
+        return std::all_of(scores + begin, scores + end, [](float score) { return score == -INFINITY_; });
     }
 
     // Keeps the lanes of keys [begin, end) out of those from `first` on.
@@ -307,8 +318,8 @@ class AttentionRunner {
             const int64_t token = tile_->first_row + row / num_members_, member = first_member_ + row % num_members_;
             E* place = (E*)op_.output + token * op_.num_heads * op_.head_dim + (head_ * group_ + member) * op_.head_dim;
             const float* total = scratch_.totals.data() + row * scratch_.padded;
-            // A row that sees nothing has no keys and no sum, and gives zeros.
-            const Floats sum = broadcast(scratch_.sums[row] == 0 ? 1.0f : scratch_.sums[row]);
+            // No sum is 0, unless all scores are the lowest there is: then there is no result, and none is made up.
+            const Floats sum = broadcast(scratch_.sums[row]);
             for (int64_t i = 0; i < op_.head_dim; i += VL)
                 store(place + i, div(load(total + i), sum), (int)std::min<int64_t>(VL, op_.head_dim - i));
         }

@@ -248,12 +248,12 @@ INLINE Floats dot<bf16>(Floats sum, Words a, Words b) {
 
 #endif
 
-// 2 to the power of a finite x below 127, not a number where x is none; about 0 below -126. With bfloat16 in mind within 2^-18 of the
+// 2 to the power of an x below 127, not a number where x is none; about 0 below -126. With bfloat16 in mind within 2^-18 of the
 // result, a hundredth of what rounding takes away; else within 2 ulp (Cephes' polynomial).
 template <class E>
 INLINE Floats power_of_two(Floats x) {
 #if defined(__AVX512F__)
-    const Floats clipped = x;  // scaling underflows by itself
+    const Floats clipped = max(broadcast(-256.0f), x);  // scaling underflows by itself, but of what is finite
 #else
     const Floats lowest = broadcast(-126.0f), clipped = max(lowest, x);
 #endif
