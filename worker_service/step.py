@@ -70,12 +70,13 @@ class NewSequence:
     num_computed_tokens: int
     block_ids: Array
     sampling: Sampling = Sampling()
-    has_sampling: bool = True
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     num_beam_candidates: int = 0
     trace_context: TraceContext | None = None
     request_id: str = ""
+    # Whether it came with sampling parameters, as it should.
+    has_sampling: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)

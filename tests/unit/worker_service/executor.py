@@ -41,7 +41,7 @@ def make_executor(
         loaded.model.reserve_positions(max_model_len)
         sizes = CaptureSizes(max_captured_tokens, 4, BLOCK_SIZE, loaded.config.sliding_window)
         runner.capture(cache.device_pool, sizes)
-    limits = BatchLimits(max_model_len, 4, BLOCK_SIZE, loaded.config.vocab_size, 1000)
+    limits = BatchLimits(max_model_len, 16, BLOCK_SIZE, loaded.config.vocab_size, 1000)
     return StepExecutor(InputBatch(limits), cache, runner)
 
 
