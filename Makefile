@@ -7,6 +7,7 @@
 #   make protos  make the Python bindings again
 #   make sanitize   the CPU kernels under the sanitizers of addresses, undefined behaviour and threads; ten minutes
 #   make chaos   ten minutes of kills, freezes and partitions, then a thousand cut connections; SECONDS=… SEED=…
+#   make fuzz    100,000 changed messages of each kind into the services; minutes; CASES=… SEED=…
 #   make soak    ten minutes at four fifths of the capacity: memory stays flat and nothing is left behind; SECONDS=…
 #   make bench   the ratios, on a quiet machine, into benchmarks/results/
 #   make up, make down   the services as containers, by compose; COMPOSE_PROFILES=gpu, or cpu,monitoring
@@ -26,7 +27,7 @@ COMPOSE = $(shell docker compose version >/dev/null 2>&1 && echo docker compose 
 
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: setup demo test unit check lint protos sanitize chaos soak bench up down e2e clean
+.PHONY: setup demo test unit check lint protos sanitize chaos fuzz soak bench up down e2e clean
 
 setup: $(INSTALLED)
 
@@ -69,6 +70,9 @@ sanitize: setup
 chaos: setup
 	$(BIN)/python -m tests.kit.chaos --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1)
 	$(BIN)/python -m tests.kit.cuts --cuts 1000 --seed $(or $(SEED),1)
+
+fuzz: setup
+	$(BIN)/python -m tests.kit.fuzz --cases $(or $(CASES),100000) --seed $(or $(SEED),1)
 
 soak: setup
 	$(BIN)/python benchmarks/soak.py --seconds $(or $(SECONDS),600) --write

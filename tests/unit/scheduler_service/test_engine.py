@@ -52,6 +52,7 @@ async def test_facts_and_readiness_come_first(harness: Harness) -> None:
         block_size=16,
         determinism_id="hash",
         batch_invariant=True,
+        max_num_seqs=256,
     )
     late = await harness.client("late")
     assert late.facts == client.facts

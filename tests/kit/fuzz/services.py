@@ -1,0 +1,206 @@
+"""AttachRequest and operators' requests into the scheduler's servicers; unary requests into the worker's."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from blockyard.admin.v1 import admin_pb2
+from blockyard.common.v1 import sampling_pb2
+from blockyard.errors import BlockyardError, Reason
+from blockyard.scheduler.v1 import scheduler_pb2
+from blockyard.worker.v1 import worker_pb2
+from scheduler_service import gateway_codec
+from scheduler_service.administration import AdminServicer
+from scheduler_service.config import SchedulerConfiguration
+from scheduler_service.server import Server
+from scheduler_service.servicer import SchedulerServicer
+from tests.kit.fake_worker import FakeWorker, FakeWorkerOptions
+from tests.kit.fuzz.gateway import Context
+from tests.kit.fuzz.mutations import mutate
+from worker_service.servicer import WorkerServicer
+from worker_service.worker import DeviceChoice, State, Worker
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from google.protobuf.message import Message
+
+    from scheduler_service.scheduling import Scheduling
+    from tests.kit.fuzz.report import Report
+
+
+@asynccontextmanager
+async def _scheduler() -> AsyncIterator[Server]:
+    """A scheduler with a worker that answers hashes."""
+    with tempfile.TemporaryDirectory(prefix="by") as folder:
+        base = SchedulerConfiguration()
+        service = replace(
+            base.service, scheduler_address=f"unix:{folder}/scheduler", worker_address=f"unix:{folder}/worker"
+        )
+        configuration = replace(base, model=replace(base.model, model="fake"), service=service)
+        async with FakeWorker(FakeWorkerOptions(strict=False), service.worker_address):
+            server = Server(configuration)
+            await server.start()
+            try:
+                async with asyncio.timeout(20):
+                    while not server.scheduling.is_ready:  # noqa: ASYNC110 - nobody tells
+                        await asyncio.sleep(0.01)
+                yield server
+            finally:
+                await server.stop()
+                if server.error is not None:
+                    raise server.error
+
+
+def _add(number: int) -> scheduler_pb2.AttachRequest:
+    sampling = sampling_pb2.SamplingParams(temperature=0.0, seed=3, prompt_logprobs=1)
+    message = scheduler_pb2.AttachRequest(hello=scheduler_pb2.Hello(gateway_id="g"))
+    add = message.add.add(
+        request_id=f"r{number % 50}", prompt_token_ids=[1, 2, 3], n=2, max_tokens=5, handle=number, sampling=sampling
+    )
+    add.stop_token_ids.append(99)
+    add.max_queue_time.seconds = add.remaining_time.seconds = 5
+    add.body_digest = b"d"
+    if number % 3 == 0:
+        add.beam_search.width = 3
+    if number % 4 == 0:
+        add.resubmission.age.seconds = 1
+        for _ in range(2):
+            add.resubmission.sequences.add(token_ids=[4, 5])
+    message.abort.add(request_id=f"r{(number + 25) % 50}", reason=scheduler_pb2.ABORT_REASON_STOP_STRING, num_tokens=1)
+    message.resume.add(request_id=f"r{(number + 9) % 50}", handle=number + 10**6)
+    return message
+
+
+async def fuzz_attach_requests(report: Report) -> None:
+    """Messages of gateways, changed."""
+    async with _scheduler() as server:
+        scheduling = server.scheduling
+        servicer = SchedulerServicer(scheduling)
+        attachment = scheduling.reception.attach("fuzz")
+        reader = asyncio.create_task(_drain(attachment))
+        for number in range(report.num_cases):
+            changed = mutate(_add(number), report.rng)
+            if changed is None:
+                report.outcomes["no message"] += 1
+                continue
+            with report.case():
+                servicer._apply(attachment, changed)
+            if number % 16 == 0:
+                await asyncio.sleep(0)
+            if number % 50 == 49:
+                _cancel_all(scheduling)
+        _cancel_all(scheduling)
+        reader.cancel()
+        with report.case():
+            epochs = [engine.replica.epoch for engine in scheduling.engines]
+            assert epochs == [1], f"a request ended an epoch: {epochs}"
+
+
+async def _drain(attachment: Any) -> None:
+    while outgoing := await attachment.take():
+        gateway_codec.encode_outgoing(outgoing).SerializeToString()
+
+
+def _cancel_all(scheduling: Scheduling) -> None:
+    scheduling.reception.cancel(list(scheduling.requests.live))
+
+
+_OPERATIONS: dict[str, Message] = {
+    "GetStatus": admin_pb2.GetStatusRequest(),
+    "ResetPrefixCache": admin_pb2.ResetPrefixCacheRequest(replica="0"),
+    "DumpState": admin_pb2.DumpStateRequest(max_requests=3),
+    "DrainReplica": admin_pb2.DrainReplicaRequest(replica="0"),
+    "UndrainReplica": admin_pb2.UndrainReplicaRequest(replica="0"),
+}
+
+
+async def fuzz_operations(report: Report) -> None:
+    """Requests of operators, changed, and cancels of gateways."""
+    async with _scheduler() as server:
+        admin, scheduler = AdminServicer(server.scheduling), SchedulerServicer(server.scheduling)
+        cancel = scheduler_pb2.CancelRequestsRequest(request_ids=["a", "b"])
+        for number in range(report.num_cases):
+            rpc, base = report.rng.choice([*_OPERATIONS.items(), ("CancelRequests", cancel)])
+            changed: Any = mutate(base, report.rng)
+            if changed is None:
+                report.outcomes["no message"] += 1
+                continue
+            with report.case():
+                await getattr(scheduler if rpc == "CancelRequests" else admin, rpc)(changed, Context())
+            if number % 64 == 0:
+                await asyncio.sleep(0)
+
+
+class _NoDevice:
+    """A device thread that runs nothing: what comes to it was taken."""
+
+    async def run(self, work: object) -> Any:
+        raise BlockyardError(Reason.NEVER_FITS, "there is no device here")
+
+
+_LIFECYCLE: dict[str, tuple[State, Message]] = {
+    "GetWorkerInfo": (State.CREATED, worker_pb2.GetWorkerInfoRequest()),
+    "InitDevice": (
+        State.CREATED,
+        worker_pb2.InitDeviceRequest(device_type=worker_pb2.DEVICE_TYPE_CPU, configuration_digest="d"),
+    ),
+    "LoadModel": (State.DEVICE_READY, worker_pb2.LoadModelRequest(model="/nowhere", revision="main")),
+    "DetermineNumAvailableBlocks": (
+        State.LOADED,
+        worker_pb2.DetermineNumAvailableBlocksRequest(
+            block_size=16, device_memory_utilization=0.5, max_num_batched_tokens=64, max_num_seqs=4
+        ),
+    ),
+    "InitializeCache": (
+        State.LOADED,
+        worker_pb2.InitializeCacheRequest(
+            block_size=16, num_device_blocks=9, max_model_len=64, max_num_batched_tokens=64, max_num_seqs=4
+        ),
+    ),
+    "ChecksumBlocks": (State.CACHE_READY, worker_pb2.ChecksumBlocksRequest(device_block_ids=[1, 2])),
+    "StartProfile": (State.LOADED, worker_pb2.StartProfileRequest()),
+    "StopProfile": (State.LOADED, worker_pb2.StopProfileRequest()),
+    "SetLogLevel": (State.CREATED, worker_pb2.SetLogLevelRequest(level=2)),
+    "Shutdown": (State.CREATED, worker_pb2.ShutdownRequest(reason="over")),
+}
+
+
+async def fuzz_lifecycle(report: Report) -> None:
+    """Unary requests of schedulers to a worker, changed: all of the worker but its device."""
+    worker = Worker()
+    worker._thread = _NoDevice()  # type: ignore[assignment]
+    # The one thing of a model that is asked for before the device is.
+    worker._model = lambda: (_Loaded(), None)  # type: ignore[assignment,return-value,method-assign]
+    servicer = WorkerServicer(worker, "fuzz", lambda: None)
+    for _ in range(report.num_cases):
+        rpc, (state, base) = report.rng.choice(list(_LIFECYCLE.items()))
+        changed = mutate(base, report.rng)
+        if changed is None:
+            report.outcomes["no message"] += 1
+            continue
+        worker._set_up_as = state
+        worker._choice = DeviceChoice(torch.device("cpu"), None, 0)
+        with report.case():
+            answer = getattr(servicer, rpc)(changed, Context())
+            if hasattr(answer, "__aiter__"):
+                async for _message in answer:
+                    pass
+            else:
+                await answer
+        worker._choice = None
+
+
+class _Loaded:
+    """What is left of a model: its length."""
+
+    class config:
+        """Its configuration."""
+
+        max_model_len = 2048
