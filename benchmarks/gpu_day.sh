@@ -51,7 +51,8 @@ stage() {
 }
 
 if [ -n "$WHEELS" ]; then
-    missing=$("$PYTHON" -m benchmarks.gpu_stage --missing benchmarks/gpu_wheels.txt)
+    WHEELS=$(cd "$WHEELS" && pwd) || exit 2
+    missing=$("$PYTHON" -m benchmarks.gpu_stage --missing benchmarks/gpu_wheels.txt --wheels "$WHEELS")
     # Each is named, so nothing is taken that the machine has in a version of its own, torch for one.
     [ -z "$missing" ] || stage wheels 60 "$PYTHON" -m pip install --quiet --no-index --no-deps \
         --find-links "$WHEELS" --target "$WORK/site" $missing

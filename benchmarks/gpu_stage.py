@@ -1,8 +1,9 @@
 """What the stages of benchmarks/gpu_day.sh share: arguments, results that are kept line by line, and a clock.
 
-    python -m benchmarks.gpu_stage --missing benchmarks/gpu_wheels.txt
+    python -m benchmarks.gpu_stage --missing benchmarks/gpu_wheels.txt --wheels FOLDER
 
-prints which of the packages that a file names this interpreter lacks.
+prints which of the packages that a file names this interpreter lacks and the folder has, and complains of those that
+neither has.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import re
 import statistics
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,12 +110,27 @@ def missing(names: list[str]) -> list[str]:
     return found
 
 
+def has_wheel(name: str, folder: Path) -> bool:
+    """Tells whether a folder has a wheel of a package, of whatever version."""
+    return any(_plain(path.name.partition("-")[0]) == _plain(name) for path in folder.glob("*.whl"))
+
+
+def _plain(name: str) -> str:
+    """A package's name as all its spellings have it."""
+    return re.sub(r"[-_.]+", "_", name).lower()
+
+
 def main() -> None:
-    """Prints the missing ones."""
+    """Prints what can be installed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--missing", type=Path, required=True, help="file of package names, one a line")
-    lines = parser.parse_args().missing.read_text().splitlines()
-    print(*missing([line for line in lines if line and not line.startswith("#")]))
+    parser.add_argument("--wheels", type=Path, required=True, help="folder of wheels")
+    told = parser.parse_args()
+    names = missing([line for line in told.missing.read_text().splitlines() if line and not line.startswith("#")])
+    there = [name for name in names if has_wheel(name, told.wheels)]
+    if lacking := sorted(set(names) - set(there)):
+        print(f"neither installed nor in {told.wheels}: {', '.join(lacking)}", file=sys.stderr)
+    print(*there)
 
 
 if __name__ == "__main__":

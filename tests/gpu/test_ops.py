@@ -44,7 +44,7 @@ def check(dtype: torch.dtype, device: torch.device, op: Op) -> None:
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("gated", [False, True])
-def test_linear(rows: int, gated: bool, dtype: torch.dtype, device: torch.device):
+def test_products_are_those_of_the_processor(rows: int, gated: bool, dtype: torch.dtype, device: torch.device):
     weight, bias, hidden = values("w", 96, 80, spread=0.1), values("b", 96), values("h", rows, 80)
 
     def op(move: Move, backend: Backend) -> Tensor:
@@ -54,7 +54,7 @@ def test_linear(rows: int, gated: bool, dtype: torch.dtype, device: torch.device
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_rms_norm(rows: int, dtype: torch.dtype, device: torch.device):
+def test_norms_are_those_of_the_processor(rows: int, dtype: torch.dtype, device: torch.device):
     hidden, residual, weight = values("h", rows, 96), values("r", rows, 96), values("w", 96)
     for index in (0, 1):
 
@@ -65,7 +65,7 @@ def test_rms_norm(rows: int, dtype: torch.dtype, device: torch.device):
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_silu_and_mul_and_embedding(rows: int, dtype: torch.dtype, device: torch.device):
+def test_activations_and_table_rows_are_those_of_the_processor(rows: int, dtype: torch.dtype, device: torch.device):
     gates, ids = values("g", rows, 160), torch.arange(rows) * 7 % 50
     check(dtype, device, lambda move, backend: backend.silu_and_mul(move(gates)))
     table = values("t", 50, 33)
@@ -77,7 +77,7 @@ def test_silu_and_mul_and_embedding(rows: int, dtype: torch.dtype, device: torch
     ("num_new", "lengths"),
     [([1], [1]), ([1, 1, 1], [5, 300, 17]), ([40], [40]), ([3, 1, 33, 0], [300, 257, 33, 9]), ([1] * 9, [256] * 9)],
 )
-def test_attention(
+def test_attention_is_that_of_the_processor(
     num_new: list[int],
     lengths: list[int],
     block_size: int,
@@ -127,7 +127,7 @@ def test_blocks_move_bit_for_bit(dtype: torch.dtype, device: torch.device, backe
     assert torch.equal(pool.cpu()[[4, 3]], before[[3, 4]]), "every source is read first"
 
 
-def test_a_block_past_the_reach_of_32_bits(device: torch.device):
+def test_a_block_past_the_reach_of_32_bits_is_like_any_other(device: torch.device):
     """On a GPU the pool is larger than 2**31 elements; elsewhere a small one shows that the test is right."""
     num_blocks = 2**31 // (2 * 8 * 16 * 128) + 9 if device.type == "cuda" else 9
     backend = get_backend(device, torch.bfloat16, "reference")
@@ -165,7 +165,7 @@ def test_tokens_are_chosen_alike(
     assert (got == expected).sum() >= (24 if temperature == 0 else 22)
 
 
-def test_what_is_told_of_tokens(backend: Backend):
+def test_the_same_is_told_of_tokens(backend: Backend):
     logits, rows = values("logits", 9, 5000, spread=3.0), np.array([0, 3, 8])
     for token_ids in (None, np.array([17, 4999, 0])):
         expected = TRUTH.sampling.token_logprobs(logits, rows, token_ids, 5)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from blockyard.common.v1 import sampling_pb2
+from scheduler_service.answer_checks import AnswerLimits
 from scheduler_service.codec import decode_answer, encode_step
 from scheduler_service.core.limits import SchedulerConfig
 from scheduler_service.core.output import GroupSpec
@@ -139,6 +140,7 @@ class OracleWorker:
         self._epoch += 1
         stream = self._worker.open_stream()
         answers, num_open, num_begun = stream.answers(), 0, 0
+        limits = AnswerLimits(self.vocab_size, MAX_LEN, MAX_SEQS)
         while scheduler.has_unfinished():
             while scheduler.can_schedule() and (output := scheduler.schedule(0.0)) is not None:
                 self._worker.submit(stream, decode_step(encode_step(output, self._epoch)))
@@ -151,7 +153,7 @@ class OracleWorker:
             result = await anext(answers)
             assert result.refusal is None, result.refusal
             num_open -= 1
-            for update in scheduler.update(decode_answer(encode_result(result))).values():
+            for update in scheduler.update(decode_answer(encode_result(result), limits)).values():
                 for sequence_id, token_id in zip(update.sequence_ids, update.token_ids, strict=True):
                     sequence_of[sequence_id].append(token_id)
         self._worker.close_stream(stream)

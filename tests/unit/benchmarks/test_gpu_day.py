@@ -93,3 +93,16 @@ def test_packages_that_are_missing_are_named() -> None:
     names = [line for line in lines if not line.startswith("#")]
     assert names == sorted(names)
     assert gpu_stage.missing(names) == [], "all are what a checkout installs"
+
+
+def test_only_packages_of_which_there_are_wheels_are_named_and_the_others_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "No_Such.Package-1.2-py3-none-any.whl").touch()
+    (tmp_path / "names.txt").write_text("# why\nno-such-package\nnor-this\ntorch\n")
+    arguments = ["--missing", str(tmp_path / "names.txt"), "--wheels", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["gpu_stage", *arguments])
+    gpu_stage.main()
+    told = capsys.readouterr()
+    assert told.out == "no-such-package\n"
+    assert told.err.endswith(": nor-this\n")
