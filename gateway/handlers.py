@@ -44,6 +44,9 @@ def add_service(server: grpc.aio.Server, service: Any, servicer: Any) -> None:
     """
     handlers = {method.name: _handler(method, servicer) for method in service.methods}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
+    # Calls of each method wait apart from others': a cancel does not stand behind thousands of new requests, of which a
+    # busy loop takes one in a few turns.
+    server.add_registered_method_handlers(service.full_name, handlers)  # type: ignore[attr-defined]
 
 
 def _handler(method: Any, servicer: Any) -> grpc.RpcMethodHandler[Any, Any]:

@@ -298,3 +298,17 @@ async def test_streams_of_many_clients_do_not_mix(front: Front) -> None:
         expected = [5 + (seed + 104729 * (position + 1)) % 4000 for position in range(40)]
         assert [i for event in events for i in event.delta.token_ids] == expected
         assert texts(events) == demo_tokenizer().decode(expected)
+
+
+async def test_a_question_does_not_stand_behind_hundreds_of_new_requests(front: Front) -> None:
+    """A loop takes one call of a method in a few turns."""
+    front.scheduler.pause()
+    num_streams = 400
+    calls = [front.stream(spec(max_tokens=1)) for _ in range(num_streams)]
+    begun = asyncio.gather(*(call.read() for call in calls))
+    assert (await front.stub.ListModels(inference_pb2.ListModelsRequest())).models
+    assert front.live.num_running < num_streams / 2
+    await begun
+    front.scheduler.go_on()
+    for call in calls:
+        assert finishes(await rest_of(call))
