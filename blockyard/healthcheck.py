@@ -14,7 +14,10 @@ TIMEOUT_SECONDS = 2.0
 
 
 def check(address: str, service: str = "readiness") -> str:
-    """Asks `host:port` or `unix:/path` about "readiness" or "liveness". Returns what is wrong; empty if nothing is."""
+    """Asks `host:port` or `unix:/path` about "readiness" or "liveness", or a worker whether it is "loaded".
+
+    Returns what is wrong; empty if nothing is.
+    """
     # A service in the same container is never behind a proxy.
     with grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
@@ -30,7 +33,7 @@ def check(address: str, service: str = "readiness") -> str:
 def main(arguments: list[str]) -> None:
     """The program."""
     if len(arguments) not in (1, 2):
-        sys.exit("usage: python -m blockyard.healthcheck ADDRESS [readiness | liveness]")
+        sys.exit("usage: python -m blockyard.healthcheck ADDRESS [readiness | liveness | loaded]")
     if problem := check(*arguments):
         sys.exit(problem)
 

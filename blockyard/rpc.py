@@ -219,11 +219,17 @@ class Heartbeat:
 class HealthServer:
     """grpc.health.v1 from a thread and a port of its own, so that a busy loop cannot make it late.
 
-    Services: "liveness", "readiness", and "" which equals readiness.
+    Services: "liveness", "readiness", "" which equals readiness, and others that a process names.
     """
 
-    def __init__(self, is_live: Callable[[], bool], is_ready: Callable[[], bool], period_seconds: float = 0.25) -> None:
-        self._probes = {"liveness": is_live, "readiness": is_ready, "": is_ready}
+    def __init__(
+        self,
+        is_live: Callable[[], bool],
+        is_ready: Callable[[], bool],
+        period_seconds: float = 0.25,
+        **others: Callable[[], bool],
+    ) -> None:
+        self._probes = {"liveness": is_live, "readiness": is_ready, "": is_ready, **others}
         self._period_seconds = period_seconds
         self._servicer = health.HealthServicer(experimental_non_blocking=True)
         self._server = grpc.server(
@@ -268,14 +274,16 @@ class HealthServer:
         self._server.stop(grace=0).wait()
 
 
-def add_health(server: grpc.aio.Server, is_ready: Callable[[], bool], is_live: Callable[[], bool]) -> None:
+def add_health(
+    server: grpc.aio.Server, is_ready: Callable[[], bool], is_live: Callable[[], bool], **others: Callable[[], bool]
+) -> None:
     """Answers grpc.health.v1 on a service's own port too, where clients look for it first."""
-    health_pb2_grpc.add_HealthServicer_to_server(_LiveHealth(is_ready, is_live), server)
+    health_pb2_grpc.add_HealthServicer_to_server(_LiveHealth(is_ready, is_live, **others), server)
 
 
 class _LiveHealth(health_pb2_grpc.HealthServicer):
-    def __init__(self, is_ready: Callable[[], bool], is_live: Callable[[], bool]) -> None:
-        self._probes = {"": is_ready, "readiness": is_ready, "liveness": is_live}
+    def __init__(self, is_ready: Callable[[], bool], is_live: Callable[[], bool], **others: Callable[[], bool]) -> None:
+        self._probes = {"": is_ready, "readiness": is_ready, "liveness": is_live, **others}
 
     def _response(self, service: str) -> health_pb2.HealthCheckResponse | None:
         probe = self._probes.get(service)

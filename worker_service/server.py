@@ -21,7 +21,7 @@ from blockyard.tracing import TracingUnavailable, traced_process
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from worker_service.config import WorkerConfiguration
 from worker_service.servicer import WorkerServicer
-from worker_service.worker import Worker
+from worker_service.worker import State, Worker
 
 log = EventLogger(__name__)
 
@@ -69,6 +69,10 @@ class Server:
         """A worker without a model is ready too: ready for a scheduler, which looks for it by this."""
         return not self.worker.is_draining
 
+    def _is_loaded(self) -> bool:
+        """Whether steps can be sent: what an update of several workers waits for, before it replaces the next one."""
+        return self._is_ready() and self.worker.state in (State.CACHE_READY, State.RUNNING)
+
     async def start(self) -> None:
         """Listens, and waits for a scheduler."""
         port = bind(self._server, self._settings.worker_address, self._identity.credentials())
@@ -78,12 +82,12 @@ class Server:
         worker_id = f"{socket.gethostname()}/{self.address}"
         servicer = WorkerServicer(self.worker, worker_id, self._stop_soon)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, self._server)
-        add_health(self._server, self._is_ready, self._heartbeat.is_alive)
+        add_health(self._server, self._is_ready, self._heartbeat.is_alive, loaded=self._is_loaded)
         host = "127.0.0.1" if self.address.startswith("unix:") else self.address.rpartition(":")[0]
         if self._settings.worker_metrics_port >= 0:
             self.metrics_port = self._metrics.start(host, self._settings.worker_metrics_port)
         if self._settings.worker_health_port >= 0:
-            self._health = HealthServer(self._heartbeat.is_alive, self._is_ready)
+            self._health = HealthServer(self._heartbeat.is_alive, self._is_ready, loaded=self._is_loaded)
             self.health_port = self._health.start(f"{host}:{self._settings.worker_health_port}")
         self._heartbeat.start()
         self.worker.start()

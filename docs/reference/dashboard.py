@@ -1,8 +1,13 @@
-"""Writes a dashboard for Grafana: what docs/guides/watch.md says is worth a look. `generate.py` imports this."""
+"""Writes what docs/guides/watch.md says is worth a look: a dashboard for Grafana, and its alerts for Kubernetes.
+
+`generate.py` imports this.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+import textwrap
 from typing import Any, NamedTuple
 
 WIDTH, HEIGHT, COLUMNS = 8, 8, 3
@@ -178,3 +183,21 @@ def dashboard() -> str:
         "panels": _panels(),
     }
     return json.dumps(model, indent=1) + "\n"
+
+
+RULE = """\
+# Written by docs/reference/generate.py: the alerts of docs/guides/watch.md, where Prometheus' operator runs.
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: blockyard
+  labels:
+    app.kubernetes.io/part-of: blockyard
+spec:
+"""
+
+
+def prometheus_rule(guide: str) -> str:
+    """The guide's alerts as a resource."""
+    (groups,) = re.findall(r"```yaml\n(groups:\n.*?)```", guide, re.DOTALL)
+    return RULE + textwrap.indent(groups, "  ")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE)]
 
-from dashboard import dashboard  # noqa: E402
+from dashboard import dashboard, prometheus_rule  # noqa: E402
 from metrics_page import metrics_page  # noqa: E402
 from protos_page import protos_page  # noqa: E402
 
@@ -394,6 +394,9 @@ PAGES = {
     "errors.md": errors_page,
     "configuration.md": configuration_page,
     "dashboard.json": dashboard,
+    # Kustomize reads nothing outside of its folder.
+    "../../k8s/components/monitoring/dashboard.json": dashboard,
+    "../../k8s/components/monitoring/alerts.yaml": lambda: prometheus_rule((HERE / "../guides/watch.md").read_text()),
     "metrics.md": lambda: metrics_page(NOTE),
     "openai.md": openai_page,
     "protos.md": lambda: protos_page(NOTE),

@@ -100,7 +100,7 @@ def kustomization(folder: Path) -> Resource:
 def literals(folder: Path) -> Iterator[tuple[str, str, str]]:
     """The settings of a kustomization: name of the ConfigMap, name of the setting, value."""
     for generator in kustomization(folder).get("configMapGenerator", []):
-        for literal in generator["literals"]:
+        for literal in generator.get("literals", []):
             name, _, value = literal.partition("=")
             yield generator["name"], name, value
 

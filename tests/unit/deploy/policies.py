@@ -16,9 +16,11 @@ from pydantic.types import ByteSize
 
 from blockyard.rpc import Heartbeat
 from blockyard.settings import SettingsError, make_parser, resolve, settings_of
+from tests.unit.deploy.exposure import has_files_that_are_mounted, routes_to_what_there_is, speaks_as_it_says
 from tests.unit.deploy.manifests import NAME_LABEL, ROOT
 from tests.unit.deploy.reachability import PROTOCOL, arrows, selects
 from tests.unit.deploy.services import CONFIGURATIONS, option_of
+from tests.unit.deploy.updates import waits_for_the_load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,11 +33,13 @@ if TYPE_CHECKING:
 
 # The oldest version that takes them (preStop.sleep), and the newest that is known.
 VERSIONS = ("1.30.0", kubernetes_validate.latest_version())
-CUSTOM = ("monitoring.coreos.com/", "keda.sh/")
+CUSTOM = ("monitoring.coreos.com/", "keda.sh/", "gateway.networking.k8s.io/")
 USER = 65532
 IMAGES = {"gateway": "blockyard-control", "scheduler": "blockyard-control", "worker": "blockyard-worker"}
 # What the standard "restricted" of Pod Security lets a pod mount, of what there is here.
-VOLUMES = {"emptyDir", "persistentVolumeClaim", "configMap", "secret"}
+VOLUMES = {"emptyDir", "ephemeral", "persistentVolumeClaim", "configMap", "secret"}
+# What each service's readiness means. A worker listens long before it can compute, and is looked for then already.
+READINESS = {"gateway": "readiness", "scheduler": "readiness", "worker": "loaded"}
 
 
 def is_valid(manifests: Manifests) -> Iterator[str]:
@@ -133,7 +137,7 @@ def is_probed(manifests: Manifests) -> Iterator[str]:
     """By gRPC on the health port; and it takes longer to be called dead than a loop may stand still."""
     for service in manifests.workloads:
         container, port = manifests.container(service), manifests.ports(service).get("grpc-health")
-        for probe, asked in (("startup", "liveness"), ("liveness", "liveness"), ("readiness", "readiness")):
+        for probe, asked in (("startup", "liveness"), ("liveness", "liveness"), ("readiness", READINESS[service])):
             given = container.get(f"{probe}Probe", {})
             if given.get("grpc") != {"port": port, "service": asked}:
                 yield f"{service}: {probe} asks {given.get('grpc')}"
@@ -243,8 +247,10 @@ def uses_its_config_maps(manifests: Manifests) -> Iterator[str]:
         for container in manifests.containers(service)
         for source in container.get("envFrom", [])
     }
-    if used != manifests.of_kind("ConfigMap").keys():
-        yield f"{sorted(used)} are used of {sorted(manifests.of_kind('ConfigMap'))}"
+    # Others read this one.
+    made = {name for name in manifests.of_kind("ConfigMap") if name != "blockyard-dashboard"}
+    if used != made:
+        yield f"{sorted(used)} are used of {sorted(made)}"
 
 
 def names_its_images(manifests: Manifests) -> Iterator[str]:
@@ -378,4 +384,8 @@ RULES: tuple[Rule, ...] = (
     may_drain,
     gives_way_one_by_one,
     is_reached_directly,
+    has_files_that_are_mounted,
+    routes_to_what_there_is,
+    speaks_as_it_says,
+    waits_for_the_load,
 )

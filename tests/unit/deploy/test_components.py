@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
+from scheduler_service.catalogue import CATALOGUE
+from scheduler_service.config import SchedulerConfiguration
 from tests.kit.fake_hub import fake_hub
 from tests.unit.deploy import manifests
 from tests.unit.deploy.manifests import HAS_KUBECTL, K8S, NAME_LABEL, OVERLAYS, ROOT, Manifests, read_yaml
@@ -138,6 +142,31 @@ def test_workers_are_scaled_from_one_up(overlay: str, tmp_path: Path) -> None:
     assert target["name"] in rendered.of_kind(target["kind"])
     # Without a worker nothing would be queued that could call for one: requests wait for a limited time.
     assert 1 <= scaler["spec"]["minReplicaCount"] < scaler["spec"]["maxReplicaCount"]
+
+
+def test_workers_are_scaled_by_what_waits_and_by_what_runs() -> None:
+    (scaler,) = read_yaml(K8S / "components" / "queue-scaling" / "scaled-object.yaml")
+    triggers = {trigger["name"]: trigger for trigger in scaler["spec"]["triggers"]}
+    queries = {name: trigger["metadata"]["query"] for name, trigger in triggers.items()}
+    assert queries == {"waiting": "sum(blockyard_waiting_tokens)", "running": "sum(blockyard_sequences)"}
+    told = {metric.name for metric in CATALOGUE}
+    assert {"blockyard_waiting_tokens", "blockyard_sequences"} <= told
+    # A worker that has all it can take asks for another one before that.
+    at_most = SchedulerConfiguration().scheduler.max_num_seqs
+    assert 0 < int(triggers["running"]["metadata"]["threshold"]) < at_most
+    assert all(trigger["metricType"] == "AverageValue" for trigger in triggers.values())
+
+
+def test_alerts_and_a_dashboard_come_with_the_metrics(overlay: str, tmp_path: Path) -> None:
+    rendered = manifests.render_with(overlay, ("monitoring",), tmp_path)
+    (rule,) = rendered.of_kind("PrometheusRule").values()
+    guide = (ROOT / "docs" / "guides" / "watch.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yaml\n(groups:.*?)```", guide, re.DOTALL)
+    assert rule["spec"] == yaml.safe_load(block)
+    board = rendered.of_kind("ConfigMap")["blockyard-dashboard"]
+    assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
+    written = (ROOT / "docs" / "reference" / "dashboard.json").read_text(encoding="utf-8")
+    assert board["data"] == {"blockyard.json": written}
 
 
 def worker_of(overlay: str) -> tuple[Manifests, dict[str, Any]]:

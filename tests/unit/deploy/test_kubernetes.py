@@ -15,6 +15,7 @@ from tests.unit.deploy.manifests import COMPONENTS, HAS_KUBECTL, K8S, OVERLAYS, 
 from tests.unit.deploy.policies import IMAGES, RULES, lets_the_protocol_through
 from tests.unit.deploy.reachability import ADDED
 from tests.unit.deploy.services import CONFIGURATIONS
+from tests.unit.deploy.updates import CHANGEABLE, can_be_changed_into
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,6 +38,7 @@ SETS = [
         *((name,) for name in COMPONENTS),
         ("model-volume", "monitoring", "queue-scaling"),
         ("model-from-hub", "monitoring", "queue-scaling"),
+        ("api-keys", "tls", "internal-tls", "monitoring", "gateway-api"),
     )
 ]
 
@@ -63,6 +65,11 @@ def test_what_is_rendered_keeps_to_every_rule(rendered: tuple[Manifests, set[str
     assert not list(lets_the_protocol_through(resources, added))
 
 
+def test_what_is_rendered_can_be_applied_over_the_demo_and_back(rendered: tuple[Manifests, set[str]]) -> None:
+    resources, _ = rendered
+    assert not [*can_be_changed_into(BASE, resources), *can_be_changed_into(resources, BASE)]
+
+
 def test_there_are_three_services() -> None:
     assert set(BASE.workloads) == set(CONFIGURATIONS) == set(IMAGES)
 
@@ -71,6 +78,8 @@ def test_there_are_three_services() -> None:
 def test_a_kustomization_names_every_file(folder: Path) -> None:
     told = manifests.kustomization(folder)
     named = [*told.get("resources", []), *(item["path"] for item in told.get("patches", []) if "path" in item)]
+    made = [file for item in told.get("configMapGenerator", []) for file in item.get("files", [])]
+    assert {file.rpartition("=")[2] for file in made} == {file.name for file in folder.glob("*.json")}
     files = {file.name for file in folder.glob("*.yaml")} - {"kustomization.yaml"}
     assert {name for name in named if not name.startswith("..")} == files
     assert all((folder / name).exists() for name in named)
@@ -85,6 +94,14 @@ def test_a_patch_changes_something_that_exists(folder: Path) -> None:
         )
         for target in targets:
             assert (target["kind"], target["metadata"].get("name") or target["name"]) in known
+
+
+@pytest.mark.parametrize("folder", FOLDERS[1:], ids=lambda folder: folder.name)
+def test_a_patch_changes_nothing_of_a_stateful_set_that_cannot_be_changed(folder: Path) -> None:
+    patched = [item for file in folder.glob("*.yaml") for item in manifests.read_yaml(file)]
+    for item in patched:
+        if item["kind"] == "StatefulSet":
+            assert item["spec"].keys() <= CHANGEABLE
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -104,7 +121,7 @@ def test_what_probes_ask_for_is_what_health_servers_answer() -> None:
         BASE.container(service)[f"{probe}Probe"]["grpc"]["service"]
         for service, probe in itertools.product(BASE.workloads, ("startup", "liveness", "readiness"))
     }
-    server = HealthServer(lambda: True, lambda: True)
+    server = HealthServer(lambda: True, lambda: True, loaded=lambda: True)
     try:
         address = f"127.0.0.1:{server.start('127.0.0.1:0')}"
         assert {name: check(address, name) for name in asked} == dict.fromkeys(asked, "")

@@ -10,11 +10,14 @@ from tests.unit.deploy import manifests
 from tests.unit.deploy.policies import RULES, lets_the_protocol_through, seconds_in, stop_seconds
 from tests.unit.deploy.reachability import PROTOCOL
 from tests.unit.deploy.services import CONFIGURATIONS
+from tests.unit.deploy.updates import can_be_changed_into
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BASE = manifests.base()
+ROUTES = manifests.read_yaml(manifests.K8S / "components" / "gateway-api" / "routes.yaml")
+ALL = manifests.Manifests((*BASE.resources, *ROUTES))
 EVERY_RULE = [*RULES, lets_the_protocol_through]
 POD = "spec.template.spec"
 CONTAINER = f"{POD}.containers.0"
@@ -77,6 +80,7 @@ MUTATIONS: dict[str, list[tuple[str, str, str, Any]]] = {
         ("StatefulSet", WORKER, f"{CONTAINER}.livenessProbe.failureThreshold", 1),
         ("StatefulSet", WORKER, f"{CONTAINER}.livenessProbe", {"exec": {"command": ["true"]}}),
         ("StatefulSet", WORKER, f"{CONTAINER}.readinessProbe.timeoutSeconds", None),
+        ("StatefulSet", WORKER, f"{CONTAINER}.readinessProbe.grpc.service", "readiness"),
     ],
     "selects_its_pods": [
         ("Service", WORKER, f"spec.selector.{LABEL}", "worker"),
@@ -159,6 +163,29 @@ MUTATIONS: dict[str, list[tuple[str, str, str, Any]]] = {
         ("Service", SCHEDULER, "spec.publishNotReadyAddresses", False),
         ("Service", GATEWAY, "spec.ports.0.targetPort", "grpc-admin"),
     ],
+    "has_files_that_are_mounted": [
+        ("ConfigMap", GATEWAY, "data.BLOCKYARD_TLS_CERTIFICATE", "/etc/blockyard/tls/tls.crt"),
+        ("ConfigMap", GATEWAY, "data.BLOCKYARD_API_KEYS_FILE", "keys.yaml"),
+        ("Deployment", GATEWAY, f"{POD}.volumes.0", {"name": "tmp", "secret": {"secretName": "blockyard-tls"}}),
+    ],
+    "routes_to_what_there_is": [
+        ("HTTPRoute", "blockyard", "spec.rules.0.backendRefs.0.port", 50051),
+        ("HTTPRoute", "blockyard", "spec.rules.0.backendRefs.0.name", SCHEDULER),
+        ("HTTPRoute", "blockyard", "spec.rules.0.timeouts", None),
+        ("HTTPRoute", "blockyard", "spec.rules.0.timeouts.request", "60s"),
+        ("GRPCRoute", "blockyard", "spec.rules.0.backendRefs.0.port", 50052),
+        ("GRPCRoute", "blockyard", "spec.hostnames", ["llm.example.com"]),
+    ],
+    "speaks_as_it_says": [
+        ("Service", GATEWAY, "spec.ports.0.appProtocol", None),
+        ("Service", "blockyard-gateway-headless", "spec.ports.0.appProtocol", "https"),
+        ("ConfigMap", GATEWAY, "data.BLOCKYARD_TLS_CERTIFICATE", "/etc/blockyard/tls/tls.crt"),
+    ],
+    "waits_for_the_load": [
+        ("StatefulSet", WORKER, "spec.podManagementPolicy", None),
+        ("StatefulSet", WORKER, "spec.minReadySeconds", 20),
+        ("StatefulSet", WORKER, "spec.updateStrategy", {"type": "OnDelete"}),
+    ],
     "lets_the_protocol_through": [
         ("NetworkPolicy", GATEWAY, "spec.ingress.0.from", None),
         ("NetworkPolicy", GATEWAY, "spec.ingress.0.from.0", ANY_POD),
@@ -194,7 +221,23 @@ def test_every_rule_is_shown_to_fail() -> None:
 
 @pytest.mark.parametrize(("rule", "mutation"), list(mutations()))
 def test_what_is_wrong_is_told(rule: Any, mutation: tuple[str, str, str, Any]) -> None:
-    assert list(rule(BASE.changed(*mutation)))
+    assert list(rule(ALL.changed(*mutation)))
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        ("Deployment", GATEWAY, f"spec.selector.matchLabels.{LABEL}", "other"),
+        ("StatefulSet", WORKER, "spec.volumeClaimTemplates", [{"metadata": {"name": "hub"}}]),
+        ("StatefulSet", WORKER, "spec.serviceName", "other"),
+        ("StatefulSet", WORKER, "spec.podManagementPolicy", None),
+        ("Service", WORKER, "spec.clusterIP", None),
+    ],
+    ids=lambda mutation: f"{mutation[1]}-{mutation[2]}",
+)
+def test_what_cannot_be_applied_over_what_is_there_is_told(mutation: tuple[str, str, str, Any]) -> None:
+    assert list(can_be_changed_into(BASE, BASE.changed(*mutation)))
+    assert not list(can_be_changed_into(BASE, BASE.changed("StatefulSet", WORKER, "spec.replicas", 3)))
 
 
 @pytest.mark.parametrize(

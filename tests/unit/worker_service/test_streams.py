@@ -219,10 +219,34 @@ async def test_everything_is_answered_while_a_step_computes(
 
 
 async def test_health_is_answered_on_a_port_of_its_own(socket_folder: Path) -> None:
+    statuses = health_pb2.HealthCheckResponse
     async with running_worker(socket_folder, worker_health_port=0) as worker:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{worker.server.health_port}") as channel:
-            response = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
-        assert response.status == health_pb2.HealthCheckResponse.SERVING
+            health = health_pb2_grpc.HealthStub(channel)
+            told = [
+                await health.Check(health_pb2.HealthCheckRequest(service=name), timeout=5) for name in ("", "loaded")
+            ]
+        assert [response.status for response in told] == [statuses.SERVING, statuses.NOT_SERVING]
+
+
+async def test_a_worker_is_loaded_when_steps_can_be_sent_and_ready_before(
+    fresh_worker: WorkerDriver, model: Path
+) -> None:
+    health = health_pb2_grpc.HealthStub(fresh_worker.channel)
+
+    async def told() -> dict[str, int]:
+        asked = [health_pb2.HealthCheckRequest(service=service) for service in ("readiness", "loaded")]
+        return {request.service: (await health.Check(request, timeout=5)).status for request in asked}
+
+    serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+    assert await told() == {"readiness": serving, "loaded": not_serving}
+    await fresh_worker.load(model)
+    assert await told() == {"readiness": serving, "loaded": not_serving}, "it has no cache yet"
+    await fresh_worker.initialize_cache()
+    assert await told() == {"readiness": serving, "loaded": serving}
+    steps = fresh_worker.open(1)
+    await steps.step(**start())
+    assert await told() == {"readiness": serving, "loaded": serving}
 
 
 async def test_a_worker_that_stops_finishes_its_step_and_says_that_it_drains(
