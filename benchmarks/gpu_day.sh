@@ -58,7 +58,8 @@ if [ -n "$WHEELS" ]; then
         --find-links "$WHEELS" --target "$WORK/site" $missing
 fi
 stage machine 25 "$PYTHON" -m benchmarks.gpu_machine $DRY --out "$OUT/machine.json"
-stage tests 175 "$PYTHON" -m pytest -q -p no:cacheprovider -W default -m gpu --timeout 60 --junitxml "$OUT/tests.xml" tests/gpu
+stage tests 175 "$PYTHON" -m pytest -q -p no:cacheprovider -W default -m gpu \
+    --timeout $((60 * FACTOR)) --junitxml "$OUT/tests.xml" tests/gpu
 stage ops 130 "$PYTHON" -m benchmarks.gpu_ops $DRY --out "$OUT/ops.json"
 stage steps 120 "$PYTHON" -m benchmarks.gpu_steps $DRY --out "$OUT/steps.json"
 stage oracle 70 "$PYTHON" -m benchmarks.gpu_oracle $DRY --out "$OUT/oracle.json"

@@ -50,7 +50,8 @@ class LLM:
         settings: as the options of `blockyard serve`, with underscores: `device="cpu", data_parallel_size=2`. Ports are
             free ones unless told, and the log has errors only unless `log_level` says otherwise.
 
-    Raises TypeError for an unknown setting, SettingsError for a bad value, StartError when a service does not start.
+    Raises TypeError for an unknown setting, SettingsError for a bad value, BlockyardError for a model
+    that cannot be served, with every reason that config.json gives, StartError when a service does not start.
 
         with blockyard.LLM("Qwen/Qwen3-0.6B") as llm:
             for completion in llm.generate(["Once upon a time", "2 + 2 ="], max_tokens=30, temperature=0):

@@ -163,13 +163,6 @@ CASES = [
     for index, change in enumerate(changes)
     if (architecture, field) not in TAKES_NO_NULL or change[field] is not None
 ]
-HARMLESS_CASES = [
-    (architecture, name)
-    for architecture in FAMILIES
-    for name in HARMLESS_VALUES
-    if architecture == "LlamaForCausalLM"
-    or hasattr(transformers.AutoConfig.for_model(FAMILIES[architecture].model_type), name)
-]
 
 
 def base(architecture: str) -> dict[str, Any]:
@@ -217,12 +210,12 @@ def test_a_field_counts_as_in_transformers_or_is_refused(architecture: str, chan
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(("architecture", "name"), HARMLESS_CASES)
+@pytest.mark.parametrize("name", HARMLESS_VALUES)
 @torch.no_grad()
-def test_a_field_of_no_meaning_changes_nothing_in_transformers_either(architecture: str, name: str, tmp_path: Path):
+def test_a_field_of_no_meaning_changes_nothing_in_transformers_either(name: str, tmp_path: Path):
     logits: list[torch.Tensor] = []
     for change in ({}, {name: HARMLESS_VALUES[name]}):
-        (tmp_path / "config.json").write_text(json.dumps({**base(architecture), **change}))
+        (tmp_path / "config.json").write_text(json.dumps({**base("LlamaForCausalLM"), **change}))
         assert refusal(tmp_path) is None
         logits.append(make_weights(tmp_path)(torch.tensor([TOKEN_IDS]), return_dict=True).logits[0])
     assert torch.equal(*logits)
