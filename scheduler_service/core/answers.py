@@ -36,11 +36,13 @@ class Answers:
         # Before the tokens: one of these may end what the prompt belongs to.
         for sequence_id, told in result.prompt_logprobs:
             self._take_prompt_logprobs(step, sequence_id, told, updates)
+        # One that has ended by now gets no token, and so nothing is told with it.
+        live = [one for one in sampled if one.status is not SequenceStatus.FINISHED] if result.logprobs else []
         self._take_tokens(sampled, result.token_ids, updates)
         if step.beams:
             self._take_candidates(step.beams, result.beam_candidates or {}, updates)
         if result.logprobs:
-            self._take_logprobs(sampled, result.logprobs, updates)
+            self._take_logprobs(live, result.logprobs, updates)
         if result.failures:
             self._fail_sequences(step, dict(result.failures), updates)
         return updates
@@ -100,8 +102,7 @@ class Answers:
     ) -> None:
         for sequence in sampled:
             told = logprobs.get(sequence.sequence_id)
-            # One that had ended before got no token.
-            if told is not None and len(sequence.logprobs) < len(sequence.token_ids) - sequence.group.prompt_length:
+            if told is not None:
                 sequence.logprobs.append(told)
                 updates[sequence.owner].logprobs.append((sequence.sequence_id, told))
 

@@ -44,7 +44,7 @@ async def _scheduler() -> AsyncIterator[Server]:
             base.service, scheduler_address=f"unix:{folder}/scheduler", worker_address=f"unix:{folder}/worker"
         )
         configuration = replace(base, model=replace(base.model, model="fake"), service=service)
-        async with FakeWorker(FakeWorkerOptions(strict=False), service.worker_address):
+        async with FakeWorker(FakeWorkerOptions(), service.worker_address):
             server = Server(configuration)
             await server.start()
             try:

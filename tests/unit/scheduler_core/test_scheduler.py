@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.core.output import FinishedSequence, FinishReason, SequenceError, StepResult
-from scheduler_service.core.scheduler import DuplicateRequest, NeverFits, SchedulerConfig, StepMismatch
+from scheduler_service.core.output import FinishedSequence, FinishReason, GroupSpec, SequenceError, StepResult
+from scheduler_service.core.scheduler import DuplicateRequest, NeverFits, Scheduler, SchedulerConfig, StepMismatch
 from tests.unit.scheduler_core.harness import Bench, configure, make_spec, rows
 
 BROKEN = SequenceError("NOT_FINITE", "broken")
@@ -353,3 +353,18 @@ def test_stats_count() -> None:
     assert stats.num_prompt_tokens_total == 8
     assert stats.num_completion_tokens_total == 3
     assert stats.num_cached_device_blocks == 2
+
+
+def test_what_is_told_of_a_sequence_that_has_ended_is_told_to_nobody() -> None:
+    """Even where the worker left out what it was to tell with an earlier token."""
+    config = SchedulerConfig(8, 20, 0, max_model_len=64, max_num_seqs=4, max_num_batched_tokens=32)
+    scheduler = Scheduler(config)
+    sequence_id = scheduler.add(GroupSpec("r", "owner", (1, 2, 3), 1, 20, 0, frozenset({7})), 0.0)
+    first, second = scheduler.schedule(0.0), scheduler.schedule(0.0)
+    assert first is not None
+    assert second is not None
+    [update] = scheduler.update(StepResult(1, (sequence_id,), (7,))).values()
+    assert [end.sequence_id for end in update.finished] == [sequence_id]
+    late = scheduler.update(StepResult(2, (sequence_id,), (5,), logprobs={sequence_id: "told"}))
+    assert late == {}
+    scheduler.check_integrity()
