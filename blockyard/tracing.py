@@ -145,6 +145,13 @@ def begin_server_span(name: str, parent: TraceContext | None, **attributes: Attr
     return _tracer.begin(name, parent, attributes, is_server=True, seconds_ago=0.0)
 
 
+def begin_root_span(name: str, **attributes: Attribute) -> Span:
+    """Begins a trace of its own, of what no call has asked for, if it is sampled."""
+    if _tracer is None:
+        return NO_SPAN
+    return _tracer.begin(name, None, attributes, is_server=False, seconds_ago=0.0)
+
+
 class TracingUnavailable(Exception):
     """Traces were asked for, and what makes them is not installed."""
 

@@ -17,6 +17,7 @@ from blockyard.telemetry import EventLogger
 from scheduler_service.answer_checks import AnswerLimits, WrongAnswer
 from scheduler_service.config import model_source
 from scheduler_service.facts import CachePlan, LoadedModel, ModelFacts, WorkerState
+from scheduler_service.start_spans import StartSpans
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -201,9 +202,11 @@ class Replica:
     async def _set_up_once(self) -> tuple[ModelFacts, CacheInfo]:
         worker = self.worker = await self._link.info()
         await self._check(worker)
+        spans = StartSpans(worker_address=self.address, incarnation=worker.incarnation)
         try:
-            model = worker.model or await self._load(worker)
-            cache = worker.cache or await self._initialize_cache(model)
+            with spans.all():
+                model = worker.model or await self._load(worker, spans)
+                cache = worker.cache or await self._initialize_cache(model, spans)
         except Misconfigured as error:
             self._hopeless = (worker.incarnation, str(error))
             raise
@@ -236,40 +239,46 @@ class Replica:
             self._dismissed = worker.incarnation
         raise NotReady("the worker had another configuration and was told to end; waiting for its successor")
 
-    async def _load(self, worker: WorkerInfo) -> LoadedModel:
+    async def _load(self, worker: WorkerInfo, spans: StartSpans) -> LoadedModel:
         model, device = model_source(self._configuration.model), self._configuration.device
         if worker.state is WorkerState.CREATED:
-            await self._link.init_device(device.device, device.dtype, self._digest)
+            with spans.step("init_device"):
+                await self._link.init_device(device.device, device.dtype, self._digest)
         begin, address = time.monotonic(), self.address
         progress = _Progress(self._report, address)
         told = {"worker_address": address, "model": model or "demo", "incarnation": worker.incarnation}
         log.info("the worker loads the model", **told)
         revision, load_format = self._configuration.model.revision, self._configuration.load.load_format
-        async for event in self._link.load_model(model, revision, device.quantization, load_format):
-            if isinstance(event, LoadedModel):
-                self._know(state=WorkerState.LOADED, model=event)
-                seconds = round(time.monotonic() - begin, 2)
-                told = {"worker_address": address, "architecture": event.architecture, "seconds": seconds}
-                log.info("the model is loaded", **told)
-                return event
-            progress.tell(event)
-        raise NotReady("the worker ended LoadModel without a model")
+        with spans.step("load_model") as span:
+            async for event in self._link.load_model(model, revision, device.quantization, load_format):
+                if isinstance(event, LoadedModel):
+                    self._know(state=WorkerState.LOADED, model=event)
+                    seconds = round(time.monotonic() - begin, 2)
+                    told = {"worker_address": address, "architecture": event.architecture, "seconds": seconds}
+                    log.info("the model is loaded", **told)
+                    span.set(architecture=event.architecture, parameter_bytes=event.parameter_bytes)
+                    return event
+                progress.tell(event)
+            raise NotReady("the worker ended LoadModel without a model")
 
-    async def _initialize_cache(self, model: LoadedModel) -> CacheInfo:
+    async def _initialize_cache(self, model: LoadedModel, spans: StartSpans) -> CacheInfo:
         configuration = self._configuration
-        available = await self._link.determine_num_available_blocks(
-            block_size=configuration.cache.block_size,
-            device_memory_utilization=configuration.device.device_memory_utilization,
-            swap_space_bytes=int(configuration.device.swap_space_gib * 2**30),
-            max_num_batched_tokens=configuration.scheduler.max_num_batched_tokens,
-            max_num_seqs=configuration.scheduler.max_num_seqs,
-        )
+        with spans.step("determine_num_available_blocks"):
+            available = await self._link.determine_num_available_blocks(
+                block_size=configuration.cache.block_size,
+                device_memory_utilization=configuration.device.device_memory_utilization,
+                swap_space_bytes=int(configuration.device.swap_space_gib * 2**30),
+                max_num_batched_tokens=configuration.scheduler.max_num_batched_tokens,
+                max_num_seqs=configuration.scheduler.max_num_seqs,
+            )
         plan = plan_cache(configuration, available, model.max_model_len)
         if plan.max_model_len < model.max_model_len:
             log.info(
                 "the model's length is limited", max_model_len=plan.max_model_len, of_the_model=model.max_model_len
             )
-        cache = await self._link.initialize_cache(plan)
+        with spans.step("initialize_cache") as span:
+            cache = await self._link.initialize_cache(plan)
+            span.set(num_device_blocks=cache.num_device_blocks, num_host_blocks=cache.num_host_blocks)
         log.info(
             "the cache is ready",
             worker_address=self.address,

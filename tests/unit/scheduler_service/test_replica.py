@@ -5,10 +5,12 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from blockyard.common.v1 import status_pb2
+from blockyard.errors import BlockyardError, Reason
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.answer_checks import AnswerLimits
 from scheduler_service.config import SchedulerConfiguration
@@ -16,6 +18,7 @@ from scheduler_service.facts import AvailableBlocks, CacheInfo, CachePlan, Model
 from scheduler_service.replica import Misconfigured, Replica, Unusable, configuration_digest, plan_cache
 from scheduler_service.worker_link import WorkerLink
 from tests.kit.fake_worker import FakeWorker, FakeWorkerOptions
+from tests.kit.spans import recorded_spans
 
 LIMITS = AnswerLimits(100, 4096, 256)
 
@@ -294,3 +297,53 @@ async def test_another_api_version_is_told(configuration: SchedulerConfiguration
         await reports.wait_for("api version 'v2'")
         setting_up.cancel()
         await asyncio.wait({setting_up})
+
+
+async def test_a_start_is_one_trace_with_a_span_for_each_call(configuration: SchedulerConfiguration) -> None:
+    steps = ["init_device", "load_model", "determine_num_available_blocks", "initialize_cache"]
+    with recorded_spans() as recorder:
+        async with worker_of(configuration):
+            async with replica_of(configuration) as (replica, _):
+                facts, cache = await set_up(replica)
+            seen, start = recorder.seen, recorder.seen.one("start-up")
+            assert [span.name for span in seen.spans if span is not start and span.name != "start-up"] == steps
+            assert start.parent_id == ""
+            assert {span.parent_id for span in seen.spans if span.name != "start-up"} == {start.span_id}
+            assert start.attributes["worker_address"] == configuration.service.worker_address
+            assert seen.one("load_model").attributes["parameter_bytes"] > 0
+            assert seen.one("initialize_cache").attributes["num_device_blocks"] == cache.num_device_blocks
+            assert not [span for span in seen.spans if span.error]
+            # A worker that is taken over as it is does not start.
+            async with replica_of(configuration) as (successor, _):
+                assert (await set_up(successor))[0] == facts
+        recorder.check_all_ended()
+        assert len(recorder.seen.spans) == len(steps) + 1
+
+
+class LateWeights(FakeWorker):
+    """Has its weights at the second time that it is asked to load them."""
+
+    is_asked_again = False
+
+    async def LoadModel(self, request: Any, context: Any) -> AsyncIterator[worker_pb2.LoadModelResponse]:
+        """Loads, or fails."""
+        if not self.is_asked_again:
+            self.is_asked_again = True
+            raise BlockyardError(Reason.MODEL_NOT_LOADED, "no weights")
+        async for event in super().LoadModel(request, context):
+            yield event
+
+
+async def test_a_start_that_fails_says_so_in_its_trace(configuration: SchedulerConfiguration) -> None:
+    with recorded_spans() as recorder:
+        async with (
+            LateWeights(FakeWorkerOptions(), configuration.service.worker_address),
+            replica_of(configuration) as (replica, _),
+        ):
+            await set_up(replica)
+        recorder.check_all_ended()
+        failed, whole = recorder.seen.named("start-up")
+        assert (failed.error, whole.error) == ("MODEL_NOT_LOADED", "")
+        broken, loaded = recorder.seen.named("load_model")
+        assert (broken.parent_id, loaded.parent_id) == (failed.span_id, whole.span_id)
+        assert broken.error == failed.error
