@@ -36,6 +36,11 @@ class InternalIdentity:
         self._files = CertificateFiles(*files) if all(files) else None
         self._domain = settings.internal_domain
 
+    @property
+    def files(self) -> CertificateFiles | None:
+        """The certificate that this service shows the others."""
+        return self._files
+
     def _name_of(self, service: ServiceName) -> str:
         return f"{service}.{self._domain}"
 

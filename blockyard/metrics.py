@@ -82,7 +82,13 @@ GRPC_CALLS = counter(
     "method",
     "code",
 )
-COMMON = (BUILD_INFO, READY, TASKS, GRPC_CALLS)
+CERTIFICATE_EXPIRY = gauge(
+    "blockyard_certificate_expiry_time_seconds",
+    "When the certificate ends that this process shows, in seconds since 1970: `public` to clients, `internal` to the"
+    " other services. Not there without TLS.",
+    "certificate",
+)
+COMMON = (BUILD_INFO, READY, TASKS, GRPC_CALLS, CERTIFICATE_EXPIRY)
 """What every service has."""
 
 PROCESS = (
@@ -159,6 +165,8 @@ class Registry:
         ProcessCollector(registry=self._prometheus)
         self.read(BUILD_INFO, lambda: {(service, __version__): 1.0})
         self.grpc_calls = self.counter(GRPC_CALLS)
+        # Until a service says which it shows.
+        self.read(CERTIFICATE_EXPIRY, dict[tuple[str, ...], float])
 
     def counter(self, metric: Metric, *known: tuple[str, ...]) -> Counter:
         """Makes the values of a counter; without labels it is told from the beginning, as those `known` are."""

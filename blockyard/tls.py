@@ -60,6 +60,11 @@ class CertificateFiles:
         self._current = self._read(version=1)
 
     @property
+    def chain_path(self) -> str:
+        """The file of the certificate."""
+        return self._paths[0]
+
+    @property
     def verifies(self) -> bool:
         """Whether a client has to show a certificate."""
         return bool(self._paths[2])

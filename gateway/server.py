@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blockyard.call_metrics import CallCounter
+from blockyard.certificate_expiry import CertificateWatch
 from blockyard.errors import BlockyardError, Reason
 from blockyard.exposure import check_admin
 from blockyard.file_limit import raise_file_limit
 from blockyard.identity import InternalIdentity
 from blockyard.keys import KeyFileError
-from blockyard.metrics import TASKS
+from blockyard.metrics import CERTIFICATE_EXPIRY, TASKS
 from blockyard.metrics_server import MetricsServer
 from blockyard.model_files import resolve_model
 from blockyard.rpc import PUBLIC_MESSAGE_BYTES, HealthServer, Heartbeat, PortTaken, add_health, bind, make_server
@@ -75,13 +76,14 @@ class Gateway:
         self.grpc_port = self.http_port = self.admin_port = self.health_port = self.metrics_port = 0
         check_admin(configuration.public, configuration.security)
         self._access = make_access(configuration.security)
+        identity = InternalIdentity(configuration.internal)
         gateway_id = secrets.token_hex(8)
         tokenizer = _load_tokenizer(configuration)
         self._link = SchedulerLink(
             configuration.service.scheduler_address,
             gateway_id=gateway_id,
             model_digest=tokenizer.model_digest,
-            peer=InternalIdentity(configuration.internal).peer("scheduler"),
+            peer=identity.peer("scheduler"),
         )
         self.metrics = GatewayMetrics()
         self._live = LiveRequests(
@@ -107,6 +109,8 @@ class Gateway:
         self._metrics_server = MetricsServer(self.metrics.registry)
         self._heartbeat = Heartbeat()
         self.metrics.registry.read(TASKS, self._heartbeat.num_tasks)
+        self._certificates = CertificateWatch({"public": self._access.files, "internal": identity.files})
+        self.metrics.registry.read(CERTIFICATE_EXPIRY, self._certificates.expiries)
         administration = AdminServicer(self.generation, self._link, gateway_id=gateway_id)
         self._servers = self._make_servers(administration)
         app = make_app(self.generation)
@@ -162,6 +166,7 @@ class Gateway:
         if self._service.gateway_metrics_port >= 0:
             self.metrics_port = self._metrics_server.start(host, self._service.gateway_metrics_port)
         self._heartbeat.start()
+        self._certificates.start()
         self._link.start(self._live)
         self._readings.start()
         for server in self._servers:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.call_metrics import CallCounter
-from blockyard.metrics import TASKS
+from blockyard.certificate_expiry import CertificateWatch
+from blockyard.metrics import CERTIFICATE_EXPIRY, TASKS
 from blockyard.metrics_server import MetricsServer
 from blockyard.rpc import INTERNAL_MESSAGE_BYTES, HealthServer, Heartbeat, PortTaken, add_health, bind, make_server
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
@@ -52,6 +53,8 @@ class Server:
         self._health: HealthServer | None = None
         self._metrics = MetricsServer(self.scheduling.metrics.registry)
         self.scheduling.metrics.registry.read(TASKS, self._heartbeat.num_tasks)
+        self._certificates = CertificateWatch({"internal": self.scheduling.identity.files})
+        self.scheduling.metrics.registry.read(CERTIFICATE_EXPIRY, self._certificates.expiries)
         self._running: asyncio.Task[None] | None = None
 
     def _make_server(self) -> grpc.aio.Server:
@@ -79,6 +82,7 @@ class Server:
         if self._settings.scheduler_metrics_port >= 0:
             self.metrics_address = f"{host}:{self._metrics.start(host, self._settings.scheduler_metrics_port)}"
         self._heartbeat.start()
+        self._certificates.start()
         await self._server.start()
         self._running = asyncio.create_task(self.scheduling.run(), name="scheduling")
         log.info(

@@ -9,8 +9,9 @@ import socket
 import sys
 
 from blockyard.call_metrics import CallCounter
+from blockyard.certificate_expiry import CertificateWatch
 from blockyard.identity import InternalIdentity
-from blockyard.metrics import TASKS
+from blockyard.metrics import CERTIFICATE_EXPIRY, TASKS
 from blockyard.metrics_server import MetricsServer
 from blockyard.rpc import INTERNAL_MESSAGE_BYTES, HealthServer, Heartbeat, PortTaken, add_health, bind, make_server
 from blockyard.settings import load
@@ -64,6 +65,8 @@ class Server:
         self._health: HealthServer | None = None
         self._metrics = MetricsServer(self.worker.metrics.registry)
         self.worker.metrics.registry.read(TASKS, self._heartbeat.num_tasks)
+        self._certificates = CertificateWatch({"internal": self._identity.files})
+        self.worker.metrics.registry.read(CERTIFICATE_EXPIRY, self._certificates.expiries)
 
     def _is_ready(self) -> bool:
         """A worker without a model is ready too: ready for a scheduler, which looks for it by this."""
@@ -90,6 +93,7 @@ class Server:
             self._health = HealthServer(self._heartbeat.is_alive, self._is_ready, loaded=self._is_loaded)
             self.health_port = self._health.start(f"{host}:{self._settings.worker_health_port}")
         self._heartbeat.start()
+        self._certificates.start()
         self.worker.start()
         await self._server.start()
         log.info(

@@ -41,6 +41,12 @@ async def finished(client: TokenClient, stream: Stream, prompt: list[int], max_t
     assert await client.result(stream) == oracle(prompt, max_tokens, n=stream.n)
 
 
+def requests_of(recorder: Recorder) -> Seen:
+    """The spans of requests: a worker's start is a trace of its own."""
+    starts = {span.trace_id for span in recorder.seen.named("start-up")}
+    return Seen(span for span in recorder.seen.spans if span.trace_id not in starts)
+
+
 def names(seen: Seen) -> list[str]:
     return [span.name for span in seen.spans]
 
@@ -50,7 +56,7 @@ async def test_a_request_waits_is_prefilled_and_decodes(harness: Harness, record
     server, client = await harness.scheduler(), await harness.client()
     await finished(client, await client.add("r", [5, 6, 7], max_tokens=9, **TRACED), [5, 6, 7], 9)
     await until_idle(server)
-    seen = recorder.seen
+    seen = requests_of(recorder)
     assert names(seen) == ["queue", "prefill", "decode"]
     assert {(span.trace_id, span.parent_id) for span in seen.spans} == {(CALLER.trace_id, CALLER.traceparent[36:52])}
     assert all(span.attributes["request_id"] == "r" and not span.error for span in seen.spans)
@@ -95,19 +101,19 @@ async def test_a_preemption_is_a_span_of_its_own(
         await finished(client, stream, prompt, 30)
     await until_idle(server)
     num_preemptions = (await client.status()).num_preemptions
-    preempted = recorder.seen.named("preempted")
+    preempted = requests_of(recorder).named("preempted")
     assert 0 < len(preempted) <= num_preemptions
     assert mode in {span.attributes["mode"] for span in preempted}
     for span in preempted:
         [decode] = [
             each
-            for each in recorder.seen.named("decode")
+            for each in requests_of(recorder).named("decode")
             if each.attributes["request_id"] == span.attributes["request_id"]
         ]
         assert span.attributes["sequence_index"] == 0
         assert span.end_seconds <= decode.end_seconds
     # One life each, however often it gave way.
-    assert len(recorder.seen.named("queue")) == len(recorder.seen.named("decode")) == 6
+    assert len(requests_of(recorder).named("queue")) == len(requests_of(recorder).named("decode")) == 6
 
 
 async def test_a_lost_worker_is_a_recovery_in_the_same_trace(harness: Harness, recorder: Recorder) -> None:
@@ -120,7 +126,7 @@ async def test_a_lost_worker_is_a_recovery_in_the_same_trace(harness: Harness, r
     await harness.worker()
     await finished(client, stream, [5, 6, 7], 60)
     await until_idle(server)
-    seen = recorder.seen
+    seen = requests_of(recorder)
     assert seen.trace_ids == {CALLER.trace_id}
     assert names(seen)[:3] == ["queue", "prefill", "decode"]
     assert sorted(names(seen)[3:]) == ["decode", "prefill", "queue", "recovery"]
@@ -144,9 +150,9 @@ async def test_a_request_that_ends_while_it_waits_has_waited(
     await until(lambda: "cancelled" in server.scheduling.requests.live)
     await client.abort("waiting")
     assert await client.cancel("cancelled") == ["cancelled"]
-    await until(lambda: len(recorder.seen.spans) == 2)
-    assert names(recorder.seen) == ["queue", "queue"]
-    told = {span.attributes["request_id"]: span for span in recorder.seen.spans}
+    await until(lambda: len(requests_of(recorder).spans) == 2)
+    assert names(requests_of(recorder)) == ["queue", "queue"]
+    told = {span.attributes["request_id"]: span for span in requests_of(recorder).spans}
     assert (told["waiting"].attributes["finish_reasons"], told["waiting"].error) == (("abort",), "")
     assert told["cancelled"].error == "the request failed"
     assert await client.cancel("running") == ["running"]
@@ -179,7 +185,7 @@ async def test_nothing_is_left_of_requests_however_they_ended(
     await until_idle(server)
     phases = server.scheduling.requests.phases
     assert (phases._lives, phases._by_sequence, phases._prefilling) == ({}, {}, set())
-    assert len(recorder.seen.named("queue")) >= len(streams) - 1
+    assert len(requests_of(recorder).named("queue")) >= len(streams) - 1
 
 
 async def test_a_request_of_a_scheduler_before_goes_on_in_its_trace(harness: Harness, recorder: Recorder) -> None:
@@ -188,14 +194,14 @@ async def test_a_request_of_a_scheduler_before_goes_on_in_its_trace(harness: Har
         await client.wait_until_ready()
         stream = await client.add("r", [5, 6], max_tokens=60, **TRACED)
         await client.wait_until(lambda: len(stream.token_ids[0]) > 5)
-    before = len(recorder.seen.spans)
-    assert recorder.seen.one("decode").error == "the scheduler stopped"
+    before = len(requests_of(recorder).spans)
+    assert requests_of(recorder).one("decode").error == "the scheduler stopped"
     server = await harness.scheduler()
     client = await harness.client("two")
     await finished(client, await client.resubmit(stream), [5, 6], 60)
     await until_idle(server)
-    assert names(recorder.seen)[before:] == ["queue", "prefill", "decode"]
-    assert recorder.seen.trace_ids == {CALLER.trace_id}
+    assert names(requests_of(recorder))[before:] == ["queue", "prefill", "decode"]
+    assert requests_of(recorder).trace_ids == {CALLER.trace_id}
 
 
 async def test_a_resumed_request_still_has_its_context(harness: Harness, recorder: Recorder) -> None:
