@@ -123,6 +123,12 @@ def test_every_field_has_a_label_and_every_button_a_word() -> None:
     assert len(PAGE.all("h1")) == len(PAGE.all("main")) == 1
 
 
+def test_unlikely_tokens_are_tinted_in_completions_and_in_chats() -> None:
+    assert ".tinted .token" in STYLE
+    tinted = [attributes["id"] for attributes in PAGE.all("div") if "tinted" in (attributes.get("class") or "").split()]
+    assert tinted == ["conversation", "answers"]
+
+
 def test_fields_are_named_as_the_api_names_them() -> None:
     names = {attributes.get("name") for attributes in PAGE.all("input", "textarea")} - {None}
     parameters = {"temperature", "top_p", "top_k", "max_tokens", "seed", "logprobs", "n"}
