@@ -18,22 +18,15 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE)]
 from dashboard import dashboard, prometheus_rule  # noqa: E402
 from metrics_page import metrics_page  # noqa: E402
 from protos_page import protos_page  # noqa: E402
+from settings_page import settings_page  # noqa: E402
 
-from blockyard.configuration import CHOSEN_TOGETHER, SystemConfiguration  # noqa: E402
 from blockyard.errors import DOMAIN, TABLE, Reason  # noqa: E402
-from blockyard.settings import settings_of  # noqa: E402
-from gateway.config import GatewayConfiguration  # noqa: E402
 from gateway.openai.schema import ChatBody, CompletionBody  # noqa: E402
 from gateway.openai.shapes import Neutral  # noqa: E402
-from scheduler_service.config import SchedulerConfiguration  # noqa: E402
-from worker_service.config import WorkerConfiguration  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from pydantic import BaseModel
 
-    from blockyard.settings import Setting
 
 NOTE = "<!-- Written by docs/reference/generate.py. -->"
 
@@ -195,81 +188,6 @@ def errors_page() -> str:
     return ERRORS.format(note=NOTE, domain=DOMAIN, rows="\n".join(rows))
 
 
-def _default(setting: Setting) -> str:
-    return f"`{setting.default}`" if str(setting.default) else "empty"
-
-
-CONFIGURATION = """\
-# Settings
-{note}
-
-A setting is given as a flag, as an environment variable, or in a YAML file named by `--config FILE` (or
-`BLOCKYARD_CONFIG`), where its key is the flag without the dashes in front and with underscores inside. A flag goes
-before the environment, which goes before the file. `--print-config` prints what is in effect, in the form of such a
-file. A wrong value is an error, as are an unknown flag and an unknown key; all that is wrong is told at once.
-"""
-SERVICE = """
-## {title}
-
-`python -m {module}`
-
-| flag, variable | default | what it is |
-|---|---|---|
-{rows}
-"""
-SERVICES = (
-    ("Gateway", "gateway", GatewayConfiguration),
-    ("Scheduler", "scheduler_service", SchedulerConfiguration),
-    ("Worker", "worker_service", WorkerConfiguration),
-)
-TOGETHER = """
-## All together
-
-`blockyard serve` and `blockyard.LLM` take the settings of all three, and these, or with these defaults (`LLM` has no
-ports of metrics unless it is given some):
-
-| flag, variable | default | what it is |
-|---|---|---|
-{rows}
-
-They choose these by themselves:
-
-| flag | why |
-|---|---|
-{chosen}
-"""
-
-
-def _setting_row(setting: Setting) -> str:
-    choices = f" One of {', '.join(f'`{choice}`' for choice in setting.choices)}." if setting.choices else ""
-    told = setting.help.replace("|", "\\|")
-    told = f"{told[:1].upper()}{told[1:]}."
-    return f"| `{setting.flag}`<br>`{setting.variable}` | {_default(setting)} | {told}{choices} |"
-
-
-def _rows(settings: Iterable[Setting]) -> str:
-    return "\n".join(map(_setting_row, settings))
-
-
-def _chosen() -> str:
-    flags: dict[str, list[str]] = {}
-    for name, why in CHOSEN_TOGETHER.items():
-        flags.setdefault(why, []).append(f"`--{name.replace('_', '-')}`")
-    return "\n".join(f"| {', '.join(names)} | {why[:1].upper()}{why[1:]}. |" for why, names in flags.items())
-
-
-def configuration_page() -> str:
-    """The settings of each service, and what there is beside them where they run together."""
-    services = [
-        SERVICE.format(title=title, module=module, rows=_rows(settings_of(configuration)))
-        for title, module, configuration in SERVICES
-    ]
-    of_services = [setting for *_, configuration in SERVICES for setting in settings_of(configuration)]
-    told = {(setting.name, setting.default) for setting in of_services}
-    beside = [setting for setting in settings_of(SystemConfiguration) if (setting.name, setting.default) not in told]
-    return CONFIGURATION.format(note=NOTE) + "".join(services) + TOGETHER.format(rows=_rows(beside), chosen=_chosen())
-
-
 def _is_neutral(field: Any) -> bool:
     hints = [*field.metadata, *getattr(field.annotation, "__metadata__", ())]
     return any(isinstance(item, Neutral) for item in hints)
@@ -392,7 +310,7 @@ def openai_page() -> str:
 
 PAGES = {
     "errors.md": errors_page,
-    "configuration.md": configuration_page,
+    "configuration.md": lambda: settings_page(NOTE),
     "dashboard.json": dashboard,
     # Kustomize reads nothing outside of its folder.
     "../../k8s/components/monitoring/dashboard.json": dashboard,
