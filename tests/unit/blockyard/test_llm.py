@@ -108,7 +108,9 @@ def test_a_service_that_does_not_start_is_an_error(fake_services: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "error", "told"),
     [
-        ({"heat": 3}, TypeError, "unknown settings: heat"),
+        ({"heat": 3}, TypeError, "unknown settings: heat$"),
+        ({"max_num_seq": 3}, TypeError, r"max_num_seq \(did you mean max_num_seqs\?\)"),
+        ({"worker_address": "x"}, TypeError, "worker_address .the services find one another on private sockets"),
         ({"device": "tpu"}, SettingsError, "'tpu' is none of"),
         ({"max_num_seqs": 0, "dtype": "int3"}, SettingsError, "(?s)dtype.*max-num-seqs"),
         ({"model": "/nowhere/at/all"}, BlockyardError, "no folder on this machine"),

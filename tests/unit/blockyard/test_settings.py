@@ -174,3 +174,20 @@ def test_ranges(name: str, value: str) -> None:
     section = next(section for section in SECTIONS if name in {item.name for item in dataclasses.fields(section)})
     with pytest.raises(SettingsError, match=name.replace("_", "-")):
         resolve(dataclasses.make_dataclass("One", [("section", section)]), {name: value}, environment={})
+
+
+@pytest.mark.parametrize("arguments", [["--degrese", "3"], ["--degrese=3"]])
+def test_a_flag_that_is_misspelt_is_told_which_one_may_be_meant(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load(Kitchen, "kitchen", "", arguments)
+    assert ended.value.code == 2
+    assert f"unknown: {arguments[0]} (did you mean --degrees?)" in capsys.readouterr().err
+
+
+def test_a_setting_of_the_file_that_is_misspelt_is_told_which_one_may_be_meant(tmp_path: Path) -> None:
+    file = tmp_path / "kitchen.yaml"
+    file.write_text("minuets: 3\n")
+    with pytest.raises(SettingsError, match=r"unknown settings: minuets \(did you mean minutes\?\)"):
+        read({"config": str(file)})
