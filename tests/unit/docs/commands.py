@@ -151,10 +151,9 @@ A_HOST = NotRun("it needs a gateway of this name, with keys and TLS; tests/integ
 
 HOLDERS: dict[str, dict[str, By | NotRun]] = {
     "README.md": {
-        "make setup && make test": THIS,
         "make demo": By("tests/integration/test_documented_commands.py::test_the_demo_runs"),
         ".venv/bin/blockyard serve": AS_IT_STANDS,
-        ".venv/bin/blockyard serve --model Qwen/Qwen3-0.6B": SETTINGS,
+        ".venv/bin/blockyard serve Qwen/Qwen3-0.6B": SETTINGS,
         "from blockyard import Client": PROGRAMS,
         "from openai import OpenAI": PROGRAMS,
         "curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json'": AT_SERVICES,
