@@ -3,7 +3,7 @@
 grpc.aio has one thread that asks the operating system what has come. It puts each event into a queue and writes a byte
 to a socket that wakes the loop, which reads one byte and takes all events. So under load more bytes are written than
 read, until the socket is full; then the thread waits for the loop, and asks for nothing: a ping is not answered, the
-answer to one is not seen, and a peer that is well is given up. See docs/adr/0012.
+answer to one is not seen, and a peer that is well is given up. See docs/adr/0013.
 """
 
 from __future__ import annotations
