@@ -202,10 +202,14 @@ class Reader:
             if self._has_begun:
                 self._events.append(self.transcript.origin.accepted)
             return False
-        if self._prompt is not None and (event := self._prompt.event()) is not None:
+        if self._prompt is not None:
+            if (event := self._prompt.event()) is not None:
+                self._events.append(event)
+            elif not self.transcript.has_ended:
+                return False
+            # All may have failed before the prompt was computed: then nothing of it comes any more.
             self._prompt = None
-            self._events.append(event)
-        return self._prompt is None
+        return True
 
     def _reaches(self, cursor: _Cursor) -> bool:
         """Whether the answer has come to where its reader is; what it has already is told first, in a replay."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from blockyard.errors import BlockyardError, Reason
 from gateway.attachment import Acceptance, Ending, Resumed, SequenceRecord
-from gateway.request import Finished, FinishReason, OnDisconnect, Position
+from gateway.request import Finished, FinishReason, OnDisconnect, Position, SamplingOptions
 
 if TYPE_CHECKING:
     import pytest
@@ -73,6 +73,16 @@ async def test_the_log_and_the_metrics_tell_a_request_of_which_all_fail_as_faile
     finished = {labels: value for labels, value in core.live.metrics.finished.samples() if value}
     assert sorted(finished.values()) == [1, 1] and any("NOT_FINITE" in labels for labels in finished)
     assert [record.message for record in caplog.records] == ["request finished", "request failed"]
+
+
+async def test_one_that_fails_before_its_prompt_is_computed_keeps_nobody_waiting(core: Core) -> None:
+    """Its log probabilities of the prompt, which go before all else, never come."""
+    reader = await core.accepted(sampling=SamplingOptions(prompt_logprobs=0))
+    fail(core, 10)
+    async with asyncio.timeout(20):
+        events, error = await read(reader)
+    assert [type(event) for event in events] == [Finished]
+    assert error == NO_NUMBERS
 
 
 async def test_a_failure_without_a_word_is_a_bug(core: Core) -> None:
