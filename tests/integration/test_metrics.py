@@ -142,7 +142,9 @@ async def test_what_is_told_is_what_happened(watched: Watched) -> None:
         assert wrong.status_code == 400
         assert (await http.get("/metrics")).status_code == 200
     scheduler = await watched.until("scheduler", lambda seen: seen.sum("blockyard_steps_in_flight") == 0)
-    gateway, worker = watched.scrape("gateway"), watched.scrape("worker")
+    # Its reading of the scheduler may be a second old.
+    gateway = await watched.until("gateway", lambda seen: is_as_idle_as(seen, scheduler))
+    worker = watched.scrape("worker")
     assert missing(gateway, GATEWAY) == []
     assert missing(scheduler, SCHEDULER) == []
     assert missing(worker, WORKER) == []
@@ -152,14 +154,24 @@ async def test_what_is_told_is_what_happened(watched: Watched) -> None:
     check_one_scrape(gateway, scheduler)
 
 
+def used_share(scheduler: Scrape) -> float:
+    used, free = (scheduler.sum("blockyard_blocks", pool="device", state=state) for state in ("used", "free"))
+    return used / (used + free)
+
+
+def is_as_idle_as(gateway: Scrape, scheduler: Scrape) -> bool:
+    share = gateway.sum("blockyard_model_kv_usage_ratio")
+    is_there = bool(gateway.labels("blockyard_model_requests"))
+    return is_there and not gateway.sum("blockyard_model_requests") and share == pytest.approx(used_share(scheduler))
+
+
 def check_one_scrape(gateway: Scrape, scheduler: Scrape) -> None:
     """What the gateway tells of the scheduler, itself and under vLLM's names, is what the scheduler tells."""
     for state in ("waiting", "running"):
         count = scheduler.sum("blockyard_requests", state=state)
         assert gateway.sum("blockyard_model_requests", state=state) == count
         assert gateway.sum(f"vllm:num_requests_{state}") == count
-    used, free = (scheduler.sum("blockyard_blocks", pool="device", state=state) for state in ("used", "free"))
-    assert gateway.sum("blockyard_model_kv_usage_ratio") == pytest.approx(used / (used + free))
+    assert gateway.sum("blockyard_model_kv_usage_ratio") == pytest.approx(used_share(scheduler))
     queried = scheduler.sum("blockyard_prefix_cache_query_tokens_total")
     assert gateway.sum("blockyard_model_prefix_cache_query_tokens_total") == queried > 0
     found = scheduler.sum("blockyard_prefix_cache_hit_tokens_total")
