@@ -70,6 +70,7 @@ sanitize: setup
 chaos: setup
 	$(BIN)/python -m tests.kit.chaos --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1)
 	$(BIN)/python -m tests.kit.cuts --cuts 1000 --seed $(or $(SEED),1)
+	$(BIN)/python -m tests.kit.scheduler_kills --kills 50
 
 fuzz: setup
 	$(BIN)/python -m tests.kit.fuzz --cases $(or $(CASES),100000) --seed $(or $(SEED),1)

@@ -287,9 +287,12 @@ class Client:
         return stream
 
     def cancel(self, *request_ids: str, timeout: float | None = None) -> list[str]:
-        """Cancels requests, and returns the ids of those that were running. An unknown id is no error."""
+        """Cancels requests, and returns the ids of those that were running. An unknown id is no error.
+
+        With them are those of which a scheduler that has just begun does not know yet: it ends them if they come.
+        """
         request = inference_pb2.CancelGenerateRequest(request_ids=request_ids)
-        return list(self._call("CancelGenerate", request, timeout).cancelled_request_ids)
+        return codec.to_cancelled(self._call("CancelGenerate", request, timeout))
 
     def tokenize(
         self, text: str, *, model: str = "", add_special_tokens: bool | None = None, timeout: float | None = None

@@ -227,6 +227,11 @@ def _matched_stop(matched: inference_pb2.MatchedStop) -> str | int | None:
     return None if kind is None else getattr(matched, kind)
 
 
+def to_cancelled(response: inference_pb2.CancelGenerateResponse) -> list[str]:
+    """Decodes which requests were running, and which may be and then end."""
+    return [*response.cancelled_request_ids, *response.pending_request_ids]
+
+
 def to_models(response: inference_pb2.ListModelsResponse) -> list[Model]:
     """Decodes the models that are served."""
     return [

@@ -227,6 +227,11 @@ class SchedulerProcessSettings:
     max_worker_wait_seconds: NotNegativeSeconds = option(
         300.0, "how long requests wait for a worker while none is ready, in seconds"
     )
+    reattach_seconds: NotNegativeSeconds = option(
+        15.0,
+        "how long after its start a scheduler waits for gateways to bring their requests before it says of one that it "
+        "is not known, and keeps cancels for them, in seconds",
+    )
     max_waiting_requests: NotNegative = option(4096, "requests that may wait; 0: no limit")
     max_waiting_tokens: NotNegative = option(4_194_304, "prompt tokens of the requests that may wait; 0: no limit")
     max_tenant_requests: NotNegative = option(0, "requests of one tenant that may wait; 0: no limit")

@@ -34,6 +34,8 @@ MAX_METADATA_BYTES = 64
 # Where gRPC's own libraries look for the status with its details.
 DETAILS_KEY = "grpc-status-details-bin"
 TRANSPORT_ORIGIN = {"origin": "transport"}
+# Metadata of a NO_READY_WORKER about a request that a scheduler may still hear of: it has just begun.
+NOT_HEARD_OF = {"request": "not heard of yet"}
 
 
 class Reason(StrEnum):
@@ -165,6 +167,11 @@ def invalid(violations: Iterable[Violation]) -> BlockyardError:
     told = tuple(violations)
     message = "; ".join(f"{violation.field}: {violation.description}" for violation in told)
     return BlockyardError(told[0].reason, message, told)
+
+
+def is_unknown_request(error: BlockyardError) -> bool:
+    """Whether an error says that nobody knows the request that was asked for, or not yet."""
+    return error.reason is Reason.REQUEST_EXPIRED or NOT_HEARD_OF.items() <= error.metadata.items()
 
 
 def to_status(error: BlockyardError) -> status_pb2.Status:

@@ -178,7 +178,9 @@ class Resumption:
             self._is_over = not _is_of_transport(error)
             raise error
         # A server that does not keep its word has less patience coming than one that is away.
-        has_begun = self.has_begun and not isinstance(error, EventsLost)
+        # What somebody else has started is there, or told not to be: a server that says when to ask again is asked.
+        is_asked_back = self._spec is None and error.retry_after_seconds is not None
+        has_begun = (self.has_begun or is_asked_back) and not isinstance(error, EventsLost)
         return self._attempts.delay_after(error, has_begun=has_begun)
 
     def _outlives(self, error: BlockyardError) -> bool:

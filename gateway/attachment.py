@@ -110,6 +110,8 @@ class Add:
     handle: int
     submission: Submission
     resubmission: Resubmission | None = None
+    # Of one that waited for a scheduler and that none had accepted.
+    age_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,13 @@ class Abort:
 
 
 Outgoing = Add | Resume | Abort
+
+
+class Cancelled(NamedTuple):
+    """What came of a cancel, by names: requests that ran, and those of which the scheduler may hear yet."""
+
+    cancelled: Sequence[str] = ()
+    pending: Sequence[str] = ()
 
 
 class Acceptance(NamedTuple):

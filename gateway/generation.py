@@ -10,9 +10,10 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from blockyard.errors import BlockyardError, Reason, Violation, invalid, is_unknown_request
 from gateway import state_codec
 from gateway.admission import Admission
+from gateway.attachment import Cancelled
 from gateway.continuation import NOWHERE, check_ends, check_positions, records_of
 from gateway.encoding import Encoding
 from gateway.naming import check_request_id, is_request_id, wire_id
@@ -62,8 +63,8 @@ class Link(Outlet, Protocol):
         """Whether the scheduler serves a model that is not this gateway's."""
         ...
 
-    async def cancel(self, request_ids: Sequence[str]) -> list[str]:
-        """Ends requests, whoever reads them; returns those that ran. Raises BlockyardError NO_READY_WORKER."""
+    async def cancel(self, request_ids: Sequence[str]) -> Cancelled:
+        """Ends requests, whoever reads them. Raises BlockyardError NO_READY_WORKER."""
         ...
 
 
@@ -129,12 +130,13 @@ class GenerationService:
         """Reads a request from positions on, wherever it runs or ran; `replay`: tells what is before them too.
 
         Raises BlockyardError: FIELD_INVALID for wrong positions; REQUEST_EXPIRED when nobody remembers the request and
-        it is not told in full; and as `start` does.
+        it is not told in full, or NO_READY_WORKER where the scheduler has just begun and may hear of it yet; and as
+        `start` does.
         """
         try:
             transcript = await self._known(resume.request_id, resume.tenant)
         except BlockyardError as error:
-            if error.reason is not Reason.REQUEST_EXPIRED or resume.request is None:
+            if not is_unknown_request(error) or resume.request is None:
                 raise
             transcript = await self._begin(resume.request, resume.positions)
         check_positions(resume.positions, transcript.submission)
@@ -178,19 +180,26 @@ class GenerationService:
         self._live.open(transcript)
         return transcript
 
-    async def cancel(self, request_ids: Iterable[str], *, tenant: str = "") -> list[str]:
-        """Ends requests by id with CLIENT_CANCELLED, at whichever gateway they are read; returns those that ran.
+    async def cancel(self, request_ids: Iterable[str], *, tenant: str = "") -> Cancelled:
+        """Ends requests by id with CLIENT_CANCELLED, at whichever gateway they are read.
 
         Raises BlockyardError NO_READY_WORKER when some are not here, and the scheduler does not answer.
         """
         names = {wire_id(tenant, request_id): request_id for request_id in request_ids if is_request_id(request_id)}
         cancelled = set(self._live.cancel(names))
+        pending: set[str] = set()
         try:
-            cancelled.update(await self._link.cancel(list(names)))
+            elsewhere = await self._link.cancel(list(names))
         except BlockyardError:
             if cancelled != names.keys():
                 raise
-        return [request_id for name, request_id in names.items() if name in cancelled]
+        else:
+            cancelled.update(elsewhere.cancelled)
+            pending.update(elsewhere.pending)
+        return Cancelled(
+            [request_id for name, request_id in names.items() if name in cancelled],
+            [request_id for name, request_id in names.items() if name in pending - cancelled],
+        )
 
     async def prompt_of(self, request: GenerationRequest) -> tuple[int, ...]:
         """Tells the ids of a request's prompt; raises BlockyardError for a conversation that makes none."""

@@ -98,6 +98,8 @@ def encode_add(add: Add) -> scheduler_pb2.AddRequest:
     """Writes a request for the scheduler, with what is known of it from before."""
     message = encode_submission(add.submission)
     message.handle = add.handle
+    if add.age_seconds is not None:
+        message.age.FromNanoseconds(round(add.age_seconds * 1e9))
     if add.resubmission is not None:
         message.resubmission.CopyFrom(_encode_resubmission(add.resubmission))
     return message

@@ -19,7 +19,17 @@ from blockyard.rpc import RenewedChannel, internal_channel
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from blockyard.telemetry import EventLogger
 from gateway import scheduler_codec as codec
-from gateway.attachment import Abort, Add, ModelFacts, Outgoing, Progress, Readiness, Resume, SchedulerReading
+from gateway.attachment import (
+    Abort,
+    Add,
+    Cancelled,
+    ModelFacts,
+    Outgoing,
+    Progress,
+    Readiness,
+    Resume,
+    SchedulerReading,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -136,8 +146,8 @@ class SchedulerLink:
             self._outgoing.append(item)
             self._has_outgoing.set()
 
-    async def cancel(self, request_ids: Sequence[str]) -> list[str]:
-        """Ends requests, whoever reads them; returns those that ran. Raises BlockyardError NO_READY_WORKER."""
+    async def cancel(self, request_ids: Sequence[str]) -> Cancelled:
+        """Ends requests, whoever reads them. Raises BlockyardError NO_READY_WORKER."""
         assert self._channel is not None
         stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel.get())
         request = scheduler_pb2.CancelRequestsRequest(request_ids=request_ids)
@@ -148,7 +158,7 @@ class SchedulerLink:
         except grpc.RpcError as error:
             message = f"the scheduler was not told to cancel: {from_rpc_error(error).message}"
             raise BlockyardError(Reason.NO_READY_WORKER, message, retry_after_seconds=1.0) from None
-        return list(answer.cancelled_request_ids)
+        return Cancelled(tuple(answer.cancelled_request_ids), tuple(answer.pending_request_ids))
 
     def channel(self) -> grpc.aio.Channel:
         """The connection for calls beside the stream; once it has started."""

@@ -79,8 +79,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.CancelGenerateRequest, context: Any
     ) -> inference_pb2.CancelGenerateResponse:
         """Cancels requests."""
-        cancelled = await self._generation.cancel(request.request_ids, tenant=tenant_of(context))
-        return inference_pb2.CancelGenerateResponse(cancelled_request_ids=cancelled)
+        cancelled, pending = await self._generation.cancel(request.request_ids, tenant=tenant_of(context))
+        return inference_pb2.CancelGenerateResponse(cancelled_request_ids=cancelled, pending_request_ids=pending)
 
     async def Tokenize(  # type: ignore[override]
         self, request: inference_pb2.TokenizeRequest, context: Any

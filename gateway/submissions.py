@@ -111,7 +111,9 @@ class Submissions:
         self._unsent.clear(transcript)
         transcript.handle = self._new_handle(transcript)
         now = asyncio.get_running_loop().time()
-        self._outlet.send(Add(transcript.handle, _timed(transcript, now), transcript.resubmission(now)))
+        resubmission = transcript.resubmission(now)
+        age_seconds = now - transcript.origin.arrived_at if transcript.has_waited and resubmission is None else None
+        self._outlet.send(Add(transcript.handle, _timed(transcript, now), resubmission, age_seconds))
 
     def _new_handle(self, item: Transcript | _Question) -> int:
         handle = next(self._handles)
@@ -119,6 +121,7 @@ class Submissions:
         return handle
 
     def _wait(self, transcript: Transcript) -> None:
+        transcript.has_waited = True
         patience, longest = self._patience_seconds, transcript.submission.max_queue_seconds
         reason, told = Reason.NO_READY_WORKER, ""
         if longest is not None and not transcript.was_accepted:

@@ -43,6 +43,7 @@ class Transcript:
     Attributes:
         submission: as the scheduler is told it.
         handle: the number under which the scheduler of now was sent it; 0 when it was not.
+        has_waited: whether it had to wait here for a scheduler.
         is_accepted: whether its readers may begin: some scheduler has queued it.
         error: what ended it, if nothing better did.
         determinism_id: empty once workers that differ have had a part in it.
@@ -68,6 +69,7 @@ class Transcript:
         self.prompt = prompt
         self.handle = 0
         self.is_accepted = False
+        self.has_waited = False
         self.num_cached_tokens = 0
         self.error: BlockyardError | None = None
         self.readers: list[Reader] = []

@@ -69,6 +69,8 @@ class Dispatcher:
         self.suspects = Suspects()
         self.readiness = Readiness(False, "the scheduler has just started")
         self.facts: ModelFacts | None = None
+        # Called once, before the gateways are told.
+        self.on_first_facts: Callable[[], None] = lambda: None
         self.num_recoveries = 0
         self.num_replayed_tokens = 0
         # The latest first.
@@ -120,6 +122,8 @@ class Dispatcher:
         known = [each.facts for each in self.ready_engines if each.facts]
         facts = combine(known) if known else self.facts
         told = facts if facts != self.facts else None
+        if facts is not None and self.facts is None:
+            self.on_first_facts()
         self.facts, self.readiness = facts, self._find_readiness(engine)
         for attachment in self._requests.attachments:
             attachment.tell(facts=told, readiness=self.readiness)

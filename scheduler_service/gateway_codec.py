@@ -36,7 +36,7 @@ _EARLY_STOPPING = {
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """A request that a gateway adds. `message` is all of it but the handle and the resubmission, to be told again."""
+    """A request that a gateway adds, where it came so long ago. `message` is all of it but what concerns this call."""
 
     spec: GroupSpec
     handle: int
@@ -45,6 +45,7 @@ class Addition:
     max_queue_seconds: float | None = None
     remaining_seconds: float | None = None
     resubmission: Resubmission | None = None
+    age_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,8 @@ def decode_add(message: scheduler_pb2.AddRequest, owner: str) -> Addition:
     resubmission = _decode_resubmission(message.resubmission) if message.HasField("resubmission") else None
     message.ClearField("handle")
     message.ClearField("resubmission")
+    age_seconds = message.age.ToNanoseconds() / 1e9
+    message.ClearField("age")
     return Addition(
         spec=_decode_group(message, owner),
         handle=handle,
@@ -136,6 +139,7 @@ def decode_add(message: scheduler_pb2.AddRequest, owner: str) -> Addition:
         max_queue_seconds=_seconds(message, "max_queue_time"),
         remaining_seconds=_seconds(message, "remaining_time"),
         resubmission=resubmission,
+        age_seconds=age_seconds,
     )
 
 

@@ -18,6 +18,7 @@ from scheduler_service.core.limits import NeverFits
 from scheduler_service.core.output import FinishReason
 from scheduler_service.core.overload import MAX_RETRY_SECONDS, Limit
 from scheduler_service.core.sequence import Group
+from scheduler_service.reattachment import Reattachment
 from scheduler_service.requests import Request
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class Reception:
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._clock = clock
+        self._reattachment = Reattachment(configuration.service.reattach_seconds)
+        dispatcher.on_first_facts = lambda: self._reattachment.begin(clock())
         self._deadlines = Deadlines()
         requests.on_end = self._deadlines.cancel
         # Requests that were sent away and told when to come again.
@@ -149,7 +152,11 @@ class Reception:
             raise BlockyardError(Reason.FIELD_INVALID, str(error)) from None
         if before is None:
             self._check_limits(spec)
-        arrived_at = self._clock() - (before.age_seconds if before else 0.0)
+        now = self._clock()
+        arrived_at = now - (before.age_seconds if before else 0.0)
+        has_ended = before is not None and all(before.ended)
+        if not has_ended and self._reattachment.was_cancelled(spec.request_id, arrived_at - addition.age_seconds, now):
+            raise _cancelled()
         group = Group(spec, self._next_sequence_id, max_length, arrived_at)
         self._next_sequence_id += spec.num_sequence_ids
         if before is not None:
@@ -191,8 +198,7 @@ class Reception:
         """Lets a gateway read a request, from its beginning on."""
         request = self._requests.find(request_id, self._clock())
         if request is None:
-            error = BlockyardError(Reason.REQUEST_EXPIRED, f"request {request_id} is not known, or not any more")
-            self.refuse(attachment, request_id, handle, error)
+            self.refuse(attachment, request_id, handle, self._reattachment.unknown(request_id, self._clock()))
             return
         self._tell_all(request, attachment, handle)
 
@@ -219,12 +225,15 @@ class Reception:
         if self._dispatcher.abort(request, abort.sequence_index, abort.reason, abort.num_tokens):
             log.debug("request aborted", request_id=abort.request_id, sequence_index=abort.sequence_index)
 
-    def cancel(self, request_ids: Iterable[str]) -> list[str]:
-        """Ends requests whoever reads them. Returns those that were live."""
-        found = [request for name in dict.fromkeys(request_ids) if (request := self._requests.live.get(name))]
+    def cancel(self, request_ids: Iterable[str]) -> tuple[list[str], list[str]]:
+        """Ends requests whoever reads them. Returns those that were live, and those that will end if they come."""
+        now, names = self._clock(), list(dict.fromkeys(request_ids))
+        found = [request for name in names if (request := self._requests.live.get(name))]
         for request in found:
-            self._dispatcher.fail(request, BlockyardError(Reason.CLIENT_CANCELLED, "the request was cancelled"))
-        return [request.request_id for request in found]
+            self._dispatcher.fail(request, _cancelled())
+        cancelled = [request.request_id for request in found]
+        unknown = [name for name in names if name not in cancelled and self._requests.find(name, now) is None]
+        return cancelled, self._reattachment.cancel(unknown, now)
 
     # Time.
 
@@ -295,6 +304,10 @@ def _continue(group: Group, before: Resubmission) -> None:
     for sequence, logprobs, score, error in columns:
         sequence.logprobs = list(logprobs)
         sequence.score, sequence.error = score, error
+
+
+def _cancelled() -> BlockyardError:
+    return BlockyardError(Reason.CLIENT_CANCELLED, "the request was cancelled")
 
 
 def _overdue(kind: DeadlineKind) -> BlockyardError:

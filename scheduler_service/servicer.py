@@ -78,8 +78,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.CancelRequestsRequest, context: Any
     ) -> scheduler_pb2.CancelRequestsResponse:
         """Ends requests, whoever reads them."""
-        cancelled = self._reception.cancel(request.request_ids)
-        return scheduler_pb2.CancelRequestsResponse(cancelled_request_ids=cancelled)
+        cancelled, pending = self._reception.cancel(request.request_ids)
+        return scheduler_pb2.CancelRequestsResponse(cancelled_request_ids=cancelled, pending_request_ids=pending)
 
     async def GetSchedulerStatus(  # type: ignore[override]
         self, request: scheduler_pb2.GetSchedulerStatusRequest, context: Any

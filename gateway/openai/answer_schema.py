@@ -205,10 +205,11 @@ class ModelList(Shape):
 
 
 class Cancelled(Shape):
-    """Whether a call was running."""
+    """Whether a call was running. `pending`: the scheduler has just begun, and ends it as soon as it hears of it."""
 
     id: str
     cancelled: bool
+    pending: bool = False
 
 
 class Tokens(Shape):

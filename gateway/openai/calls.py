@@ -69,11 +69,12 @@ class Calls:
         """Cancels a call, all of its requests, wherever they run."""
         check_request_id(request_id)
         tenant = read_tenant(request)
-        cancelled = await self._generation.cancel([request_id], tenant=tenant)
+        cancelled, pending = await self._generation.cancel([request_id], tenant=tenant)
         if not cancelled:
             several = (f"{request_id}-{number}" for number in range(MAX_PROMPTS))
-            cancelled = await self._generation.cancel(several, tenant=tenant)
-        return JSONResponse({"id": request_id, "cancelled": bool(cancelled)})
+            cancelled, _ = await self._generation.cancel(several, tenant=tenant)
+        told = {"pending": True} if pending and not cancelled else {}
+        return JSONResponse({"id": request_id, "cancelled": bool(cancelled), **told})
 
     async def _run(
         self, request: Request, begin: Callable[[Running], Coroutine[Any, Any, None]], told: Told

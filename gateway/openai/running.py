@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from blockyard.errors import BlockyardError, Reason
+from blockyard.errors import BlockyardError, Reason, is_unknown_request
 from gateway.openai import errors, state
 from gateway.openai.call import Call, tokenized
 from gateway.openai.places import Told
@@ -82,7 +82,7 @@ class Running:
         try:
             found = await self._service.find(call_id, tenant)
         except BlockyardError as error:
-            if error.reason is not Reason.REQUEST_EXPIRED:
+            if not is_unknown_request(error):
                 raise
             found = await self._service.find(f"{call_id}-0", tenant)
         if state.read_state(found).call_id != call_id:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from blockyard.admin.v1 import admin_pb2_grpc
 from blockyard.common.v1 import sampling_pb2, status_pb2
-from blockyard.errors import BlockyardError, Reason
+from blockyard.errors import NOT_HEARD_OF, BlockyardError, Reason
 from blockyard.rpc import INTERNAL_MESSAGE_BYTES, bind, make_server
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.kit.fake_requests import FakeRequest, FakeSequence, Gateway, Script, StepColumns, failed
@@ -45,6 +45,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         added, aborted, asked, cancelled: what came, in order.
         refusals: errors that the requests of these names get.
         failing: sequences, by name and index, that fail instead of getting their third token.
+        has_just_begun: it says of names that it does not know that it may hear of them yet.
         accepts: off, what comes is left without an answer.
         admin: answers operators from the next start on.
     """
@@ -86,6 +87,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.status = status_pb2.SchedulerStatus()
         self.admin: admin_pb2_grpc.AdminServiceServicer | None = None
         self.refusals: dict[str, BlockyardError] = {}
+        self.has_just_begun = False
         self.failing: dict[tuple[str, int], BlockyardError] = {}
         self._step_seconds = step_seconds
         self._readiness = scheduler_pb2.Readiness(ready=ready, message="" if ready else "the worker loads")
@@ -300,6 +302,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         request = self.live.get(name) or self.retained.get(name)
         if request is None:
             error = BlockyardError(Reason.REQUEST_EXPIRED, f"{name} is not known")
+            if self.has_just_begun:
+                error = BlockyardError(Reason.NO_READY_WORKER, f"{name} is not known yet", (), 0.01, dict(NOT_HEARD_OF))
             gateway.put(failed(name, handle, error))
             return
         request.readers[gateway] = handle
@@ -331,7 +335,11 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         for name in running:
             await self.fail(name, BlockyardError(Reason.CLIENT_CANCELLED, "the request was cancelled"))
         await self._notify()
-        return scheduler_pb2.CancelRequestsResponse(cancelled_request_ids=running)
+        told = scheduler_pb2.CancelRequestsResponse(cancelled_request_ids=running)
+        if self.has_just_begun:
+            known = self.live.keys() | self.retained.keys() | set(running)
+            told.pending_request_ids.extend(name for name in request.request_ids if name not in known)
+        return told
 
     async def GetSchedulerStatus(self, request: Any, context: Any) -> scheduler_pb2.GetSchedulerStatusResponse:
         """Tells a little."""

@@ -246,9 +246,12 @@ class TokenClient:
         return stream
 
     async def cancel(self, *request_ids: str) -> list[str]:
-        """Ends requests, whoever reads them."""
-        request = scheduler_pb2.CancelRequestsRequest(request_ids=request_ids)
-        return list((await self._stub.CancelRequests(request)).cancelled_request_ids)
+        """Ends requests, whoever reads them; returns those that ran."""
+        return list((await self.try_to_cancel(*request_ids)).cancelled_request_ids)
+
+    async def try_to_cancel(self, *request_ids: str) -> scheduler_pb2.CancelRequestsResponse:
+        """The same; returns the whole answer."""
+        return await self._stub.CancelRequests(scheduler_pb2.CancelRequestsRequest(request_ids=request_ids))
 
     async def abort(
         self, request_id: str, sequence_index: int | None = None, *, stop: bool = False, num_tokens: int = 0

@@ -1184,18 +1184,26 @@ class CancelGenerateResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CANCELLED_REQUEST_IDS_FIELD_NUMBER: _builtins.int
+    PENDING_REQUEST_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def cancelled_request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Those of the ids that were running; their streams end with CANCELLED."""
+
+    @_builtins.property
+    def pending_request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those of which it is not known yet whether they run, since the scheduler has just begun: if they do, they end as soon
+        as it hears of them.
+        """
 
     def __init__(
         self,
         *,
         cancelled_request_ids: _abc.Iterable[_builtins.str] | None = ...,
+        pending_request_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled_request_ids", b"cancelled_request_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled_request_ids", b"cancelled_request_ids", "pending_request_ids", b"pending_request_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -137,6 +137,7 @@ class AddRequest(_message.Message):
     BEAM_SEARCH_FIELD_NUMBER: _builtins.int
     RESUBMISSION_FIELD_NUMBER: _builtins.int
     TRACE_CONTEXT_FIELD_NUMBER: _builtins.int
+    AGE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique among the live requests of the scheduler: the tenant's name, "/" and the client's id; the latter alone where
     there is no tenant.
@@ -191,6 +192,12 @@ class AddRequest(_message.Message):
         differ in it alone the body digests are equal. Kept with the request: a resubmission and a resume have it too.
         """
 
+    @_builtins.property
+    def age(self) -> _duration_pb2.Duration:
+        """How long ago it came to its gateway, where it waited there for a scheduler that none had accepted it before. It is
+        no part of what was asked.
+        """
+
     def __init__(
         self,
         *,
@@ -211,10 +218,11 @@ class AddRequest(_message.Message):
         beam_search: _sampling_pb2.BeamSearch | None = ...,
         resubmission: Global___Resubmission | None = ...,
         trace_context: _trace_pb2.TraceContext | None = ...,
+        age: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["beam_search", b"beam_search", "max_queue_time", b"max_queue_time", "remaining_time", b"remaining_time", "resubmission", b"resubmission", "sampling", b"sampling", "trace_context", b"trace_context"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "beam_search", b"beam_search", "max_queue_time", b"max_queue_time", "remaining_time", b"remaining_time", "resubmission", b"resubmission", "sampling", b"sampling", "trace_context", b"trace_context"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beam_search", b"beam_search", "body_digest", b"body_digest", "gateway_state", b"gateway_state", "handle", b"handle", "max_queue_time", b"max_queue_time", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "n", b"n", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "remaining_time", b"remaining_time", "request_id", b"request_id", "resubmission", b"resubmission", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "trace_context", b"trace_context"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "beam_search", b"beam_search", "body_digest", b"body_digest", "gateway_state", b"gateway_state", "handle", b"handle", "max_queue_time", b"max_queue_time", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "n", b"n", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "remaining_time", b"remaining_time", "request_id", b"request_id", "resubmission", b"resubmission", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "trace_context", b"trace_context"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -303,7 +311,8 @@ Global___SequenceTranscript: _TypeAlias = SequenceTranscript  # noqa: Y015
 @_typing.final
 class ResumeRequest(_message.Message):
     """Asks for a request that is live, or has ended not long ago: all of it from the beginning, then what comes. Answered
-    by RequestResumed, or RequestFailed with REQUEST_EXPIRED.
+    by RequestResumed, or RequestFailed with REQUEST_EXPIRED; by a scheduler that has just begun, and may hear of it yet,
+    with NO_READY_WORKER.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -765,18 +774,24 @@ class CancelRequestsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CANCELLED_REQUEST_IDS_FIELD_NUMBER: _builtins.int
+    PENDING_REQUEST_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def cancelled_request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Those that were live."""
+
+    @_builtins.property
+    def pending_request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those that are not known, or not yet: the scheduler has just begun, and ends them should a gateway bring them."""
 
     def __init__(
         self,
         *,
         cancelled_request_ids: _abc.Iterable[_builtins.str] | None = ...,
+        pending_request_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled_request_ids", b"cancelled_request_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled_request_ids", b"cancelled_request_ids", "pending_request_ids", b"pending_request_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

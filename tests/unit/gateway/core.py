@@ -11,6 +11,7 @@ from gateway.attachment import (
     Abort,
     Acceptance,
     Add,
+    Cancelled,
     Ending,
     Failure,
     ModelFacts,
@@ -52,16 +53,18 @@ class HandLink:
         self.sent: list[Outgoing] = []
         self.cancelled: list[str] = []
         self.runs_elsewhere: set[str] = set()
+        self.not_heard_of: set[str] = set()
         self.unreachable: BlockyardError | None = None
 
     def send(self, item: Outgoing) -> None:
         self.sent.append(item)
 
-    async def cancel(self, request_ids: Sequence[str]) -> list[str]:
+    async def cancel(self, request_ids: Sequence[str]) -> Cancelled:
         if self.unreachable is not None:
             raise self.unreachable
         self.cancelled.extend(request_ids)
-        return [name for name in request_ids if name in self.runs_elsewhere]
+        ran = [name for name in request_ids if name in self.runs_elsewhere]
+        return Cancelled(ran, [name for name in request_ids if name in self.not_heard_of])
 
     @property
     def adds(self) -> list[Add]:

@@ -162,7 +162,7 @@ async def test_closing_what_has_ended_aborts_nothing(core: Core) -> None:
 async def test_cancel_wakes_the_reader_after_what_has_come(core: Core) -> None:
     generation = await core.accepted()
     core.tokens(10, *ids_of("cat"))
-    assert await core.service.cancel(["x", "r", "r"]) == ["r"]
+    assert (await core.service.cancel(["x", "r", "r"])).cancelled == ["r"]
     events = []
     with pytest.raises(BlockyardError) as raised:
         async for event in generation:
@@ -170,7 +170,7 @@ async def test_cancel_wakes_the_reader_after_what_has_come(core: Core) -> None:
     assert raised.value.reason is Reason.CLIENT_CANCELLED
     assert [event.text for event in events if isinstance(event, Delta)] == ["cat"]
     assert core.link.aborts == [Abort(1, "r")]
-    assert await core.service.cancel(["r"]) == []
+    assert (await core.service.cancel(["r"])).cancelled == []
 
 
 async def test_a_failure_of_the_scheduler_is_raised_as_it_is(core: Core) -> None:

@@ -319,7 +319,7 @@ async def test_a_cancel_that_no_scheduler_hears_is_an_error_unless_all_were_here
     core = Core()
     core.link.unreachable = BlockyardError(Reason.NO_READY_WORKER, "gone")
     await core.accepted("a")
-    assert await core.service.cancel(["a"]) == ["a"]
+    assert (await core.service.cancel(["a"])).cancelled == ["a"]
     await core.accepted("b", 20)
     with pytest.raises(BlockyardError, match="gone"):
         await core.service.cancel(["b", "c"])

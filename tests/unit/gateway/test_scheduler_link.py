@@ -170,7 +170,7 @@ async def test_an_id_can_be_cancelled_and_used_again_at_once() -> None:
         for _ in range(20):
             call = front.stream(spec(request_id="same", max_tokens=1000))
             await call.read()
-            assert await front.service.cancel(["same"]) == ["same"]
+            assert (await front.service.cancel(["same"])).cancelled == ["same"]
         answer = await front.generate(spec(request_id="same", max_tokens=4, return_token_ids=True))
         seed = answer.accepted.seed
         assert answer.choices[0].token_ids == [5 + (seed + 104729 * (k + 1)) % 4000 for k in range(4)]

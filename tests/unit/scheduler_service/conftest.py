@@ -39,6 +39,7 @@ def configuration(sockets: str) -> SchedulerConfiguration:
             scheduler_address=f"unix:{sockets}/scheduler",
             worker_address=f"unix:{sockets}/worker",
             debug_integrity=True,
+            reattach_seconds=0.0,
         ),
     )
 

@@ -1,0 +1,68 @@
+"""What a scheduler that has just begun cannot know yet: requests whose gateways are still on their way to it.
+
+For a while it says "not yet" of a name that it has not heard of, and keeps what it is told to cancel until that comes.
+Owns the cancels that wait; knows no request and no clock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from blockyard.errors import NOT_HEARD_OF, BlockyardError, Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# How long who asks should wait: gateways are back within half a second of a scheduler that takes requests.
+RETRY_AFTER_SECONDS = 0.5
+MAX_CANCELS = 100_000
+
+
+class Reattachment:
+    """The first so many seconds of a scheduler that takes requests; 0: it has none.
+
+    Times are the caller's, in seconds. It begins with `begin`: before, no gateway can send what it has.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._ends_at: float | None = None
+        # By name, when it was cancelled.
+        self._cancelled_at: dict[str, float] = {}
+
+    def begin(self, now: float) -> None:
+        """Takes note that gateways can send requests. Without effect when it happens again."""
+        if self._ends_at is None:
+            self._ends_at = now + self._seconds
+
+    def is_over(self, now: float) -> bool:
+        """Whether all gateways are back that come back."""
+        is_over = not self._seconds or (self._ends_at is not None and now >= self._ends_at)
+        if is_over:
+            self._cancelled_at.clear()
+        return is_over
+
+    def unknown(self, request_id: str, now: float) -> BlockyardError:
+        """The answer to who asks for a request that is not here."""
+        if self.is_over(now):
+            return BlockyardError(Reason.REQUEST_EXPIRED, f"request {request_id} is not known, or not any more")
+        message = f"request {request_id} is not known yet: the scheduler has just begun, and gateways come back to it"
+        return BlockyardError(Reason.NO_READY_WORKER, message, (), RETRY_AFTER_SECONDS, dict(NOT_HEARD_OF))
+
+    def cancel(self, request_ids: Iterable[str], now: float) -> list[str]:
+        """Keeps cancels of what is not here; returns those that will be applied should it come."""
+        if self.is_over(now):
+            return []
+        kept: list[str] = []
+        for request_id in request_ids:
+            if len(self._cancelled_at) < MAX_CANCELS:
+                self._cancelled_at[request_id] = now
+                kept.append(request_id)
+        return kept
+
+    def was_cancelled(self, request_id: str, arrived_at: float, now: float) -> bool:
+        """Whether a request that comes now was cancelled meanwhile. One that is newer than its cancel was not meant."""
+        if self.is_over(now):
+            return False
+        cancelled_at = self._cancelled_at.get(request_id)
+        return cancelled_at is not None and arrived_at <= cancelled_at
