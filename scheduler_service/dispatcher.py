@@ -202,19 +202,26 @@ class Dispatcher:
         rooms = {each: each.scheduler.find_room() for each in self.ready_engines if each.scheduler is not None}
         chosen: defaultdict[Engine, list[Group]] = defaultdict(list)
         while (group := self._backlog.peek()) is not None:
-            size = _size(group)
-            engine = self._choose(group, size, rooms)
+            engine = self._choose(group, rooms)
             if engine is None:
+                # Those that ran before keep nobody out for whom others make room.
+                group = self._backlog.peek_new()
+                engine = self._choose(group, rooms) if group is not None and self._is_urgent(group, rooms) else None
+            if group is None or engine is None:
                 break
-            self._backlog.pop()
+            self._backlog.take(group)
             self.drain_rate.note(1, group.prompt_length, self._clock())
-            rooms[engine].take(*size)
+            rooms[engine].take(*_size(group), group.spec.tenant)
             chosen[engine].append(group)
         for engine, groups in chosen.items():
             self._give(engine, groups)
 
-    def _choose(self, group: Group, size: tuple[int, int], rooms: Mapping[Engine, Room]) -> Engine | None:
+    def _is_urgent(self, group: Group, rooms: Mapping[Engine, Room]) -> bool:
+        return any(room.takes_urgent(group) for room in rooms.values())
+
+    def _choose(self, group: Group, rooms: Mapping[Engine, Room]) -> Engine | None:
         """The replica with the longest cached prefix among those with room; of equals the one with most rows free."""
+        size = _size(group)
         candidates = [engine for engine, room in rooms.items() if room.takes(*size)]
         candidates = candidates or [engine for engine, room in rooms.items() if room.takes_urgent(group)]
         if len(candidates) < 2:

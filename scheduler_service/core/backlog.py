@@ -165,20 +165,28 @@ class Backlog:
         """Whose turn it is."""
         if self._front:
             return next(iter(self._front.values()))
+        return self.peek_new()
+
+    def peek_new(self) -> Group | None:
+        """Whose turn it is of those that have not run before."""
         tenant = self._find_next()
         return tenant.heap[0][2].group if tenant else None
 
     def pop(self) -> Group:
-        """The same, and its tenant is charged for the prompt. Raises IndexError if nobody waits."""
+        """Take whose turn it is. Raises IndexError if nobody waits."""
         group = self.peek()
         if group is None:
             raise IndexError("nobody waits")
-        tenant = None if self._front else self._tenants[group.spec.tenant]
-        if tenant:
+        self.take(group)
+        return group
+
+    def take(self, group: Group) -> None:
+        """It leaves, and its tenant is charged for the prompt unless it ran before."""
+        if group.spec.request_id not in self._front:
+            tenant = self._tenants[group.spec.tenant]
             tenant.num_served += group.prompt_length
             tenant.last_turn = next(self._numbers)
         self.remove(group)
-        return group
 
     def remove(self, group: Group) -> bool:
         """Take it from wherever it stands. False: it does not wait here."""

@@ -116,17 +116,19 @@ class Room:
     """What a scheduler could admit now: tokens of the next step, rows, blocks. Filled by `take`.
 
     Who does not fit is stuck, and those behind may pass it. More than `MAX_STUCK` are not taken in: what waits
-    elsewhere is still free to go anywhere, and in any order. But who `outranks` somebody here need not fit, one at a
-    time: others make room for it.
+    elsewhere is still free to go anywhere, and in any order. But who `outranks` somebody here need not fit, one of a
+    tenant at a time: others make room for it.
     """
 
     MAX_STUCK = 1
 
-    __slots__ = ("_block_size", "has_urgent", "num_blocks", "num_rows", "num_stuck", "num_tokens", "outranks")
+    MAX_URGENT = 8
+
+    __slots__ = ("_block_size", "num_blocks", "num_rows", "num_stuck", "num_tokens", "outranks", "urgent_tenants")
 
     def __init__(self, num_tokens: int, num_rows: int, num_blocks: int, block_size: int) -> None:
         self.outranks: Callable[[Group], bool] = lambda _: False
-        self.has_urgent = False
+        self.urgent_tenants: set[str] = set()
         self.num_tokens = num_tokens
         self.num_rows = num_rows
         self.num_blocks = num_blocks
@@ -145,12 +147,14 @@ class Room:
 
     def takes_urgent(self, group: Group) -> bool:
         """Whether it should come though it does not fit."""
-        return not self.has_urgent and self.outranks(group)
+        urgent = self.urgent_tenants
+        return group.spec.tenant not in urgent and len(urgent) < self.MAX_URGENT and self.outranks(group)
 
-    def take(self, num_tokens: int, num_rows: int) -> None:
-        """It came."""
+    def take(self, num_tokens: int, num_rows: int, tenant: str = "") -> None:
+        """It came, from a tenant."""
         if not self.fits(num_tokens, num_rows):
-            self.has_urgent |= not self.takes(num_tokens, num_rows)
+            if not self.takes(num_tokens, num_rows):
+                self.urgent_tenants.add(tenant)
             self.num_stuck += 1
             return
         self.num_tokens -= num_tokens

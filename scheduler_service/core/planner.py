@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from scheduler_service.core.policy import MAX_REFUSED
 from scheduler_service.core.preemption import Preemption
 from scheduler_service.core.recovery import Suspects
 from scheduler_service.core.step import StepBuilder
@@ -72,14 +73,19 @@ class Planner:
         return step
 
     def _begin_urgent(self, step: StepBuilder) -> None:
-        """Who waits first and outranks others begins, at their expense. Its first piece comes after the decodes."""
+        """Who waits first of its tenant and outranks others, or whose tenant has nothing, begins at their expense.
+
+        Its first piece comes after the decodes and before all others. One that cannot begin keeps nobody else back.
+        """
         queues = self._queues
-        while (sequence := queues.waiting.peek(0)) is not None and queues.is_urgent(sequence):
-            if self._is_in_flight(sequence) or not self.suspects.may_start(sequence):
-                return
-            if not self._admit_before_others(sequence, step):
-                return
-            queues.waiting.take(sequence, 0)
+        refused: set[Sequence] = set()
+        while len(refused) <= MAX_REFUSED and (sequence := queues.find_urgent(refused)) is not None:
+            may_begin = not self._is_in_flight(sequence) and self.suspects.may_start(sequence)
+            if not (may_begin and self._admit_before_others(sequence, step)):
+                refused.add(sequence)
+                continue
+            queues.waiting.remove(sequence)
+            sequence.hurries = len(sequence.token_ids) <= self._config.max_num_batched_tokens
             self._begin(sequence, step)
 
     def _admit_before_others(self, sequence: Sequence, step: StepBuilder) -> bool:
@@ -157,7 +163,7 @@ class Planner:
 
     def _end_prefill(self, sequence: Sequence, step: StepBuilder) -> None:
         group = sequence.group
-        sequence.is_prefilling = False
+        sequence.is_prefilling = sequence.hurries = False
         self._queues.prefilling.remove(sequence)
         if not group.num_outputs:
             step.completed.append(group)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from scheduler_service.core.sequence import SequenceStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from scheduler_service.core.sequence import Sequence
 
@@ -28,14 +28,28 @@ class WaitingQueue:
 
     First come, first served; or, with `aging_seconds`, by the time of arrival plus so many seconds for each step of
     priority. Nothing is sorted in a step: a place is found by bisection, and whoever waits keeps it.
+
+    `_lines` are the same entries apart for each tenant and priority, `_heads` the first of each line, in order.
     """
 
-    __slots__ = ("_aging_seconds", "_entries", "_first", "_last", "_num_overtakes", "_overtaken", "_places")
+    __slots__ = (
+        "_aging_seconds",
+        "_entries",
+        "_first",
+        "_heads",
+        "_last",
+        "_lines",
+        "_num_overtakes",
+        "_overtaken",
+        "_places",
+    )
 
     def __init__(self, aging_seconds: float | None = None) -> None:
         self._aging_seconds = aging_seconds
         self._entries: list[_Entry] = []
         self._places: dict[int, _Entry] = {}
+        self._lines: dict[tuple[str, int], list[_Entry]] = {}
+        self._heads: list[_Entry] = []
         self._first = self._last = 0
         self._overtaken: Sequence | None = None
         self._num_overtakes = 0
@@ -70,10 +84,34 @@ class WaitingQueue:
     def _insert(self, entry: _Entry) -> None:
         insort(self._entries, entry)
         self._places[entry[2].sequence_id] = entry
+        line = self._lines.setdefault(self._line_of(entry[2]), [])
+        if line and entry < line[0]:
+            _delete(self._heads, line[0])
+        insort(line, entry)
+        if line[0] is entry:
+            insort(self._heads, entry)
 
     def remove(self, sequence: Sequence) -> None:
         """From wherever it stands."""
-        del self._entries[bisect_left(self._entries, self._places.pop(sequence.sequence_id))]
+        entry = self._places.pop(sequence.sequence_id)
+        _delete(self._entries, entry)
+        name = self._line_of(sequence)
+        line = self._lines[name]
+        if line[0] is entry:
+            _delete(self._heads, entry)
+            if len(line) > 1:
+                insort(self._heads, line[1])
+        _delete(line, entry)
+        if not line:
+            del self._lines[name]
+
+    def _line_of(self, sequence: Sequence) -> tuple[str, int]:
+        return sequence.group.spec.tenant, sequence.priority if self.ranks else 0
+
+    @property
+    def heads(self) -> Iterator[Sequence]:
+        """The first of each tenant and priority, in order."""
+        return (entry[2] for entry in self._heads)
 
     def replace(self, old: Sequence, new: Sequence) -> None:
         """Another in its place."""
@@ -85,6 +123,8 @@ class WaitingQueue:
         """Nobody waits."""
         self._entries.clear()
         self._places.clear()
+        self._lines.clear()
+        self._heads.clear()
         self._overtaken = None
 
     def peek(self, num_refused: int) -> Sequence | None:
@@ -103,6 +143,10 @@ class WaitingQueue:
 
     def _is_patience_over(self) -> bool:
         return self._num_overtakes >= MAX_OVERTAKES and self._entries[0][2] is self._overtaken
+
+
+def _delete(entries: list[_Entry], entry: _Entry) -> None:
+    del entries[bisect_left(entries, entry)]
 
 
 class Queues:
@@ -164,7 +208,7 @@ class Queues:
         self.num_beams += sequence.group.beams is not None
         insort(self.running, sequence, key=self._class)
         if sequence.is_prefilling:
-            insort(self.prefilling, sequence, key=self._class)
+            insort(self.prefilling, sequence, key=self._prefill_key)
 
     def fork(self, parent: Sequence, children: list[Sequence]) -> None:
         """The children run beside their parent, in rows that it kept for them."""
@@ -183,6 +227,11 @@ class Queues:
         self.fork(parent, [child])
         self._count_rows(child, 1)
         self.num_beams += 1
+
+    def _prefill_key(self, sequence: Sequence) -> tuple[int, bool, int]:
+        """By class; of each those that hurry, the shortest first, before the others in order of their start."""
+        num_left = len(sequence.token_ids) - sequence.num_scheduled
+        return self._class(sequence), not sequence.hurries, num_left if sequence.hurries else 0
 
     # Who gives way
 
@@ -203,16 +252,50 @@ class Queues:
 
     def is_urgent(self, sequence: Sequence) -> bool:
         """Whether anybody who runs would give way to it, or whether it outranks one who is swapped out."""
-        if self._has_none(sequence) and self.find_below(sequence):
+        if self.has_none(sequence) and any(self._gives_way_to(other, sequence) for other in self.running):
             return True
         own = self._class(sequence)
         if not any(queue and own < self._class(queue[-1]) for queue in (self.running, self.swapped)):
             return False
         return any(self.outranks(sequence, other) for queue in (self.running, self.swapped) for other in queue)
 
-    def _has_none(self, sequence: Sequence) -> bool:
+    def find_urgent(self, refused: Collection[Sequence] = ()) -> Sequence | None:
+        """The first one that is urgent, of those that wait first of their tenant and priority; not one of these."""
+        num_tried = 0
+        for sequence in self.waiting.heads:
+            if sequence in refused:
+                continue
+            if self.is_urgent(sequence):
+                return sequence
+            num_tried += self.has_none(sequence)
+            if num_tried > MAX_REFUSED:
+                return None
+        return None
+
+    def find_all_urgent(self) -> set[Sequence]:
+        """All of them, up to as many as one step tries."""
+        found: set[Sequence] = set()
+        while len(found) <= MAX_REFUSED and (sequence := self.find_urgent(found)) is not None:
+            found.add(sequence)
+        return found
+
+    def has_none(self, sequence: Sequence) -> bool:
         """Whether its tenant has no row while others have some."""
         return bool(self._rows_of) and sequence.group.spec.tenant not in self._rows_of
+
+    def _gives_way_to(self, other: Sequence, sequence: Sequence) -> bool:
+        """Whether a running one may give way to one whose tenant has no row: it is of no higher priority, and no such
+        one itself."""
+        return self._class(sequence) <= self._class(other) and not other.hurries
+
+    def find_others(self, sequence: Sequence, step_id: int) -> list[Sequence]:
+        """Those that run, did not begin in this step, and may give way to one whose tenant has no row."""
+        return [o for o in self.running if o.last_step_id != step_id and self._gives_way_to(o, sequence)]
+
+    @property
+    def num_tenants(self) -> int:
+        """Tenants that have rows."""
+        return len(self._rows_of)
 
     def _find_plenty(self) -> dict[str, int]:
         """By tenant the rows that it has beyond its share, if there were one tenant more."""
@@ -222,7 +305,7 @@ class Queues:
     def find_behind(self, sequence: Sequence, step_id: int) -> list[Sequence]:
         """Who may give way to a running sequence: the lowest class of those behind it that are not in this step."""
         behind = self.running[self.running.index(sequence) + 1 :]
-        return self._find_lowest([other for other in behind if other.last_step_id != step_id])
+        return self.find_lowest([other for other in behind if other.last_step_id != step_id and not other.hurries])
 
     def find_below(self, sequence: Sequence, step_id: int = 0) -> list[Sequence]:
         """Who may give way to a waiting sequence, of those that run and did not begin in this step.
@@ -230,13 +313,13 @@ class Queues:
         All it outranks; and, if its tenant has no row, the last ones of tenants that have too many, but for those of
         higher priority.
         """
-        plenty = self._find_plenty() if self._has_none(sequence) else {}
+        plenty = self._find_plenty() if self.has_none(sequence) else {}
         found: list[Sequence] = []
         for other in reversed(self.running):
             tenant, num_rows = other.group.spec.tenant, other.group.num_rows
             if other.last_step_id == step_id:
                 continue
-            has_plenty = plenty.get(tenant, 0) >= num_rows and self._class(sequence) <= self._class(other)
+            has_plenty = plenty.get(tenant, 0) >= num_rows and self._gives_way_to(other, sequence)
             if has_plenty or self.outranks(sequence, other):
                 plenty[tenant] = plenty.get(tenant, 0) - num_rows
                 found.append(other)
@@ -246,11 +329,8 @@ class Queues:
         """Who is swapped out, and would give up for it what it still holds: who gave way in this step, or is below."""
         return [other for other in self.swapped if other in self._swapped_now or self.outranks(sequence, other)]
 
-    def find_lowest_below(self, sequence: Sequence, step_id: int) -> list[Sequence]:
-        """Of those the lowest class."""
-        return self._find_lowest(self.find_below(sequence, step_id))
-
-    def _find_lowest(self, sequences: list[Sequence]) -> list[Sequence]:
+    def find_lowest(self, sequences: list[Sequence]) -> list[Sequence]:
+        """Of these the lowest class; they are in order."""
         return [other for other in sequences if self._class(other) == self._class(sequences[-1])]
 
     def take_victim(self, victim: Sequence) -> None:
@@ -305,6 +385,7 @@ class Queues:
     def _free_rows(self, sequence: Sequence) -> None:
         self._count_rows(sequence, -sequence.group.num_rows)
         self.num_beams -= sequence.group.beams is not None
+        sequence.hurries = False
         if sequence.is_prefilling:
             self.prefilling.remove(sequence)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -120,7 +121,7 @@ class Preemption:
     def may_make_way(self, sequence: Sequence, step: StepBuilder) -> bool:
         """Whether a waiting sequence could be admitted if all that it outranks gave way: if not, none should."""
         queues, blocks, group = self._queues, self._blocks, sequence.group
-        candidates = queues.find_below(sequence, step.step_id)
+        candidates = self._find_below(sequence, step)
         num_rows = queues.num_rows - sum(other.group.num_rows for other in candidates)
         if not candidates or num_rows + group.num_rows > queues.max_rows:
             return False
@@ -132,11 +133,37 @@ class Preemption:
     def make_way(self, sequence: Sequence, step: StepBuilder) -> bool:
         """Let one more of those that it outranks give way, or of those that only hold blocks. False: there is none."""
         queues = self._queues
-        candidates = queues.find_lowest_below(sequence, step.step_id)
+        candidates = queues.find_lowest(self._find_below(sequence, step))
         if not candidates:
             return self._reclaim(queues.find_swapped_below(sequence) if queues.running else queues.swapped, step)
         self.preempt_one(candidates, step)
         return True
+
+    def _find_below(self, sequence: Sequence, step: StepBuilder) -> list[Sequence]:
+        """Who may give way to a waiting sequence.
+
+        If its tenant has nothing and it asks for no more than a share of the blocks, so do those whose tenants hold
+        more than that: once, when it begins. One that gave way itself waits, or two would do so in turn for ever.
+        """
+        queues, blocks = self._queues, self._blocks
+        below = queues.find_below(sequence, step.step_id)
+        share = blocks.device.num_usable // (queues.num_tenants + 1)
+        is_new = not (sequence.is_known or sequence.group.num_outputs)
+        if not (is_new and queues.has_none(sequence)) or blocks.count_missing(sequence) > share:
+            return below
+        num_held = self._count_held()
+        others = queues.find_others(sequence, step.step_id)
+        rich = {other for other in others if num_held[other.group.spec.tenant] > share}
+        rich.update(below)
+        return [other for other in queues.running if other in rich]
+
+    def _count_held(self) -> Counter[str]:
+        """By tenant the device blocks that its sequences hold; shared ones count for each."""
+        held = Counter[str]()
+        for queue in (self._queues.running, self._queues.swapped):
+            for sequence in queue:
+                held[sequence.group.spec.tenant] += sum(block != 0 for block in sequence.block_ids)
+        return held
 
     def reclaim_behind(self, sequence: Sequence, step: StepBuilder) -> bool:
         """With nobody running, make room for the first swapped one at the expense of the others."""

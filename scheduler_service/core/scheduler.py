@@ -220,10 +220,10 @@ class Scheduler:
             free,
             self.config.block_size,
         )
-        for sequence in self._queues.waiting:
-            room.take(len(sequence.token_ids), sequence.group.num_rows)
-        first = self._queues.waiting.peek(0)
-        room.has_urgent = first is not None and self._queues.is_urgent(first)
+        for queue in (self._queues.swapped, self._queues.waiting):
+            for sequence in queue:
+                room.take(len(sequence.token_ids), sequence.group.num_rows)
+        room.urgent_tenants = {sequence.group.spec.tenant for sequence in self._queues.find_all_urgent()}
         room.outranks = lambda group: any(map(self._queues.is_urgent, group.live))
         return room
 

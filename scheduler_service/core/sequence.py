@@ -53,6 +53,7 @@ class Sequence:
         "group",
         "grow_at",
         "host_blocks",
+        "hurries",
         "is_known",
         "is_prefilling",
         "last_step_id",
@@ -92,6 +93,7 @@ class Sequence:
         self.num_computed = 0
         self.last_step_id = 0  # the last step that computes this sequence, or in which it began
         self.is_known = False  # the worker was told of it
+        self.hurries = False  # it began at the expense of others, and has no token yet
         self.forked_from: Sequence | None = None  # for a beam, until the worker is told
         self.block_ids: list[int] = []  # device blocks; 0 where there is none while swapped out
         self.host_blocks: dict[int, int] = {}  # place in the table: host block

@@ -453,3 +453,16 @@ def test_tenants_that_come_once_leave_nothing_behind() -> None:
     backlog.pop()
     assert not backlog._absent
     assert not count_places(backlog)
+
+
+def test_behind_those_that_ran_before_it_is_still_known_whose_turn_it_is() -> None:
+    backlog = Backlog("fcfs", 30.0)
+    backlog.push(make_group("new", "quiet"), 0.0)
+    backlog.push_front([make_group("front", "flood")])
+    front, new = backlog.peek(), backlog.peek_new()
+    assert front is not None and new is not None
+    assert (front.spec.request_id, new.spec.request_id) == ("front", "new")
+    backlog.take(new)
+    assert (backlog.peek(), backlog.peek_new()) == (front, None)
+    assert backlog.pop() is front
+    assert len(backlog) == 0

@@ -105,3 +105,46 @@ def test_several_tenants_begin_in_one_step() -> None:
     assert bench.scheduler.stats().num_running == 4  # two of the flood, which is its share
     bench.run()
     bench.check_tokens()
+
+
+def test_who_waits_of_the_flood_keeps_a_quiet_one_from_nothing() -> None:
+    bench = flood()
+    for number in range(20):
+        add(bench, f"flood.more-{number}")
+    quiet = add(bench, "quiet.1", 3)
+    assert quiet in bench.step().sequence_ids
+    bench.run()
+    bench.check_tokens()
+
+
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+def test_a_quiet_one_gets_blocks_of_a_tenant_that_holds_most_of_them(mode: str) -> None:
+    bench = Bench(configure(max_num_seqs=4, num_device_blocks=9, num_host_blocks=16, preemption_mode=mode))
+    bench.add(replace(make_spec("flood.1", 28, 4), tenant="flood"))
+    while bench.scheduler.stats().num_free_device_blocks > 1:
+        bench.step()
+    quiet = add(bench, "quiet.1", 2)
+    assert quiet in bench.step().sequence_ids
+    bench.run()
+    bench.check_tokens()
+
+
+def test_two_that_hold_most_of_the_blocks_do_not_take_them_from_each_other_in_turn() -> None:
+    bench = Bench(configure(max_num_seqs=4, num_device_blocks=9, num_host_blocks=16, preemption_mode="recompute"))
+    for tenant in ("a", "b"):
+        bench.add(replace(make_spec(f"{tenant}.1", 20, 12), tenant=tenant))
+    bench.run()
+    bench.check_tokens()
+    assert bench.scheduler.stats().num_preemptions_total <= 2
+
+
+def test_what_is_swapped_out_comes_before_what_waits_elsewhere() -> None:
+    bench = Bench(configure(max_num_seqs=4, num_device_blocks=9, num_host_blocks=16, preemption_mode="swap"))
+    for number in range(3):
+        bench.add(make_spec(f"r{number}", 6, 20))
+    while not bench.scheduler.stats().num_swapped:
+        bench.step()
+    room = bench.scheduler.find_room()
+    # There are rows, and yet nobody else should come to wait behind it.
+    assert room.num_rows
+    assert not room.takes(4, 1)

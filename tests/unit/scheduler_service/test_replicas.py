@@ -244,3 +244,20 @@ async def test_a_replica_whose_worker_is_told_of_no_more_ends(harness: Harness, 
     server.scheduling.join(address.replace("-2", "-3"))
     await until(lambda: len(server.scheduling.dispatcher.ready_engines) == 2)
     assert [replica.replica_id for replica in (await client.status()).replicas] == [0, 2]
+
+
+async def test_a_quiet_tenant_passes_a_flood_wherever_it_waits(harness: Harness, settings: Settings) -> None:
+    await harness.worker(step_seconds=0.002, num_device_blocks=60, num_host_blocks=40)
+    server = await harness.scheduler(settings(max_num_seqs=6, preemption_mode="swap"))
+    client = await harness.client()
+    flood = [await client.add(f"f{number}", [number + 1] * 20, max_tokens=150, tenant="flood") for number in range(40)]
+    await client.wait_until(lambda: sum(bool(stream.token_ids[0]) for stream in flood) >= 4)
+    for number in range(3):
+        before = sum(stream.is_done for stream in flood)
+        quiet = await client.add(f"q{number}", [90, number], max_tokens=2, tenant="quiet")
+        assert await client.result(quiet) == oracle([90, number], 2)
+        # It waited for nobody's end: of those that run at a time, fewer ended meanwhile than there are rows.
+        assert sum(stream.is_done for stream in flood) - before < 6
+    for number, stream in enumerate(flood):
+        assert await client.result(stream) == oracle([number + 1] * 20, 150)
+    await until_idle(server)
