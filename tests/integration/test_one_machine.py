@@ -108,7 +108,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
     )
     assert process.stdout is not None
     told = ""
-    while "blockyard generate" not in told:
+    while "python -c" not in told:
         line = process.stdout.readline()
         assert line, f"it never told where it is; its log is {log.name}"
         told += line
