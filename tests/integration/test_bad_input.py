@@ -130,7 +130,7 @@ def test_both_fronts_tell_the_same(case: Case, client: Client, demo: System) -> 
     asked = case.asked if case.body is None else case.body
     status, told = post(demo, "/v1/completions", {"prompt": case.prompt, "model": "demo", **asked})
     assert status == error.http_status
-    assert told["code"] == str(case.reason)
+    assert told["reason"] == str(case.reason)
     expected = case.params or tuple(name.rpartition(".")[2] for name in case.fields)
     assert tuple(violation["param"] for violation in told["violations"]) == expected
     descriptions = [violation.description for violation in error.violations]
