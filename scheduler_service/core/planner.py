@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scheduler_service.core.policy import MAX_REFUSED
 from scheduler_service.core.preemption import Preemption
 from scheduler_service.core.recovery import Suspects
 from scheduler_service.core.step import StepBuilder
+from scheduler_service.core.waiting_queue import MAX_REFUSED
 
 if TYPE_CHECKING:
     from scheduler_service.core.block_manager import BlockManager

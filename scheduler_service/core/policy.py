@@ -7,146 +7,17 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from scheduler_service.core.sequence import SequenceStatus
+from scheduler_service.core.waiting_queue import MAX_REFUSED, WaitingQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection
 
     from scheduler_service.core.sequence import Sequence
 
-    _Entry = tuple[float, int, Sequence]
-    """Rank, number, who. Numbers differ, so that sequences are never compared."""
 
-MAX_REFUSED = 8
-"""Waiting sequences that one step tries in vain before it stops."""
-
-MAX_OVERTAKES = 64
-"""Sequences that may be admitted before the first of the queue; then the others wait with it."""
-
-
-class WaitingQueue:
-    """Who waits, in an order that never changes, with bounded skip-ahead.
-
-    First come, first served; or, with `aging_seconds`, by the time of arrival plus so many seconds for each step of
-    priority. Nothing is sorted in a step: a place is found by bisection, and whoever waits keeps it.
-
-    `_lines` are the same entries apart for each tenant and priority, `_heads` the first of each line, in order.
-    """
-
-    __slots__ = (
-        "_aging_seconds",
-        "_entries",
-        "_first",
-        "_heads",
-        "_last",
-        "_lines",
-        "_num_overtakes",
-        "_overtaken",
-        "_places",
-    )
-
-    def __init__(self, aging_seconds: float | None = None) -> None:
-        self._aging_seconds = aging_seconds
-        self._entries: list[_Entry] = []
-        self._places: dict[int, _Entry] = {}
-        self._lines: dict[tuple[str, int], list[_Entry]] = {}
-        self._heads: list[_Entry] = []
-        self._first = self._last = 0
-        self._overtaken: Sequence | None = None
-        self._num_overtakes = 0
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __iter__(self) -> Iterator[Sequence]:
-        return (entry[2] for entry in self._entries)
-
-    @property
-    def ranks(self) -> bool:
-        """Whether priorities count."""
-        return self._aging_seconds is not None
-
-    def rank(self, sequence: Sequence) -> float:
-        """What the order depends on first; 0 for all if it is first come, first served."""
-        if self._aging_seconds is None:
-            return 0.0
-        return sequence.group.arrived_at + sequence.priority * self._aging_seconds
-
-    def push(self, sequence: Sequence) -> None:
-        """Last of its rank."""
-        self._last += 1
-        self._insert((self.rank(sequence), self._last, sequence))
-
-    def push_front(self, sequence: Sequence) -> None:
-        """First of its rank."""
-        self._first -= 1
-        self._insert((self.rank(sequence), self._first, sequence))
-
-    def _insert(self, entry: _Entry) -> None:
-        insort(self._entries, entry)
-        self._places[entry[2].sequence_id] = entry
-        line = self._lines.setdefault(self._line_of(entry[2]), [])
-        if line and entry < line[0]:
-            _delete(self._heads, line[0])
-        insort(line, entry)
-        if line[0] is entry:
-            insort(self._heads, entry)
-
-    def remove(self, sequence: Sequence) -> None:
-        """From wherever it stands."""
-        entry = self._places.pop(sequence.sequence_id)
-        _delete(self._entries, entry)
-        name = self._line_of(sequence)
-        line = self._lines[name]
-        if line[0] is entry:
-            _delete(self._heads, entry)
-            if len(line) > 1:
-                insort(self._heads, line[1])
-        _delete(line, entry)
-        if not line:
-            del self._lines[name]
-
-    def _line_of(self, sequence: Sequence) -> tuple[str, int]:
-        return sequence.group.spec.tenant, sequence.priority if self.ranks else 0
-
-    @property
-    def heads(self) -> Iterator[Sequence]:
-        """The first of each tenant and priority, in order."""
-        return (entry[2] for entry in self._heads)
-
-    def replace(self, old: Sequence, new: Sequence) -> None:
-        """Another in its place."""
-        rank, number, _ = self._places[old.sequence_id]
-        self.remove(old)
-        self._insert((rank, number, new))
-
-    def clear(self) -> None:
-        """Nobody waits."""
-        self._entries.clear()
-        self._places.clear()
-        self._lines.clear()
-        self._heads.clear()
-        self._overtaken = None
-
-    def peek(self, num_refused: int) -> Sequence | None:
-        """The one to try now that so many before it could not be admitted. None: nobody may."""
-        if num_refused > MAX_REFUSED or (num_refused and self._is_patience_over()):
-            return None
-        return self._entries[num_refused][2] if num_refused < len(self._entries) else None
-
-    def take(self, sequence: Sequence, num_refused: int) -> None:
-        """It is admitted, before so many others."""
-        self.remove(sequence)
-        if num_refused:
-            first = self._entries[0][2]
-            self._num_overtakes = self._num_overtakes + 1 if first is self._overtaken else 1
-            self._overtaken = first
-
-    def _is_patience_over(self) -> bool:
-        return self._num_overtakes >= MAX_OVERTAKES and self._entries[0][2] is self._overtaken
-
-
-def _delete(entries: list[_Entry], entry: _Entry) -> None:
-    del entries[bisect_left(entries, entry)]
+FEW_TENANTS = 4
+"""So many tenants may have to give up all that they run, if it is more than a share; where there are more, each keeps
+its share, for else those that wait would take from those that run in turn."""
 
 
 class Queues:
@@ -252,7 +123,8 @@ class Queues:
 
     def is_urgent(self, sequence: Sequence) -> bool:
         """Whether anybody who runs would give way to it, or whether it outranks one who is swapped out."""
-        if self.has_none(sequence) and any(self._gives_way_to(other, sequence) for other in self.running):
+        may_have_some = self.has_none(sequence) and self._has_too_much()
+        if may_have_some and any(self.gives_way_to(other, sequence) for other in self.running):
             return True
         own = self._class(sequence)
         if not any(queue and own < self._class(queue[-1]) for queue in (self.running, self.swapped)):
@@ -262,6 +134,8 @@ class Queues:
     def find_urgent(self, refused: Collection[Sequence] = ()) -> Sequence | None:
         """The first one that is urgent, of those that wait first of their tenant and priority; not one of these."""
         num_tried = 0
+        if not (self.waiting.ranks or self._has_too_much()):
+            return None
         for sequence in self.waiting.heads:
             if sequence in refused:
                 continue
@@ -283,23 +157,46 @@ class Queues:
         """Whether its tenant has no row while others have some."""
         return bool(self._rows_of) and sequence.group.spec.tenant not in self._rows_of
 
-    def _gives_way_to(self, other: Sequence, sequence: Sequence) -> bool:
-        """Whether a running one may give way to one whose tenant has no row: it is of no higher priority, and no such
-        one itself."""
+    def gives_way_to(self, other: Sequence, sequence: Sequence) -> bool:
+        """Whether another may give way to one whose tenant has no row: it is of no higher priority, and no such one."""
         return self._class(sequence) <= self._class(other) and not other.hurries
 
     def find_others(self, sequence: Sequence, step_id: int) -> list[Sequence]:
         """Those that run, did not begin in this step, and may give way to one whose tenant has no row."""
-        return [o for o in self.running if o.last_step_id != step_id and self._gives_way_to(o, sequence)]
+        return [o for o in self.running if o.last_step_id != step_id and self.gives_way_to(o, sequence)]
+
+    @property
+    def has_few_tenants(self) -> bool:
+        """Whether so few have all the rows that waiting for their ends is starving, not queueing."""
+        return len(self._rows_of) <= FEW_TENANTS
+
+    def _has_too_much(self) -> bool:
+        """Whether some tenant may have to give up some of what it has."""
+        share = self.row_share
+        return self.has_few_tenants or any(num_rows > share for num_rows in self._rows_of.values())
 
     @property
     def num_tenants(self) -> int:
         """Tenants that have rows."""
         return len(self._rows_of)
 
+    @property
+    def tenants(self) -> list[str]:
+        """Those tenants."""
+        return list(self._rows_of)
+
+    @property
+    def row_share(self) -> int:
+        """Rows for each tenant if there were one more."""
+        return max(self.max_rows // (len(self._rows_of) + 1), 1)
+
+    def count_rows(self, tenant: str) -> int:
+        """Rows that a tenant has."""
+        return self._rows_of[tenant]
+
     def _find_plenty(self) -> dict[str, int]:
         """By tenant the rows that it has beyond its share, if there were one tenant more."""
-        share = max(self.max_rows // (len(self._rows_of) + 1), 1)
+        share = self.row_share
         return {tenant: num_rows - share for tenant, num_rows in self._rows_of.items()}
 
     def find_behind(self, sequence: Sequence, step_id: int) -> list[Sequence]:
@@ -319,7 +216,7 @@ class Queues:
             tenant, num_rows = other.group.spec.tenant, other.group.num_rows
             if other.last_step_id == step_id:
                 continue
-            has_plenty = plenty.get(tenant, 0) >= num_rows and self._gives_way_to(other, sequence)
+            has_plenty = plenty.get(tenant, 0) >= num_rows and self.gives_way_to(other, sequence)
             if has_plenty or self.outranks(sequence, other):
                 plenty[tenant] = plenty.get(tenant, 0) - num_rows
                 found.append(other)

@@ -123,39 +123,58 @@ class Preemption:
         queues, blocks, group = self._queues, self._blocks, sequence.group
         candidates = self._find_below(sequence, step)
         num_rows = queues.num_rows - sum(other.group.num_rows for other in candidates)
-        if not candidates or num_rows + group.num_rows > queues.max_rows:
+        swapped = self._find_swapped_below(sequence)
+        if not (candidates or swapped) or num_rows + group.num_rows > queues.max_rows:
             return False
         num_left = len(queues.running) - len(candidates)
         num_needed = blocks.count_missing(sequence) + blocks.count_spare(sequence, num_left)
         num_needed += group.num_rows if num_left else 0
-        return blocks.may_free([*reversed(candidates), *queues.find_swapped_below(sequence)], num_needed)
+        return blocks.may_free([*reversed(candidates), *swapped], num_needed)
 
     def make_way(self, sequence: Sequence, step: StepBuilder) -> bool:
         """Let one more of those that it outranks give way, or of those that only hold blocks. False: there is none."""
         queues = self._queues
         candidates = queues.find_lowest(self._find_below(sequence, step))
         if not candidates:
-            return self._reclaim(queues.find_swapped_below(sequence) if queues.running else queues.swapped, step)
+            return self._reclaim(self._find_swapped_below(sequence) if queues.running else queues.swapped, step)
         self.preempt_one(candidates, step)
         return True
 
     def _find_below(self, sequence: Sequence, step: StepBuilder) -> list[Sequence]:
-        """Who may give way to a waiting sequence.
+        """Who may give way to a waiting sequence of those that run."""
+        queues, rich = self._queues, self._find_rich(sequence)
+        below = queues.find_below(sequence, step.step_id)
+        if not rich:
+            return below
+        chosen = set(below)
+        chosen.update(o for o in queues.find_others(sequence, step.step_id) if o.group.spec.tenant in rich)
+        return [other for other in queues.running if other in chosen]
 
-        If its tenant has nothing and it asks for no more than a share of the blocks, so do those whose tenants hold
-        more than that: once, when it begins. One that gave way itself waits, or two would do so in turn for ever.
+    def _find_swapped_below(self, sequence: Sequence) -> list[Sequence]:
+        """Who is swapped out and would give up for it what it still holds."""
+        queues, rich = self._queues, self._find_rich(sequence)
+        below = queues.find_swapped_below(sequence)
+        if not rich:
+            return below
+        chosen = set(below)
+        chosen.update(o for o in queues.swapped if o.group.spec.tenant in rich and queues.gives_way_to(o, sequence))
+        return [other for other in queues.swapped if other in chosen]
+
+    def _find_rich(self, sequence: Sequence) -> set[str]:
+        """Tenants that hold more than their share of rows or blocks, where a waiting sequence may have of that.
+
+        Few tenants have it all, its own has nothing, and it asks for no more than a share: once, when it begins. One
+        that gave way itself waits, or two would do so in turn for ever.
         """
         queues, blocks = self._queues, self._blocks
-        below = queues.find_below(sequence, step.step_id)
-        share = blocks.device.num_usable // (queues.num_tenants + 1)
         is_new = not (sequence.is_known or sequence.group.num_outputs)
-        if not (is_new and queues.has_none(sequence)) or blocks.count_missing(sequence) > share:
-            return below
-        num_held = self._count_held()
-        others = queues.find_others(sequence, step.step_id)
-        rich = {other for other in others if num_held[other.group.spec.tenant] > share}
-        rich.update(below)
-        return [other for other in queues.running if other in rich]
+        if not (is_new and queues.has_few_tenants and queues.has_none(sequence)):
+            return set()
+        share = blocks.device.num_usable // (queues.num_tenants + 1)
+        if blocks.count_missing(sequence) > share or sequence.group.num_rows > queues.row_share:
+            return set()
+        rich = {tenant for tenant, num_held in self._count_held().items() if num_held > share}
+        return rich.union(tenant for tenant in queues.tenants if queues.count_rows(tenant) > queues.row_share)
 
     def _count_held(self) -> Counter[str]:
         """By tenant the device blocks that its sequences hold; shared ones count for each."""

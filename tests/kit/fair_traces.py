@@ -118,7 +118,8 @@ class Trace:
         config, draw = self.config, self.random
         share = (config.num_device_blocks - 1) // (len(self._floods) + 1) - 2
         longest = min(config.max_num_batched_tokens - config.max_rows, (share - 1) * config.block_size)
-        if longest < 1:
+        if longest < 1 or config.max_rows <= len(self._floods):
+            # There is no share for one more tenant: nobody has too much.
             return
         priority = min(priority for _, priority in self._floods) - draw.randint(0, 1)
         self._probe = (self._add("quiet", draw.randint(1, longest), 1, priority), 0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scheduler_service.core.policy import MAX_OVERTAKES, MAX_REFUSED, WaitingQueue
 from scheduler_service.core.sequence import Group, Sequence
+from scheduler_service.core.waiting_queue import MAX_OVERTAKES, MAX_REFUSED, WaitingQueue
 from tests.unit.scheduler_core.harness import Bench, configure, make_spec
 
 if TYPE_CHECKING:

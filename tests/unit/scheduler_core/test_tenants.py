@@ -148,3 +148,25 @@ def test_what_is_swapped_out_comes_before_what_waits_elsewhere() -> None:
     # There are rows, and yet nobody else should come to wait behind it.
     assert room.num_rows
     assert not room.takes(4, 1)
+
+
+def test_a_quiet_one_takes_the_rows_of_a_group_that_is_larger_than_a_share() -> None:
+    bench = Bench(configure(max_num_seqs=4, max_prefill_chunk=2))
+    bench.add(replace(make_spec("flood.1", 20, 4, n=4), tenant="flood"))
+    bench.step()
+    quiet = add(bench, "quiet.1", 3)
+    assert quiet in bench.step().sequence_ids
+    bench.run()
+    bench.check_tokens()
+
+
+def test_where_many_have_a_share_those_that_wait_take_nothing_from_them_in_turn() -> None:
+    bench = Bench(configure(max_num_seqs=6, num_device_blocks=40))
+    for number in range(6):
+        bench.add(replace(make_spec(f"t{number}", 4 + 12 * (number == 0), 12), tenant=f"t{number}"))
+    bench.step()
+    for number in range(6, 30):
+        bench.add(replace(make_spec(f"t{number}", 4, 3), tenant=f"t{number}"))
+    bench.run()
+    bench.check_tokens()
+    assert not bench.scheduler.stats().num_preemptions_total

@@ -1,0 +1,146 @@
+"""Who waits at one replica, and in which order they are tried. Knows nothing of rows, blocks and steps."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from scheduler_service.core.sequence import Sequence
+
+    _Entry = tuple[float, int, Sequence]
+    """Rank, number, who. Numbers differ, so that sequences are never compared."""
+
+MAX_REFUSED = 8
+"""Waiting sequences that one step tries in vain before it stops."""
+
+MAX_OVERTAKES = 64
+"""Sequences that may be admitted before the first of the queue; then the others wait with it."""
+
+
+class WaitingQueue:
+    """Who waits, in an order that never changes, with bounded skip-ahead.
+
+    First come, first served; or, with `aging_seconds`, by the time of arrival plus so many seconds for each step of
+    priority. Nothing is sorted in a step: a place is found by bisection, and whoever waits keeps it.
+
+    `_lines` are the same entries apart for each tenant and priority, `_heads` the first of each line, in order.
+    """
+
+    __slots__ = (
+        "_aging_seconds",
+        "_entries",
+        "_first",
+        "_heads",
+        "_last",
+        "_lines",
+        "_num_overtakes",
+        "_overtaken",
+        "_places",
+    )
+
+    def __init__(self, aging_seconds: float | None = None) -> None:
+        self._aging_seconds = aging_seconds
+        self._entries: list[_Entry] = []
+        self._places: dict[int, _Entry] = {}
+        self._lines: dict[tuple[str, int], list[_Entry]] = {}
+        self._heads: list[_Entry] = []
+        self._first = self._last = 0
+        self._overtaken: Sequence | None = None
+        self._num_overtakes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return (entry[2] for entry in self._entries)
+
+    @property
+    def ranks(self) -> bool:
+        """Whether priorities count."""
+        return self._aging_seconds is not None
+
+    def rank(self, sequence: Sequence) -> float:
+        """What the order depends on first; 0 for all if it is first come, first served."""
+        if self._aging_seconds is None:
+            return 0.0
+        return sequence.group.arrived_at + sequence.priority * self._aging_seconds
+
+    def push(self, sequence: Sequence) -> None:
+        """Last of its rank."""
+        self._last += 1
+        self._insert((self.rank(sequence), self._last, sequence))
+
+    def push_front(self, sequence: Sequence) -> None:
+        """First of its rank."""
+        self._first -= 1
+        self._insert((self.rank(sequence), self._first, sequence))
+
+    def _insert(self, entry: _Entry) -> None:
+        insort(self._entries, entry)
+        self._places[entry[2].sequence_id] = entry
+        line = self._lines.setdefault(self._line_of(entry[2]), [])
+        if line and entry < line[0]:
+            _delete(self._heads, line[0])
+        insort(line, entry)
+        if line[0] is entry:
+            insort(self._heads, entry)
+
+    def remove(self, sequence: Sequence) -> None:
+        """From wherever it stands."""
+        entry = self._places.pop(sequence.sequence_id)
+        _delete(self._entries, entry)
+        name = self._line_of(sequence)
+        line = self._lines[name]
+        if line[0] is entry:
+            _delete(self._heads, entry)
+            if len(line) > 1:
+                insort(self._heads, line[1])
+        _delete(line, entry)
+        if not line:
+            del self._lines[name]
+
+    def _line_of(self, sequence: Sequence) -> tuple[str, int]:
+        return sequence.group.spec.tenant, sequence.priority if self.ranks else 0
+
+    @property
+    def heads(self) -> Iterator[Sequence]:
+        """The first of each tenant and priority, in order."""
+        return (entry[2] for entry in self._heads)
+
+    def replace(self, old: Sequence, new: Sequence) -> None:
+        """Another in its place."""
+        rank, number, _ = self._places[old.sequence_id]
+        self.remove(old)
+        self._insert((rank, number, new))
+
+    def clear(self) -> None:
+        """Nobody waits."""
+        self._entries.clear()
+        self._places.clear()
+        self._lines.clear()
+        self._heads.clear()
+        self._overtaken = None
+
+    def peek(self, num_refused: int) -> Sequence | None:
+        """The one to try now that so many before it could not be admitted. None: nobody may."""
+        if num_refused > MAX_REFUSED or (num_refused and self._is_patience_over()):
+            return None
+        return self._entries[num_refused][2] if num_refused < len(self._entries) else None
+
+    def take(self, sequence: Sequence, num_refused: int) -> None:
+        """It is admitted, before so many others."""
+        self.remove(sequence)
+        if num_refused:
+            first = self._entries[0][2]
+            self._num_overtakes = self._num_overtakes + 1 if first is self._overtaken else 1
+            self._overtaken = first
+
+    def _is_patience_over(self) -> bool:
+        return self._num_overtakes >= MAX_OVERTAKES and self._entries[0][2] is self._overtaken
+
+
+def _delete(entries: list[_Entry], entry: _Entry) -> None:
+    del entries[bisect_left(entries, entry)]
