@@ -176,7 +176,7 @@ class GenerationService:
             if records:
                 transcript.take_records(records)
                 check_ends(positions, transcript)
-        story.submitted(submission)
+        story.submitted(submission, transcript.origin.accepted.warnings)
         self._live.open(transcript)
         return transcript
 

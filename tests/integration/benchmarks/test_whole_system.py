@@ -11,6 +11,7 @@ from benchmarks.whole_system import Api, WholeSystem, make_requests
 from benchmarks.worker_alone import Settings
 from benchmarks.workload import FreshWorkloads, Workload
 from blockyard.supervisor import StartError
+from tests.kit.system import ROOT
 
 SIZE = (3, 40, 9)
 WORKLOAD = Workload(*SIZE, vocab_size=320)
@@ -48,7 +49,8 @@ async def test_runs_batches_and_accounts_for_them(tmp_path):
 
 @pytest.mark.timeout(60)
 async def test_a_system_that_cannot_start_leaves_nothing(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
+    # Nothing is wrong with it but that it has no weights, which the worker finds out.
+    (tmp_path / "config.json").write_text((ROOT / "models" / "demo" / "config.json").read_text())
     with pytest.raises(StartError):
         async with WholeSystem(Settings(str(tmp_path))):
             pass
