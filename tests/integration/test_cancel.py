@@ -26,7 +26,8 @@ FLAGS = ["--dtype", "float32", "--block-size", "16", "--max-model-len", "512", "
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    flags = [*FLAGS, "--num-host-blocks", "50", "--max-num-seqs", "16", "--debug-integrity"]
+    # A scheduler that waits for no gateway to come back knows at once what runs.
+    flags = [*FLAGS, "--num-host-blocks", "50", "--max-num-seqs", "16", "--debug-integrity", "--reattach-seconds", "0"]
     with System(tiny_model("llama"), tmp_path_factory.mktemp("cancel"), flags) as system:
         yield system
 
