@@ -12,7 +12,7 @@ from blockyard.inference.v1 import inference_pb2
 from blockyard.open_inference.v2 import open_inference_pb2
 from blockyard.scheduler.v1 import scheduler_pb2
 from gateway import scheduler_codec
-from gateway.attachment import Acceptance, Add, Ending, Failure, ModelFacts, Progress, Resume
+from gateway.attachment import Acceptance, Add, Cancelled, Ending, Failure, ModelFacts, Progress, Resume
 from gateway.generation import GenerationService
 from gateway.live_requests import LiveRequests
 from gateway.open_inference.servicer import OpenInferenceServicer
@@ -72,8 +72,8 @@ class Link:
             }
             self.live.received(Progress(**(NOTHING | told)))
 
-    async def cancel(self, request_ids: Sequence[str]) -> list[str]:
-        return []
+    async def cancel(self, request_ids: Sequence[str]) -> Cancelled:
+        return Cancelled()
 
 
 class Context:
