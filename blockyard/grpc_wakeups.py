@@ -14,21 +14,14 @@ from typing import Any
 
 from grpc._cython import cygrpc
 
-_MAX_BYTES = 4096
-
-
-class _Reader(socket.socket):
-    """The loop's end. Takes all bytes where it is asked for one, so that the loop is not woken for each."""
-
-    def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
-        return super().recv(max(bufsize, _MAX_BYTES), flags)
-
 
 def _make_pair() -> tuple[socket.socket, socket.socket]:
     read_end, write_end = socket.socketpair()
     # A byte that finds no room is not missed: those before it wake the loop, which then takes every event there is.
+    # The loop goes on reading one byte at a time: an event that fails, as one of a loop that was closed does, leaves
+    # those behind it to the next byte.
     write_end.setblocking(False)
-    return _Reader(fileno=read_end.detach()), write_end
+    return read_end, write_end
 
 
 def prepare() -> None:

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from blockyard import rpc
+from blockyard import grpc_wakeups, rpc
 from tests.kit.stalled_server import StalledServer, stalled_server
 
 # Events of gRPC that wake the loop; what the socket between them holds is some 280 bytes.
@@ -89,3 +89,11 @@ async def test_no_call_of_thousands_that_come_at_once_is_cancelled() -> None:
         await checks
     assert ends == {grpc.StatusCode.OK: NUM_CALLS + 1}
     assert rpc.MAX_CONCURRENT_STREAMS > NUM_CALLS
+
+
+def test_a_byte_stays_for_the_events_behind_one_that_fails() -> None:
+    """The loop reads one, takes events until one raises, and has to be woken for the rest."""
+    read_end, write_end = grpc_wakeups._make_pair()
+    with read_end, write_end:
+        write_end.send(b"123")
+        assert [read_end.recv(1) for _ in range(3)] == [b"1", b"2", b"3"]
