@@ -2,7 +2,7 @@
 #
 #   make demo    set up, start the three services on the demo model, stream a text through gRPC, stop
 #   make test    set up, then lint, types, import floors, and the unit, kernels and integration tests, in this order
-#   make unit    the first of them: what needs no model and no other process to speak of
+#   make unit    the first of them: the unit tests
 #   make check   the seconds of it: lint, types, floors, protos
 #   make protos  make the Python bindings again
 #   make sanitize   the CPU kernels under the sanitizers of addresses, undefined behaviour and threads; ten minutes
