@@ -65,12 +65,12 @@ protos: setup
 	sh protos/generate.sh
 
 sanitize: setup
-	$(BIN)/python -m tests.kit.sanitizers
+	$(BIN)/python -m tests.kit.kernels.sanitizers
 
 chaos: setup
-	$(BIN)/python -m tests.kit.chaos --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1)
-	$(BIN)/python -m tests.kit.cuts --cuts 1000 --seed $(or $(SEED),1)
-	$(BIN)/python -m tests.kit.scheduler_kills --kills 50
+	$(BIN)/python -m tests.kit.chaos.chaos --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1)
+	$(BIN)/python -m tests.kit.chaos.cuts --cuts 1000 --seed $(or $(SEED),1)
+	$(BIN)/python -m tests.kit.chaos.scheduler_kills --kills 50
 
 fuzz: setup
 	$(BIN)/python -m tests.kit.fuzz --cases $(or $(CASES),100000) --seed $(or $(SEED),1)

@@ -30,17 +30,18 @@ sys.path.insert(0, str(ROOT))
 
 from google.protobuf import message as protobuf
 
-from benchmarks import record
+from benchmarks.kit import record
 from blockyard.common.v1 import sampling_pb2
-from blockyard.rpc import internal_channel
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from blockyard.service.servers import internal_channel
 from blockyard.worker.v1 import worker_pb2
-from scheduler_service import codec, gateway_codec
-from scheduler_service.answer_checks import AnswerLimits
-from scheduler_service.core.output import GroupSpec, NewSequence, OwnerUpdate, SchedulerOutput, StepResult
-from tests.kit.fake_worker import Device, seed_of_payload
-from tests.kit.token_rows import TokenRows
-from tests.kit.worker_codec import encode_result
+from scheduler_service.core.values import GroupSpec, NewSequence, OwnerUpdate, SchedulerOutput, StepResult
+from scheduler_service.gateways import codec as gateway_codec
+from scheduler_service.replicas import codec
+from scheduler_service.replicas.steps.answer_checks import AnswerLimits
+from tests.kit.fakes.fake_worker import Device, seed_of_payload
+from tests.kit.fakes.worker_codec import encode_result
+from tests.kit.oracles.token_rows import TokenRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,7 +127,7 @@ def measure_services(step_seconds: float, seconds: float) -> dict[str, float]:
             num_blocks = NUM_SEQUENCES * (2 + int((seconds + 5) / step_seconds / BLOCK_SIZE))
             options = ["--vocab-size", str(VOCAB_SIZE), "--max-model-len", str(10**6), "--no-strict"]
             pools = ["--num-device-blocks", str(num_blocks), "--step-seconds", str(step_seconds)]
-            start(stack, folder, "tests.kit.fake_worker", "--worker-address", worker, *options, *pools)
+            start(stack, folder, "tests.kit.fakes.fake_worker", "--worker-address", worker, *options, *pools)
             flags = ["--max-num-batched-tokens", str(NUM_SEQUENCES * len(PROMPT)), "--model", "fake"]
             addresses = ["--scheduler-address", scheduler, "--worker-address", worker]
             start(stack, folder, "scheduler_service", *addresses, *flags)

@@ -29,12 +29,13 @@ import grpc.aio
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import gateway_rate, record
-from benchmarks.processes import cpu_seconds, peak_memory_bytes
+from benchmarks import gateway_rate
+from benchmarks.kit import record
+from benchmarks.kit.processes import cpu_seconds, peak_memory_bytes
 from blockyard.errors import from_rpc_error
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from blockyard.model_files import DEMO_FOLDER, model_digest
-from tests.kit.fake_scheduler import FakeScheduler
+from tests.kit.fakes.fake_scheduler import FakeScheduler
 
 # Tokens of a stream that ends only with the run.
 ENDLESS = 1_000_000

@@ -26,10 +26,10 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import record
+from benchmarks.kit import record
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from blockyard.model_files import DEMO_FOLDER, model_digest
-from tests.kit.fake_scheduler import FakeScheduler
+from tests.kit.fakes.fake_scheduler import FakeScheduler
 
 ROOT = Path(__file__).parents[1]
 START_SECONDS = 30.0

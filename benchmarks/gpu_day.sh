@@ -5,7 +5,7 @@
 #
 #   OUT       the folder for results, at most eight files (default: benchmarks/results/gpu)
 #   PYTHON    the interpreter, which has torch (default: python3)
-#   --wheels  a folder of wheels, from which what benchmarks/gpu_wheels.txt names and the machine lacks is installed,
+#   --wheels  a folder of wheels, from which what benchmarks/gpu/wheels.txt names and the machine lacks is installed,
 #             for this run alone
 #   --dry     on the processor, with tiny shapes: whether all of it works, not how fast anything is
 #
@@ -52,16 +52,16 @@ stage() {
 
 if [ -n "$WHEELS" ]; then
     WHEELS=$(cd "$WHEELS" && pwd) || exit 2
-    missing=$("$PYTHON" -m benchmarks.gpu_stage --missing benchmarks/gpu_wheels.txt --wheels "$WHEELS")
+    missing=$("$PYTHON" -m benchmarks.gpu.stage --missing benchmarks/gpu/wheels.txt --wheels "$WHEELS")
     # Each is named, so nothing is taken that the machine has in a version of its own, torch for one.
     [ -z "$missing" ] || stage wheels 60 "$PYTHON" -m pip install --quiet --no-index --no-deps \
         --find-links "$WHEELS" --target "$WORK/site" $missing
 fi
-stage machine 25 "$PYTHON" -m benchmarks.gpu_machine $DRY --out "$OUT/machine.json"
+stage machine 25 "$PYTHON" -m benchmarks.gpu.machine $DRY --out "$OUT/machine.json"
 stage tests 175 "$PYTHON" -m pytest -q -p no:cacheprovider -W default -m gpu \
     --timeout $((60 * FACTOR)) --junitxml "$OUT/tests.xml" tests/gpu
-stage ops 130 "$PYTHON" -m benchmarks.gpu_ops $DRY --out "$OUT/ops.json"
-stage steps 120 "$PYTHON" -m benchmarks.gpu_steps $DRY --out "$OUT/steps.json"
-stage oracle 70 "$PYTHON" -m benchmarks.gpu_oracle $DRY --out "$OUT/oracle.json"
-"$PYTHON" -m benchmarks.gpu_report "$OUT" > "$OUT/report.md" || failed=1
+stage ops 130 "$PYTHON" -m benchmarks.gpu.ops $DRY --out "$OUT/ops.json"
+stage steps 120 "$PYTHON" -m benchmarks.gpu.steps $DRY --out "$OUT/steps.json"
+stage oracle 70 "$PYTHON" -m benchmarks.gpu.oracle $DRY --out "$OUT/oracle.json"
+"$PYTHON" -m benchmarks.gpu.report "$OUT" > "$OUT/report.md" || failed=1
 exit $failed

@@ -29,16 +29,16 @@ sys.path.insert(0, str(ROOT))
 
 import grpc.aio
 
-from benchmarks import record
-from benchmarks.sleeping_worker import read_ledger
-from blockyard.async_client import AsyncClient
-from blockyard.client import Client
+from benchmarks.kit import record
+from benchmarks.kit.sleeping_worker import read_ledger
+from blockyard.client.asynchronous import AsyncClient
+from blockyard.client.sync import Client
 from blockyard.common.v1 import sampling_pb2
 from blockyard.configuration import SystemConfiguration
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
-from blockyard.local_system import LocalSystem
+from blockyard.local.local_system import LocalSystem
+from blockyard.local.supervisor import Supervisor
 from blockyard.settings import resolve
-from blockyard.supervisor import Supervisor
 
 PROMPT = "Once upon a time there was a little girl who lived in a house by the sea. " * 6
 IDLE_SECONDS = 5.0
@@ -185,7 +185,7 @@ async def measure(step_seconds: float, options: argparse.Namespace) -> list[dict
         ledger = Path(folder) / "ledger"
         worker, *others = system.services()
         flags = (str(step_seconds), str(ledger), *(f for f in worker.flags if not f.startswith("--num-threads")))
-        services = [replace(worker, module="benchmarks.sleeping_worker", flags=flags), *others]
+        services = [replace(worker, module="benchmarks.kit.sleeping_worker", flags=flags), *others]
         supervisor = Supervisor(services, system.is_ready, environment=system.environment())
         try:
             await supervisor.start()

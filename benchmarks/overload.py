@@ -29,10 +29,10 @@ sys.path.insert(0, str(ROOT))
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks import record
 from benchmarks.boundary import start
+from benchmarks.kit import record
 from blockyard.errors import BlockyardError
-from tests.kit.token_client import TokenClient
+from tests.kit.fakes.token_client import TokenClient
 
 NUM_ROWS = 32
 MAX_WAITING = 64
@@ -192,7 +192,7 @@ def run(seconds: float, factor: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="by") as name, ExitStack() as stack:
         worker, scheduler = f"unix:{name}/worker", f"unix:{name}/scheduler"
         options = ["--vocab-size", "100", "--step-seconds", str(STEP_SECONDS), "--no-strict"]
-        start(stack, Path(name), "tests.kit.fake_worker", "--worker-address", worker, *options)
+        start(stack, Path(name), "tests.kit.fakes.fake_worker", "--worker-address", worker, *options)
         limits = ["--max-num-seqs", str(NUM_ROWS), "--max-waiting-requests", str(MAX_WAITING)]
         addresses = ["--scheduler-address", scheduler, "--worker-address", worker]
         with socket.create_server(("127.0.0.1", 0)) as free:

@@ -27,12 +27,13 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import ceilings, ideal, models, record
-from benchmarks.batch_process import BatchProcess
-from benchmarks.figures import number, round_figures, spread_of
+from benchmarks.kernels import ceilings
+from benchmarks.kit import ideal, models, record
+from benchmarks.kit.batch_process import BatchProcess
+from benchmarks.kit.figures import number, round_figures, spread_of
+from benchmarks.kit.whole_system import Api, WholeSystem
+from benchmarks.kit.workload import FreshWorkloads, Workload, measure_rate
 from benchmarks.throughput import CEILING_SECONDS, WARM_UP_TOKENS, settings_for
-from benchmarks.whole_system import Api, WholeSystem
-from benchmarks.workload import FreshWorkloads, Workload, measure_rate
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -259,7 +260,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("names", nargs="*", metavar="PEER", help=f"{', '.join(PEERS)}; run: all that are installed")
     default = Path(os.environ.get("PEERS_DIR") or Path(__file__).parent / ".peers")
     parser.add_argument("--peers-dir", type=Path, default=default, help="where they are, about 15 GB")
-    parser.add_argument("--model", default="llama-135m", help="a name of benchmarks/models.py, or a folder")
+    parser.add_argument("--model", default="llama-135m", help="a name of benchmarks/kit/models.py, or a folder")
     parser.add_argument("--dtype", choices=("bfloat16",), default="bfloat16")
     parser.add_argument("--quantization", choices=("int8",), default="")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32, 64], help="requests at once")

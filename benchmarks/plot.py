@@ -19,7 +19,7 @@ from xml.sax.saxutils import escape
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from benchmarks.figures import Spread
+    from benchmarks.kit.figures import Spread
 
 RESULTS = Path(__file__).parent / "results"
 COMMANDS = ("peers", "throughput")

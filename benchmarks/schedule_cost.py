@@ -18,9 +18,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import record
-from scheduler_service.core.output import GroupSpec, SchedulerOutput, StepResult
+from benchmarks.kit import record
 from scheduler_service.core.scheduler import Scheduler, SchedulerConfig
+from scheduler_service.core.values import GroupSpec, SchedulerOutput, StepResult
 
 NUM_RUNNING = 256
 NUM_WARM_UP = 50

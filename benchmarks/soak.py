@@ -30,13 +30,13 @@ sys.path.insert(0, str(ROOT))
 import grpc.aio
 import psutil
 
-from benchmarks import record
-from benchmarks.figures import round_figures
+from benchmarks.kit import record
+from benchmarks.kit.figures import round_figures
 from blockyard import AsyncClient, Message
+from blockyard.client.results import Delta
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
-from blockyard.results import Delta
-from tests.kit.scrape import Scrape
-from tests.kit.system import System
+from tests.kit.processes.scrape import Scrape
+from tests.kit.processes.system import System
 
 MODEL = ROOT / "models" / "demo"
 NUM_CLIENTS = 24

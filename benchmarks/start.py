@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import models, record, worker_start
-from benchmarks.figures import round_figures, spread_of
-from benchmarks.ideal import Shape
+from benchmarks.kit import models, record, worker_start
+from benchmarks.kit.figures import round_figures, spread_of
+from benchmarks.kit.ideal import Shape
+from benchmarks.kit.whole_system import SERVICES, WholeSystem
+from benchmarks.kit.worker_alone import BLOCK_SIZE, Settings
+from benchmarks.kit.workload import Workload
 from benchmarks.throughput import MEMORY_BYTES, MEMORY_FACTOR
-from benchmarks.whole_system import SERVICES, WholeSystem
-from benchmarks.worker_alone import BLOCK_SIZE, Settings
-from benchmarks.workload import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchmarks.worker_start import WorkerStart
+    from benchmarks.kit.worker_start import WorkerStart
 
 NUM_REQUESTS, NUM_TOKENS = 64, 256
 
@@ -106,9 +106,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line; `folder` is the model's, made if it is one of benchmarks/models.py."""
+    """The command line; `folder` is the model's, made if it is one of benchmarks/kit/models.py."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="qwen2-0.5b", help="a name of benchmarks/models.py, or a folder")
+    parser.add_argument("--model", default="qwen2-0.5b", help="a name of benchmarks/kit/models.py, or a folder")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--quantization", choices=("int8",), default="")
     parser.add_argument("--rounds", type=int, default=5)

@@ -27,17 +27,18 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import ceilings, ideal, models, record
-from benchmarks.figures import Spread, round_figures, spread_of
-from benchmarks.throughput_report import report
-from benchmarks.whole_system import Api, WholeSystem
-from benchmarks.worker_alone import BLOCK_SIZE, Settings, WorkerAlone
-from benchmarks.workload import FreshWorkloads, Workload, measure_rate
+from benchmarks.kernels import ceilings
+from benchmarks.kit import ideal, models, record
+from benchmarks.kit.figures import Spread, round_figures, spread_of
+from benchmarks.kit.throughput_report import report
+from benchmarks.kit.whole_system import Api, WholeSystem
+from benchmarks.kit.worker_alone import BLOCK_SIZE, Settings, WorkerAlone
+from benchmarks.kit.workload import FreshWorkloads, Workload, measure_rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from benchmarks.ceilings import Ceilings
+    from benchmarks.kernels.ceilings import Ceilings
 
 CEILING_SECONDS = 1.5
 BANDWIDTH_SECONDS = 0.3
@@ -266,9 +267,9 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line; `folder` is the model's, made if it is one of benchmarks/models.py."""
+    """The command line; `folder` is the model's, made if it is one of benchmarks/kit/models.py."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="llama-135m", help="a name of benchmarks/models.py, or a folder")
+    parser.add_argument("--model", default="llama-135m", help="a name of benchmarks/kit/models.py, or a folder")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--quantization", choices=("int8",), default="")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32, 64], help="requests at once")

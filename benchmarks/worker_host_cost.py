@@ -25,21 +25,21 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import record
+from benchmarks.kit import record
 from kernels.ops import get_backend
+from worker_service.batch.input_batch import BatchLimits, InputBatch
 from worker_service.cache_engine import BlockFormat, CacheEngine
-from worker_service.input_batch import BatchLimits, InputBatch
 from worker_service.model_runner import ModelRunner, Outcome
-from worker_service.sampler import Sampled
+from worker_service.sampling.sampler import Sampled
 from worker_service.step import NewSequence, Sampling, Step
-from worker_service.step_executor import StepExecutor
-from worker_service.validation import check_step
+from worker_service.steps.step_executor import StepExecutor
+from worker_service.steps.validation import check_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from worker_service.batch.forward_batch import Work
     from worker_service.step import Array
-    from worker_service.work import Work
 
 COUNTS = (1, 8, 32, 64)
 NUM_WARM_UP = 50

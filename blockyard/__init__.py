@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Any
 from blockyard.extras import explained
 
 if TYPE_CHECKING:
-    from blockyard.async_client import AsyncClient, AsyncStream
-    from blockyard.chat import Message, Role, Tool, ToolCall, ToolChoice
-    from blockyard.client import Client, Stream
-    from blockyard.client_access import ClientTls
-    from blockyard.errors import BlockyardError, Reason, Violation
-    from blockyard.llm import LLM
-    from blockyard.results import (
+    from blockyard.client.access import ClientTls
+    from blockyard.client.asynchronous import AsyncClient, AsyncStream
+    from blockyard.client.chat import Message, Role, Tool, ToolCall, ToolChoice
+    from blockyard.client.results import (
         Accepted,
         BeamSearch,
         Choice,
@@ -31,7 +28,10 @@ if TYPE_CHECKING:
         TokenLogprobs,
         Usage,
     )
-    from blockyard.retry import RetryPolicy
+    from blockyard.client.retry import RetryPolicy
+    from blockyard.client.sync import Client, Stream
+    from blockyard.errors import BlockyardError, Reason, Violation
+    from blockyard.local.llm import LLM
 
 __version__ = "0.1.0"
 __all__ = [
@@ -69,17 +69,17 @@ __all__ = [
 ]
 
 _NAMES_OF_MODULE = {
-    "blockyard.async_client": ("AsyncClient", "AsyncStream"),
-    "blockyard.chat": ("Message", "Role", "Tool", "ToolCall", "ToolChoice"),
-    "blockyard.client": ("Client", "Stream"),
-    "blockyard.client_access": ("ClientTls",),
+    "blockyard.client.asynchronous": ("AsyncClient", "AsyncStream"),
+    "blockyard.client.chat": ("Message", "Role", "Tool", "ToolCall", "ToolChoice"),
+    "blockyard.client.sync": ("Client", "Stream"),
+    "blockyard.client.access": ("ClientTls",),
     "blockyard.errors": ("BlockyardError", "Reason", "Violation"),
-    "blockyard.llm": ("LLM",),
-    "blockyard.results": (
+    "blockyard.local.llm": ("LLM",),
+    "blockyard.client.results": (
         *("Accepted", "BeamSearch", "Choice", "Completion", "Delta", "EarlyStopping", "Event", "FinishReason"),
         *("Finished", "Model", "PromptLogprobs", "Recovered", "TokenLogprob", "TokenLogprobs", "Usage"),
     ),
-    "blockyard.retry": ("RetryPolicy",),
+    "blockyard.client.retry": ("RetryPolicy",),
 }
 _HOMES = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
 

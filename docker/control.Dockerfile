@@ -38,5 +38,5 @@ ENV BLOCKYARD_MODEL=/models/demo BLOCKYARD_HOST=0.0.0.0 \
 EXPOSE 8000 50051 50052 50060
 # The gateway's; for the scheduler, docker-compose.yml has another.
 HEALTHCHECK --interval=5s --timeout=5s --start-period=600s \
-    CMD ["python", "-m", "blockyard.healthcheck", "127.0.0.1:50053"]
+    CMD ["python", "-m", "blockyard.service.healthcheck", "127.0.0.1:50053"]
 CMD ["python", "-m", "gateway"]

@@ -50,5 +50,5 @@ USER 65532:65532
 ENV BLOCKYARD_WORKER_ADDRESS=0.0.0.0:50070 BLOCKYARD_WORKER_HEALTH_PORT=50071
 EXPOSE 50070
 HEALTHCHECK --interval=5s --timeout=5s --start-period=600s \
-    CMD ["python", "-m", "blockyard.healthcheck", "127.0.0.1:50071"]
+    CMD ["python", "-m", "blockyard.service.healthcheck", "127.0.0.1:50071"]
 CMD ["python", "-m", "worker_service"]

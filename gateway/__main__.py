@@ -1,6 +1,6 @@
 """`python -m gateway`."""
 
-from blockyard import grpc_environment
+from blockyard.service import grpc_environment
 
 grpc_environment.prepare()
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from blockyard.authentication import CertificateGate, KeyGate, KeyRole
-from blockyard.exposure import is_loopback
-from blockyard.keys import KeyRing
+from blockyard.security.authentication import CertificateGate, KeyGate, KeyRole
+from blockyard.security.exposure import is_loopback
+from blockyard.security.keys import KeyRing
+from blockyard.security.tls import CertificateError, CertificateFiles, server_credentials
 from blockyard.telemetry import EventLogger
-from blockyard.tls import CertificateError, CertificateFiles, server_credentials
 
 if TYPE_CHECKING:
     import grpc
 
-    from blockyard.authentication import Gate
     from blockyard.configuration import SecuritySettings
+    from blockyard.security.authentication import Gate
 
 log = EventLogger(__name__)
 

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from blockyard.chat import Role, ToolChoice
+from blockyard.client.chat import Role, ToolChoice
 from blockyard.errors import Violation, invalid
 
 if TYPE_CHECKING:

@@ -11,27 +11,27 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid, is_unknown_request
-from gateway import state_codec
 from gateway.admission import Admission
-from gateway.attachment import Cancelled
-from gateway.continuation import NOWHERE, check_ends, check_positions, records_of
-from gateway.encoding import Encoding
+from gateway.codec import state as state_codec
+from gateway.live.continuation import NOWHERE, check_ends, check_positions, records_of
+from gateway.live.outstanding import RETRY_SECONDS, Outlet
 from gateway.naming import check_request_id, is_request_id, wire_id
+from gateway.observe.request_log import begin_story, take_story_over
 from gateway.preparation import Preparation
-from gateway.story import begin_story, take_story_over
-from gateway.submissions import RETRY_SECONDS, Outlet
+from gateway.scheduler_messages import Cancelled
+from gateway.text.encoding import Encoding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gateway.attachment import ModelFacts, Resumed, Submission
-    from gateway.live_requests import LiveRequests
-    from gateway.metrics import GatewayMetrics
-    from gateway.reader import Reader
+    from gateway.live.live_requests import LiveRequests
+    from gateway.live.reader import Reader
+    from gateway.live.request_state import Transcript
+    from gateway.observe.metrics import GatewayMetrics
+    from gateway.observe.request_log import Story
     from gateway.request import GenerationRequest, Position, ResumeRequest
-    from gateway.story import Story
-    from gateway.tokenizer import Tokenizer
-    from gateway.transcript import Transcript
+    from gateway.scheduler_messages import ModelFacts, Resumed, Submission
+    from gateway.text.tokenizer import Tokenizer
 
 
 _STOPPING = "the gateway is stopping"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from blockyard.authentication import CALLER, TENANT
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from blockyard.security.authentication import CALLER, TENANT
 
 # Metadata over gRPC, a header over HTTP.
 TENANT_KEY = "x-blockyard-tenant"

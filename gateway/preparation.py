@@ -8,24 +8,24 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from blockyard.errors import BlockyardError, invalid
-from gateway import state_codec
-from gateway.answer import AnswerRules, SequenceAnswer
+from gateway.codec import state as state_codec
+from gateway.live.answer import AnswerRules, SequenceAnswer
+from gateway.live.prompt_answer import PromptAnswer
+from gateway.live.request_state import Origin, Transcript
 from gateway.naming import wire_id
-from gateway.prompt_answer import PromptAnswer
 from gateway.request import Accepted, OnDisconnect
 from gateway.request_warnings import with_clamped_length, with_tool_warning
-from gateway.transcript import Origin, Transcript
 from gateway.validation import ModelLimits, complete, find_violations
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from blockyard.errors import Violation
-    from gateway.attachment import ModelFacts, Submission
-    from gateway.encoding import Encoding
+    from gateway.observe.request_log import Story
     from gateway.request import GenerationRequest
-    from gateway.story import Story
-    from gateway.tokenizer import Tokenizer
+    from gateway.scheduler_messages import ModelFacts, Submission
+    from gateway.text.encoding import Encoding
+    from gateway.text.tokenizer import Tokenizer
 
 
 T = TypeVar("T")

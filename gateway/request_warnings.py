@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from blockyard.chat import ToolChoice
+from blockyard.client.chat import ToolChoice
 from gateway.chat import Conversation
 from gateway.validation import told_length
 

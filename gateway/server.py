@@ -10,47 +10,55 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from blockyard.call_metrics import CallCounter
-from blockyard.certificate_expiry import CertificateWatch
 from blockyard.errors import BlockyardError, Reason
-from blockyard.exposure import check_admin
-from blockyard.file_limit import raise_file_limit
-from blockyard.identity import InternalIdentity
-from blockyard.keys import KeyFileError
-from blockyard.metrics import CERTIFICATE_EXPIRY, TASKS
-from blockyard.metrics_server import MetricsServer
 from blockyard.model_files import resolve_model
-from blockyard.rpc import PUBLIC_MESSAGE_BYTES, HealthServer, Heartbeat, PortTaken, add_health, bind, make_server
+from blockyard.security.certificate_expiry import CertificateWatch
+from blockyard.security.exposure import check_admin
+from blockyard.security.identity import InternalIdentity
+from blockyard.security.keys import KeyFileError
+from blockyard.security.tls import CertificateError
+from blockyard.service.call_metrics import CallCounter
+from blockyard.service.file_limit import raise_file_limit
+from blockyard.service.metrics import CERTIFICATE_EXPIRY, TASKS
+from blockyard.service.metrics_server import MetricsServer
+from blockyard.service.servers import (
+    PUBLIC_MESSAGE_BYTES,
+    HealthServer,
+    Heartbeat,
+    PortTaken,
+    add_health,
+    bind,
+    make_server,
+)
 from blockyard.settings import SettingsError, load
 from blockyard.telemetry import EventLogger, configure_logging
-from blockyard.tls import CertificateError
-from blockyard.tracing import TracingUnavailable, traced_process
+from blockyard.tracing.spans import TracingUnavailable, traced_process
 from gateway.access import make_access
-from gateway.admin import SERVICE_NAME as ADMIN_SERVICE_NAME
-from gateway.admin import AdminServicer
 from gateway.config import GatewayConfiguration
+from gateway.fronts.grpc_api.admin import SERVICE_NAME as ADMIN_SERVICE_NAME
+from gateway.fronts.grpc_api.admin import AdminServicer
+from gateway.fronts.grpc_api.servicer import SERVICE, InferenceServicer, add_inference_service
+from gateway.fronts.http.metrics import add_metrics
+from gateway.fronts.http.server import HttpFront
+from gateway.fronts.open_inference.servicer import SERVICE as OPEN_INFERENCE
+from gateway.fronts.open_inference.servicer import OpenInferenceServicer, add_open_inference_service
+from gateway.fronts.openai.app import make_app
+from gateway.fronts.page.routes import add_page
+from gateway.fronts.page.status import StatusBoard
+from gateway.fronts.wrong_doors import Elsewhere
 from gateway.generation import GenerationService
-from gateway.http_front import HttpFront
-from gateway.http_metrics import add_metrics
-from gateway.live_requests import LiveRequests
-from gateway.metrics import GatewayMetrics
-from gateway.open_inference.servicer import SERVICE as OPEN_INFERENCE
-from gateway.open_inference.servicer import OpenInferenceServicer, add_open_inference_service
-from gateway.openai.app import make_app
-from gateway.page.routes import add_page
-from gateway.page.status import StatusBoard
-from gateway.scheduler_link import SchedulerLink
-from gateway.scheduler_readings import SchedulerReadings
-from gateway.servicer import SERVICE, InferenceServicer, add_inference_service
-from gateway.tokenizer import load_tokenizer
-from gateway.vllm_metrics import add_vllm_names
-from gateway.wrong_doors import Elsewhere
+from gateway.live.live_requests import LiveRequests
+from gateway.live.scheduler_link import SchedulerLink
+from gateway.observe.metrics import GatewayMetrics
+from gateway.observe.scheduler_readings import SchedulerReadings
+from gateway.observe.vllm_metrics import add_vllm_names
+from gateway.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     import grpc.aio
 
-    from blockyard.authentication import Gate
-    from gateway.tokenizer import Tokenizer
+    from blockyard.security.authentication import Gate
+    from gateway.text.tokenizer import Tokenizer
 
 log = EventLogger(__name__)
 

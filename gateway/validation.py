@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from blockyard.errors import Reason, Violation
-from gateway.attachment import Submission
 from gateway.naming import REQUEST_ID_RULE, is_request_id
+from gateway.scheduler_messages import Submission
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

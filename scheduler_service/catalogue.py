@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blockyard.metrics import counter, gauge, geometric, histogram
+from blockyard.service.metrics import counter, gauge, geometric, histogram
 
 PHASES = ("schedule", "encode", "wait", "execute", "update")
 DIED, DRAINED, STEP_REFUSED, ANSWERED_WRONG = "died", "drained", "refused", "wrong"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason, from_status, to_status
-from scheduler_service.core.output import SequenceError
+from scheduler_service.core.values import SequenceError
 
 if TYPE_CHECKING:
     from google.rpc.status_pb2 import Status

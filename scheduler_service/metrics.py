@@ -7,20 +7,20 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from blockyard.errors import Reason
-from blockyard.metrics import READY, Registry
+from blockyard.service.metrics import READY, Registry
 from scheduler_service import catalogue
-from scheduler_service.facts import WorkerState
-from scheduler_service.step_meter import StepMetrics
+from scheduler_service.replicas.facts import WorkerState
+from scheduler_service.replicas.steps.step_meter import StepMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from blockyard.metrics import Metric
-    from scheduler_service.core.output import SchedulerStats
+    from blockyard.service.metrics import Metric
     from scheduler_service.core.sequence import Group
-    from scheduler_service.engine import Engine
-    from scheduler_service.gateway_codec import Recovery
-    from scheduler_service.scheduling import Scheduling
+    from scheduler_service.core.values import SchedulerStats
+    from scheduler_service.gateways.codec import Recovery
+    from scheduler_service.replicas.engine import Engine
+    from scheduler_service.service import Scheduling
 
 # Told before they have happened: an alert sees a first time only as the increase of what was there.
 _REFUSALS = (

@@ -8,21 +8,29 @@ import sys
 from typing import TYPE_CHECKING
 
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
-from blockyard.call_metrics import CallCounter
-from blockyard.certificate_expiry import CertificateWatch
-from blockyard.metrics import CERTIFICATE_EXPIRY, TASKS
-from blockyard.metrics_server import MetricsServer
-from blockyard.rpc import INTERNAL_MESSAGE_BYTES, HealthServer, Heartbeat, PortTaken, add_health, bind, make_server
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from blockyard.security.certificate_expiry import CertificateWatch
+from blockyard.security.tls import CertificateError
+from blockyard.service.call_metrics import CallCounter
+from blockyard.service.metrics import CERTIFICATE_EXPIRY, TASKS
+from blockyard.service.metrics_server import MetricsServer
+from blockyard.service.servers import (
+    INTERNAL_MESSAGE_BYTES,
+    HealthServer,
+    Heartbeat,
+    PortTaken,
+    add_health,
+    bind,
+    make_server,
+)
+from blockyard.service.signals import on_stop_signal
 from blockyard.settings import load
-from blockyard.signals import on_stop_signal
 from blockyard.telemetry import EventLogger, configure_logging
-from blockyard.tls import CertificateError
-from blockyard.tracing import TracingUnavailable, traced_process
-from scheduler_service.administration import AdminServicer
+from blockyard.tracing.spans import TracingUnavailable, traced_process
+from scheduler_service.admin.servicer import AdminServicer
 from scheduler_service.config import SchedulerConfiguration
-from scheduler_service.replica import Unusable
-from scheduler_service.scheduling import Scheduling
+from scheduler_service.replicas.replica import Unusable
+from scheduler_service.service import Scheduling
 from scheduler_service.servicer import SchedulerServicer
 
 if TYPE_CHECKING:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from blockyard.telemetry import EventLogger
-from scheduler_service import gateway_codec as codec
-from scheduler_service.status import encode_status
+from scheduler_service.admin.status import encode_status
+from scheduler_service.gateways import codec
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from scheduler_service.attachment import Attachment
-    from scheduler_service.scheduling import Scheduling
+    from scheduler_service.gateways.outbox import Attachment
+    from scheduler_service.service import Scheduling
 
 log = EventLogger(__name__)
 

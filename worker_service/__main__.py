@@ -3,7 +3,7 @@
 import gc
 import os
 
-from blockyard import grpc_environment
+from blockyard.service import grpc_environment
 
 # Before gRPC is imported, as the next before torch is.
 grpc_environment.prepare()

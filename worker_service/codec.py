@@ -9,9 +9,9 @@ import torch
 
 from blockyard.common.v1 import administration_pb2, sampling_pb2, status_pb2
 from blockyard.errors import Violation, invalid, to_status
-from blockyard.trace_codec import decode_trace_context
+from blockyard.tracing.codec import decode_trace_context
 from blockyard.worker.v1 import worker_pb2
-from worker_service.profiler import Detail
+from worker_service.observe.profiler import Detail
 from worker_service.step import (
     MAX_VIOLATIONS,
     NO_IDS,
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from google.protobuf.duration_pb2 import Duration
     from google.protobuf.internal.containers import RepeatedScalarFieldContainer
 
-    from worker_service.memory import CachePlan
-    from worker_service.model_loader import LoadedModel
-    from worker_service.profiler import Profile, ProfileOptions
+    from worker_service.device.memory import CachePlan
+    from worker_service.models.loader import LoadedModel
+    from worker_service.observe.profiler import Profile, ProfileOptions
     from worker_service.step import Array, Logprobs
     from worker_service.worker import CacheFacts, Worker
 

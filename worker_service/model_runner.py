@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from kernels.ops import CaptureSizes, StepInputs
-from worker_service import logprobs
+from worker_service.batch.row_requests import ROW
 from worker_service.cache_engine import BlockFormat, allocate_pool
-from worker_service.memory import read_peak_memory, reset_peak_memory
-from worker_service.requests import ROW
-from worker_service.sampler import Candidates, Sampled, Sampler, SampleRows, sampling_bytes
-from worker_service.sampling_state import SequenceLists, write_sampling
+from worker_service.device.memory import read_peak_memory, reset_peak_memory
+from worker_service.sampling import logprobs
+from worker_service.sampling.sampler import Candidates, Sampled, Sampler, SampleRows, sampling_bytes
+from worker_service.sampling.sampling_state import SequenceLists, write_sampling
 from worker_service.step import MAX_LOGPROBS, Logprobs, NewSequence, PromptLogprobs, Sampling, no_ids
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     from kernels.ops import CapturedStep
     from kernels.sampling import Flags
-    from worker_service.input_batch import InputBatch
-    from worker_service.model_loader import LoadedModel
+    from worker_service.batch.forward_batch import PromptPiece, Work
+    from worker_service.batch.input_batch import InputBatch
+    from worker_service.models.loader import LoadedModel
     from worker_service.step import Array
-    from worker_service.work import PromptPiece, Work
 
 # A profile on a CPU computes what fits into this and scales it: memory of a step grows with its tokens and rows.
 CPU_PROFILE_SECONDS = 0.5

@@ -8,17 +8,25 @@ import os
 import socket
 import sys
 
-from blockyard.call_metrics import CallCounter
-from blockyard.certificate_expiry import CertificateWatch
-from blockyard.identity import InternalIdentity
-from blockyard.metrics import CERTIFICATE_EXPIRY, TASKS
-from blockyard.metrics_server import MetricsServer
-from blockyard.rpc import INTERNAL_MESSAGE_BYTES, HealthServer, Heartbeat, PortTaken, add_health, bind, make_server
+from blockyard.security.certificate_expiry import CertificateWatch
+from blockyard.security.identity import InternalIdentity
+from blockyard.security.tls import CertificateError
+from blockyard.service.call_metrics import CallCounter
+from blockyard.service.metrics import CERTIFICATE_EXPIRY, TASKS
+from blockyard.service.metrics_server import MetricsServer
+from blockyard.service.servers import (
+    INTERNAL_MESSAGE_BYTES,
+    HealthServer,
+    Heartbeat,
+    PortTaken,
+    add_health,
+    bind,
+    make_server,
+)
+from blockyard.service.signals import on_stop_signal
 from blockyard.settings import load
-from blockyard.signals import on_stop_signal
 from blockyard.telemetry import EventLogger, configure_logging
-from blockyard.tls import CertificateError
-from blockyard.tracing import TracingUnavailable, traced_process
+from blockyard.tracing.spans import TracingUnavailable, traced_process
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from worker_service.config import WorkerConfiguration
 from worker_service.servicer import WorkerServicer

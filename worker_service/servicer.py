@@ -6,17 +6,17 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from blockyard import faults
-from blockyard.log_level import set_log_level
+from blockyard.service import faults
+from blockyard.service.log_level import set_log_level
 from blockyard.telemetry import EventLogger
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from worker_service import codec
-from worker_service.step_spans import StepSpans
+from worker_service.observe.step_spans import StepSpans
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
-    from worker_service.step_stream import StepStream
+    from worker_service.steps.step_stream import StepStream
     from worker_service.worker import Worker
 
 log = EventLogger(__name__)

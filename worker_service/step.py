@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from blockyard.errors import BlockyardError
-    from blockyard.tracing import TraceContext
+    from blockyard.tracing.spans import TraceContext
 
 Array = npt.NDArray[np.int64]
 

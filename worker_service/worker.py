@@ -19,28 +19,28 @@ from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.model_files import resolve_model
 from blockyard.telemetry import EventLogger
 from kernels.ops import BLOCK_SIZES, CaptureSizes
-from worker_service import memory
+from worker_service.batch.input_batch import BatchLimits, InputBatch
 from worker_service.cache_engine import BlockFormat, CacheEngine
-from worker_service.determinism import determinism_id
-from worker_service.device import check_dtype, choose_device, describe_device
-from worker_service.device_thread import DeviceThread
-from worker_service.input_batch import BatchLimits, InputBatch
-from worker_service.metrics import WorkerMetrics
-from worker_service.model_loader import load_model
+from worker_service.device import memory
+from worker_service.device.device import check_dtype, choose_device, describe_device
+from worker_service.device.thread import DeviceThread
 from worker_service.model_runner import ModelRunner
-from worker_service.profiler import Profiler, choose_options
-from worker_service.step_executor import StepExecutor
-from worker_service.step_stream import StepStreams
+from worker_service.models.determinism import determinism_id
+from worker_service.models.loader import load_model
+from worker_service.observe.metrics import WorkerMetrics
+from worker_service.observe.profiler import Profiler, choose_options
+from worker_service.steps.step_executor import StepExecutor
+from worker_service.steps.step_stream import StepStreams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
 
     import torch
 
-    from worker_service.model_loader import LoadedModel
-    from worker_service.profiler import Detail, Profile, ProfileOptions
+    from worker_service.models.loader import LoadedModel
+    from worker_service.observe.profiler import Detail, Profile, ProfileOptions
     from worker_service.step import Step
-    from worker_service.step_stream import StepStream
+    from worker_service.steps.step_stream import StepStream
 
 log = EventLogger(__name__)
 

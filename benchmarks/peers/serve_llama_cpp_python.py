@@ -13,7 +13,7 @@ import numpy as np
 from job import Job
 from make_gguf import write_gguf
 
-from benchmarks.batch_process import Line, serve_batches
+from benchmarks.kit.batch_process import Line, serve_batches
 
 MAX_BATCH_TOKENS = 2048
 

@@ -14,7 +14,7 @@ import openvino
 import openvino_genai
 from job import Job
 
-from benchmarks.batch_process import Line, serve_batches
+from benchmarks.kit.batch_process import Line, serve_batches
 
 WEIGHT_FORMATS = {"bfloat16": "fp16", "int8": "int8"}
 CACHE_GIB = 2

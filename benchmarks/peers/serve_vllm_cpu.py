@@ -20,7 +20,7 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 import vllm
 
-from benchmarks.batch_process import Line, serve_batches
+from benchmarks.kit.batch_process import Line, serve_batches
 
 
 def main() -> None:

@@ -21,14 +21,14 @@ from rich.table import Table
 
 import blockyard
 from blockyard.cli.connection import connection
-from blockyard.http_stream import get_json
-from blockyard.load import Api, GrpcApi, HttpApi, Plan, Sample, Shape, Summary, draw_requests, run_load, summarize
-from blockyard.targets import DEFAULT_TARGET, call_metadata
+from blockyard.client.targets import DEFAULT_TARGET, call_metadata
+from blockyard.load.http_stream import get_json
+from blockyard.load.load import Api, GrpcApi, HttpApi, Plan, Sample, Shape, Summary, draw_requests, run_load, summarize
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from blockyard.async_client import AsyncClient
+    from blockyard.client.asynchronous import AsyncClient
 
 MEASURES = ("time_to_first_token", "inter_token_latency", "time_per_output_token", "end_to_end")
 

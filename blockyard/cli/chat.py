@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from blockyard.chat import ChatOptions, Message, Role
 from blockyard.cli.connection import connection
 from blockyard.cli.generate import Target  # noqa: TC001 - typer reads it
+from blockyard.client.chat import ChatOptions, Message, Role
+from blockyard.client.targets import DEFAULT_TARGET
 from blockyard.errors import BlockyardError
-from blockyard.targets import DEFAULT_TARGET
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from blockyard.client import Client
+    from blockyard.client.sync import Client
 
 HINT = "/quit ends, /clear forgets the conversation, Ctrl-C stops an answer"
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 import blockyard
-from blockyard.async_client import AsyncClient
 from blockyard.cli.parameters import named_parameters, with_parameters
-from blockyard.client import Client
-from blockyard.client_access import ClientAccess, ClientTls
+from blockyard.client.access import ClientAccess, ClientTls
+from blockyard.client.asynchronous import AsyncClient
+from blockyard.client.sync import Client
 
 if TYPE_CHECKING:
     import inspect

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from blockyard.cli.connection import connection
-from blockyard.results import GenerationOptions
-from blockyard.targets import DEFAULT_TARGET
+from blockyard.client.results import GenerationOptions
+from blockyard.client.targets import DEFAULT_TARGET
 
 Target = Annotated[
     str,

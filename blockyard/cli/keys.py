@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from blockyard.authentication import ANY_TENANT, TENANT, KeyRole
-from blockyard.keys import Key, add_key, digest, make_secret, read_keys, revoke_key
+from blockyard.security.authentication import ANY_TENANT, TENANT, KeyRole
+from blockyard.security.keys import Key, add_key, digest, make_secret, read_keys, revoke_key
 
 app = typer.Typer(no_args_is_help=True, help="Make, list and revoke the keys of a server.")
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from blockyard.async_client import AsyncClient
 from blockyard.cli.parameters import settings_parameters, with_parameters
+from blockyard.client.asynchronous import AsyncClient
 from blockyard.configuration import CHOSEN_TOGETHER, SystemConfiguration
 from blockyard.extras import require_services
-from blockyard.local_system import LocalSystem
+from blockyard.local.local_system import LocalSystem
+from blockyard.local.supervisor import Supervisor
 from blockyard.settings import SettingsError, resolve, to_yaml
-from blockyard.supervisor import Supervisor
 from blockyard.telemetry import EventLogger, configure_logging
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from blockyard.configuration import SecuritySettings
-    from blockyard.local_system import Endpoints
+    from blockyard.local.local_system import Endpoints
 
 log = EventLogger(__name__)
 

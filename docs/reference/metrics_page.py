@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from blockyard.metrics import COMMON, PROCESS, Kind, Metric
-from gateway.metrics import CATALOGUE as GATEWAY_METRICS
-from gateway.vllm_metrics import CATALOGUE as VLLM_METRICS
+from blockyard.service.metrics import COMMON, PROCESS, Kind, Metric
+from gateway.observe.metrics import CATALOGUE as GATEWAY_METRICS
+from gateway.observe.vllm_metrics import CATALOGUE as VLLM_METRICS
 from scheduler_service.catalogue import CATALOGUE as SCHEDULER_METRICS
-from worker_service.metrics import CATALOGUE as WORKER_METRICS
+from worker_service.observe.metrics import CATALOGUE as WORKER_METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels import blocks, planning
 from kernels.cpu.huge_pages import WeightMemory
 from kernels.cpu.library import Inputs, Kind, Library, Op, Rows, Scheme, available_instruction_sets, op_array
 from kernels.cpu.packed import ELEMENT_TYPES, CpuLinear
 from kernels.cpu.plan import CapturedPlan, Recording
 from kernels.cpu.quantized import Int8Linear
 from kernels.cpu.sampling import CpuSampling
-from kernels.reference import blocks, planning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

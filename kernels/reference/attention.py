@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kernels.reference.planning import SPLIT, Wave, make_waves
+from kernels.planning import SPLIT, Wave, make_waves
 
 if TYPE_CHECKING:
     from kernels.ops import AttentionBatch, AttentionShape

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from kernels.reference import attention, blocks, elementwise, planning, probe
+from kernels import blocks, planning
+from kernels.reference import attention, elementwise, probe
 from kernels.reference.linear import Method, ReferenceLinear, can_prepack, join_rows
 from kernels.reference.sampling import ReferenceSampling
 

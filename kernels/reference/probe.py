@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernels.ops import kv_pool_shape
+from kernels.planning import SPLIT, plan
 from kernels.reference import elementwise
 from kernels.reference.attention import ROW_MULTIPLES, paged_attention
 from kernels.reference.linear import LADDER, MAX_ROWS, Method, ReferenceLinear
-from kernels.reference.planning import SPLIT, plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

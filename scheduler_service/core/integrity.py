@@ -10,9 +10,9 @@ from scheduler_service.core.sequence import SequenceStatus
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from scheduler_service.core.block_manager import BlockManager
-    from scheduler_service.core.limits import SchedulerConfig
-    from scheduler_service.core.policy import Queues
+    from scheduler_service.core.blocks.block_manager import BlockManager
+    from scheduler_service.core.config import SchedulerConfig
+    from scheduler_service.core.queues.queues import Queues
     from scheduler_service.core.sequence import Beams, Group, Sequence
     from scheduler_service.core.step import StepInFlight
 

@@ -13,8 +13,8 @@ from scheduler_service.core.sequence import SequenceStatus
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from scheduler_service.core.limits import SchedulerConfig
-    from scheduler_service.core.policy import Queues
+    from scheduler_service.core.config import SchedulerConfig
+    from scheduler_service.core.queues.queues import Queues
     from scheduler_service.core.sequence import Group, Sequence
 
 

@@ -10,23 +10,23 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from scheduler_service.core import integrity, recovery
-from scheduler_service.core.answers import Answers
-from scheduler_service.core.block_manager import BlockManager
+from scheduler_service.core.blocks.block_manager import BlockManager
+from scheduler_service.core.config import DuplicateRequest, NeverFits, Room, SchedulerConfig, StepMismatch
 from scheduler_service.core.cost import CostModel
-from scheduler_service.core.limits import DuplicateRequest, NeverFits, Room, SchedulerConfig, StepMismatch
-from scheduler_service.core.output import FinishReason, OwnerUpdate, SchedulerStats
-from scheduler_service.core.planner import Planner
-from scheduler_service.core.policy import Queues
+from scheduler_service.core.live_groups import Roster, Totals
+from scheduler_service.core.planning.answers import Answers
+from scheduler_service.core.planning.planner import Planner
+from scheduler_service.core.queues.queues import Queues
 from scheduler_service.core.recovery import Suspects
-from scheduler_service.core.roster import Roster, Totals
 from scheduler_service.core.sequence import Group
+from scheduler_service.core.values import FinishReason, OwnerUpdate, SchedulerStats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from scheduler_service.core.output import CacheReset, GroupSpec, SchedulerOutput, StepResult
     from scheduler_service.core.recovery import Evacuated
     from scheduler_service.core.step import StepBuilder, StepInFlight
+    from scheduler_service.core.values import CacheReset, GroupSpec, SchedulerOutput, StepResult
 
 __all__ = ["DuplicateRequest", "NeverFits", "Scheduler", "SchedulerConfig", "StepMismatch"]
 

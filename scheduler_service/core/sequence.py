@@ -7,12 +7,12 @@ from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from scheduler_service.core.beams import BeamSearch
+from scheduler_service.core.beam_search.beams import BeamSearch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Many
 
-    from scheduler_service.core.output import BeamSpec, FinishReason, GroupSpec, SequenceError
+    from scheduler_service.core.values import BeamSpec, FinishReason, GroupSpec, SequenceError
 
 
 class SequenceStatus(Enum):

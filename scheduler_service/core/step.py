@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from scheduler_service.core.config import StepMismatch
 from scheduler_service.core.cost import StepWork
-from scheduler_service.core.limits import StepMismatch
-from scheduler_service.core.output import BlockPair, Fork, NewSequence, SchedulerOutput
 from scheduler_service.core.sequence import SequenceStatus
+from scheduler_service.core.values import BlockPair, Fork, NewSequence, SchedulerOutput
 
 if TYPE_CHECKING:
-    from scheduler_service.core.output import StepResult
     from scheduler_service.core.sequence import Group, Sequence
+    from scheduler_service.core.values import StepResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blockyard import Client
-from tests.kit.browser import Browser
-from tests.kit.system import ROOT, System
+from tests.kit.processes.browser import Browser
+from tests.kit.processes.system import ROOT, System
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from blockyard import Client
-from tests.kit.fault_proxy import FaultProxy
-from tests.kit.faulty_connection import Direction, EndAt, Ending, Rule
-from tests.kit.system import ROOT, System
+from tests.kit.chaos.fault_proxy import FaultProxy
+from tests.kit.chaos.faulty_connection import Direction, EndAt, Ending, Rule
+from tests.kit.processes.system import ROOT, System
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.kit.fake_gateway import FakeGateway
-from tests.kit.wheel import ROOT, build_wheel
+from tests.kit.fakes.fake_gateway import FakeGateway
+from tests.kit.processes.wheel import ROOT, build_wheel
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.kit.environments import Environment
-from tests.kit.system import ROOT, System
+from tests.kit.processes.environments import Environment
+from tests.kit.processes.system import ROOT, System
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

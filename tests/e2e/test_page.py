@@ -13,20 +13,20 @@ import pytest
 from blockyard import Client
 from blockyard.admin.v1 import admin_pb2
 from blockyard.configuration import ModelSettings, PublicSettings, SecuritySettings
-from blockyard.keys import Key, add_key, digest, make_secret
+from blockyard.security.keys import Key, add_key, digest, make_secret
 from gateway.config import GatewayConfiguration, ServiceSettings
-from gateway.openai.app import make_app
-from gateway.page.routes import add_page
-from gateway.page.status import StatusBoard
+from gateway.fronts.openai.app import make_app
+from gateway.fronts.page.routes import add_page
+from gateway.fronts.page.status import StatusBoard
 from gateway.request import Delta, Recovered, TokenLogprob, TokenLogprobs
 from gateway.server import Gateway
-from tests.kit.browser import Browser
-from tests.kit.fake_scheduler import FakeScheduler
-from tests.kit.status import scheduler_status
-from tests.kit.system import ROOT, System
+from tests.kit.fakes.fake_scheduler import FakeScheduler
+from tests.kit.processes.browser import Browser
+from tests.kit.processes.status import scheduler_status
+from tests.kit.processes.system import ROOT, System
+from tests.unit.gateway.fronts.openai.scripted import ScriptedService, accepted, finished
+from tests.unit.gateway.fronts.openai.serving import serve
 from tests.unit.gateway.harness import demo_tokenizer
-from tests.unit.gateway_openai.scripted import ScriptedService, accepted, finished
-from tests.unit.gateway_openai.serving import serve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

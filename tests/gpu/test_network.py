@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.ops import get_backend
-from tests.kit.step_runner import StepRunner
+from tests.kit.kernels.step_runner import StepRunner
 
 pytestmark = pytest.mark.gpu
 

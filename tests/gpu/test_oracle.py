@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.kit.device_oracle import WAYS, Answers, OracleWorker, Run, Way, differences, make_requests
+from tests.kit.oracles.device_oracle import WAYS, Answers, OracleWorker, Run, Way, differences, make_requests
 
 pytestmark = pytest.mark.gpu
 

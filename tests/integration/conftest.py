@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.kit.system import ROOT, System
+from tests.kit.processes.system import ROOT, System
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,17 +13,17 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from blockyard import AsyncClient
 from blockyard.cli.main import main
-from blockyard.rpc import internal_channel
-from tests.kit.answers import run_alone
-from tests.kit.chaos_requests import make_requests
-from tests.kit.cluster import Cluster
-from tests.kit.tiny_models import tiny_model
+from blockyard.service.servers import internal_channel
+from tests.kit.chaos.chaos_requests import make_requests
+from tests.kit.kernels.tiny_models import tiny_model
+from tests.kit.oracles.answers import run_alone
+from tests.kit.processes.cluster import Cluster
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from tests.kit.answers import Known
+    from tests.kit.oracles.answers import Known
 
 NUM_STREAMS = 6
 SCHEDULER_FLAGS = ["--dtype", "float32", "--num-device-blocks", "400", "--num-host-blocks", "32", "--debug-integrity"]

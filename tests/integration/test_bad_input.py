@@ -18,7 +18,7 @@ from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.kit.system import System
+    from tests.kit.processes.system import System
 
 VOCAB_SIZE, MAX_MODEL_LEN = 4096, 1024
 

@@ -11,7 +11,7 @@ from blockyard import BeamSearch, Client
 from tests.integration.conftest import DEMO
 
 if TYPE_CHECKING:
-    from tests.kit.system import System
+    from tests.kit.processes.system import System
 
 PROMPT = "def read_lines(path):\n"
 NUM_TOKENS = 20

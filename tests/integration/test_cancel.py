@@ -13,9 +13,9 @@ from blockyard import AsyncClient
 from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
-from tests.kit.status import scheduler_status
-from tests.kit.system import System
-from tests.kit.tiny_models import VOCAB_SIZE, tiny_model
+from tests.kit.kernels.tiny_models import VOCAB_SIZE, tiny_model
+from tests.kit.processes.status import scheduler_status
+from tests.kit.processes.system import System
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

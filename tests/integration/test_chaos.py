@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.kit.backends import build_kernels
-from tests.kit.chaos import Plan, run_chaos
-from tests.kit.cluster import Cluster
-from tests.kit.cuts import run_cuts
-from tests.kit.fault_schedule import Rates
-from tests.kit.tiny_models import tiny_model
+from tests.kit.chaos.chaos import Plan, run_chaos
+from tests.kit.chaos.cuts import run_cuts
+from tests.kit.chaos.fault_schedule import Rates
+from tests.kit.kernels.backends import build_kernels
+from tests.kit.kernels.tiny_models import tiny_model
+from tests.kit.processes.cluster import Cluster
 
 if TYPE_CHECKING:
     from pathlib import Path

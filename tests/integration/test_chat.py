@@ -11,21 +11,21 @@ import httpx
 import pytest
 
 from blockyard import AsyncClient, Client, Delta, Message
-from blockyard.chat import ChatOptions
+from blockyard.client.chat import ChatOptions
 from blockyard.inference.v1 import inference_pb2_grpc
 from gateway.chat import Conversation, Role, Tool, ToolCall, prompt_of
 from gateway.chat import Message as Said
-from gateway.tokenizer import load_tokenizer
+from gateway.text.tokenizer import load_tokenizer
 from tests.integration.conftest import DEMO
-from tests.kit.cluster import Cluster
-from tests.unit.gateway_parity.case import Case, named
-from tests.unit.gateway_parity.cases import CASES
-from tests.unit.gateway_parity.fronts import FRONTS, Answer, Gateway, Refusal
+from tests.kit.processes.cluster import Cluster
+from tests.unit.gateway.fronts.parity.case import Case, named
+from tests.unit.gateway.fronts.parity.cases import CASES
+from tests.unit.gateway.fronts.parity.fronts import FRONTS, Answer, Gateway, Refusal
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.kit.system import System
+    from tests.kit.processes.system import System
 
 MESSAGES = [Message("system", "Be brief."), Message("user", "What is a list?")]
 NUM_TOKENS = 32

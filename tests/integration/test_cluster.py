@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from blockyard import AsyncClient
-from tests.kit.cluster import Cluster, ClusterError
-from tests.kit.tiny_models import tiny_model
+from tests.kit.kernels.tiny_models import tiny_model
+from tests.kit.processes.cluster import Cluster, ClusterError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,7 +21,7 @@ from tests.kit.authority import Authority
 from tests.unit.docs.commands import AT_SERVICES, PROGRAMS, ROOT, Command, held_by, shown
 
 if TYPE_CHECKING:
-    from tests.kit.system import System
+    from tests.kit.processes.system import System
 
 # What a program on a page takes for granted, by the line that it begins with.
 BEFORE = {

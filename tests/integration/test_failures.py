@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from blockyard import AsyncClient, Client
+from blockyard.client.results import Delta, GenerationOptions, Recovered
 from blockyard.errors import BlockyardError, Reason
-from blockyard.results import Delta, GenerationOptions, Recovered
-from tests.kit.system import ROOT, Service, System
-from tests.kit.tiny_models import tiny_model
+from tests.kit.kernels.tiny_models import tiny_model
+from tests.kit.processes.system import ROOT, Service, System
 
 if TYPE_CHECKING:
     from collections.abc import Callable

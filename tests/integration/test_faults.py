@@ -6,17 +6,17 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from blockyard import AsyncClient
-from tests.kit.answers import Known, run_alone
-from tests.kit.chaos_requests import make_requests
-from tests.kit.cluster import ROOT, Cluster
-from tests.kit.tiny_models import tiny_model
+from tests.kit.chaos.chaos_requests import make_requests
+from tests.kit.kernels.tiny_models import tiny_model
+from tests.kit.oracles.answers import Known, run_alone
+from tests.kit.processes.cluster import ROOT, Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.kit.fault_proxy import FaultProxy
-    from tests.kit.transcript import Transcript
+    from tests.kit.chaos.fault_proxy import FaultProxy
+    from tests.kit.oracles.transcript import Transcript
 
 DEADLINE_SECONDS = 1.5
 FLAGS = [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from tests.kit.cluster import ROOT, Cluster
+from tests.kit.processes.cluster import ROOT, Cluster
 
 if TYPE_CHECKING:
     from pathlib import Path

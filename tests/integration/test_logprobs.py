@@ -13,8 +13,8 @@ from tests.integration.conftest import DEMO
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from blockyard.results import Completion, TokenLogprobs
-    from tests.kit.system import System
+    from blockyard.client.results import Completion, TokenLogprobs
+    from tests.kit.processes.system import System
 
 PROMPT = "def read_lines(path):\n"
 NUM_TOKENS = 24

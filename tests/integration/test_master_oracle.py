@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.kit.backends import BEST, REFERENCE, build_kernels
-from tests.kit.requests import Answer, make_specs, run
-from tests.kit.status import scheduler_status
-from tests.kit.system import System
-from tests.kit.tiny_models import VOCAB_SIZE, tiny_model
+from tests.kit.kernels.backends import BEST, REFERENCE, build_kernels
+from tests.kit.kernels.tiny_models import VOCAB_SIZE, tiny_model
+from tests.kit.oracles.requests import Answer, make_specs, run
+from tests.kit.processes.status import scheduler_status
+from tests.kit.processes.system import System
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

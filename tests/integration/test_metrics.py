@@ -13,21 +13,21 @@ import httpx
 import pytest
 
 from blockyard import AsyncClient
+from blockyard.client.results import Accepted, Delta, Finished, Recovered
 from blockyard.errors import BlockyardError, Reason
-from blockyard.metrics import CERTIFICATE_EXPIRY, COMMON, PROCESS
-from blockyard.results import Accepted, Delta, Finished, Recovered
-from gateway.metrics import CATALOGUE as GATEWAY
+from blockyard.service.metrics import CERTIFICATE_EXPIRY, COMMON, PROCESS
+from gateway.observe.metrics import CATALOGUE as GATEWAY
 from scheduler_service.catalogue import CATALOGUE as SCHEDULER
-from tests.kit.scrape import Scrape
-from tests.kit.system import System
-from tests.kit.tiny_models import tiny_model
-from worker_service.metrics import CATALOGUE as WORKER
+from tests.kit.kernels.tiny_models import tiny_model
+from tests.kit.processes.scrape import Scrape
+from tests.kit.processes.system import System
+from worker_service.observe.metrics import CATALOGUE as WORKER
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
     from pathlib import Path
 
-    from blockyard.metrics import Metric
+    from blockyard.service.metrics import Metric
 
 # Few blocks, so that long answers take them from each other; few places to wait in, so that some are sent away; and
 # patience, so that on a busy machine nobody is taken for dead who is not.

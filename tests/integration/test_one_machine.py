@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from blockyard import LLM
+from blockyard.local.supervisor import StartError
 from blockyard.model_files import DEMO_FOLDER
-from blockyard.supervisor import StartError
-from tests.kit.system import ROOT
+from tests.kit.processes.system import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from blockyard.supervisor import Child
+    from blockyard.local.supervisor import Child
 
 # One thread: it shares the machine with what else runs here, and a thread that waits for another one's turn is slow.
 SMALL: dict[str, Any] = {"num_device_blocks": 60, "num_host_blocks": 0, "dtype": "float32", "num_threads": 1}

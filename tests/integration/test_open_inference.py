@@ -17,15 +17,15 @@ from blockyard import Client
 from blockyard.errors import Reason, from_rpc_error
 from blockyard.open_inference.v2 import open_inference_pb2 as messages
 from blockyard.open_inference.v2 import open_inference_pb2_grpc
-from tests.kit.status import scheduler_status
-from tests.kit.system import ROOT
-from tests.unit.gateway_open_inference.harness import infer, is_final, tensors
+from tests.kit.processes.status import scheduler_status
+from tests.kit.processes.system import ROOT
+from tests.unit.gateway.fronts.open_inference.harness import infer, is_final, tensors
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from tests.kit.system import System
+    from tests.kit.processes.system import System
 
 PROMPT = "def read_lines(path):\n"
 GREEDY = {"temperature": 0, "max_tokens": 24}

@@ -11,7 +11,7 @@ from tests.e2e.openai_features import FEATURES, OpenAI
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.kit.system import System
+    from tests.kit.processes.system import System
 
 
 @pytest.fixture(scope="module")

@@ -9,16 +9,16 @@ import pytest
 
 from blockyard import AsyncClient
 from blockyard.errors import BlockyardError, Reason
-from tests.kit.answers import run_alone
-from tests.kit.chaos_requests import make_requests
-from tests.kit.cluster import Cluster
-from tests.kit.cluster_child import POISON_VARIABLE
-from tests.kit.tiny_models import tiny_model
+from tests.kit.chaos.chaos_requests import make_requests
+from tests.kit.kernels.tiny_models import tiny_model
+from tests.kit.oracles.answers import run_alone
+from tests.kit.processes.cluster import Cluster
+from tests.kit.processes.cluster_child import POISON_VARIABLE
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.kit.answers import Known
+    from tests.kit.oracles.answers import Known
 
 POISON = [7, 11, 13, 17]
 NUM_OTHERS = 63

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from blockyard import LLM
-from blockyard.supervisor import StartError
+from blockyard.local.supervisor import StartError
 
 SMALL: dict[str, Any] = {"num_device_blocks": 60, "num_host_blocks": 0, "num_threads": 1, "quantization": "int8"}
 PROMPTS = [f"Question {number}: what is" for number in range(6)]

@@ -1,4 +1,4 @@
-"""A scheduler that has just begun forgets nobody: a short form of `python -m tests.kit.scheduler_kills`."""
+"""A scheduler that has just begun forgets nobody: a short form of `python -m tests.kit.chaos.scheduler_kills`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.kit.scheduler_kills import run_scheduler_kills
+from tests.kit.chaos.scheduler_kills import run_scheduler_kills
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,15 +7,15 @@ import signal
 from typing import TYPE_CHECKING
 
 from blockyard import AsyncClient
-from tests.kit.answers import run_alone
-from tests.kit.chaos_requests import make_requests
-from tests.kit.cluster import Cluster
-from tests.kit.tiny_models import tiny_model
+from tests.kit.chaos.chaos_requests import make_requests
+from tests.kit.kernels.tiny_models import tiny_model
+from tests.kit.oracles.answers import run_alone
+from tests.kit.processes.cluster import Cluster
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.kit.answers import Known
+    from tests.kit.oracles.answers import Known
 
 NUM_STREAMS = 12
 SCHEDULER_FLAGS = ["--dtype", "float32", "--num-device-blocks", "400", "--num-host-blocks", "32", "--debug-integrity"]

@@ -19,27 +19,27 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from blockyard import LLM, Client
 from blockyard.admin.v1 import admin_pb2
-from blockyard.authentication import KeyRole
 from blockyard.cli.main import main
-from blockyard.client_access import ClientAccess
+from blockyard.client.access import ClientAccess
+from blockyard.client.results import Delta, GenerationOptions
+from blockyard.client.retry import RetryPolicy
 from blockyard.configuration import InternalSecuritySettings
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
-from blockyard.identity import InternalIdentity
-from blockyard.keys import Key, add_key, digest, revoke_key
-from blockyard.results import Delta, GenerationOptions
-from blockyard.retry import RetryPolicy
-from blockyard.rpc import channel_options
 from blockyard.scheduler.v1 import scheduler_pb2
+from blockyard.security.authentication import KeyRole
+from blockyard.security.identity import InternalIdentity
+from blockyard.security.keys import Key, add_key, digest, revoke_key
+from blockyard.service.servers import channel_options
 from blockyard.worker.v1 import worker_pb2
 from tests.integration.conftest import DEMO
 from tests.kit.authority import Authority, Pair, trust
-from tests.kit.system import System
+from tests.kit.processes.system import System
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from blockyard.identity import ServiceName
+    from blockyard.security.identity import ServiceName
 
 SERVICES: tuple[ServiceName, ...] = ("gateway", "scheduler", "worker")
 SCHEDULER_FLAGS = ("--dtype", "float32", "--num-device-blocks", "200", "--num-host-blocks", "50", "--debug-integrity")

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from blockyard import BeamSearch, Client
+from blockyard.client.results import Finished
 from blockyard.errors import BlockyardError, Reason
-from blockyard.results import Finished
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from blockyard.client import Stream
-    from tests.kit.system import System
+    from blockyard.client.sync import Stream
+    from tests.kit.processes.system import System
 
 END_TOKEN = 0
 PROMPT = "Once upon a time"

@@ -8,11 +8,11 @@ import openai
 import pytest
 
 from blockyard import AsyncClient, Client
-from blockyard.results import Delta, FinishReason
+from blockyard.client.results import Delta, FinishReason
 from tests.integration.conftest import DEMO
 
 if TYPE_CHECKING:
-    from tests.kit.system import System
+    from tests.kit.processes.system import System
 
 PROMPT = "def read_lines(path):\n"
 NUM_TOKENS = 40

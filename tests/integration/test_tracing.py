@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry.sdk.trace import TracerProvider
 
 from blockyard import AsyncClient
-from blockyard.http_stream import post_events
-from blockyard.results import Delta
-from tests.kit.cluster import Cluster
-from tests.kit.collector import Collector
-from tests.kit.spans import CALLER
-from tests.kit.tiny_models import tiny_model
+from blockyard.client.results import Delta
+from blockyard.load.http_stream import post_events
+from tests.kit.fakes.collector import Collector
+from tests.kit.kernels.tiny_models import tiny_model
+from tests.kit.processes.cluster import Cluster
+from tests.kit.processes.spans import CALLER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from blockyard.async_client import AsyncStream
-    from tests.kit.spans import Seen
+    from blockyard.client.asynchronous import AsyncStream
+    from tests.kit.processes.spans import Seen
 
 FLAGS = ["--dtype", "float32", "--num-device-blocks", "200"]
 LOG = ["--log-format", "json", "--log-level", "debug"]

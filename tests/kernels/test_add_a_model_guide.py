@@ -10,8 +10,8 @@ import torch
 
 from blockyard.errors import BlockyardError
 from blockyard.model_config import families
-from tests.kit import tiny_models
-from worker_service.model_loader import load_model
+from tests.kit.kernels import tiny_models
+from worker_service.models.loader import load_model
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "add-a-model.md").read_text(encoding="utf-8")
 RECIPE, FAMILY, *_ = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from kernels import planning
 from kernels.ops import BLOCK_SIZES, AttentionBatch, AttentionShape, kv_pool_shape
-from kernels.reference import attention, planning
-from tests.kit.backends import COMPILED, KERNELS, REFERENCE, Kernels, in_dtype, store
+from kernels.reference import attention
+from tests.kit.kernels.backends import COMPILED, KERNELS, REFERENCE, Kernels, in_dtype, store
 
 FLOAT32 = in_dtype(KERNELS, torch.float32)
 REFERENCE32 = Kernels(REFERENCE, torch.float32)

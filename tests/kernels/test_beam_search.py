@@ -9,10 +9,10 @@ import torch
 import transformers
 
 from kernels.ops import get_backend
-from scheduler_service.core.output import BeamSpec, EarlyStopping, FinishReason, GroupSpec, SchedulerOutput, StepResult
 from scheduler_service.core.scheduler import Scheduler, SchedulerConfig
-from tests.kit.step_runner import CPU, StepRunner
-from tests.kit.tiny_models import MAX_LEN, VOCAB_SIZE, tiny_model
+from scheduler_service.core.values import BeamSpec, EarlyStopping, FinishReason, GroupSpec, SchedulerOutput, StepResult
+from tests.kit.kernels.step_runner import CPU, StepRunner
+from tests.kit.kernels.tiny_models import MAX_LEN, VOCAB_SIZE, tiny_model
 from worker_service.models.decoder import build_decoder
 from worker_service.models.model_config import read_config
 from worker_service.models.weight_files import WeightFiles

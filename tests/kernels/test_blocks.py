@@ -7,9 +7,9 @@ import random
 import pytest
 import torch
 
+from kernels.blocks import _runs
 from kernels.ops import BLOCK_SIZES, kv_pool_shape
-from kernels.reference.blocks import _runs
-from tests.kit.backends import KERNELS, Kernels
+from tests.kit.kernels.backends import KERNELS, Kernels
 
 for_all = pytest.mark.parametrize("kernels", KERNELS, ids=str)
 

@@ -22,7 +22,7 @@ import torch
 
 from kernels.cpu import backend, build, library
 from kernels.cpu.build import INSTRUCTION_SETS, library_path
-from tests.kit.backends import build_kernels
+from tests.kit.kernels.backends import build_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from kernels.ops import CapturedStep, CaptureSizes, StepInputs, kv_pool_shape
-from tests.kit.backends import COMPILED, REFERENCE, Kernels, in_dtype
-from tests.kit.tiny_models import VOCAB_SIZE, tiny_model
+from tests.kit.kernels.backends import COMPILED, REFERENCE, Kernels, in_dtype
+from tests.kit.kernels.tiny_models import VOCAB_SIZE, tiny_model
 from worker_service.models.decoder import DecoderModel, build_decoder
 from worker_service.models.model_config import read_config
 from worker_service.models.weight_files import WeightFiles

@@ -17,7 +17,7 @@ from blockyard.errors import BlockyardError, Reason
 from blockyard.model_config.families import FAMILIES
 from blockyard.model_config.network import KNOWN
 from blockyard.model_config.other_fields import HARMLESS, REFUSED
-from tests.kit.step_runner import StepRunner
+from tests.kit.kernels.step_runner import StepRunner
 from worker_service.models.model_config import read_config
 
 if TYPE_CHECKING:

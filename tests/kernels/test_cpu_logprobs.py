@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from kernels.reference.sampling import ReferenceSampling
-from tests.kit.backends import COMPILED, in_dtype
+from tests.kit.kernels.backends import COMPILED, in_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.kit.backends import Kernels
+    from tests.kit.kernels.backends import Kernels
 
 # Around a vector and a chunk of either width.
 SIZES = [1, 2, 7, 8, 9, 15, 16, 17, 33, 511, 512, 513, 1023, 1024, 1025, 2049, 5001]

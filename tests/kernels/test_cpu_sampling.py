@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from kernels.reference.sampling import DrawKeys, ReferenceSampling, exponential_noise
 from kernels.sampling import Choices
-from tests.kit.backends import COMPILED, in_dtype
+from tests.kit.kernels.backends import COMPILED, in_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kernels.sampling import Integers
-    from tests.kit.backends import Kernels
+    from tests.kit.kernels.backends import Kernels
 
 # Around a vector, a counter's tokens and a chunk of either width.
 SIZES = [1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 63, 511, 512, 513, 1023, 1024, 1025, 2049, 5001]

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from kernels.ops import AttentionShape, kv_pool_shape
-from tests.kit.backends import COMPILED, KERNELS, REFERENCE, REFERENCES, Kernels, read_layer
+from tests.kit.kernels.backends import COMPILED, KERNELS, REFERENCE, REFERENCES, Kernels, read_layer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

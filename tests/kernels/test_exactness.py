@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from tests.kit.backends import COMPILED, KERNELS, REFERENCES, Kernels, in_dtype
-from tests.kit.plain_backend import PlainBackend
-from tests.kit.step_runner import StepRunner
-from tests.kit.tiny_models import VOCAB_SIZE, tiny_model
+from tests.kit.kernels.backends import COMPILED, KERNELS, REFERENCES, Kernels, in_dtype
+from tests.kit.kernels.plain_backend import PlainBackend
+from tests.kit.kernels.step_runner import StepRunner
+from tests.kit.kernels.tiny_models import VOCAB_SIZE, tiny_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,9 +10,9 @@ import torch
 
 from kernels.cpu.library import available_instruction_sets
 from kernels.ops import get_backend
-from tests.kit.step_runner import StepRunner
-from tests.kit.tiny_models import VOCAB_SIZE, tiny_model
-from worker_service.model_loader import load_model
+from tests.kit.kernels.step_runner import StepRunner
+from tests.kit.kernels.tiny_models import VOCAB_SIZE, tiny_model
+from worker_service.models.loader import load_model
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.kit.backends import COMPILED, KERNELS, REFERENCE, Kernels
+from tests.kit.kernels.backends import COMPILED, KERNELS, REFERENCE, Kernels
 
 if TYPE_CHECKING:
     from kernels.cpu.packed import CpuLinear

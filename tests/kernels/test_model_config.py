@@ -10,7 +10,7 @@ import torch
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.model_config.network import find_violations
-from tests.kit.tiny_models import tiny_model
+from tests.kit.kernels.tiny_models import tiny_model
 from worker_service.models.model_config import ModelConfig, read_config
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from safetensors.torch import load_file, save_file
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.model_files import model_digest
-from tests.kit.step_runner import StepRunner
-from tests.kit.tiny_models import tiny_model
-from worker_service.determinism import determinism_id
-from worker_service.model_loader import LoadedModel, load_model
+from tests.kit.kernels.step_runner import StepRunner
+from tests.kit.kernels.tiny_models import tiny_model
+from worker_service.models.determinism import determinism_id
+from worker_service.models.loader import LoadedModel, load_model
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -279,7 +279,7 @@ MEASURE = """
 import re, sys
 from pathlib import Path
 import psutil, torch
-from worker_service.model_loader import load_model
+from worker_service.models.loader import load_model
 
 def load(folder):
     return load_model(Path(folder), None, torch.device("cpu"), lambda done_bytes, total_bytes: None)

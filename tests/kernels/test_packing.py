@@ -13,7 +13,7 @@ from kernels.cpu.backend import CpuBackend
 from kernels.cpu.huge_pages import ALIGNMENT, CHUNK_BYTES, HUGE_PAGE_BYTES, WeightMemory, allocate_huge
 from kernels.cpu.library import supported_instruction_sets
 from kernels.cpu.packed import CpuLinear, panel_columns, row_addresses
-from tests.kit.backends import build_kernels
+from tests.kit.kernels.backends import build_kernels
 
 INSTRUCTION_SETS = supported_instruction_sets()
 DTYPES = (torch.float32, torch.bfloat16)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.ops import AttentionBatch, AttentionShape, get_backend
-from kernels.reference.planning import SPLIT, make_waves
+from kernels.planning import SPLIT, make_waves
 
 BACKEND = get_backend(torch.device("cpu"), torch.float32, "reference")
 SEQUENCES = st.lists(

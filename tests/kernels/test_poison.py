@@ -1,6 +1,6 @@
 """A weight that is not a number or infinite is told of by our kernels wherever the reference tells of it.
 
-`python -m tests.kit.poison` goes through all of them; here a part is drawn, by a seed, for each kernels.
+`python -m tests.kit.kernels.poison` goes through all of them; here a part is drawn, by a seed, for each kernels.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from functools import cache
 
 import pytest
 
-from tests.kit.backends import COMPILED, Kernels
-from tests.kit.poison import CHUNKS, FAMILIES, VALUES, Poison, weights_of
+from tests.kit.kernels.backends import COMPILED, Kernels
+from tests.kit.kernels.poison import CHUNKS, FAMILIES, VALUES, Poison, weights_of
 
 NUM_DRAWN = 12
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.ops import BLOCK_SIZES, AttentionShape, kv_pool_shape
-from tests.kit.backends import KERNELS, Kernels, in_dtype
+from tests.kit.kernels.backends import KERNELS, Kernels, in_dtype
 
 # Linux; Python 3.11 does not name it.
 MAP_NORESERVE = 0x4000

@@ -11,8 +11,8 @@ from kernels.ops import AttentionShape
 from kernels.reference import attention, elementwise, probe
 from kernels.reference.backend import ReferenceBackend
 from kernels.reference.linear import Method
-from tests.kit.processors import PROCESSORS, Processor
-from tests.kit.row_dependent import TiledLinear
+from tests.kit.kernels.processors import PROCESSORS, Processor
+from tests.kit.kernels.row_dependent import TiledLinear
 
 if TYPE_CHECKING:
     from collections.abc import Callable

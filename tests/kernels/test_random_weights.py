@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from blockyard.errors import BlockyardError
-from tests.kit.step_runner import StepRunner
-from tests.kit.tiny_models import RECIPES, tiny_model
-from worker_service.model_loader import LoadedModel, load_model
+from tests.kit.kernels.step_runner import StepRunner
+from tests.kit.kernels.tiny_models import RECIPES, tiny_model
 from worker_service.models import random_weights
+from worker_service.models.loader import LoadedModel, load_model
 from worker_service.models.random_weights import count_weights, random_tensor
 from worker_service.models.weight_files import WeightFiles
 from worker_service.worker import CacheRequest, Worker

@@ -10,7 +10,7 @@ from kernels.ops import get_backend
 from kernels.reference import probe
 from kernels.reference.linear import LADDER, Method, ReferenceLinear, can_prepack
 from kernels.reference.probe import ROW_COUNTS, columns_are_independent, rows_are_independent, settle_linears
-from tests.kit.row_dependent import TiledLinear, in_order
+from tests.kit.kernels.row_dependent import TiledLinear, in_order
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

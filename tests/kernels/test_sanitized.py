@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.kit.backends import INSTRUCTION_SETS
-from tests.kit.sanitizers import MEMORY, THREADS, Sanitized
+from tests.kit.kernels.backends import INSTRUCTION_SETS
+from tests.kit.kernels.sanitizers import MEMORY, THREADS, Sanitized
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,9 +10,9 @@ import pytest
 import torch
 import transformers
 
-from tests.kit.backends import BEST, KERNELS, REFERENCE, Kernels, in_dtype
-from tests.kit.step_runner import StepRunner
-from tests.kit.tiny_models import RECIPES, VOCAB_SIZE, tiny_model
+from tests.kit.kernels.backends import BEST, KERNELS, REFERENCE, Kernels, in_dtype
+from tests.kit.kernels.step_runner import StepRunner
+from tests.kit.kernels.tiny_models import RECIPES, VOCAB_SIZE, tiny_model
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 LENGTH = 700

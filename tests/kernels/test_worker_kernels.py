@@ -10,11 +10,11 @@ import pytest
 
 from blockyard.common.v1 import status_pb2
 from blockyard.errors import Reason
-from blockyard.rpc import internal_channel
+from blockyard.service.servers import internal_channel
 from blockyard.worker.v1 import worker_pb2 as pb
-from tests.kit.backends import INSTRUCTION_SETS, REFERENCE, build_kernels
-from tests.kit.system import Service
-from tests.kit.tiny_models import tiny_model
+from tests.kit.kernels.backends import INSTRUCTION_SETS, REFERENCE, build_kernels
+from tests.kit.kernels.tiny_models import tiny_model
+from tests.kit.processes.system import Service
 from tests.unit.worker_service.driver import WorkerDriver, fails, new_sequence, running_worker
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from blockyard.client_access import ClientTls
+from blockyard.client.access import ClientTls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import docker
-from tests.kit.cluster import choose_ports
-from tests.kit.containers import PORT_VARIABLES, Project
+from tests.kit.processes.cluster import choose_ports
+from tests.kit.processes.containers import PORT_VARIABLES, Project
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,11 +21,11 @@ import pytest
 from blockyard import AsyncClient, Client
 from blockyard.errors import BlockyardError, Reason
 from tests.e2e.containers.conftest import BASE_IMAGE
-from tests.kit.answers import read_answer, run_alone
-from tests.kit.chaos_requests import TEXTS, ChaosRequest
-from tests.kit.containers import BUILD_SECONDS, ROOT, now, wait_until
-from tests.kit.status import scheduler_status
-from tests.kit.transcript import Transcript, difference
+from tests.kit.chaos.chaos_requests import TEXTS, ChaosRequest
+from tests.kit.oracles.answers import read_answer, run_alone
+from tests.kit.oracles.transcript import Transcript, difference
+from tests.kit.processes.containers import BUILD_SECONDS, ROOT, now, wait_until
+from tests.kit.processes.status import scheduler_status
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from docker.models.containers import Container
 
-    from tests.kit.answers import Known
-    from tests.kit.containers import Project
+    from tests.kit.oracles.answers import Known
+    from tests.kit.processes.containers import Project
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 GUIDE = ROOT / "docs" / "guides" / "compose.md"

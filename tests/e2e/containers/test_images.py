@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.containers.conftest import BASE_IMAGE, TAG
-from tests.kit.containers import is_healthy, wait_until
+from tests.kit.processes.containers import is_healthy, wait_until
 
 if TYPE_CHECKING:
     from docker import DockerClient
-    from tests.kit.containers import Project
+    from tests.kit.processes.containers import Project
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.usefixtures("project")]
 CONTROL, WORKER = f"blockyard-control:{TAG}", f"blockyard-worker:{TAG}"

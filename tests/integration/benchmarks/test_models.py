@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from benchmarks import models
-from benchmarks.models import Recipe
+from benchmarks.kit import models
+from benchmarks.kit.models import Recipe
 from worker_service.models.model_config import read_config
 
 LLAMA = Recipe(32, 2, 4, 2, 48, 320, tied=False, qkv_bias=False)

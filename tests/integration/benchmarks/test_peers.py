@@ -6,14 +6,15 @@ import zipfile
 
 import pytest
 
-from benchmarks import models, peers
+from benchmarks import peers
+from benchmarks.kit import models
+from benchmarks.kit.workload import Workload
 from benchmarks.peers import OURS, PEERS, Peer
-from benchmarks.workload import Workload
 
 SCRIPT = """
 from job import Job
 
-from benchmarks.batch_process import Line, serve_batches
+from benchmarks.kit.batch_process import Line, serve_batches
 
 def run(prompts, num_output_tokens):
     print("noise on standard output")

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import ideal, models, phases
-from benchmarks.phases import CONTEXT, Profile, Workload
+from benchmarks.kernels import phases
+from benchmarks.kernels.phases import CONTEXT, Profile, Workload
+from benchmarks.kit import ideal, models
 from kernels.cpu.library import Op
 
 RECIPE = models.Recipe(32, 2, 4, 2, 48, 320, tied=True, qkv_bias=False)

@@ -4,11 +4,12 @@ import dataclasses
 
 import pytest
 
-from benchmarks import models, start, worker_start
+from benchmarks import start
+from benchmarks.kit import models, worker_start
+from benchmarks.kit.whole_system import SERVICES
+from benchmarks.kit.worker_alone import Settings
+from benchmarks.kit.worker_start import Stage, WorkerStart
 from benchmarks.throughput import MEMORY_BYTES
-from benchmarks.whole_system import SERVICES
-from benchmarks.worker_alone import Settings
-from benchmarks.worker_start import Stage, WorkerStart
 
 RECIPE = models.Recipe(32, 2, 4, 2, 48, 320, tied=True, qkv_bias=False)
 STAGES = ["import torch", "import the worker", "load the weights", "count blocks", "make the cache and warm up"]

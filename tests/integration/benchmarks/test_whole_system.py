@@ -5,13 +5,13 @@ import time
 
 import pytest
 
-from benchmarks import models
-from benchmarks.processes import cpu_seconds, peak_memory_bytes
-from benchmarks.whole_system import Api, WholeSystem, make_requests
-from benchmarks.worker_alone import Settings
-from benchmarks.workload import FreshWorkloads, Workload
-from blockyard.supervisor import StartError
-from tests.kit.system import ROOT
+from benchmarks.kit import models
+from benchmarks.kit.processes import cpu_seconds, peak_memory_bytes
+from benchmarks.kit.whole_system import Api, WholeSystem, make_requests
+from benchmarks.kit.worker_alone import Settings
+from benchmarks.kit.workload import FreshWorkloads, Workload
+from blockyard.local.supervisor import StartError
+from tests.kit.processes.system import ROOT
 
 SIZE = (3, 40, 9)
 WORKLOAD = Workload(*SIZE, vocab_size=320)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from benchmarks import models
-from benchmarks.worker_alone import EPOCH, Planner, Settings, WorkerAlone
-from benchmarks.workload import FreshWorkloads, Workload
+from benchmarks.kit import models
+from benchmarks.kit.worker_alone import EPOCH, Planner, Settings, WorkerAlone
+from benchmarks.kit.workload import FreshWorkloads, Workload
 
 SETTINGS = Settings(
     model="", dtype="float32", num_device_blocks=40, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=256

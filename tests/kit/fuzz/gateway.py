@@ -11,14 +11,14 @@ from blockyard.errors import BlockyardError, Reason, to_status
 from blockyard.inference.v1 import inference_pb2
 from blockyard.open_inference.v2 import open_inference_pb2
 from blockyard.scheduler.v1 import scheduler_pb2
-from gateway import scheduler_codec
-from gateway.attachment import Acceptance, Add, Cancelled, Ending, Failure, ModelFacts, Progress, Resume
+from gateway.codec import scheduler as scheduler_codec
+from gateway.fronts.grpc_api.servicer import InferenceServicer
+from gateway.fronts.open_inference.servicer import OpenInferenceServicer
 from gateway.generation import GenerationService
-from gateway.live_requests import LiveRequests
-from gateway.open_inference.servicer import OpenInferenceServicer
+from gateway.live.live_requests import LiveRequests
 from gateway.request import FinishReason, GenerationRequest
-from gateway.servicer import InferenceServicer
-from gateway.tokenizer import load_tokenizer
+from gateway.scheduler_messages import Acceptance, Add, Cancelled, Ending, Failure, ModelFacts, Progress, Resume
+from gateway.text.tokenizer import load_tokenizer
 from tests.kit.fuzz.mutations import mutate
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
-    from gateway.attachment import Outgoing
-    from gateway.reader import Reader
+    from gateway.live.reader import Reader
+    from gateway.scheduler_messages import Outgoing
     from tests.kit.fuzz.report import Report
 
 TOKENIZER = load_tokenizer(Path(__file__).parents[3] / "models" / "demo")

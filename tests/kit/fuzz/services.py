@@ -15,12 +15,12 @@ from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import BlockyardError, Reason
 from blockyard.scheduler.v1 import scheduler_pb2
 from blockyard.worker.v1 import worker_pb2
-from scheduler_service import gateway_codec
-from scheduler_service.administration import AdminServicer
+from scheduler_service.admin.servicer import AdminServicer
 from scheduler_service.config import SchedulerConfiguration
+from scheduler_service.gateways import codec as gateway_codec
 from scheduler_service.server import Server
 from scheduler_service.servicer import SchedulerServicer
-from tests.kit.fake_worker import FakeWorker, FakeWorkerOptions
+from tests.kit.fakes.fake_worker import FakeWorker, FakeWorkerOptions
 from tests.kit.fuzz.gateway import Context
 from tests.kit.fuzz.mutations import mutate
 from worker_service.servicer import WorkerServicer
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
-    from scheduler_service.scheduling import Scheduling
+    from scheduler_service.service import Scheduling
     from tests.kit.fuzz.report import Report
 
 

@@ -9,27 +9,27 @@ import torch
 
 from blockyard.common.v1 import sampling_pb2
 from blockyard.worker.v1 import worker_pb2
-from scheduler_service import codec as scheduler_codec
-from scheduler_service import gateway_codec
-from scheduler_service.answer_checks import AnswerLimits, WrongAnswer
-from scheduler_service.core.limits import StepMismatch
-from scheduler_service.core.output import BeamSpec, GroupSpec
+from scheduler_service.core.config import StepMismatch
 from scheduler_service.core.scheduler import Scheduler, SchedulerConfig
 from scheduler_service.core.sequence import Group
-from scheduler_service.worker_link import StepStream
+from scheduler_service.core.values import BeamSpec, GroupSpec
+from scheduler_service.gateways import codec as gateway_codec
+from scheduler_service.replicas import codec as scheduler_codec
+from scheduler_service.replicas.steps.answer_checks import AnswerLimits, WrongAnswer
+from scheduler_service.replicas.worker_link import StepStream
 from tests.kit.fuzz.mutations import mutate
-from tests.kit.tiny_models import tiny_model
+from tests.kit.kernels.tiny_models import tiny_model
 from worker_service import codec as worker_codec
+from worker_service.batch.input_batch import BatchLimits, InputBatch
 from worker_service.cache_engine import BlockFormat, CacheEngine
-from worker_service.input_batch import BatchLimits, InputBatch
-from worker_service.model_loader import load_model
 from worker_service.model_runner import ModelRunner
-from worker_service.step_executor import StepExecutor
+from worker_service.models.loader import load_model
+from worker_service.steps.step_executor import StepExecutor
 
 if TYPE_CHECKING:
     from random import Random
 
-    from scheduler_service.core.output import SchedulerOutput
+    from scheduler_service.core.values import SchedulerOutput
     from tests.kit.fuzz.report import Report
 
 CONFIG = SchedulerConfig(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks import ceilings
-from benchmarks.ceilings import Rate
+from benchmarks.kernels import ceilings
+from benchmarks.kernels.ceilings import Rate
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.figures import number, percent, round_figures, spread_of
+from benchmarks.kit.figures import number, percent, round_figures, spread_of
 
 
 def test_the_spread_of_values():

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import ideal, models
-from benchmarks.ceilings import Ceilings, Rate
+from benchmarks.kernels.ceilings import Ceilings, Rate
+from benchmarks.kit import ideal, models
 
 SHAPE = ideal.Shape(
     hidden_size=8, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=2, intermediate_size=16, vocab_size=32, tied=True

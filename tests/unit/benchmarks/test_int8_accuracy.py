@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import int8_accuracy
-from benchmarks.int8_accuracy import DEMO_MODEL, Divergence, held_out_text, measure, token_rows
+from benchmarks.kernels import int8_accuracy
+from benchmarks.kernels.int8_accuracy import DEMO_MODEL, Divergence, held_out_text, measure, token_rows
 
 
 def logprobs(*rows: list[float]) -> torch.Tensor:

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks import plot
-from benchmarks.figures import spread_of
+from benchmarks.kit.figures import spread_of
 from benchmarks.plot import Axes, Curve
 
 SVG = "{http://www.w3.org/2000/svg}"

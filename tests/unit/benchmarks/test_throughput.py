@@ -4,13 +4,14 @@ from collections import Counter
 
 import pytest
 
-from benchmarks import ideal, throughput
-from benchmarks.ceilings import Ceilings, Rate
-from benchmarks.figures import round_figures
+from benchmarks import throughput
+from benchmarks.kernels.ceilings import Ceilings, Rate
+from benchmarks.kit import ideal
+from benchmarks.kit.figures import round_figures
+from benchmarks.kit.throughput_report import PROCESSES, report
+from benchmarks.kit.whole_system import Api
 from benchmarks.throughput import Bench, Prefill, Samples
-from benchmarks.throughput_report import PROCESSES, report
-from benchmarks.whole_system import Api
-from scheduler_service.core.limits import SchedulerConfig
+from scheduler_service.core.config import SchedulerConfig
 
 SHAPE = ideal.Shape(576, 30, 9, 3, 64, 1536, 49152, tied=True)
 

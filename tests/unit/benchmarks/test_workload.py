@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from benchmarks.workload import FIRST_TOKEN_ID, FreshWorkloads, Workload, measure_rate
+from benchmarks.kit.workload import FIRST_TOKEN_ID, FreshWorkloads, Workload, measure_rate
 
 WORKLOAD = Workload(num_requests=5, num_prompt_tokens=64, num_output_tokens=7, vocab_size=1000)
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from blockyard.local_system import LocalSystem
-from blockyard.supervisor import Service
-from tests.kit.fake_gateway import FakeGateway
+from blockyard.local.local_system import LocalSystem
+from blockyard.local.supervisor import Service
+from tests.kit.fakes.fake_gateway import FakeGateway
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -30,7 +30,7 @@ async def async_gateway() -> AsyncIterator[FakeGateway]:
 # Takes the place of all three services: it listens where the gateway's flags say.
 GATEWAY = """
 import asyncio, signal, sys
-from tests.kit.fake_gateway import FakeGateway
+from tests.kit.fakes.fake_gateway import FakeGateway
 
 async def main():
     told = dict(flag.removeprefix("--").split("=", 1) for flag in sys.argv[1:] if "=" in flag)

@@ -27,14 +27,14 @@ def _environment() -> dict[str, str]:
     return {"PYTHON": sys.executable, "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
 
 
-@pytest.mark.parametrize("package", ["gateway", "scheduler_service", "blockyard", "blockyard.client"])
+@pytest.mark.parametrize("package", ["gateway", "scheduler_service", "blockyard", "blockyard.client.sync"])
 def test_control_plane_needs_no_torch(package: str) -> None:
     """The gateway and the scheduler run in an environment without torch: importing them must not try."""
     modules = {
-        "gateway": "gateway.server, gateway.openai.app",
+        "gateway": "gateway.server, gateway.fronts.openai.app",
         "scheduler_service": "scheduler_service.server",
         "blockyard": "blockyard, blockyard.cli.main",
-        "blockyard.client": "blockyard.client, blockyard.llm",
+        "blockyard.client.sync": "blockyard.client.sync, blockyard.local.llm",
     }[package]
     program = f"import sys; sys.modules['torch'] = None; sys.modules['numpy'] = None; import {modules}"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)

@@ -14,7 +14,7 @@ import yaml
 
 from scheduler_service.catalogue import CATALOGUE
 from scheduler_service.config import SchedulerConfiguration
-from tests.kit.fake_hub import fake_hub
+from tests.kit.fakes.fake_hub import fake_hub
 from tests.unit.deploy import manifests
 from tests.unit.deploy.manifests import HAS_KUBECTL, K8S, NAME_LABEL, OVERLAYS, ROOT, Manifests, read_yaml
 from tests.unit.deploy.reachability import selects

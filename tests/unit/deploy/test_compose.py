@@ -87,7 +87,7 @@ def test_each_starts_when_the_one_behind_it_is_healthy(profile: str) -> None:
 def test_health_is_asked_on_the_health_port(profile: str, name: str) -> None:
     service = services_of(profile)[name]
     address = f"127.0.0.1:{option_of(service['command'], f'{name}_health_port')}"
-    assert service["healthcheck"]["test"] == ["CMD", "python", "-m", "blockyard.healthcheck", address]
+    assert service["healthcheck"]["test"] == ["CMD", "python", "-m", "blockyard.service.healthcheck", address]
 
 
 @pytest.mark.parametrize("profile", ["cpu", "gpu"])

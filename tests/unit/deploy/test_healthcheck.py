@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from blockyard.healthcheck import check, main
-from blockyard.rpc import HealthServer
+from blockyard.service.healthcheck import check, main
+from blockyard.service.servers import HealthServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +36,7 @@ def test_tells_that_a_service_is_unknown(address: str) -> None:
 
 
 def test_the_program_exits_with_what_it_found(address: str) -> None:
-    command = [sys.executable, "-m", "blockyard.healthcheck", address]
+    command = [sys.executable, "-m", "blockyard.service.healthcheck", address]
     assert subprocess.run([*command, "liveness"], check=False, timeout=30).returncode == 0
     failed = subprocess.run(command, check=False, timeout=30, capture_output=True, text=True)
     assert (failed.returncode, failed.stderr) == (1, f"{address}: readiness is NOT_SERVING\n")

@@ -109,7 +109,7 @@ def test_says_by_itself_whether_it_is_well(name: str, service: str) -> None:
     assert set(variables) <= known
     assert f"BLOCKYARD_{service.upper()}_HEALTH_PORT" in {setting.variable for setting in settings_of(configuration)}
     port = variables[f"BLOCKYARD_{service.upper()}_HEALTH_PORT"]
-    assert f'CMD ["python", "-m", "blockyard.healthcheck", "127.0.0.1:{port}"]' in last
+    assert f'CMD ["python", "-m", "blockyard.service.healthcheck", "127.0.0.1:{port}"]' in last
     assert last.rstrip().endswith(f'CMD ["python", "-m", "{module}"]')
 
 

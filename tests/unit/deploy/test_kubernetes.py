@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from blockyard.healthcheck import check
-from blockyard.rpc import HealthServer
+from blockyard.service.healthcheck import check
+from blockyard.service.servers import HealthServer
 from blockyard.settings import settings_of
 from tests.unit.deploy import manifests
 from tests.unit.deploy.manifests import COMPONENTS, HAS_KUBECTL, K8S, OVERLAYS, Manifests

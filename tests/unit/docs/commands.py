@@ -134,7 +134,7 @@ PROGRAMS = By("tests/integration/test_documented_commands.py::test_the_programs_
 AS_IT_STANDS = By("tests/e2e/test_first_steps.py::test_the_first_steps_as_they_stand")
 SETTINGS = By("tests/unit/docs/test_commands.py::test_a_service_takes_what_it_is_given")
 ALONE = By("tests/unit/docs/test_commands.py::test_it_works_alone")
-OPERATE = By("tests/unit/blockyard/test_cli_admin.py::test_what_the_guide_says_works")
+OPERATE = By("tests/unit/blockyard/cli/admin/test_cli_admin.py::test_what_the_guide_says_works")
 METRICS = By("tests/integration/test_metrics.py::test_what_is_told_is_what_happened")
 SECURITY = "tests/unit/docs/test_security_guide.py::"
 COMPOSE = "tests/e2e/containers/test_compose.py::"
@@ -164,8 +164,8 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
         "make unit": THIS,
         "make test": THIS,
         "make lint": NotRun("it changes the working tree"),
-        "python -m tests.kit.fake_worker --help": ALONE,
-        "python -m tests.kit.fault_proxy --listen 127.0.0.1:7000 --target 127.0.0.1:50070": By(
+        "python -m tests.kit.fakes.fake_worker --help": ALONE,
+        "python -m tests.kit.chaos.fault_proxy --listen 127.0.0.1:7000 --target 127.0.0.1:50070": By(
             "tests/unit/kit/test_fault_proxy.py::test_the_program_obeys_lines"
         ),
         "BLOCKYARD_FAULTS=step.after_answer:kill@7 python -m worker_service": By(
@@ -193,7 +193,7 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
     "docs/guides/benchmarks.md": {
         "python benchmarks/peers.py …": HOURS,
         "OUT=results bash benchmarks/gpu_day.sh --wheels ./wheels": By(
-            "tests/unit/benchmarks/test_gpu_day.py::test_a_dry_day_leaves_every_result"
+            "tests/integration/benchmarks/test_gpu_day.py::test_a_dry_day_leaves_every_result"
         ),
     },
     "docs/guides/call.md": {
@@ -280,7 +280,7 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
         ".venv/bin/python -m worker_service": SETTINGS,
         ".venv/bin/python -m scheduler_service --model ./my-model": SETTINGS,
         ".venv/bin/python -m gateway --model ./my-model": SETTINGS,
-        ".venv/bin/python benchmarks/int8_accuracy.py --model ./my-model --text ./my-text": By(
+        ".venv/bin/python benchmarks/kernels/int8_accuracy.py --model ./my-model --text ./my-text": By(
             "tests/unit/benchmarks/test_int8_accuracy.py::test_the_demo_model_predicts_nearly_the_same_in_int8"
         ),
         "docker compose up --build --detach": By(COMPOSE + "test_each_starts_when_the_one_behind_it_is_healthy"),

@@ -17,7 +17,7 @@ import yaml
 
 from blockyard.cli.main import main
 from blockyard.configuration import ParallelSettings, PublicSettings, SystemConfiguration
-from blockyard.local_system import LocalSystem
+from blockyard.local.local_system import LocalSystem
 from blockyard.settings import load
 from gateway.config import GatewayConfiguration
 from scheduler_service.config import SchedulerConfiguration
@@ -127,12 +127,12 @@ def test_pkill_finds_one_service() -> None:
     public = PublicSettings(grpc_port=0, http_port=0, admin_port=0)
     system = LocalSystem(SystemConfiguration(parallel=parallel, public=public))
     lines = {
-        service.name: " ".join(("python", "-P", "-m", "blockyard.child", "17", service.module, *service.flags))
+        service.name: " ".join(("python", "-P", "-m", "blockyard.local.child", "17", service.module, *service.flags))
         for service in system.services()
     }
     asyncio.run(system.close())
     guide = (ROOT / "docs" / "guides" / "restart.md").read_text(encoding="utf-8")
-    patterns = re.findall(r"'((?:worker_service|blockyard\.child) [^']+)'", guide)
+    patterns = re.findall(r"'((?:worker_service|blockyard\.local\.child) [^']+)'", guide)
     found = [[name for name, line in lines.items() if re.search(pattern, line)] for pattern in patterns]
     assert found == [["worker-0"], ["scheduler"], ["gateway"]]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from blockyard.metrics import COMMON, PROCESS, Kind, Metric
-from gateway.metrics import CATALOGUE as GATEWAY
+from blockyard.service.metrics import COMMON, PROCESS, Kind, Metric
+from gateway.observe.metrics import CATALOGUE as GATEWAY
 from scheduler_service.catalogue import CATALOGUE as SCHEDULER
-from worker_service.metrics import CATALOGUE as WORKER
+from worker_service.observe.metrics import CATALOGUE as WORKER
 
 ROOT = Path(__file__).parents[3]
 OURS = (*COMMON, *GATEWAY, *SCHEDULER, *WORKER)

@@ -9,16 +9,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from blockyard.authentication import OPEN
 from blockyard.configuration import InternalSecuritySettings
-from blockyard.identity import InternalIdentity
-from blockyard.keys import read_keys
+from blockyard.security.authentication import OPEN
+from blockyard.security.identity import InternalIdentity
+from blockyard.security.keys import read_keys
 from blockyard.settings import settings_of
 from gateway.config import GatewayConfiguration
 from scheduler_service.config import SchedulerConfiguration
 
 if TYPE_CHECKING:
-    from blockyard.identity import ServiceName
+    from blockyard.security.identity import ServiceName
 
 ROOT = Path(__file__).parents[3]
 GUIDE = (ROOT / "docs/guides/security.md").read_text()
@@ -86,4 +86,4 @@ def test_the_guide_names_no_flag_that_there_is_not() -> None:
 
 def test_what_is_open_is_told() -> None:
     assert "/grpc.health.v1.Health/*" in OPEN and "/" in OPEN, "else the guide says something else than there is"
-    assert "`OPEN` in `blockyard/authentication.py`" in GUIDE
+    assert "`OPEN` in `blockyard/security/authentication.py`" in GUIDE

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from blockyard.configuration import ModelSettings, PublicSettings
 from gateway.config import GatewayConfiguration, ServiceSettings
 from gateway.server import Gateway
-from tests.kit.fake_scheduler import FakeScheduler
+from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.unit.gateway.harness import DEMO_MODEL, demo_tokenizer
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.kit.fake_scheduler import FakeScheduler
+from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.unit.gateway.core import Core
 from tests.unit.gateway.harness import Front, serving
 

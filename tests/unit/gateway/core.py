@@ -7,7 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from blockyard.errors import BlockyardError, Reason
-from gateway.attachment import (
+from gateway.generation import GenerationService
+from gateway.live.live_requests import LiveRequests
+from gateway.request import Accepted, FinishReason, GenerationRequest, ResumeRequest
+from gateway.scheduler_messages import (
     Abort,
     Acceptance,
     Add,
@@ -22,15 +25,12 @@ from gateway.attachment import (
     SequenceRecord,
     Submission,
 )
-from gateway.generation import GenerationService
-from gateway.live_requests import LiveRequests
-from gateway.request import Accepted, FinishReason, GenerationRequest, ResumeRequest
 from tests.unit.gateway.harness import demo_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gateway.reader import Reader
+    from gateway.live.reader import Reader
 
 FACTS = ModelFacts("digest", 4096, 1024, 16, "id", True)
 

@@ -15,17 +15,17 @@ import pytest
 
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
-from blockyard.rpc import PUBLIC_MESSAGE_BYTES, bind, make_server
+from blockyard.service.servers import PUBLIC_MESSAGE_BYTES, bind, make_server
+from gateway.fronts.grpc_api.servicer import SERVICE, InferenceServicer, add_inference_service
 from gateway.generation import GenerationService
-from gateway.live_requests import LiveRequests
-from gateway.scheduler_link import SchedulerLink
-from gateway.servicer import SERVICE, InferenceServicer, add_inference_service
-from gateway.tokenizer import Tokenizer, load_tokenizer
+from gateway.live.live_requests import LiveRequests
+from gateway.live.scheduler_link import SchedulerLink
+from gateway.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from tests.kit.fake_scheduler import FakeScheduler
+    from tests.kit.fakes.fake_scheduler import FakeScheduler
 
 DEMO_MODEL = Path(__file__).parents[3] / "models" / "demo"
 END_TOKEN, END_OF_TURN = 0, 3

@@ -21,22 +21,22 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 import gateway.server
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
-from blockyard.async_client import AsyncClient
-from blockyard.authentication import MONITORING, Doorkeeper, KeyRole
-from blockyard.client_access import ClientAccess, ClientTls
+from blockyard.client.access import ClientAccess, ClientTls
+from blockyard.client.asynchronous import AsyncClient
+from blockyard.client.retry import RetryPolicy
 from blockyard.configuration import ModelSettings, PublicSettings, SecuritySettings
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
-from blockyard.keys import Key, KeyFileError, add_key, digest
-from blockyard.retry import RetryPolicy
+from blockyard.security.authentication import MONITORING, Doorkeeper, KeyRole
+from blockyard.security.keys import Key, KeyFileError, add_key, digest
+from blockyard.security.tls import CertificateError
 from blockyard.settings import SettingsError
-from blockyard.tls import CertificateError
 from gateway.access import make_access
 from gateway.config import GatewayConfiguration, ServiceSettings
-from gateway.http_front import HttpFront
+from gateway.fronts.http.server import HttpFront
 from gateway.server import Gateway
 from tests.kit.authority import Authority
-from tests.kit.fake_scheduler import FakeScheduler
+from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.unit.gateway.harness import DEMO_MODEL, demo_tokenizer, spec
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ import pytest
 from blockyard.errors import BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2
 from gateway.admission import RETRY_SECONDS, Admission
-from gateway.openai.app import make_app
+from gateway.fronts.openai.app import make_app
 from gateway.request import FinishReason, GenerationRequest, Position
-from tests.kit.fake_scheduler import FakeScheduler
+from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.unit.gateway.core import Core
+from tests.unit.gateway.fronts.openai.serving import serve
 from tests.unit.gateway.harness import refused, serving, spec
-from tests.unit.gateway_openai.serving import serve
 
 
 async def refusal(core: Core, request_id: str) -> BlockyardError:

@@ -23,7 +23,7 @@ from gateway.chat import (
     joined,
     prompt_of,
 )
-from gateway.chat_template import ChatTemplate
+from gateway.text.chat_template import ChatTemplate
 
 HI = Message(Role.USER, "hi")
 KEPT = (

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from blockyard.errors import BlockyardError, Reason
-from gateway.attachment import Abort, AbortReason, Acceptance, Ending, Failure, Prefill, Recovery
 from gateway.request import Accepted, Delta, Finished, FinishReason, Recovered, StopOptions
+from gateway.scheduler_messages import Abort, AbortReason, Acceptance, Ending, Failure, Prefill, Recovery
 from gateway.validation import derive_seed
 from tests.unit.gateway.harness import END_TOKEN, demo_tokenizer, ids_of
 
 if TYPE_CHECKING:
-    from gateway.reader import Reader
+    from gateway.live.reader import Reader
     from tests.unit.gateway.core import Core
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH

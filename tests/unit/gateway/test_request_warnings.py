@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from blockyard.chat import Role, ToolChoice
+from blockyard.client.chat import Role, ToolChoice
 from blockyard.errors import BlockyardError, Reason
-from gateway.attachment import Acceptance
 from gateway.chat import Conversation, Message, Tool
 from gateway.request import Accepted, StopOptions
 from gateway.request_warnings import TOOLS
+from gateway.scheduler_messages import Acceptance
 from tests.unit.gateway.core import FACTS, Core
 
 if TYPE_CHECKING:
-    from gateway.reader import Reader
+    from gateway.live.reader import Reader
 
 HELLO = (Message(Role.USER, "Hi"),)
 ROOM = FACTS.max_model_len - 2

@@ -18,10 +18,10 @@ from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.configuration import ModelSettings, PublicSettings, TextSettings
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
-from blockyard.rpc import PortTaken
+from blockyard.service.servers import PortTaken
 from gateway.config import GatewayConfiguration, ServiceSettings
 from gateway.server import Gateway, model_name
-from tests.kit.fake_scheduler import FakeScheduler
+from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.unit.gateway.harness import DEMO_MODEL, demo_tokenizer, spec
 
 if TYPE_CHECKING:

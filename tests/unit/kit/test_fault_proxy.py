@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.kit.fault_proxy import FaultProxy
-from tests.kit.faulty_connection import Direction, EndAt, Ending, Rule, random_rules
+from tests.kit.chaos.fault_proxy import FaultProxy
+from tests.kit.chaos.faulty_connection import Direction, EndAt, Ending, Rule, random_rules
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -283,7 +283,7 @@ def test_random_rules_are_a_function_of_the_seed() -> None:
 async def test_the_program_obeys_lines(tmp_path: Path) -> None:
     async with listening(tmp_path) as peer:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.kit.fault_proxy", "--listen", "127.0.0.1:0", "--target", peer.address),
+            *(sys.executable, "-m", "tests.kit.chaos.fault_proxy", "--listen", "127.0.0.1:0", "--target", peer.address),
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from blockyard import faults
-from tests.kit.chaos_requests import KINDS, SHARED_PREFIX_LENGTH, make_requests
-from tests.kit.fault_schedule import KINDS_OF, MIN_REST_SECONDS, Kind, Rates, make_schedule
+from blockyard.service import faults
+from tests.kit.chaos.chaos_requests import KINDS, SHARED_PREFIX_LENGTH, make_requests
+from tests.kit.chaos.fault_schedule import KINDS_OF, MIN_REST_SECONDS, Kind, Rates, make_schedule
 
 NAMES = ["worker-0", "worker-1", "scheduler", "gateway-0", "gateway-1"]
 

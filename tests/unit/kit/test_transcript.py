@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from blockyard.results import Accepted, Delta, Event, Finished, FinishReason, Recovered, Usage
-from tests.kit.transcript import Transcript, difference, read
+from blockyard.client.results import Accepted, Delta, Event, Finished, FinishReason, Recovered, Usage
+from tests.kit.oracles.transcript import Transcript, difference, read
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable

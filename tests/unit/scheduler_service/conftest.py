@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import tempfile
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -8,24 +7,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
-from blockyard.rpc import internal_channel
+from blockyard.service.servers import internal_channel
 from scheduler_service.config import SchedulerConfiguration
 from scheduler_service.server import Server
-from tests.kit.fake_worker import FakeWorker, FakeWorkerOptions
-from tests.kit.token_client import TokenClient
+from tests.kit.fakes.fake_worker import FakeWorker, FakeWorkerOptions
+from tests.kit.fakes.token_client import TokenClient
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable
     from contextlib import AbstractAsyncContextManager
 
     import grpc.aio
-
-
-@pytest.fixture
-def sockets() -> Iterator[str]:
-    """A folder whose path is short enough for Unix sockets."""
-    with tempfile.TemporaryDirectory(prefix="by") as folder:
-        yield folder
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from blockyard.metrics import Registry
+from blockyard.service.metrics import Registry
 from scheduler_service.catalogue import CATALOGUE
-from scheduler_service.core.output import StepResult
-from scheduler_service.step_meter import StepMeter, StepMetrics
-from scheduler_service.watch import AnsweredStep
-from tests.kit.scrape import Scrape
-from tests.kit.token_oracle import until, until_idle
+from scheduler_service.core.values import StepResult
+from scheduler_service.replicas.steps.step_meter import StepMeter, StepMetrics
+from scheduler_service.replicas.steps.steps_in_flight import AnsweredStep
+from tests.kit.oracles.token_oracle import until, until_idle
+from tests.kit.processes.scrape import Scrape
 
 if TYPE_CHECKING:
     from collections.abc import Callable

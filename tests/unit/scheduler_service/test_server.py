@@ -13,9 +13,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.kit.system import ROOT, Service
-from tests.kit.token_client import TokenClient
-from tests.kit.token_oracle import oracle
+from tests.kit.fakes.token_client import TokenClient
+from tests.kit.oracles.token_oracle import oracle
+from tests.kit.processes.system import ROOT, Service
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -116,7 +116,7 @@ def test_without_a_worker_it_lives_and_is_not_ready(start: Callable[..., Service
     for address in (own, f"unix:{sockets}/scheduler"):
         assert health(address, "liveness") == serving.SERVING
         assert health(address, "readiness") == serving.NOT_SERVING
-    start("tests.kit.fake_worker")
+    start("tests.kit.fakes.fake_worker")
     service.wait_for_log(r" ready epoch=1")
     with grpc.insecure_channel(own) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
@@ -128,7 +128,7 @@ def test_without_a_worker_it_lives_and_is_not_ready(start: Callable[..., Service
 
 
 async def test_a_killed_worker_process_and_its_successor(start: Callable[..., Service], sockets: str) -> None:
-    worker = start("tests.kit.fake_worker", "--step-seconds", "0.002")
+    worker = start("tests.kit.fakes.fake_worker", "--step-seconds", "0.002")
     service = scheduler(start, sockets, "--debug-integrity")
     await asyncio.to_thread(service.wait_for_log, " ready epoch=1")
     async with TokenClient(f"unix:{sockets}/scheduler") as client:
@@ -137,7 +137,7 @@ async def test_a_killed_worker_process_and_its_successor(start: Callable[..., Se
         await client.wait_until(lambda: stream.token_ids[2])
         worker.process.kill()
         await asyncio.to_thread(worker.process.wait)
-        start("tests.kit.fake_worker")
+        start("tests.kit.fakes.fake_worker")
         assert await client.result(stream) == oracle(list(range(50)), 300, n=3)
         # Told to stop, it ends the gateway's stream itself and says why.
         stopping = asyncio.to_thread(service.stop)
@@ -151,7 +151,7 @@ async def test_a_killed_worker_process_and_its_successor(start: Callable[..., Se
 
 
 async def test_the_log_shows_what_the_steps_did(start: Callable[..., Service], sockets: str) -> None:
-    start("tests.kit.fake_worker")
+    start("tests.kit.fakes.fake_worker")
     pools = ["--num-device-blocks", "20", "--num-host-blocks", "40", "--block-size", "8", "--max-prefill-chunk", "16"]
     service = scheduler(start, sockets, *pools)
     await asyncio.to_thread(service.wait_for_log, " ready epoch=1")
@@ -171,7 +171,7 @@ async def test_the_log_shows_what_the_steps_did(start: Callable[..., Service], s
 async def test_a_worker_that_runs_is_taken_over_by_the_next_scheduler(
     start: Callable[..., Service], sockets: str
 ) -> None:
-    worker = start("tests.kit.fake_worker")
+    worker = start("tests.kit.fakes.fake_worker")
     for epoch in (1, 2):
         service = scheduler(start, sockets)
         await asyncio.to_thread(service.wait_for_log, f" ready epoch={epoch}")
@@ -184,5 +184,5 @@ async def test_a_worker_that_runs_is_taken_over_by_the_next_scheduler(
     other = scheduler(start, sockets, "--block-size", "8")
     await asyncio.to_thread(other.wait_for_log, "another configuration")
     assert await asyncio.to_thread(worker.process.wait, 20) == 0
-    start("tests.kit.fake_worker")
+    start("tests.kit.fakes.fake_worker")
     await asyncio.to_thread(other.wait_for_log, " ready epoch=1")

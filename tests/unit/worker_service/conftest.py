@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from tests.kit.tiny_models import tiny_model
+from tests.kit.kernels.tiny_models import tiny_model
 from tests.unit.worker_service.driver import WorkerDriver, running_worker
 
 if TYPE_CHECKING:

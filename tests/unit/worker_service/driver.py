@@ -11,7 +11,7 @@ import grpc
 
 from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import from_rpc_error, from_status
-from blockyard.rpc import internal_channel
+from blockyard.service.servers import internal_channel
 from blockyard.worker.v1 import worker_pb2 as pb
 from blockyard.worker.v1 import worker_pb2_grpc
 from worker_service.config import WorkerConfiguration, WorkerSettings

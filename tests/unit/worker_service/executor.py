@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kernels.ops import CaptureSizes
+from worker_service.batch.input_batch import BatchLimits, InputBatch
 from worker_service.cache_engine import BlockFormat, CacheEngine
-from worker_service.input_batch import BatchLimits, InputBatch
 from worker_service.model_runner import ModelRunner
 from worker_service.step import NewSequence, Sampling, Step
-from worker_service.step_executor import StepExecutor
+from worker_service.steps.step_executor import StepExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from worker_service.model_loader import LoadedModel
+    from worker_service.models.loader import LoadedModel
     from worker_service.step import Logprobs, StepResult
 
 BLOCK_SIZE = 8

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from kernels.ops import get_backend
-from worker_service.requests import ROW
-from worker_service.sampler import Sampler, SampleRows
-from worker_service.sampling_state import SequenceLists, write_sampling
+from worker_service.batch.row_requests import ROW
+from worker_service.sampling.sampler import Sampler, SampleRows
+from worker_service.sampling.sampling_state import SequenceLists, write_sampling
 from worker_service.step import NewSequence, Sampling, no_ids
 
 VOCAB = 2000

@@ -14,9 +14,9 @@ import grpc
 import pytest
 
 from blockyard.errors import Reason
-from blockyard.rpc import internal_channel
+from blockyard.service.servers import internal_channel
 from blockyard.worker.v1 import worker_pb2 as pb
-from tests.kit.system import Service
+from tests.kit.processes.system import Service
 from tests.unit.worker_service.driver import WorkerDriver, fails, new_sequence
 
 if TYPE_CHECKING:

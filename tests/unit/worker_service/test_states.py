@@ -16,7 +16,7 @@ from blockyard.common.v1 import status_pb2
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.worker.v1 import worker_pb2 as pb
 from tests.unit.worker_service.driver import BLOCK_SIZE, WorkerDriver, fails, running_worker
-from worker_service.device import check_gpu_dtype, choose_device
+from worker_service.device.device import check_gpu_dtype, choose_device
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,0 +1,130 @@
+"""Makes a page of what benchmarks/gpu_day.sh left: every time beside what the same machine could do at best.
+
+    python -m benchmarks.gpu.report FOLDER [--write]
+
+prints it; with --write it goes to benchmarks/results/gpu-<date>.md. What a stage did not come to is told as missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import xml.etree.ElementTree as ElementTree
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+def read(path: Path) -> Any:
+    """A stage's results; empty where it left none."""
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def machine_section(folder: Path) -> list[str]:
+    """What the machine is."""
+    told = read(folder / "machine.json")
+    lines = [f"- {name}: {' '.join(str(value).split())}" for name, value in told.get("machine", {}).items() if value]
+    for name, rate in told.get("ceilings", {}).items():
+        unit = "GB/s of copies" if name == "bandwidth" else f"TFLOP/s in {name}"
+        lines.append(f"- at best {rate / (1e9 if name == 'bandwidth' else 1e12):,.1f} {unit}")
+    if told.get("machine", {}).get("is_dry"):
+        lines = [
+            "A dry run on a processor with tiny shapes: it shows that all of it works, and its times say nothing.",
+            "",
+            *lines,
+        ]
+    return ["## The machine", "", *(lines or ["Not measured."]), ""]
+
+
+def stages_section(folder: Path) -> list[str]:
+    """What became of each stage."""
+    rows = [
+        f"| {stage['name']} | {stage['outcome']} | {stage['seconds']} of {stage['limit']} s |"
+        for stage in read(folder / "stages.json")
+    ]
+    return ["## Stages", "", "| stage | outcome | time |", "|---|---|---|", *rows, ""]
+
+
+def tests_section(folder: Path) -> list[str]:
+    """How many tests passed, and which did not."""
+    path = folder / "tests.xml"
+    if not path.exists():
+        return ["## Tests", "", "No results.", ""]
+    suites = ElementTree.parse(path).getroot().iter("testsuite")
+    total = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
+    bad: list[str] = []
+    for suite in suites:
+        for name in total:
+            total[name] += int(suite.get(name, 0))
+        for case in suite.iter("testcase"):
+            if case.find("failure") is not None or case.find("error") is not None:
+                bad.append(f"- {case.get('classname')}::{case.get('name')}")
+    counts = ", ".join(f"{number} {name}" for name, number in total.items())
+    return ["## Tests", "", f"{counts}.", "", *bad, *([""] if bad else [])]
+
+
+def times_section(title: str, results: dict[str, Any]) -> list[str]:
+    """A table of times, each with its share of the ideal."""
+    rows: list[str] = []
+    for name, told in results.items():
+        if "error" in told:
+            rows.append(f"| {name} | {told['error']} | | |")
+            continue
+        ideal = told.get("ideal_seconds")
+        share = f"{100 * ideal / told['seconds']:.0f} %" if ideal else ""
+        rows.append(f"| {name} | {milliseconds(told['seconds'])} | {milliseconds(ideal) if ideal else ''} | {share} |")
+    head = ["| | ms | ideal ms | share |", "|---|---|---|---|"]
+    return [f"## {title}", "", *([*head, *rows] if rows else ["Not measured."]), ""]
+
+
+def milliseconds(seconds: float) -> str:
+    """A time as text."""
+    return f"{1000 * seconds:,.3f}"
+
+
+def oracle_section(folder: Path) -> list[str]:
+    """Which ways of running gave the tokens of running alone."""
+    told = dict(read(folder / "oracle.json"))
+    promise = told.pop("batch_invariant", None)
+    lines = [
+        f"| {way} | {run['num_different']} of {run['num_sequences']} | {run['num_steps']} | {run['num_preemptions']} "
+        f"| {run['num_kills']} |"
+        for way, run in told.items()
+    ]
+    head = ["| way | different from alone | steps | preemptions | kills |", "|---|---|---|---|---|"]
+    said = "The backend promises the same bits." if promise else "The backend promises no equal bits."
+    return ["## Any way of running", "", *([said, "", *head, *lines] if lines else ["Not run."]), ""]
+
+
+def report(folder: Path) -> str:
+    """The page."""
+    lines = [
+        "# A day on a GPU",
+        "",
+        *machine_section(folder),
+        *stages_section(folder),
+        *tests_section(folder),
+        *times_section("Ops of a layer of Llama-3.1-8B's shape", read(folder / "ops.json")),
+        *times_section("Steps of Llama-3.1-8B's shape", read(folder / "steps.json")),
+        *oracle_section(folder),
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Prints the page, or keeps it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="what gpu_day.sh was told as OUT")
+    parser.add_argument("--write", action="store_true", help="keep the page among the results")
+    told = parser.parse_args()
+    page = report(told.folder)
+    if told.write:
+        (RESULTS / f"gpu-{datetime.now(UTC).date().isoformat()}.md").write_text(page)
+    else:
+        print(page)
+
+
+if __name__ == "__main__":
+    main()

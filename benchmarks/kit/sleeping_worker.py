@@ -1,0 +1,185 @@
+"""A worker process as it is, but for its network: a step takes a fixed time, in which the device thread sleeps.
+
+    python -m benchmarks.kit.sleeping_worker 0.004 /tmp/ledger --worker-address=unix:/…
+
+Its ledger is a file of two numbers that another process reads while it runs:
+the steps that it has executed, and the CPU seconds that its pretended computing cost, which are nobody's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import mmap
+import struct
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+
+from blockyard.service import grpc_environment
+
+grpc_environment.prepare()
+
+from blockyard.model_files import model_digest, resolve_model
+from blockyard.settings import load
+from blockyard.telemetry import configure_logging
+from worker_service import server
+from worker_service.config import WorkerConfiguration
+from worker_service.device import memory
+from worker_service.step import Step, StepResult, StepTimes
+from worker_service.worker import CacheFacts, State, Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from worker_service.models.loader import LoadedModel
+    from worker_service.worker import CacheRequest, ProfileRequest
+
+MAX_MODEL_LEN = 2048
+BLOCK_SIZE = 32
+_LEDGER = struct.Struct("<Qd")
+# Of the demo model's vocabulary: whole words and pieces of words, none of them special.
+_FIRST_TOKEN_ID, _NUM_TOKEN_IDS = 300, 1000
+
+
+class Entry(NamedTuple):
+    """What a ledger says."""
+
+    num_steps: int
+    computing_seconds: float
+
+
+def read_ledger(path: Path) -> Entry:
+    """Reads how far a worker is."""
+    return Entry(*_LEDGER.unpack(path.read_bytes()))
+
+
+class _Row:
+    """A sequence, as far as it matters when it samples."""
+
+    __slots__ = ("num_computed", "num_known", "token_id")
+
+    def __init__(self, num_known: int, num_computed: int, token_id: int) -> None:
+        self.num_known = num_known
+        self.num_computed = num_computed
+        self.token_id = token_id
+
+    def advance(self, num_tokens: int) -> bool:
+        """Computes tokens; tells whether the last known one was among them, and then knows one more."""
+        self.num_computed += num_tokens
+        is_sampled = self.num_computed == self.num_known
+        self.num_known += is_sampled
+        self.token_id = _FIRST_TOKEN_ID + (self.token_id * 31 + 7) % _NUM_TOKEN_IDS
+        return is_sampled
+
+
+class SleepingExecutor:
+    """Executes steps in the place of `StepExecutor`. A step begins when its predecessor has ended, as on a device."""
+
+    def __init__(self, step_seconds: float, ledger: Path) -> None:
+        ledger.write_bytes(_LEDGER.pack(0, 0.0))
+        with ledger.open("r+b") as file:
+            self._ledger = mmap.mmap(file.fileno(), _LEDGER.size)
+        self._step_seconds = step_seconds
+        self._rows: dict[int, _Row] = {}
+        self._free_at = 0.0
+        self._entry = Entry(0, 0.0)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Forgets the sequences of the epoch before."""
+        self.forget()
+
+    def forget(self) -> None:
+        """Forgets every sequence."""
+        self._rows.clear()
+
+    def execute(self, step: Step, arrival: float) -> StepResult:
+        """Sleeps, and gives each sequence that is due a token."""
+        begin = time.thread_time()
+        result = self._execute(step)
+        self._free_at = max(arrival, self._free_at) + self._step_seconds
+        time.sleep(max(0.0, self._free_at - time.perf_counter()))
+        num_steps, seconds = self._entry
+        self._entry = Entry(num_steps + 1, seconds + time.thread_time() - begin)
+        _LEDGER.pack_into(self._ledger, 0, *self._entry)
+        return result
+
+    def _execute(self, step: Step) -> StepResult:
+        for sequence_id in step.finished_sequence_ids:
+            self._rows.pop(sequence_id, None)
+        for new in step.new_sequences:
+            row = _Row(len(new.token_ids), new.num_computed_tokens, new.sequence_id)
+            self._rows[new.sequence_id] = row
+        counts = zip(step.sequence_ids, step.num_new_tokens.tolist(), strict=True)
+        sampled = tuple(sequence_id for sequence_id, count in counts if self._rows[sequence_id].advance(count))
+        token_ids = tuple(self._rows[sequence_id].token_id for sequence_id in sampled)
+        times = StepTimes(forward_seconds=self._step_seconds)
+        return StepResult(step.epoch, step.step_id, sampled, token_ids, times=times)
+
+
+class SleepingWorker(Worker):
+    """A worker that has no model, and opens its streams on another executor."""
+
+    def __init__(self, executor: SleepingExecutor) -> None:
+        super().__init__(num_threads=1)
+        self._sleeper: Any = executor
+
+    async def init_device(self, device_type: str, dtype: torch.dtype | None, configuration_digest: str) -> None:
+        """Has none."""
+        self.configuration_digest = configuration_digest
+        self._set_up_as = State.DEVICE_READY
+
+    async def load_model(
+        self, model: str, revision: str, progress: Callable[[int, int], None], quantization: str = "none"
+    ) -> LoadedModel:
+        """Reads what the model is called."""
+        folder = resolve_model(model, revision, "config")
+        told = json.loads((folder / "config.json").read_text())
+        config = SimpleNamespace(
+            architecture="Sleeping", vocab_size=told["vocab_size"], max_model_len=MAX_MODEL_LEN, dtype=torch.float32
+        )
+        loaded = SimpleNamespace(
+            config=config,
+            model_digest=model_digest(folder),
+            weights_digest="",
+            parameter_bytes=1,
+            quantization=quantization,
+        )
+        self.loaded = cast("LoadedModel", loaded)
+        self._set_up_as = State.LOADED
+        return self.loaded
+
+    async def determine_num_available_blocks(self, request: ProfileRequest) -> memory.CachePlan:
+        """Has as many as are asked for."""
+        usage = memory.Usage(0, 0, 0, 0, 0)
+        return memory.CachePlan(request.block_size or BLOCK_SIZE, 1, 1, 0, 0, 0, usage)
+
+    async def initialize_cache(self, request: CacheRequest) -> CacheFacts:
+        """Allocates nothing."""
+        self.cache = CacheFacts(request, 1, "sleeping", batch_invariant=True)
+        self._executor = self._sleeper
+        self._set_up_as = State.CACHE_READY
+        gc.collect()
+        gc.freeze()
+        return self.cache
+
+
+def main() -> None:
+    """The program."""
+    step_seconds, ledger, *flags = sys.argv[1:]
+    configuration = load(WorkerConfiguration, "sleeping_worker", "Sleeps.", flags)
+    configure_logging("worker", level=configuration.log.log_level, log_format=configuration.log.log_format)
+    sys.setswitchinterval(server.SWITCH_SECONDS)
+    executor = SleepingExecutor(float(step_seconds), Path(ledger))
+    # The server makes its worker itself.
+    cast("Any", server).Worker = lambda **_: SleepingWorker(executor)
+    asyncio.run(server.run(configuration))
+
+
+if __name__ == "__main__":
+    main()

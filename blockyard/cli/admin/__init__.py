@@ -1,0 +1,1 @@
+"""`blockyard admin`: what an operator asks of a running system."""

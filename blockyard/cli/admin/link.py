@@ -1,0 +1,63 @@
+"""The way to a gateway's admin port, for the commands that need it."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+
+import grpc
+import typer
+from google.protobuf.json_format import MessageToDict
+
+from blockyard.admin.v1 import admin_pb2_grpc
+from blockyard.cli.connection import connection
+from blockyard.errors import from_rpc_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from google.protobuf.message import Message
+
+    from blockyard.client.targets import Metadata
+
+DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50052"
+# What an operator waits for at most, where nothing has to be set up or moved.
+CALL_SECONDS = 10.0
+
+AdminAddress = Annotated[
+    str,
+    typer.Option("--admin-address", help="the gateway's admin address, host:port", envvar="BLOCKYARD_ADMIN_ADDRESS"),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="write JSON, as protobuf maps the answer")]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class AdminApi:
+    """The admin API of one gateway."""
+
+    stub: admin_pb2_grpc.AdminServiceStub
+    metadata: Metadata
+
+    def ask(self, call: Callable[..., T], request: Any, seconds: float = CALL_SECONDS) -> T:
+        """Makes a call of the stub, with what the server wants to see. Raises grpc.RpcError."""
+        return call(request, timeout=seconds, metadata=self.metadata)
+
+
+@contextmanager
+def admin_api(address: str) -> Generator[AdminApi]:
+    """Opens the admin API for some calls. What fails in there is raised as BlockyardError."""
+    access = connection().access()
+    with access.channel(address) as channel:
+        try:
+            yield AdminApi(admin_pb2_grpc.AdminServiceStub(channel), access.metadata)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+
+
+def as_json(message: Message) -> str:
+    """Writes a message with all its fields, those of no value too."""
+    told = MessageToDict(message, always_print_fields_with_no_presence=True)
+    return json.dumps(cast("object", told), indent=2)

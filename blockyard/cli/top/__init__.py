@@ -1,0 +1,1 @@
+"""`blockyard top`: a live view of a running system."""

@@ -1,0 +1,126 @@
+"""One frame of `blockyard top`: a system's status and what it did since the last one, for a terminal of 80 columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from blockyard.cli.top.readings import find_rates, find_replica_rates, replica_state, seconds, used_share, worker_state
+from blockyard.cli.units import bar, milliseconds, rate, span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import RenderableType
+
+    from blockyard.admin.v1 import admin_pb2
+    from blockyard.cli.top.readings import Rates
+    from blockyard.common.v1 import status_pb2
+
+UNKNOWN = "–"
+STYLES = {"ready": "green", "draining": "yellow", "drained": "yellow", "not ready": "red", "left aside": "red"}
+_BAR_WIDTH = 6
+_MAX_RECOVERIES = 5
+
+
+def make_frame(
+    address: str, now: admin_pb2.GetStatusResponse, before: admin_pb2.GetStatusResponse | None
+) -> RenderableType:
+    """Lays a reading out, with the rates since the one before."""
+    parts: list[RenderableType] = [_head(address, now.gateway)]
+    if not now.HasField("scheduler"):
+        return Group(*parts)
+    parts += [Text(), _facts(now, find_rates(before, now)), Text(), _replicas(now, before)]
+    if now.scheduler.recoveries:
+        parts += [Text(), Text("recoveries", style="bold")]
+        parts += [_recovery(each) for each in now.scheduler.recoveries[:_MAX_RECOVERIES]]
+    return Group(*parts)
+
+
+def gateway_state(gateway: admin_pb2.GatewayStatus) -> str:
+    """What a gateway does, in a word or two."""
+    if gateway.draining:
+        return "drained"
+    return "ready" if gateway.ready else "not ready"
+
+
+def _head(address: str, gateway: admin_pb2.GatewayStatus) -> RenderableType:
+    state = gateway_state(gateway)
+    line = Text.assemble(
+        (f"blockyard {gateway.version}", "bold"),
+        f"  {address}  ",
+        (state, STYLES[state]),
+        f"  up {span(seconds(gateway.uptime))}",
+    )
+    return Group(line, Text(gateway.message, style="yellow")) if gateway.message else line
+
+
+def _known(value: float | None, write: Callable[[float], str]) -> str:
+    return UNKNOWN if value is None else write(value)
+
+
+def _facts(now: admin_pb2.GetStatusResponse, rates: Rates) -> Table:
+    scheduler, gateway = now.scheduler, now.gateway
+    table = Table.grid(padding=(0, 2))
+    cached = _known(rates.cached_share, lambda share: f", {share:.0%} of them cached").replace(UNKNOWN, "")
+    rows = {
+        "requests": f"{scheduler.num_requests:,} live, {scheduler.num_waiting_requests:,} waiting"
+        f" ({scheduler.num_waiting_tokens:,} tokens), {gateway.num_readers:,} read here",
+        "tokens": f"{_known(rates.completion_tokens, rate)} out a second,"
+        f" {_known(rates.prompt_tokens, rate)} in{cached}",
+        "latency": f"first token {_known(rates.time_to_first_token, milliseconds)},"
+        f" between tokens {_known(rates.inter_token_latency, milliseconds)},"
+        f" request {_known(rates.request_latency, milliseconds)}",
+        "since start": f"{scheduler.num_completion_tokens:,} tokens out, {scheduler.num_preemptions:,} preemptions,"
+        f" {scheduler.num_recoveries:,} recoveries",
+    }
+    for name, told in rows.items():
+        table.add_row(Text(name, style="bold"), told)
+    return table
+
+
+def _replicas(now: admin_pb2.GetStatusResponse, before: admin_pb2.GetStatusResponse | None) -> RenderableType:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("replica")
+    table.add_column("state")
+    for name in ("run", "wait", "swap", "tok/s", "steps/s", "busy"):
+        table.add_column(name, justify="right")
+    table.add_column("device blocks")
+    table.add_column("host blocks")
+    for replica in now.scheduler.replicas:
+        rates, state = find_replica_rates(before, now, replica.replica_id), replica_state(replica)
+        table.add_row(
+            str(replica.replica_id),
+            Text(state, style=STYLES[state]),
+            f"{replica.num_running_sequences:,}",
+            f"{replica.num_waiting_sequences:,}",
+            f"{replica.num_swapped_sequences:,}",
+            _known(rates.tokens, rate),
+            _known(rates.steps, rate),
+            _known(rates.busy_share, "{:.0%}".format),
+            _pool(replica.device_blocks),
+            _pool(replica.host_blocks),
+        )
+    troubles = [_trouble(replica, worker) for replica in now.scheduler.replicas for worker in replica.workers]
+    return Group(table, *(trouble for trouble in troubles if trouble))
+
+
+def _pool(pool: status_pb2.BlockPoolStatus) -> str:
+    share = used_share(pool)
+    return f"{bar(share, _BAR_WIDTH)} {share:>4.0%}" if pool.num_blocks else UNKNOWN
+
+
+def _trouble(replica: status_pb2.ReplicaStatus, worker: status_pb2.WorkerStatus) -> Text | None:
+    if not worker.message or replica.drain_state:
+        return None
+    return Text(f"replica {replica.replica_id}: {worker.message} ({worker_state(worker)})", style="yellow")
+
+
+def _recovery(recovery: status_pb2.RecoveryStatus) -> Text:
+    return Text(
+        f"{span(seconds(recovery.age))} ago, replica {recovery.replica_id}: {recovery.cause};"
+        f" {recovery.num_requests:,} requests, {recovery.num_replayed_tokens:,} tokens again"
+    )

@@ -1,0 +1,76 @@
+"""How a client gets in: on whose behalf it calls, its key, and TLS. Makes its channels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+
+from blockyard.client.targets import call_metadata, client_channel_options
+from blockyard.security.tls import CertificateError
+
+if TYPE_CHECKING:
+    from blockyard.channels import Options
+    from blockyard.client.targets import Metadata
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """How a client speaks TLS.
+
+    Attributes:
+        authority: PEM file of whose signature the server's certificate has; empty: the authorities that gRPC knows.
+        certificate, key: PEM files, for a server that asks for a certificate.
+        server_name: expected in the server's certificate; empty: the host of the address.
+    """
+
+    authority: str = ""
+    certificate: str = ""
+    key: str = ""
+    server_name: str = ""
+
+
+class ClientAccess:
+    """What a client shows a gateway, and asks of it. The default: nothing, in the clear."""
+
+    def __init__(self, tenant: str = "", api_key: str = "", tls: ClientTls | bool = False) -> None:
+        """Reads the files. True is TLS with nothing special.
+
+        Raises CertificateError, and BlockyardError (FIELD_INVALID) for what is no tenant or no key.
+        """
+        self.metadata: Metadata = call_metadata(tenant, api_key)
+        told = ClientTls() if tls is True else tls or None
+        self._server_name = told.server_name if told else ""
+        self._credentials = _credentials(told) if told else None
+
+    def channel(self, target: str) -> grpc.Channel:
+        """Opens a channel."""
+        if self._credentials is None:
+            return grpc.insecure_channel(target, self._options(target))
+        return grpc.secure_channel(target, self._credentials, self._options(target))
+
+    def aio_channel(self, target: str) -> grpc.aio.Channel:
+        """Opens a channel on the running loop."""
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(target, self._options(target))
+        return grpc.aio.secure_channel(target, self._credentials, self._options(target))
+
+    def _options(self, target: str) -> Options:
+        named = [("grpc.ssl_target_name_override", self._server_name)] if self._server_name else []
+        return [*client_channel_options(target), *named]
+
+
+def _credentials(tls: ClientTls) -> grpc.ChannelCredentials:
+    if bool(tls.certificate) != bool(tls.key):
+        raise CertificateError("a client's certificate and its key go together")
+    return grpc.ssl_channel_credentials(_content(tls.authority), _content(tls.key), _content(tls.certificate))
+
+
+def _content(path: str) -> bytes | None:
+    try:
+        return Path(path).read_bytes() if path else None
+    except OSError as error:
+        raise CertificateError(f"{path}: {error.strerror}") from None

@@ -1,0 +1,62 @@
+"""Tells gateways, from a thread of its own, that requests are no longer wanted: nobody waits for it."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from blockyard.client.targets import CANCEL_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Queue = SimpleQueue["str | None"]
+
+
+class Canceller:
+    """Cancels requests. Its thread ends with it, at the latest with the process, when what was asked for is done.
+
+    Args:
+        send: cancels these requests, within so many seconds; raises nothing.
+    """
+
+    def __init__(self, send: Callable[[list[str], float], None]) -> None:
+        self._send = send
+        self._lock = threading.Lock()
+        # A queue that may be put into anywhere, even where the interpreter collects what was forgotten.
+        self._queue: Queue = SimpleQueue()
+        self._finalizer: weakref.finalize[[Queue, threading.Thread], Canceller] | None = None
+
+    def start(self) -> None:
+        """Starts the thread, unless it runs. To be called before `cancel`."""
+        with self._lock:
+            if self._finalizer is None:
+                thread = threading.Thread(
+                    target=_run, args=(self._queue, self._send), name="blockyard-cancel", daemon=True
+                )
+                thread.start()
+                self._finalizer = weakref.finalize(self, _stop, self._queue, thread)
+
+    def cancel(self, request_id: str) -> None:
+        """Asks for a request to be cancelled. May be called from anywhere; returns at once."""
+        self._queue.put(request_id)
+
+    def stop(self) -> None:
+        """Ends the thread, within a second. May be called again."""
+        with self._lock:
+            finalizer, self._finalizer = self._finalizer, None
+        if finalizer is not None:
+            finalizer()
+
+
+def _run(queue: Queue, send: Callable[[list[str], float], None]) -> None:
+    while (request_id := queue.get()) is not None:
+        send([request_id], CANCEL_SECONDS)
+
+
+def _stop(queue: Queue, thread: threading.Thread) -> None:
+    queue.put(None)
+    if thread is not threading.current_thread():
+        thread.join(CANCEL_SECONDS)

@@ -1,0 +1,88 @@
+"""What a client says in a chat, as plain values. Knows no messages of the API and no connections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from blockyard.client.results import GenerationOptions
+
+
+class Role(StrEnum):
+    """Who says something."""
+
+    SYSTEM = "system"
+    DEVELOPER = "developer"
+    """What newer models call the system; the model's chat template gets it under the old name."""
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+class ToolChoice(StrEnum):
+    """Whether the model may call tools."""
+
+    AUTO = "auto"
+    """As it likes. Its calls are in the text of the answer, in the model's own form."""
+    NONE = "none"
+    """It is told of none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool that the assistant has made. `arguments`: as it wrote them, JSON as a rule."""
+
+    name: str
+    arguments: str = ""
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message. `content` is a text or several, which become lines of one.
+
+    Args:
+        role: a Role, or its name.
+        content: None where there is none, beside calls of tools.
+        name: who of several, or the tool's name.
+        tool_calls: that the assistant makes with it.
+        tool_call_id: the call that a tool answers with it.
+        reasoning_content: what the assistant thought before it, for templates that show it.
+    """
+
+    role: Role | str
+    content: str | Sequence[str] | None = None
+    name: str | None = None
+    tool_calls: Sequence[ToolCall] = ()
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call. `parameters` is a JSON schema."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] | None = None
+
+
+Messages = Sequence[Message | Mapping[str, Any]]
+"""A conversation. A mapping is a message in OpenAI's form: `{"role": "user", "content": "Hi"}`."""
+
+
+class ChatOptions(GenerationOptions, total=False):
+    """How to answer a chat: all of GenerationOptions, and these."""
+
+    tools: Sequence[Tool | Mapping[str, Any]]
+    """That the model is told of; a mapping is one in OpenAI's form. [none]"""
+    tool_choice: ToolChoice | str
+    """auto or none. [auto]"""
+    add_generation_prompt: bool
+    """The prompt ends where the assistant begins to speak. [True, unless a message is continued]"""
+    continue_final_message: bool
+    """The answer goes on with the last message. [False]"""
+    template_arguments: Mapping[str, Any]
+    """Variables of the model's chat template, `enable_thinking` for one. [none]"""

@@ -1,0 +1,247 @@
+"""Turns options into the public API's messages, and its messages into values. Does no I/O, so both clients share it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from blockyard.client import chat_codec
+from blockyard.client.chat import ChatOptions
+from blockyard.client.results import (
+    Accepted,
+    BeamSearch,
+    Delta,
+    EarlyStopping,
+    Event,
+    Finished,
+    FinishReason,
+    GenerationOptions,
+    Model,
+    PromptLogprobs,
+    Recovered,
+    TokenLogprob,
+    TokenLogprobs,
+    Usage,
+)
+from blockyard.common.v1 import sampling_pb2
+from blockyard.errors import Violation, from_status, invalid
+from blockyard.inference.v1 import inference_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from blockyard.client.chat import Messages
+
+_SPEC_FIELDS = (
+    *("request_id", "model", "n", "return_token_ids", "skip_special_tokens", "priority"),
+    *("add_special_tokens", "truncate_prompt_tokens"),
+)
+_SAMPLING_FIELDS = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("allowed_token_ids", "bad_words", "logprobs", "prompt_logprobs"),
+)
+_STOP_FIELDS = (
+    *("max_tokens", "min_tokens", "stop_strings", "stop_token_ids"),
+    *("ignore_eos", "include_stop_in_output"),
+)
+_ON_DISCONNECT = {"abort": inference_pb2.ON_DISCONNECT_ABORT, "keep": inference_pb2.ON_DISCONNECT_KEEP}
+_EARLY_STOPPING = {
+    EarlyStopping.HEURISTIC: sampling_pb2.EARLY_STOPPING_HEURISTIC,
+    EarlyStopping.FIRST: sampling_pb2.EARLY_STOPPING_FIRST,
+    EarlyStopping.NEVER: sampling_pb2.EARLY_STOPPING_NEVER,
+}
+_FINISH_REASON = {
+    sampling_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    sampling_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    sampling_pb2.FINISH_REASON_ABORT: FinishReason.ABORT,
+    sampling_pb2.FINISH_REASON_ERROR: FinishReason.ERROR,
+}
+
+
+def make_spec(prompt: str | Sequence[int], options: GenerationOptions) -> inference_pb2.GenerationSpec:
+    """Makes a request. An option that is None counts as absent.
+
+    Raises TypeError for an option with an unknown name, and BlockyardError (FIELD_INVALID) with a violation for every
+    value that its field cannot hold. All other checks are the gateway's.
+    """
+    spec = inference_pb2.GenerationSpec()
+    violations = _fill(spec, _given(options, GenerationOptions.__optional_keys__))
+    if isinstance(prompt, str):
+        violations.append(_set(spec, "text", {"text": prompt}, ""))
+    else:
+        # An empty list is a prompt too, for the gateway to refuse.
+        spec.token_ids.SetInParent()
+        violations.append(_set(spec.token_ids, "ids", {"ids": prompt}, "token_ids."))
+    _raise_any(violations)
+    return spec
+
+
+def make_chat_spec(messages: Messages, options: ChatOptions) -> inference_pb2.GenerationSpec:
+    """Makes a request whose prompt is a conversation; raises as `make_spec` does."""
+    spec = inference_pb2.GenerationSpec()
+    given = _given(options, ChatOptions.__optional_keys__)
+    encoded = chat_codec.encode(messages, given)
+    _raise_any([*_fill(spec, given), *encoded.violations])
+    spec.conversation.CopyFrom(encoded.conversation)
+    return spec
+
+
+def _given(options: GenerationOptions, known: frozenset[str]) -> dict[str, Any]:
+    given = {name: value for name, value in cast("dict[str, Any]", options).items() if value is not None}
+    if unknown := sorted(set(given) - known):
+        raise TypeError(f"unknown options: {', '.join(unknown)}")
+    return given
+
+
+def _fill(spec: inference_pb2.GenerationSpec, given: dict[str, Any]) -> list[Violation | None]:
+    """Puts options into a request, all but its prompt; tells what cannot be put."""
+    if "stop" in given:
+        stop = given.pop("stop")
+        given["stop_strings"] = [stop] if isinstance(stop, str) else stop
+    return [
+        *(_set(spec, name, given, "") for name in _SPEC_FIELDS),
+        *(_set(spec.sampling, name, given, "sampling.") for name in _SAMPLING_FIELDS),
+        *(_set(spec.stop, name, given, "stop.") for name in _STOP_FIELDS),
+        *(_put(spec, name, given, put) for name, put in _PUT.items()),
+    ]
+
+
+def _raise_any(violations: Iterable[Violation | None]) -> None:
+    if wrong := [violation for violation in violations if violation is not None]:
+        raise invalid(wrong)
+
+
+def _set(message: Any, name: str, given: dict[str, Any], prefix: str) -> Violation | None:
+    """Sets a field from the value of the same name, if there is one."""
+    if name not in given:
+        return None
+    value = given[name]
+    try:
+        if isinstance(value, str | bool | int | float):
+            setattr(message, name, value)
+        elif hasattr(value, "items"):
+            getattr(message, name).update(value)
+        else:
+            getattr(message, name).extend(value)
+    except (TypeError, ValueError, AttributeError) as error:
+        return Violation(prefix + name, f"{value!r:.100}: {error}")
+    return None
+
+
+def _put(
+    spec: inference_pb2.GenerationSpec, name: str, given: dict[str, Any], put: Callable[[Any, Any], None]
+) -> Violation | None:
+    """Puts an option into the spec that is not a field's value as it is."""
+    if name not in given:
+        return None
+    try:
+        put(spec, given[name])
+    except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
+        return Violation(name, f"{given[name]!r:.100}: {error}")
+    return None
+
+
+def _put_on_disconnect(spec: inference_pb2.GenerationSpec, value: str) -> None:
+    if value not in _ON_DISCONNECT:
+        raise ValueError(f"it is one of {', '.join(_ON_DISCONNECT)}")
+    spec.on_disconnect = _ON_DISCONNECT[value]
+
+
+def _put_max_queue_time(spec: inference_pb2.GenerationSpec, seconds: float) -> None:
+    spec.max_queue_time.FromNanoseconds(int(seconds * 1e9))
+
+
+def _put_beam_search(spec: inference_pb2.GenerationSpec, search: BeamSearch) -> None:
+    spec.beam_search.width = search.width
+    spec.beam_search.length_penalty = search.length_penalty
+    spec.beam_search.early_stopping = _EARLY_STOPPING[EarlyStopping(search.early_stopping)]
+
+
+_PUT = {
+    "on_disconnect": _put_on_disconnect,
+    "max_queue_time": _put_max_queue_time,
+    "beam_search": _put_beam_search,
+}
+
+
+def to_event(event: inference_pb2.GenerationEvent) -> Event | None:
+    """Decodes an event; None for one that this version does not know."""
+    match event.WhichOneof("event"):
+        case "accepted":
+            return to_accepted(event.accepted)
+        case "prompt_logprobs":
+            return PromptLogprobs(_to_logprobs(event.prompt_logprobs.logprobs))
+        case "delta":
+            return to_delta(event.delta)
+        case "finished":
+            return to_finished(event.finished)
+        case "recovered":
+            recovered = event.recovered
+            return Recovered(recovered.cause, recovered.num_replayed_tokens, recovered.exact)
+        case _:
+            return None
+
+
+def to_accepted(accepted: inference_pb2.Accepted) -> Accepted:
+    """Decodes the acceptance of a request."""
+    return Accepted(
+        accepted.request_id, accepted.num_prompt_tokens, accepted.seed, accepted.model, tuple(accepted.warnings)
+    )
+
+
+def to_delta(delta: inference_pb2.Delta) -> Delta:
+    """Decodes more of a sequence."""
+    token_ids, logprobs = tuple(delta.token_ids), _to_logprobs(delta.logprobs)
+    return Delta(delta.index, delta.text, token_ids, delta.num_tokens, delta.num_text_bytes, logprobs)
+
+
+def _to_logprobs(places: Iterable[inference_pb2.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+    return tuple(
+        TokenLogprobs(
+            _to_logprob(place.chosen) if place.HasField("chosen") else None,
+            tuple(_to_logprob(token) for token in place.top),
+        )
+        for place in places
+    )
+
+
+def _to_logprob(token: inference_pb2.TokenLogprob) -> TokenLogprob:
+    return TokenLogprob(token.token_id, token.text, token.logprob, token.rank)
+
+
+def to_finished(finished: inference_pb2.Finished) -> Finished:
+    """Decodes the end of a sequence."""
+    return Finished(
+        finished.index,
+        _FINISH_REASON.get(finished.reason, FinishReason.ERROR),
+        _matched_stop(finished.matched_stop),
+        Usage(finished.usage.num_prompt_tokens, finished.usage.num_cached_tokens, finished.usage.num_completion_tokens),
+        finished.determinism_id,
+        finished.score if finished.HasField("score") else None,
+        from_status(finished.error) if finished.HasField("error") else None,
+    )
+
+
+def _matched_stop(matched: inference_pb2.MatchedStop) -> str | int | None:
+    kind = matched.WhichOneof("stop")
+    return None if kind is None else getattr(matched, kind)
+
+
+def to_cancelled(response: inference_pb2.CancelGenerateResponse) -> list[str]:
+    """Decodes which requests were running, and which may be and then end."""
+    return [*response.cancelled_request_ids, *response.pending_request_ids]
+
+
+def to_models(response: inference_pb2.ListModelsResponse) -> list[Model]:
+    """Decodes the models that are served."""
+    return [
+        Model(
+            model.name,
+            model.max_model_len,
+            model.vocab_size,
+            model.has_chat_template,
+            model.determinism_id,
+            model.batch_invariant,
+        )
+        for model in response.models
+    ]

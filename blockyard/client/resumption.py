@@ -1,0 +1,217 @@
+"""One answer over all the calls that it takes: what to send next, and what of that which comes is new to the user.
+
+Both clients read their streams through it. It does no I/O: they open the calls, wait, and bring what comes.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from blockyard.client import codec
+from blockyard.client.results import (
+    Accepted,
+    Completion,
+    CompletionBuilder,
+    Delta,
+    Event,
+    Finished,
+    PromptLogprobs,
+    Recovered,
+)
+from blockyard.client.retry import may_pass
+from blockyard.errors import TRANSPORT_ORIGIN, BlockyardError, Reason
+from blockyard.inference.v1 import inference_pb2
+
+if TYPE_CHECKING:
+    from blockyard.client.retry import Attempts
+
+Request = inference_pb2.StreamGenerateRequest | inference_pb2.StreamChatRequest | inference_pb2.ResumeGenerateRequest
+# What the transport calls a connection that broke in the midst: without a word from the server, these tell nothing.
+_BREAKS = frozenset({Reason.CLIENT_CANCELLED, Reason.BUG})
+
+
+class EventsLost(BlockyardError):
+    """What came does not follow what came before."""
+
+
+def _lost(message: str) -> EventsLost:
+    return EventsLost(Reason.BUG, f"events were lost: {message}")
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What has come of one sequence."""
+
+    num_tokens: int = 0
+    num_text_bytes: int = 0
+    token_ids: list[int] = field(default_factory=list[int])
+    finished: bool = False
+
+    def position(self, index: int) -> inference_pb2.Position:
+        # Ids are worth something only if all are there.
+        token_ids = self.token_ids if len(self.token_ids) == self.num_tokens else ()
+        return inference_pb2.Position(
+            index=index,
+            num_tokens=self.num_tokens,
+            num_text_bytes=self.num_text_bytes,
+            finished=self.finished,
+            token_ids=token_ids,
+        )
+
+    def add(self, delta: Delta) -> None:
+        """Moves on by a delta. Raises EventsLost unless it begins just here."""
+        num_text_bytes = delta.num_text_bytes - len(delta.text.encode())
+        num_tokens = delta.num_tokens - len(delta.token_ids) if delta.token_ids else self.num_tokens
+        if (num_tokens, num_text_bytes) != (self.num_tokens, self.num_text_bytes):
+            told = f"a delta of sequence {delta.index} begins at token {num_tokens}, byte {num_text_bytes}"
+            raise _lost(f"{told}; due was token {self.num_tokens}, byte {self.num_text_bytes}")
+        self.num_tokens, self.num_text_bytes = delta.num_tokens, delta.num_text_bytes
+        self.token_ids.extend(delta.token_ids)
+
+
+class Resumption:
+    """One answer, read until it has ended or cannot be read any more.
+
+    Its owner sends `next_request()`, brings each response to `take` and the OK end of the call to `end`, and each
+    failure, of the call or of these two, to `delay_after`; then it begins again.
+
+    Args:
+        spec: the request to start; what is sent is one that can be resumed, unless it says ABORT. None to read one that
+            somebody else has started.
+        request_id: its name, where there is no spec.
+        attempts: how long to try.
+
+    Attributes:
+        deadline: how much time is left for all calls together.
+        is_kept: whether the request outlives its connection.
+        num_resumes: how often it was asked for again after it had begun.
+    """
+
+    def __init__(self, spec: inference_pb2.GenerationSpec | None, attempts: Attempts, *, request_id: str = "") -> None:
+        self.deadline = attempts.deadline
+        self.is_kept = spec is None or spec.on_disconnect != inference_pb2.ON_DISCONNECT_ABORT
+        self.num_resumes = 0
+        self._hides_token_ids = spec is not None and self.is_kept and not spec.return_token_ids
+        self._spec = _resumable(spec) if spec is not None and self.is_kept else spec
+        self._request_id = request_id if self._spec is None else self._spec.request_id
+        self._attempts = attempts
+        self._builder = CompletionBuilder()
+        self._sequences: dict[int, _Progress] = {}
+        self._has_prompt_logprobs = False
+        self._next_seq = 0
+        self._is_over = False
+
+    @property
+    def request_id(self) -> str:
+        """The request's name; empty before a request is accepted that ends with its connection and was given none."""
+        return self._builder.accepted.request_id if self._builder.accepted else self._request_id
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the request was accepted."""
+        return self._builder.accepted is not None
+
+    @property
+    def needs_cancel(self) -> bool:
+        """Whether the request goes on if nobody cancels it. One that somebody else has started is theirs to cancel."""
+        return self.is_kept and self._spec is not None and not self._is_over
+
+    def next_request(self) -> Request:
+        """Makes the request of the next call: the start of the answer, or its rest."""
+        self._next_seq = 0
+        if self._spec is not None and not self.has_begun:
+            is_chat = self._spec.HasField("conversation")
+            kind = inference_pb2.StreamChatRequest if is_chat else inference_pb2.StreamGenerateRequest
+            return kind(spec=self._spec)
+        self.num_resumes += self.has_begun
+        positions = [progress.position(index) for index, progress in sorted(self._sequences.items())]
+        request = inference_pb2.ResumeGenerateRequest(request_id=self.request_id, positions=positions, spec=self._spec)
+        if self._spec is not None and not self._spec.sampling.HasField("seed") and self._builder.accepted is not None:
+            request.seed = self._builder.accepted.seed
+        return request
+
+    def take(self, message: inference_pb2.GenerationEvent) -> Event | None:
+        """Takes what came next; returns what of it is news for the user. Raises EventsLost."""
+        if message.seq != self._next_seq:
+            raise _lost(f"seq {message.seq} came, {self._next_seq} was due")
+        self._next_seq += 1
+        event = codec.to_event(message)
+        if event is None or not self._is_new(event):
+            return None
+        if not isinstance(event, Recovered):
+            self._attempts.advance()
+        if self._hides_token_ids and isinstance(event, Delta):
+            event = replace(event, token_ids=())
+            if not (event.text or event.logprobs):
+                return None
+        self._builder.add(event)
+        return event
+
+    def _is_new(self, event: Event) -> bool:
+        """Notes an event; tells whether it has not come before."""
+        match event:
+            case Accepted():
+                return not self.has_begun
+            case PromptLogprobs():
+                is_repeated, self._has_prompt_logprobs = self._has_prompt_logprobs, True
+                return not is_repeated
+            case Delta():
+                self._progress(event.index).add(event)
+            case Finished():
+                progress = self._progress(event.index)
+                is_repeated, progress.finished = progress.finished, True
+                return not is_repeated
+            case Recovered():
+                pass
+        return True
+
+    def _progress(self, index: int) -> _Progress:
+        return self._sequences.setdefault(index, _Progress())
+
+    def end(self) -> None:
+        """Takes the OK end of a call. Raises EventsLost when a sequence had not finished."""
+        num_finished = sum(progress.finished for progress in self._sequences.values())
+        num_sequences = len(self._sequences) or 1
+        if self._spec is not None:
+            num_sequences = self._spec.n if self._spec.HasField("n") else 1
+        if num_finished < num_sequences:
+            raise _lost(f"the stream ended before {num_sequences - num_finished} of its sequences")
+        self._is_over = True
+
+    def delay_after(self, error: BlockyardError) -> float:
+        """Takes a failure, and tells how many seconds to wait before the next call; raises it where there is none."""
+        if not self._outlives(error):
+            # Of what the transport alone says, the request may know nothing: a call that took too long, for one.
+            self._is_over = not _is_of_transport(error)
+            raise error
+        # A server that does not keep its word has less patience coming than one that is away.
+        # What somebody else has started is there, or told not to be: a server that says when to ask again is asked.
+        is_asked_back = self._spec is None and error.retry_after_seconds is not None
+        has_begun = (self.has_begun or is_asked_back) and not isinstance(error, EventsLost)
+        return self._attempts.delay_after(error, has_begun=has_begun)
+
+    def _outlives(self, error: BlockyardError) -> bool:
+        if not self.is_kept:
+            return may_pass(error) and not self.has_begun
+        is_break = _is_of_transport(error) and error.reason in _BREAKS
+        return may_pass(error) or is_break or isinstance(error, EventsLost)
+
+    def completion(self) -> Completion:
+        """The whole answer, once it has ended; before, ValueError."""
+        return self._builder.build()
+
+
+def _is_of_transport(error: BlockyardError) -> bool:
+    return TRANSPORT_ORIGIN.items() <= error.metadata.items()
+
+
+def _resumable(spec: inference_pb2.GenerationSpec) -> inference_pb2.GenerationSpec:
+    """The same request, made to outlive its connection: kept, with a name, and with the ids that resuming needs."""
+    kept = inference_pb2.GenerationSpec()
+    kept.CopyFrom(spec)
+    kept.on_disconnect = inference_pb2.ON_DISCONNECT_KEEP
+    kept.request_id = spec.request_id or uuid.uuid4().hex
+    kept.return_token_ids = True
+    return kept

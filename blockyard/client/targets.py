@@ -1,0 +1,93 @@
+"""Where a client's calls go: its gateways, the one in use among them, and what every call carries."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from blockyard.channels import PUBLIC_MESSAGE_BYTES, Options, channel_options
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from blockyard.security.authentication import AUTHORIZATION_KEY, TENANT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+DEFAULT_TARGET = "127.0.0.1:50051"
+TENANT_HEADER = "x-blockyard-tenant"
+# A call of grpc.health.v1 without its messages: the empty question is about the server, and this answer says SERVING.
+HEALTH_METHOD = "/grpc.health.v1.Health/Check"
+SERVING = b"\x08\x01"
+POLL_SECONDS = 0.1
+# How long a client that is closed goes on telling gateways that requests are no longer wanted.
+CANCEL_SECONDS = 1.0
+# A request that is kept must be read again within a minute: a frozen gateway is noticed in a third of that.
+_KEEPALIVE_SECONDS = 10.0
+_LOOPBACK = ("127.", "localhost:", "[::1]:", "unix:")
+Metadata = tuple[tuple[str, str], ...]
+_TENANT = re.compile(TENANT)
+_API_KEY = re.compile(r"[!-~]{1,512}")
+
+
+class Targets:
+    """The gateways of a client. Calls go to the current one, until it fails one of them.
+
+    Args:
+        targets: `host:port`, `unix:/path` or another gRPC target; several as a list, or in one text with commas.
+
+    Raises ValueError where there is none.
+    """
+
+    def __init__(self, targets: str | Sequence[str]) -> None:
+        given = targets.split(",") if isinstance(targets, str) else targets
+        self._targets = tuple(dict.fromkeys(target for each in given if (target := each.strip())))
+        if not self._targets:
+            raise ValueError("a client needs the address of a gateway")
+        self._current = 0
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._targets)
+
+    def __str__(self) -> str:
+        return ",".join(self._targets)
+
+    @property
+    def current(self) -> str:
+        """The one that calls go to."""
+        return self._targets[self._current]
+
+    def leave(self, target: str) -> None:
+        """Goes on to the next one after a failure of this one, unless another call has already done so."""
+        if target == self.current:
+            self._current = (self._current + 1) % len(self._targets)
+
+    def prefer(self, target: str) -> None:
+        """Makes one of them the current one."""
+        self._current = self._targets.index(target)
+
+
+def client_channel_options(target: str) -> Options:
+    """Options of a client's channel: a server on the same machine is never behind a proxy."""
+    use_proxy = not target.startswith(_LOOPBACK)
+    return channel_options(PUBLIC_MESSAGE_BYTES, keepalive_seconds=_KEEPALIVE_SECONDS, use_proxy=use_proxy)
+
+
+def call_metadata(tenant: str, api_key: str = "") -> Metadata:
+    """What each call of a tenant carries, with a key; of "", nothing. Raises BlockyardError (FIELD_INVALID)."""
+    if tenant and not _TENANT.fullmatch(tenant):
+        raise invalid([Violation("tenant", f"{tenant!r:.100} is not 1 to 64 of [A-Za-z0-9._-]")])
+    if api_key and not _API_KEY.fullmatch(api_key):
+        # Without the key: an error is shown and logged.
+        raise invalid([Violation("api_key", "is not made of visible ASCII characters")])
+    told = ((TENANT_HEADER, tenant), (AUTHORIZATION_KEY, f"Bearer {api_key}" if api_key else ""))
+    return tuple((name, value) for name, value in told if value)
+
+
+def never_ready(targets: Targets, cause: BlockyardError | None) -> BlockyardError:
+    """The error of having waited in vain."""
+    told = cause.message if cause else "it answers, and has no worker that takes requests"
+    return BlockyardError(
+        Reason.NO_READY_WORKER, f"{targets} is not ready: {told}", metadata=cause.metadata if cause else {}
+    )

@@ -1,0 +1,1 @@
+"""Puts a load on a server and measures what its clients see."""

@@ -1,0 +1,238 @@
+"""The three services behind one object, for a script or a notebook."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import weakref
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
+
+from rich.console import Console
+from rich.progress import Progress
+
+from blockyard.client.asynchronous import AsyncClient
+from blockyard.client.chat import Message
+from blockyard.client.retry import RetryPolicy
+from blockyard.client.sync import Client, Stream
+from blockyard.configuration import CHOSEN_TOGETHER, SystemConfiguration
+from blockyard.extras import require_services
+from blockyard.local.local_system import LocalSystem
+from blockyard.local.supervisor import StartError, Supervisor
+from blockyard.settings import resolve, settings_of, suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
+
+    from blockyard.client.chat import ChatOptions, Messages
+    from blockyard.client.results import Completion, GenerationOptions, Model
+
+    Ask = Callable[[AsyncClient, Any], Coroutine[Any, Any, Completion]]
+
+T = TypeVar("T")
+Prompt = str | list[int] | tuple[int, ...]
+# More would only wait, in the gateway instead of here.
+MAX_CONCURRENT_REQUESTS = 512
+# As long as a service that died takes to come back.
+PATIENT = RetryPolicy(max_attempts=30, max_delay_seconds=1.0)
+
+
+class LLM:
+    """A model, served by a gateway, a scheduler and workers that this object starts and stops.
+
+    They listen on free ports of this machine's loopback and on private sockets, and end with this object, at the
+    latest with this process.
+
+    Args:
+        model: a folder or hub id; empty: the demo model.
+        settings: as the options of `blockyard serve`, with underscores: `device="cpu", data_parallel_size=2`. Ports are
+            free ones unless told, and the log has errors only unless `log_level` says otherwise.
+
+    Raises TypeError for an unknown setting, SettingsError for a bad value, BlockyardError for a model
+    that cannot be served, with every reason that config.json gives, StartError when a service does not start.
+
+        with blockyard.LLM("Qwen/Qwen3-0.6B") as llm:
+            for completion in llm.generate(["Once upon a time", "2 + 2 ="], max_tokens=30, temperature=0):
+                print(completion.text)
+    """
+
+    def __init__(self, model: str = "", **settings: Any) -> None:
+        require_services("blockyard.LLM")
+        _check_names(settings)
+        public = {"grpc_port": 0, "http_port": 0, "admin_port": 0}
+        metrics = {"scheduler_metrics_port": -1, "worker_metrics_port": -1}
+        defaults = {**public, **metrics, "log_level": "error"}
+        configuration = resolve(SystemConfiguration, {**defaults, **settings, **({"model": model} if model else {})})
+        self._system = _RunningSystem(LocalSystem(configuration))
+        # Stops everything when this object is forgotten, and at the interpreter's exit.
+        self._finalizer = weakref.finalize(self, self._system.stop)
+        self._system.start()
+        self._client = Client(self._system.local.endpoints.local, retry=PATIENT)
+
+    @property
+    def target(self) -> str:
+        """Where the gRPC API is, for clients of your own."""
+        return self._system.local.endpoints.grpc
+
+    @property
+    def http_url(self) -> str:
+        """Where the OpenAI API is."""
+        return f"http://{self._system.local.endpoints.http}/v1"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stops the services. May be called again."""
+        if self._finalizer.alive:
+            self._client.close()
+        self._finalizer()
+
+    def generate(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        *,
+        progress: bool = False,
+        **options: Unpack[GenerationOptions],
+    ) -> list[Completion]:
+        """Generates an answer to each prompt, all together, and returns them in the order of the prompts.
+
+        Args:
+            prompts: texts, or lists of token ids.
+            progress: show a bar, where standard error is a terminal.
+            options: for all of them. A seed makes equal prompts equal answers; a request_id goes with one prompt only.
+
+        Answers whose worker, scheduler or gateway dies go on when it is back. Raises BlockyardError, of the first
+        prompt that failed otherwise; the others are cancelled.
+        """
+        if isinstance(prompts, str):
+            raise TypeError("prompts is a list: use generate([prompt])")
+        return self._answer_all(prompts, lambda client, prompt: client.generate(prompt, **options), options, progress)
+
+    def chat(
+        self, conversations: Sequence[Messages], *, progress: bool = False, **options: Unpack[ChatOptions]
+    ) -> list[Completion]:
+        """Answers conversations, all together, in their order: as `generate`, with messages as `Client.chat` has."""
+        if conversations and isinstance(conversations[0], Message | Mapping):
+            raise TypeError("conversations is a list of them: use chat([messages])")
+        return self._answer_all(conversations, lambda client, said: client.chat(said, **options), options, progress)
+
+    def _answer_all(
+        self, prompts: Sequence[Any], ask: Ask, options: GenerationOptions, progress: bool
+    ) -> list[Completion]:
+        if options.get("request_id") and len(prompts) > 1:
+            raise TypeError("a request_id goes with one prompt only")
+        shown = progress and sys.stderr.isatty()
+        bar = Progress(console=Console(stderr=True), transient=True) if shown else nullcontext()
+        with bar:
+            task = bar.add_task("generating", total=len(prompts)) if isinstance(bar, Progress) else None
+
+            def advance() -> None:
+                if isinstance(bar, Progress) and task is not None:
+                    bar.advance(task)
+
+            return self._system.run(_answer_all(self._system.local.endpoints.local, prompts, ask, advance))
+
+    def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerationOptions]) -> Stream:
+        """Generates an answer as a stream of events; see `blockyard.Stream`."""
+        return self._client.stream(prompt, **options)
+
+    def tokenize(self, text: str) -> list[int]:
+        """Turns text into the token ids that a prompt of this text would have."""
+        return self._client.tokenize(text)
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Turns token ids into text."""
+        return self._client.detokenize(token_ids)
+
+    @property
+    def model(self) -> Model:
+        """The model that is served."""
+        return self._client.list_models()[0]
+
+
+def _check_names(settings: Iterable[str]) -> None:
+    known = [setting.name for setting in settings_of(SystemConfiguration)]
+    unknown = sorted(set(settings) - set(known))
+    told = [f"{name} ({CHOSEN_TOGETHER[name]})" for name in unknown if name in CHOSEN_TOGETHER]
+    told += [f"{name}{suggestion(name, known)}" for name in unknown if name not in CHOSEN_TOGETHER]
+    if told:
+        raise TypeError(f"unknown settings: {', '.join(told)}")
+
+
+async def _answer_all(target: str, prompts: Sequence[Any], ask: Ask, advance: Callable[[], None]) -> list[Completion]:
+    room = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
+
+    async def one(client: AsyncClient, prompt: Any) -> Completion:
+        async with room:
+            completion = await ask(client, prompt)
+        advance()
+        return completion
+
+    async with AsyncClient(target, retry=PATIENT) as client:
+        tasks = [asyncio.create_task(one(client, prompt)) for prompt in prompts]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _RunningSystem:
+    """A supervised system on an event loop in a thread of its own, so that a script need not have a loop."""
+
+    def __init__(self, local: LocalSystem) -> None:
+        self.local = local
+        self._loop = asyncio.new_event_loop()
+        # A daemon, since the interpreter waits for other threads before it calls what is to stop this one. It lives as
+        # long as the children: they are told to end when the thread that started them does.
+        self._thread = threading.Thread(target=self._loop.run_forever, name="blockyard-llm", daemon=True)
+        self._supervisor: Supervisor | None = None
+
+    def start(self) -> None:
+        """Starts the services and returns when they are ready; raises StartError."""
+        self._thread.start()
+        try:
+            self.run(self._start())
+        except BaseException:
+            self.stop()
+            raise
+
+    async def _start(self) -> None:
+        await self.local.prepare(lambda line: print(line, file=sys.stderr))  # noqa: T201
+        self._supervisor = Supervisor(self.local.services(), self.local.is_ready, environment=self.local.environment())
+        if not await self._supervisor.start():
+            raise StartError("stopped before it was ready")
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine on the loop, and waits for it; an interrupt cancels it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """Stops the services, the loop and its thread."""
+        if not self._thread.is_alive():
+            return
+        self.run(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _stop(self) -> None:
+        if self._supervisor is not None:
+            await self._supervisor.stop()
+        await self.local.close()
+        others = asyncio.all_tasks() - {cast("asyncio.Task[Any]", asyncio.current_task())}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)

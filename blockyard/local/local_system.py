@@ -1,0 +1,268 @@
+"""The services on this machine: their flags, their private sockets, their public ports, when they are ready.
+
+It makes flags of configuration sections and knows the services by the names of their modules alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
+from blockyard.configuration import (
+    DeviceSettings,
+    InternalSecuritySettings,
+    PublicSettings,
+    SystemConfiguration,
+    WorkerProcessSettings,
+)
+from blockyard.local.metrics_ports import FIRST_SCHEDULER_PORT, FIRST_WORKER_PORT, MetricsPorts
+from blockyard.local.metrics_ports import HOST as METRICS_HOST
+from blockyard.local.supervisor import ROOT, Service
+from blockyard.model_config.network import read_network
+from blockyard.model_files import resolve_model
+from blockyard.security.exposure import check_admin
+from blockyard.service.servers import PortTaken, internal_channel
+from blockyard.settings import ENVIRONMENT_PREFIX, settings_of, to_flags
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+# What the kernel takes as the path of a Unix socket, with room for the longest name in the folder.
+MAX_FOLDER_BYTES = 107 - len("/scheduler")
+# Between sockets that only this user can open nobody needs a certificate, whatever the environment says.
+_PRIVATE = InternalSecuritySettings()
+# This package came by pip: nobody has run what `make setup` runs.
+IS_INSTALLED = bool({"site-packages", "dist-packages"} & set(ROOT.parts))
+GPU_CONTROL = Path("/dev/nvidiactl")
+# What a gateway gets to stop after it has drained.
+GRACE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where clients reach a system: its public APIs as host:port, and all over gRPC on a private socket.
+
+    `metrics`: where Prometheus reaches the scheduler and the workers, by their names; without those that do not listen.
+    """
+
+    grpc: str
+    http: str
+    admin: str
+    local: str
+    metrics: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+class LocalSystem:
+    """A configuration made ready to run: a private folder for sockets, and ports that were free a moment ago."""
+
+    def __init__(self, configuration: SystemConfiguration) -> None:
+        """Raises PortTaken, SettingsError for an open admin API, BlockyardError when there is no such model.
+
+        A model of which config.json already says that it cannot be served is such an error too, with every reason.
+        """
+        # The services do the same; here it costs a moment, and fails before anything has started.
+        folder = resolve_model(configuration.model.model, configuration.model.revision, "config")
+        read_network(folder, configuration.device.dtype)
+        check_admin(configuration.public, configuration.security)
+        public = choose_ports(configuration.public)
+        self.configuration = dataclasses.replace(configuration, public=public)
+        host, admin_host = reached_at(public.host), reached_at(public.admin_host)
+        self._folder = _private_folder()
+        self._metrics_ports = MetricsPorts()
+        self._ports = self._choose_metrics_ports()
+        self.endpoints = Endpoints(
+            *(join(host, port) for port in (public.grpc_port, public.http_port)),
+            admin=join(admin_host, public.admin_port),
+            local=f"unix:{self._folder}/gateway",
+            metrics={name: join(METRICS_HOST, port) for name, port in self._ports.items() if port > 0},
+        )
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def _choose_metrics_ports(self) -> dict[str, int]:
+        """Gives each service that is not the gateway its port; -1: none. Raises PortTaken."""
+        told, choose = self.configuration.metrics, self._metrics_ports.choose
+        ports = {"scheduler": choose(told.scheduler_metrics_port, FIRST_SCHEDULER_PORT)}
+        first = told.worker_metrics_port
+        for number in range(self.configuration.parallel.data_parallel_size):
+            wanted = first + number if first > 0 else first
+            ports[f"worker-{number}"] = choose(wanted, FIRST_WORKER_PORT)
+        return ports
+
+    def services(self) -> list[Service]:
+        """The children to start, in order."""
+        told = self.configuration
+        workers = [f"unix:{self._folder}/worker-{number}" for number in range(told.parallel.data_parallel_size)]
+        scheduler = f"--scheduler-address=unix:{self._folder}/scheduler"
+        # Whoever started this system waits for it, and is told at once what to repair.
+        scheduling = [scheduler, f"--worker-address={','.join(workers)}", "--no-wait-for-repair"]
+        device = divide_memory(told.device, len(workers))
+        own = (told.model, told.load, device, told.cache, told.scheduler, told.scheduler_process)
+        for section in (*own, *self._for_all):
+            scheduling += to_flags(section)
+        scheduling += to_flags(told.resume)
+        scheduling.append(f"--scheduler-metrics-port={self._ports['scheduler']}")
+        serving = [scheduler, f"--gateway-local-address={self.endpoints.local}"]
+        for section in (told.model, told.text, told.public, told.security, told.gateway_process, *self._for_all):
+            serving += to_flags(section)
+        serving += to_flags(told.resume)
+        serving.append(f"--gateway-metrics-port={told.metrics.gateway_metrics_port}")
+        return [
+            *(self._worker(number, address) for number, address in enumerate(workers)),
+            Service("scheduler", "scheduler_service", tuple(scheduling)),
+            Service(
+                "gateway", "gateway", tuple(serving), grace_seconds=told.gateway_process.drain_seconds + GRACE_SECONDS
+            ),
+        ]
+
+    @property
+    def _for_all(self) -> tuple[object, ...]:
+        """The sections that every service reads."""
+        return (self.configuration.log, self.configuration.tracing, _PRIVATE)
+
+    def _worker(self, number: int, address: str) -> Service:
+        told = self.configuration
+        settings = divide_processors(told.worker, told.parallel.data_parallel_size)
+        flags = [f"--worker-address={address}", *to_flags(settings)]
+        for section in self._for_all:
+            flags += to_flags(section)
+        flags.append(f"--worker-metrics-port={self._ports[f'worker-{number}']}")
+        return Service(f"worker-{number}", "worker_service", tuple(flags))
+
+    async def prepare(self, write_line: Callable[[str], None]) -> None:
+        """Compiles the kernels for CPUs, once, where this is an installed package: a wheel has their source alone."""
+        told = self.configuration
+        if not IS_INSTALLED or _uses_gpu(told.device) or told.worker.cpu_kernels == "reference":
+            return
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, str(ROOT / "kernels" / "cpu" / "build.py")),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=self.environment(),
+        )
+        assert process.stdout is not None
+        async for line in process.stdout:
+            write_line(line.decode(errors="replace").rstrip())
+        if await process.wait():
+            write_line("the CPU kernels cannot be compiled here: torch computes, which is slower")
+
+    def environment(self) -> dict[str, str]:
+        """The children's environment: ours without settings, which they get as flags, each only its own."""
+        return without_settings(os.environ)
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        # Made on the loop that uses it.
+        if address not in self._channels:
+            self._channels[address] = internal_channel(address)
+        return self._channels[address]
+
+    async def is_ready(self) -> bool:
+        """Tells whether the gateway takes requests."""
+        stub = health_pb2_grpc.HealthStub(self._channel(self.endpoints.local))
+        try:
+            response = await stub.Check(health_pb2.HealthCheckRequest(), timeout=1.0)  # type: ignore[misc]
+        except grpc.RpcError:
+            return False
+        return response.status == health_pb2.HealthCheckResponse.SERVING
+
+    async def missing(self) -> str:
+        """Tells what the gateway waits for, for a person; empty where it does not say."""
+        stub = admin_pb2_grpc.AdminServiceStub(self._channel(self.endpoints.local))
+        try:
+            status = await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=1.0)
+        except grpc.RpcError:
+            return ""
+        return status.gateway.message
+
+    async def close(self) -> None:
+        """Removes what it made."""
+        for channel in self._channels.values():
+            await channel.close(None)
+        self._metrics_ports.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _uses_gpu(device: DeviceSettings) -> bool:
+    return device.device == "cuda" or (device.device == "auto" and GPU_CONTROL.exists())
+
+
+def divide_memory(device: DeviceSettings, num_workers: int) -> DeviceSettings:
+    """Gives each of several workers on one device its part of the memory."""
+    return dataclasses.replace(device, device_memory_utilization=device.device_memory_utilization / num_workers)
+
+
+def divide_processors(worker: WorkerProcessSettings, num_workers: int) -> WorkerProcessSettings:
+    """Gives each of several workers its part of the processors. One alone finds out how many it gains from."""
+    if worker.num_threads or num_workers == 1:
+        return worker
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return dataclasses.replace(worker, num_threads=max(1, usable // num_workers))
+
+
+def reached_at(host: str) -> str:
+    """The host to connect to for an address to listen on: a wildcard is nowhere."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def join(host: str, port: int) -> str:
+    """Writes an address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def choose_ports(public: PublicSettings) -> PublicSettings:
+    """Replaces each port 0 by a free one. Raises PortTaken for one that is not free."""
+    chosen: dict[str, int] = {}
+    # All are held until the last is chosen, so that no two are the same.
+    with ExitStack() as held:
+        for name in ("grpc_port", "http_port", "admin_port"):
+            host = public.admin_host if name == "admin_port" else public.host
+            chosen[name] = held.enter_context(_listen(host, getattr(public, name), name)).getsockname()[1]
+    return dataclasses.replace(public, **chosen)
+
+
+def _listen(host: str, port: int, name: str) -> socket.socket:
+    flag = "--" + name.replace("_", "-")
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise PortTaken(f"cannot listen on {host}: {error.strerror or error}") from None
+    try:
+        # Connections of an earlier run that linger do not count; a listener does.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        address_told = f"cannot listen on {join(host, port)}"
+        raise PortTaken(f"{address_told}: {error.strerror}; choose another {flag}, or 0 for a free one") from None
+    return listener
+
+
+def _private_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="blockyard-"))
+    if len(os.fsencode(folder)) > MAX_FOLDER_BYTES:
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="blockyard-", dir="/tmp"))
+    return folder
+
+
+def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Leaves the variables of settings out of an environment."""
+    variables = {setting.variable for setting in settings_of(SystemConfiguration)} | {ENVIRONMENT_PREFIX + "CONFIG"}
+    return {name: value for name, value in environment.items() if name not in variables}

@@ -1,0 +1,279 @@
+"""Starts services as child processes, keeps one log of them, brings back what dies, and stops them in order.
+
+Knows processes; what they are and when they are ready is told by its caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from blockyard.telemetry import EventLogger
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+log = EventLogger(__name__)
+
+NUM_LAST_LINES = 15
+MAX_LINE_BYTES = 64 * 1024
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class StartError(Exception):
+    """A service ended before all were ready; the message has the last lines that it wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One child: `python -m module flags`. It is killed when it takes longer than `grace_seconds` to stop."""
+
+    name: str
+    module: str
+    flags: tuple[str, ...] = ()
+    grace_seconds: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long to wait before a restart: doubled with each, and back to the first after a long life.
+
+    The first comes at once, since clients wait for it; only one who dies again and again is made to wait.
+    """
+
+    first_seconds: float = 0.05
+    max_seconds: float = 10.0
+    long_life_seconds: float = 10.0
+
+
+class Child:
+    """The process of a service. Its output goes to `write_line`, whole lines only."""
+
+    def __init__(
+        self, service: Service, write_line: Callable[[str], None], environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.service = service
+        self.last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
+        self._write_line = write_line
+        self._environment = environment
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Its process id, while it runs or has run; else 0."""
+        return self._process.pid if self._process else 0
+
+    async def start(self) -> None:
+        """Executes it. It gets no signal from the terminal, and dies with this process."""
+        self.last_lines.clear()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "blockyard.local.child", str(os.getpid()), self.service.module),
+            *self.service.flags,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=child_environment(self._environment),
+        )
+        assert process.stdout is not None
+        self._process = process
+        self._reading = asyncio.create_task(self._read(process.stdout))
+
+    async def _read(self, output: asyncio.StreamReader) -> None:
+        rest = b""
+        while data := await output.read(MAX_LINE_BYTES):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                self._take(line)
+            if len(rest) > MAX_LINE_BYTES:
+                self._take(rest)
+                rest = b""
+        if rest:
+            self._take(rest)
+
+    def _take(self, line: bytes) -> None:
+        text = line.decode("utf-8", "replace").rstrip("\r")
+        self.last_lines.append(text)
+        self._write_line(text)
+
+    async def wait(self) -> int:
+        """Waits until it has ended and all that it wrote is told. Returns its exit code; -15 after SIGTERM."""
+        assert self._process is not None
+        assert self._reading is not None
+        code = await self._process.wait()
+        # A grandchild may hold the pipe open for ever.
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self._reading), 1.0)
+        self._reading.cancel()
+        return code
+
+    async def stop(self, hurry: asyncio.Event) -> None:
+        """Ends it: SIGTERM, again when in a hurry, and SIGKILL to all that it started when its grace is over."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        ended = asyncio.create_task(self.wait())
+        hurried = asyncio.create_task(hurry.wait())
+        self._signal(signal.SIGTERM)
+        await asyncio.wait({ended, hurried}, timeout=self.service.grace_seconds, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        if not ended.done() and hurry.is_set():
+            self._signal(signal.SIGTERM)
+            await asyncio.wait({ended}, timeout=min(2.0, self.service.grace_seconds))
+        if not ended.done():
+            log.warning("killing a service that does not stop", service=self.service.name)
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+        await ended
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        with suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+
+def child_environment(environment: Mapping[str, str] | None) -> dict[str, str]:
+    """The environment of a child: it finds the package that runs here, wherever it was started from."""
+    inherited = dict(os.environ if environment is None else environment)
+    if "site-packages" not in ROOT.parts:
+        paths = [str(ROOT), *filter(None, inherited.get("PYTHONPATH", "").split(os.pathsep))]
+        inherited["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    return inherited
+
+
+class Supervisor:
+    """Runs services together: `start`, then `wait` until they are told to end, then `stop`.
+
+    A service that dies once all were ready is started again. One that cannot be executed any more ends everything.
+    """
+
+    def __init__(
+        self,
+        services: Sequence[Service],
+        is_ready: Callable[[], Awaitable[bool]],
+        *,
+        write_line: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),  # noqa: T201
+        backoff: Backoff | None = None,
+        environment: Mapping[str, str] | None = None,
+        poll_seconds: float = 0.1,
+    ) -> None:
+        """Takes the services in the order of their start.
+
+        Args:
+            services: started in this order, stopped in the reverse.
+            is_ready: asked every `poll_seconds` whether all of them together can be used.
+            write_line: gets every line that they write, and runs on the event loop.
+            backoff: of restarts.
+            environment: theirs, instead of this process's.
+            poll_seconds: see `is_ready`.
+        """
+        self.children = [Child(service, write_line, environment) for service in services]
+        self._is_ready = is_ready
+        self._backoff = backoff or Backoff()
+        self._delays_seconds = dict.fromkeys(self.children, self._backoff.first_seconds)
+        self._poll_seconds = poll_seconds
+        self._watchers: list[asyncio.Task[None]] = []
+        self._told_to_stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._exit_code = 0
+
+    def request_stop(self) -> None:
+        """Ends `start` and `wait`; a second time, makes `stop` hurry. For signal handlers, on the loop."""
+        if self._told_to_stop.is_set():
+            self._hurry.set()
+        self._told_to_stop.set()
+
+    async def start(self) -> bool:
+        """Starts all, and waits until they are ready: True. False: it was told to stop before.
+
+        Raises StartError when one of them ends before that; the others are stopped.
+        """
+        starting = asyncio.create_task(self._start_all())
+        told = asyncio.create_task(self._told_to_stop.wait())
+        try:
+            await asyncio.wait({starting, told}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            told.cancel()
+            starting.cancel()
+            # To its end, so that no child is half started when it comes to stopping them.
+            await asyncio.gather(told, starting, return_exceptions=True)
+        if starting.cancelled():
+            return False
+        if (error := starting.exception()) is not None:
+            await self.stop()
+            raise error
+        self._watchers = [asyncio.create_task(self._watch(child)) for child in self.children]
+        return True
+
+    async def _start_all(self) -> None:
+        for child in self.children:
+            await child.start()
+        ends = {asyncio.create_task(child.wait()): child for child in self.children}
+        polling = asyncio.create_task(self._poll())
+        try:
+            await asyncio.wait({*ends, polling}, return_when=asyncio.FIRST_COMPLETED)
+            for end, child in ends.items():
+                if end.done():
+                    raise StartError(_obituary(child, end.result()))
+            polling.result()
+        finally:
+            for task in (*ends, polling):
+                task.cancel()
+
+    async def _poll(self) -> None:
+        while not await self._is_ready():  # noqa: ASYNC110 - it is another process that gets ready
+            await asyncio.sleep(self._poll_seconds)
+
+    async def _watch(self, child: Child) -> None:
+        """Brings a child back for ever; ends everything when that cannot be done."""
+        try:
+            while True:
+                await self._bring_back(child)
+        except OSError as error:
+            log.error("a service cannot be started: stopping", service=child.service.name, error=error)
+        self._exit_code = 1
+        self._told_to_stop.set()
+
+    async def _bring_back(self, child: Child) -> None:
+        """Waits for the end of a child and starts it again, later each time that it did not live long."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        code = await child.wait()
+        lived_long = loop.time() - started >= self._backoff.long_life_seconds
+        delay_seconds = self._backoff.first_seconds if lived_long else self._delays_seconds[child]
+        self._delays_seconds[child] = min(2 * delay_seconds, self._backoff.max_seconds)
+        log.warning(
+            "a service ended: starting it again",
+            service=child.service.name,
+            exit_code=code,
+            delay_seconds=delay_seconds,
+        )
+        await asyncio.sleep(delay_seconds)
+        await child.start()
+
+    async def wait(self) -> int:
+        """Waits until it is told to stop (0), or a service cannot be started any more (1)."""
+        await self._told_to_stop.wait()
+        return self._exit_code
+
+    async def stop(self) -> None:
+        """Stops all, the last started first."""
+        self._told_to_stop.set()
+        for task in self._watchers:
+            task.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        for child in reversed(self.children):
+            await child.stop(self._hurry)
+
+
+def _obituary(child: Child, exit_code: int) -> str:
+    lines = "".join(f"\n    {line}" for line in child.last_lines)
+    return f"the {child.service.name} ended with {exit_code} before it was ready{':' if lines else ''}{lines}"

@@ -1,0 +1,1 @@
+"""Who calls, and whether they may: keys, certificates, and what must not be open to others."""

@@ -1,0 +1,66 @@
+"""Who a process is among Blockyard's services, and who it takes the others for.
+
+Each service has a certificate with its name: `gateway.`, `scheduler.` or `worker.` and the domain that they share. Both
+ends of a connection look at the other's name, so that a worker's certificate opens no worker and is no scheduler's.
+Without certificates the services take whoever reaches them for one of theirs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from blockyard.security.authentication import ServiceGate
+from blockyard.security.exposure import is_loopback
+from blockyard.security.tls import CertificateError, CertificateFiles, Peer, server_credentials
+from blockyard.telemetry import EventLogger
+
+if TYPE_CHECKING:
+    import grpc
+
+    from blockyard.configuration import InternalSecuritySettings
+    from blockyard.security.authentication import Gate
+
+log = EventLogger(__name__)
+
+ServiceName = Literal["gateway", "scheduler", "worker"]
+
+
+class InternalIdentity:
+    """The certificate of a service. Every method gives None where there is none."""
+
+    def __init__(self, settings: InternalSecuritySettings) -> None:
+        """Reads the files; raises CertificateError."""
+        files = (settings.internal_certificate, settings.internal_key, settings.internal_authority)
+        if any(files) and not all(files):
+            raise CertificateError("--internal-certificate, --internal-key and --internal-authority go together")
+        self._files = CertificateFiles(*files) if all(files) else None
+        self._domain = settings.internal_domain
+
+    @property
+    def files(self) -> CertificateFiles | None:
+        """The certificate that this service shows the others."""
+        return self._files
+
+    def _name_of(self, service: ServiceName) -> str:
+        return f"{service}.{self._domain}"
+
+    def peer(self, service: ServiceName) -> Peer | None:
+        """What a channel to a service is opened with."""
+        return Peer(self._files, self._name_of(service)) if self._files else None
+
+    def gate(self, caller: ServiceName) -> Gate | None:
+        """What lets in one service, and no other."""
+        return ServiceGate(self._name_of(caller)) if self._files else None
+
+    def credentials(self) -> grpc.ServerCredentials | None:
+        """What a port is bound with."""
+        return server_credentials(self._files) if self._files else None
+
+    def warn_if_exposed(self, address: str) -> None:
+        """Says in the log that a port takes orders from whoever reaches it, where others than this machine do."""
+        if self._files is None and not is_loopback(address):
+            log.warning(
+                "whoever reaches this port commands this service: see docs/guides/security.md",
+                address=address,
+                missing="--internal-certificate",
+            )

@@ -1,0 +1,198 @@
+"""Certificates: who a process is, by whose signature it knows others, and what happens when the files change.
+
+Owns the reading of PEM files. A handshake takes what the files hold then; connections that are there go on with what
+they began with. Knows nothing of keys and of what is served.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+import grpc
+
+from blockyard.security.file_state import file_state
+from blockyard.telemetry import EventLogger
+
+if TYPE_CHECKING:
+    from blockyard.security.file_state import FileState
+
+log = EventLogger(__name__)
+
+
+class CertificateError(Exception):
+    """A certificate cannot be used; the message names the file and says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """What the files held at one time.
+
+    Attributes:
+        chain: PEM, the certificate first.
+        key: PEM, without a passphrase.
+        authority: PEM of those whose signature counts; empty where nobody has to show a certificate.
+        context: the same for an HTTP server.
+        version: grows with each change.
+    """
+
+    chain: bytes
+    key: bytes
+    authority: bytes
+    context: ssl.SSLContext
+    version: int
+
+
+class CertificateFiles:
+    """A certificate, its key and an authority in files, read again when they change. May be used by many threads.
+
+    Files that change into something that cannot be used are told in the log, and change nothing.
+    """
+
+    def __init__(self, chain: str, key: str, authority: str = "") -> None:
+        """Reads them: paths of PEM files, no authority being ''. Raises CertificateError."""
+        self._paths = (chain, key, authority)
+        self._lock = threading.Lock()
+        self._states = self._look()
+        self._current = self._read(version=1)
+
+    @property
+    def chain_path(self) -> str:
+        """The file of the certificate."""
+        return self._paths[0]
+
+    @property
+    def verifies(self) -> bool:
+        """Whether a client has to show a certificate."""
+        return bool(self._paths[2])
+
+    def current(self) -> Certificates:
+        """Gives what the files hold now."""
+        with self._lock:
+            # Looked at before they are read: what changes in between is another change.
+            if (states := self._look()) != self._states:
+                self._states = states
+                self._take()
+            return self._current
+
+    def _take(self) -> None:
+        try:
+            self._current = self._read(self._current.version + 1)
+        except CertificateError as error:
+            log.warning("a changed certificate cannot be used, the last one stays", error=error)
+        else:
+            log.info("took a changed certificate", certificate=self._paths[0])
+
+    def _look(self) -> list[FileState | None]:
+        return [file_state(path) for path in self._paths if path]
+
+    def _read(self, version: int) -> Certificates:
+        chain, key, authority = (_content(path) if path else b"" for path in self._paths)
+        return Certificates(chain, key, authority, _context(*self._paths), version)
+
+
+def _content(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise CertificateError(f"{path}: {error.strerror}") from None
+
+
+def _context(chain: str, key: str, authority: str) -> ssl.SSLContext:
+    """Makes what serves HTTP with a certificate; raises CertificateError where key and certificate are no pair."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["http/1.1"])
+    # A resumed session would not show its certificate again, to which authority ever.
+    context.options |= ssl.OP_NO_TICKET
+    context.num_tickets = 0
+    try:
+        context.load_cert_chain(chain, key, _no_passphrase)
+    except (ssl.SSLError, OSError) as error:
+        raise CertificateError(f"{chain} and {key} are no certificate with its key: {_why(error)}") from None
+    if authority:
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_verify_locations(authority)
+        except (ssl.SSLError, OSError) as error:
+            raise CertificateError(f"{authority} has no certificate of an authority: {_why(error)}") from None
+    return context
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or str(error) or "no certificate in it"
+
+
+def _no_passphrase() -> NoReturn:
+    """Stands in for OpenSSL's own question, which a service would wait on for ever."""
+    raise CertificateError("a key with a passphrase cannot be used")
+
+
+def server_credentials(files: CertificateFiles) -> grpc.ServerCredentials:
+    """Makes what a gRPC server binds a port with. Clients have to show a certificate if the files have an authority."""
+    first = files.current()
+    told = [first.version]
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        """Is asked in each handshake, on a thread of gRPC."""
+        now = files.current()
+        if now.version == told[0]:
+            return None
+        told[0] = now.version
+        return _configuration(now)
+
+    # The published stubs know nothing of a fetcher that has nothing new.
+    return grpc.dynamic_ssl_server_credentials(_configuration(first), cast("Any", fetch), files.verifies)
+
+
+def _configuration(certificates: Certificates) -> grpc.ServerCertificateConfiguration:
+    pair = (certificates.key, certificates.chain)
+    return grpc.ssl_server_certificate_configuration([pair], certificates.authority or None)
+
+
+def http_context(files: CertificateFiles) -> ssl.SSLContext:
+    """Makes what an HTTP server listens with."""
+    context = files.current().context
+
+    def choose(connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+        """Is called in each handshake, also where the client names nobody."""
+        connection.context = files.current().context
+
+    # A context of its own, so that none of those to choose from has this callback.
+    front = _context_like(context)
+    front.sni_callback = choose
+    return front
+
+
+def _context_like(context: ssl.SSLContext) -> ssl.SSLContext:
+    front = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    front.verify_mode, front.options, front.num_tickets = context.verify_mode, context.options, context.num_tickets
+    front.set_alpn_protocols(["http/1.1"])
+    return front
+
+
+def peer_names(auth_context: dict[str, list[bytes]]) -> tuple[str, ...]:
+    """The names in a client's certificate, as gRPC tells them; none without one."""
+    told = auth_context.get("x509_subject_alternative_name", ())
+    return tuple(name.decode("utf-8", "replace") for name in told)
+
+
+def peer_common_name(auth_context: dict[str, list[bytes]]) -> str:
+    """The common name of a client's certificate, as gRPC tells it; empty without one."""
+    told = auth_context.get("x509_common_name", ())
+    return told[0].decode("utf-8", "replace") if told else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The other end of a connection that this process opens: what it shows there, and the name that it expects."""
+
+    files: CertificateFiles
+    name: str
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Makes what a channel is opened with."""
+        now = self.files.current()
+        return grpc.ssl_channel_credentials(now.authority, now.key, now.chain)

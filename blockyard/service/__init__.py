@@ -1,0 +1,1 @@
+"""What every server process shares: the gRPC server, health, metrics, signals."""

@@ -1,0 +1,152 @@
+"""What stands between gRPC and our handlers: who may call, and what becomes of what a handler raises."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Any, cast
+
+import grpc
+import grpc.aio
+
+from blockyard.errors import BlockyardError, Reason, to_call_status
+from blockyard.security.authentication import Doorkeeper, Evidence, find_key
+from blockyard.security.tls import peer_common_name, peer_names
+from blockyard.telemetry import EventLogger
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from contextlib import AbstractContextManager
+
+    Coroutine = Callable[[Any, Any], Awaitable[Any]]
+    Stream = Callable[[Any, Any], AsyncGenerator[Any]]
+
+log = EventLogger(__name__)
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BlockyardError) -> None:
+    """Ends a call with an error and its details. Never returns: it raises what ends the handler."""
+    # The published stubs of grpc.aio lack this method.
+    await cast("Any", context).abort_with_status(to_call_status(error))
+
+
+# How a handler is made, and where grpc keeps its behaviour, by (request_streaming, response_streaming).
+_KINDS: dict[tuple[bool, bool], tuple[Any, str]] = {
+    (False, False): (grpc.unary_unary_rpc_method_handler, "unary_unary"),
+    (False, True): (grpc.unary_stream_rpc_method_handler, "unary_stream"),
+    (True, False): (grpc.stream_unary_rpc_method_handler, "stream_unary"),
+    (True, True): (grpc.stream_stream_rpc_method_handler, "stream_stream"),
+}
+
+
+def _behaviour(handler: Any) -> Any:
+    return getattr(handler, _KINDS[handler.request_streaming, handler.response_streaming][1])
+
+
+def _like(handler: Any, behaviour: Coroutine | Stream) -> Any:
+    """Makes a handler like another one, with another behaviour."""
+    make, _ = _KINDS[handler.request_streaming, handler.response_streaming]
+    return make(behaviour, handler.request_deserializer, handler.response_serializer)
+
+
+def within(handler: Any, enter: Callable[[Any], AbstractContextManager[object]]) -> Any:
+    """Makes a handler like another one, which answers inside of what `enter` makes of the call's context."""
+    inner = _behaviour(handler)
+
+    async def coroutine(request: Any, context: Any) -> Any:
+        with enter(context):
+            return await inner(request, context)
+
+    async def stream(request: Any, context: Any) -> AsyncGenerator[Any]:
+        with enter(context):
+            async with aclosing(inner(request, context)) as messages:
+                async for message in messages:
+                    yield message
+
+    return _like(handler, stream if inspect.isasyncgenfunction(inner) else coroutine)
+
+
+class AuthenticationInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Lets a call through to its handler when the doorkeeper lets it in, whichever method it is."""
+
+    def __init__(self, doorkeeper: Doorkeeper) -> None:
+        self._doorkeeper = doorkeeper
+
+    async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """Wraps the handler of one call."""
+        handler = await continuation(handler_call_details)
+        method: str = handler_call_details.method  # type: ignore[attr-defined]
+        # A method that nobody answers needs no guard.
+        if handler is None or self._doorkeeper.is_open(method):
+            return handler
+        return within(handler, lambda context: self._doorkeeper.enter(_evidence(context), method))
+
+
+def _evidence(context: Any) -> Evidence:
+    shown = context.auth_context()
+    key = find_key(dict(context.invocation_metadata() or ()))
+    return Evidence(key, peer_common_name(shown), peer_names(shown))
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Turns what a handler raises into a status: a BlockyardError as it is, anything else into BUG with a log line.
+
+    A cancelled handler whose client is still there would leave it hanging: it is told DRAINING, since only a server
+    that stops cancels its handlers.
+    """
+
+    async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """Wraps the handler of one call."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method: str = handler_call_details.method  # type: ignore[attr-defined]
+        if method.startswith("/grpc.health."):
+            return handler
+        inner = _behaviour(handler)
+        guard = _guard_stream if inspect.isasyncgenfunction(inner) else _guard_coroutine
+        return _like(handler, guard(inner, method))
+
+
+def _guard_coroutine(inner: Coroutine, method: str) -> Coroutine:
+    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            return await inner(request, context)
+        except BaseException as error:  # noqa: BLE001 - this is the one boundary
+            await _answer(error, context, method)
+
+    return guarded
+
+
+def _guard_stream(inner: Stream, method: str) -> Stream:
+    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncGenerator[Any]:
+        try:
+            # A call that ends while a message is being sent must not leave the handler suspended until it is collected.
+            async with aclosing(inner(request, context)) as messages:
+                async for message in messages:
+                    yield message
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # noqa: BLE001 - this is the one boundary
+            await _answer(error, context, method)
+
+    return guarded
+
+
+async def _answer(error: BaseException, context: grpc.aio.ServicerContext[Any, Any], method: str) -> None:
+    if isinstance(error, grpc.aio.AbortError | GeneratorExit | KeyboardInterrupt | SystemExit):
+        raise error
+    if isinstance(error, asyncio.CancelledError):
+        if context.cancelled():
+            raise error
+        told = BlockyardError(Reason.DRAINING, "this server is stopping", retry_after_seconds=1.0)
+    elif isinstance(error, BlockyardError):
+        told = error
+    else:
+        log.exception("a handler failed", method=method)
+        told = BlockyardError(Reason.BUG, "internal error; the server's log has more")
+    # The call may have ended meanwhile, by its client or by the server's stop: then nobody is left to be told.
+    with suppress(grpc.aio.InternalError):
+        await abort(context, told)
+    raise asyncio.CancelledError

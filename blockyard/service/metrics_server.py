@@ -1,0 +1,98 @@
+"""Answers scrapers on a port and in threads of its own, so that a busy loop cannot make it late. Knows no metric."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from blockyard.service.servers import PortTaken
+from blockyard.telemetry import EventLogger
+
+if TYPE_CHECKING:
+    from blockyard.service.metrics import Registry
+
+log = EventLogger(__name__)
+
+PATH = "/metrics"
+# Whoever is slower to ask is let go.
+_REQUEST_SECONDS = 5.0
+# How often the thread wakes for nothing.
+_IDLE_SECONDS = 30.0
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection, one answer."""
+
+    timeout = _REQUEST_SECONDS
+    registry: Registry
+
+    def do_GET(self) -> None:
+        """Answers the metrics under their path, and nothing else."""
+        if urlsplit(self.path).path != PATH:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        content, content_type = self.registry.encode(self.headers.get("Accept", ""))
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Writes nothing: scrapes come every few seconds."""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    timeout = _IDLE_SECONDS
+
+    def server_bind(self) -> None:
+        """Takes the port, and does not look the host's name up, as an HTTPServer would."""
+        TCPServer.server_bind(self)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Writes what went wrong, unless it is a scraper that hung up: that is no event."""
+        if not isinstance(sys.exception(), OSError):
+            log.exception("a scrape failed")
+
+
+class MetricsServer:
+    """`/metrics` of a registry: `start`, then `stop`."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._handler = type("Handler", (_Handler,), {"registry": registry})
+        self._server: _Server | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+
+    def start(self, host: str, port: int) -> int:
+        """Listens (port 0: a free one) and returns the port; raises PortTaken."""
+        host = host.strip("[]")
+        server = type("Server", (_Server,), {"address_family": socket.AF_INET6 if ":" in host else socket.AF_INET})
+        try:
+            self._server = server((host, port), self._handler)
+        except OSError as error:
+            raise PortTaken(f"cannot listen on {host}:{port} for metrics: {error.strerror}") from None
+        self._thread = threading.Thread(target=self._serve, args=(self._server,), name="metrics", daemon=True)
+        self._thread.start()
+        return self._server.server_address[1]
+
+    def _serve(self, server: _Server) -> None:
+        while not self._stopping.is_set():
+            server.handle_request()
+
+    def stop(self) -> None:
+        """Stops answering, and returns when its port is free. Without effect before `start`."""
+        if self._server is None or self._thread is None:
+            return
+        self._stopping.set()
+        # Wakes the thread.
+        self._server.socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._server.server_close()

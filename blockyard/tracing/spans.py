@@ -1,0 +1,214 @@
+"""Spans for services that know nothing of OpenTelemetry: begun under a W3C trace context, ended, sent elsewhere.
+
+Off, which is the default, nothing of OpenTelemetry is imported, and every span is NO_SPAN. Owns this process's tracer,
+as `logging` owns its handlers. How spans are made and sent is `blockyard.tracing.export`'s business.
+
+No text of a prompt or an answer is ever passed to a span.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from blockyard.telemetry import EventLogger
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Mapping
+
+    from blockyard.configuration import TracingSettings
+
+log = EventLogger(__name__)
+
+Attribute = str | bool | int | float | tuple[str, ...]
+
+# Of W3C Trace Context, level 1. Later versions may have more behind the flags.
+_TRACEPARENT = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.{0,64})?", re.ASCII
+)
+_MAX_TRACESTATE = 512
+# What says where to send traces, the first that is set.
+ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_STOP_SECONDS = 2.0
+
+
+class TraceContext(NamedTuple):
+    """A span that others hang under, as it travels; `tracestate` is passed on unread."""
+
+    traceparent: str
+    tracestate: str = ""
+
+    @property
+    def trace_id(self) -> str:
+        """The trace's id: 32 hexadecimal digits."""
+        return self.traceparent[3:35]
+
+
+def read_trace_context(headers: Iterable[tuple[str | bytes, str | bytes]]) -> TraceContext | None:
+    """Finds the caller's span among headers or gRPC metadata; None where there is none, or it is malformed."""
+    found = {name: _text(value) for key, value in headers if (name := _text(key).lower()) in TraceContext._fields}
+    traceparent, tracestate = found.get("traceparent", "").strip(), found.get("tracestate", "").strip()
+    if not _TRACEPARENT.fullmatch(traceparent):
+        return None
+    return TraceContext(traceparent, tracestate if len(tracestate) <= _MAX_TRACESTATE else "")
+
+
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode("latin-1")
+
+
+class Span:
+    """One piece of work in a trace. This one records nothing, and stands wherever nobody traces: NO_SPAN.
+
+    Attributes are called as fields of the log; those without a dot get our prefix.
+    """
+
+    __slots__ = ()
+
+    @property
+    def context(self) -> TraceContext | None:
+        """What other spans hang under; None: nobody records."""
+        return None
+
+    @property
+    def trace_id(self) -> str | None:
+        """The trace's id, for the log."""
+        return None
+
+    def set(self, **attributes: Attribute) -> None:
+        """Adds attributes."""
+
+    def add_event(self, name: str, **attributes: Attribute) -> None:
+        """Tells of a moment."""
+
+    def end(self, *, error: str = "", seconds_ago: float = 0.0) -> None:
+        """Ends it, well or with an error. A second end changes nothing."""
+
+
+NO_SPAN = Span()
+
+
+class Tracer(Protocol):
+    """What makes spans."""
+
+    def begin(
+        self,
+        name: str,
+        parent: TraceContext | None,
+        attributes: Mapping[str, Attribute],
+        *,
+        is_server: bool,
+        seconds_ago: float,
+    ) -> Span:
+        """Begins a span; NO_SPAN where sampling decides against it."""
+        ...
+
+    def stop(self, seconds: float) -> None:
+        """Sends what is left, for so long at most."""
+        ...
+
+
+_tracer: Tracer | None = None
+_every_step = False
+
+
+def use_tracer(tracer: Tracer | None, *, every_step: bool = False) -> None:
+    """Makes this process's spans from now on with a tracer, or not at all."""
+    global _tracer, _every_step
+    _tracer, _every_step = tracer, every_step
+
+
+def is_tracing() -> bool:
+    """Whether spans are recorded here."""
+    return _tracer is not None
+
+
+def traces_every_step() -> bool:
+    """Whether each step of a traced sequence is to have a span of its own."""
+    return _every_step
+
+
+def begin_span(name: str, parent: TraceContext | None, *, seconds_ago: float = 0.0, **attributes: Attribute) -> Span:
+    """Begins a span under another one. NO_SPAN where nothing is traced here, or the parent is None."""
+    if _tracer is None or parent is None:
+        return NO_SPAN
+    return _tracer.begin(name, parent, attributes, is_server=False, seconds_ago=seconds_ago)
+
+
+def begin_server_span(name: str, parent: TraceContext | None, **attributes: Attribute) -> Span:
+    """Begins the span of a call from outside: under its caller's, else as a trace of its own if it is sampled."""
+    if _tracer is None:
+        return NO_SPAN
+    return _tracer.begin(name, parent, attributes, is_server=True, seconds_ago=0.0)
+
+
+def begin_root_span(name: str, **attributes: Attribute) -> Span:
+    """Begins a trace of its own, of what no call has asked for, if it is sampled."""
+    if _tracer is None:
+        return NO_SPAN
+    return _tracer.begin(name, None, attributes, is_server=False, seconds_ago=0.0)
+
+
+class TracingUnavailable(Exception):
+    """Traces were asked for, and what makes them is not installed."""
+
+
+def start_tracing(service: str, settings: TracingSettings, environment: Mapping[str, str] = os.environ) -> None:
+    """Begins to trace, if the settings or OpenTelemetry's own variables say where to.
+
+    Raises TracingUnavailable where the settings say so and OpenTelemetry is not installed. For the variables, which a
+    platform may give to every process, a warning does.
+    """
+    if not (settings.trace_endpoint or _is_in(environment)):
+        return
+    try:
+        from blockyard.tracing.export import make_tracer  # noqa: PLC0415 - an optional feature
+    except ImportError as error:
+        message = f"no traces: install blockyard[tracing] ({error})"
+        if settings.trace_endpoint:
+            raise TracingUnavailable(message) from None
+        log.warning(message)
+        return
+    use_tracer(make_tracer(service, settings, environment), every_step=settings.trace_every_step)
+
+
+def _is_in(environment: Mapping[str, str]) -> bool:
+    is_off = (
+        environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or environment.get("OTEL_TRACES_EXPORTER") == "none"
+    )
+    return not is_off and any(environment.get(variable) for variable in ENDPOINT_VARIABLES)
+
+
+def stop_tracing(seconds: float = _STOP_SECONDS) -> None:
+    """Sends the spans that are left, and traces no more."""
+    tracer = _tracer
+    use_tracer(None)
+    if tracer is not None:
+        tracer.stop(seconds)
+
+
+@contextmanager
+def traced_process(service: str, settings: TracingSettings) -> Generator[None]:
+    """Traces, if that is asked for, as long as a process's work lasts; raises as `start_tracing` does."""
+    start_tracing(service, settings)
+    try:
+        yield
+    finally:
+        stop_tracing()
+
+
+def active_trace_metadata() -> tuple[tuple[str, str], ...]:
+    """What a call of the client library carries: the span that its user is in, if their process has OpenTelemetry."""
+    # Who is in a span has imported it.
+    if "opentelemetry.trace" not in sys.modules:
+        return ()
+    from opentelemetry.trace.propagation.tracecontext import (  # noqa: PLC0415 - only where the user has it
+        TraceContextTextMapPropagator,
+    )
+
+    carrier: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(carrier)
+    return tuple(carrier.items())

@@ -1,0 +1,64 @@
+"""What another gateway needs to go on with a request, as the opaque bytes that the scheduler keeps of it, and back.
+
+Also the digest by which a request is known to be the same one when it is sent again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from google.protobuf.message import DecodeError
+
+from blockyard.errors import BlockyardError, Reason
+from blockyard.gateway.v1 import state_pb2
+from gateway.codec import public as codec
+from gateway.codec import scheduler as scheduler_codec
+from gateway.request import GenerationRequest, SamplingOptions
+
+if TYPE_CHECKING:
+    from gateway.scheduler_messages import Submission
+
+
+def with_state(submission: Submission, request: GenerationRequest) -> Submission:
+    """Adds the state of the request that a submission was made of, and the digest of both."""
+    # What the submission itself says is not said again; how long a request may take is no part of what it asks.
+    bare = replace(
+        request, model="", sampling=SamplingOptions(), n=1, priority=0, max_queue_seconds=None, beam_search=None
+    )
+    state = state_pb2.RequestState(
+        spec=codec.encode_spec(bare), front_state=request.front_state, warnings=request.warnings
+    )
+    return replace(submission, gateway_state=state.SerializeToString(), body_digest=_digest(submission, state))
+
+
+def _digest(submission: Submission, state: state_pb2.RequestState) -> bytes:
+    timeless = replace(submission, max_queue_seconds=None, remaining_seconds=None, gateway_state=b"", body_digest=b"")
+    asked = scheduler_codec.encode_submission(timeless).SerializeToString(deterministic=True)
+    digest = hashlib.sha256(asked)
+    digest.update(state.spec.SerializeToString(deterministic=True))
+    return digest.digest()
+
+
+def request_of(submission: Submission) -> GenerationRequest:
+    """Makes the request again that a submission was made of: its prompt as ids, its defaults filled in.
+
+    Raises BlockyardError BUG for a state that no gateway writes.
+    """
+    try:
+        state = state_pb2.RequestState.FromString(submission.gateway_state)
+    except DecodeError:
+        raise BlockyardError(Reason.BUG, "what another gateway left of the request cannot be read") from None
+    return replace(
+        codec.decode_spec(state.spec),
+        prompt=tuple(submission.prompt_token_ids),
+        sampling=submission.sampling,
+        n=submission.n,
+        tenant=submission.tenant,
+        priority=submission.priority,
+        max_queue_seconds=submission.max_queue_seconds,
+        beam_search=submission.beam_search,
+        front_state=state.front_state,
+        warnings=tuple(state.warnings),
+    )

@@ -1,0 +1,1 @@
+"""The gateway's own gRPC API: InferenceService and AdminService."""

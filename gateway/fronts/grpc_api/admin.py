@@ -1,0 +1,199 @@
+"""Answers AdminService: how this gateway is and whether it wants requests; what is the scheduler's is passed on."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+from google.protobuf.duration_pb2 import Duration
+
+from blockyard import __version__
+from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
+from blockyard.common.v1 import status_pb2
+from blockyard.errors import BlockyardError, Reason, from_rpc_error
+from blockyard.security.authentication import CALLER
+from blockyard.service.log_level import check_level, set_log_level
+from blockyard.telemetry import EventLogger
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from blockyard.service.metrics import Histogram
+    from gateway.generation import GenerationService
+    from gateway.live.scheduler_link import SchedulerLink
+
+log = EventLogger(__name__)
+
+SERVICE_NAME = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
+GATEWAY = "gateway"
+STATUS_TIMEOUT_SECONDS = 2.0
+# A worker has its own time for what it is asked; a profile starts torch's profiler, which loads libraries.
+CALL_TIMEOUT_SECONDS = 150.0
+
+
+class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
+    """What an operator asks."""
+
+    def __init__(self, generation: GenerationService, link: SchedulerLink, *, gateway_id: str) -> None:
+        self._generation = generation
+        self._link = link
+        self._gateway_id = gateway_id
+        self._started_at = time.monotonic()
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Registers it."""
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(self, server)
+
+    # This gateway.
+
+    async def GetStatus(  # type: ignore[override]
+        self, request: admin_pb2.GetStatusRequest, context: Any
+    ) -> admin_pb2.GetStatusResponse:
+        """Tells how things are."""
+        return await self.status()
+
+    async def status(self) -> admin_pb2.GetStatusResponse:
+        """Gives how things are; without the scheduler's part if that does not answer."""
+        response = admin_pb2.GetStatusResponse(gateway=self._status())
+        try:
+            response.scheduler.CopyFrom(await self._link.get_status(STATUS_TIMEOUT_SECONDS))
+        except grpc.RpcError as error:
+            told = f"the scheduler tells no status: {from_rpc_error(error).message}"
+            response.gateway.message = response.gateway.message or told
+        return response
+
+    def _status(self) -> admin_pb2.GatewayStatus:
+        generation, metrics = self._generation, self._generation.metrics
+        return admin_pb2.GatewayStatus(
+            gateway_id=self._gateway_id,
+            version=__version__,
+            ready=generation.is_ready(),
+            message=generation.readiness_message,
+            num_requests=generation.num_requests,
+            draining=generation.is_draining,
+            uptime=_duration(time.monotonic() - self._started_at),
+            num_readers=generation.num_readers,
+            time_to_first_token=_latency(metrics.time_to_first_token),
+            inter_token_latency=_latency(metrics.inter_token_latency),
+            request_latency=_latency(metrics.request_latency),
+        )
+
+    async def DrainGateway(  # type: ignore[override]
+        self, request: admin_pb2.DrainGatewayRequest, context: Any
+    ) -> admin_pb2.DrainGatewayResponse:
+        """Is ready no more."""
+        _note("DrainGateway")
+        self._generation.drain()
+        return admin_pb2.DrainGatewayResponse(gateway=self._status())
+
+    async def UndrainGateway(  # type: ignore[override]
+        self, request: admin_pb2.UndrainGatewayRequest, context: Any
+    ) -> admin_pb2.UndrainGatewayResponse:
+        """Is ready again."""
+        _note("UndrainGateway")
+        self._generation.undrain()
+        return admin_pb2.UndrainGatewayResponse(gateway=self._status())
+
+    async def SetLogLevel(  # type: ignore[override]
+        self, request: admin_pb2.SetLogLevelRequest, context: Any
+    ) -> admin_pb2.SetLogLevelResponse:
+        """Changes what this process logs, or others do."""
+        check_level(request.level)
+        _note("SetLogLevel", process=request.process or "all")
+        response = admin_pb2.SetLogLevelResponse()
+        if request.process in ("", GATEWAY):
+            response.processes.add(process=GATEWAY, previous_level=set_log_level(request.level))
+        if request.process == GATEWAY:
+            return response
+        try:
+            others: admin_pb2.SetLogLevelResponse = await self._ask_scheduler("SetLogLevel", request)
+            response.processes.extend(others.processes)
+        except BlockyardError as error:
+            if request.process:
+                raise
+            response.processes.add(process="scheduler", message=error.message)
+        return response
+
+    # What is the scheduler's.
+
+    def _stub(self) -> Any:
+        return admin_pb2_grpc.AdminServiceStub(self._link.channel())
+
+    async def _pass_on(self, method: str, request: Any) -> Any:
+        _note(method)
+        return await self._ask_scheduler(method, request)
+
+    async def _ask_scheduler(self, method: str, request: Any) -> Any:
+        try:
+            return await getattr(self._stub(), method)(request, timeout=CALL_TIMEOUT_SECONDS)
+        except grpc.RpcError as error:
+            raise _of_the_scheduler(error) from None
+
+    async def DrainReplica(  # type: ignore[override]
+        self, request: admin_pb2.DrainReplicaRequest, context: Any
+    ) -> admin_pb2.DrainReplicaResponse:
+        """Has a replica take no requests."""
+        return await self._pass_on("DrainReplica", request)
+
+    async def UndrainReplica(  # type: ignore[override]
+        self, request: admin_pb2.UndrainReplicaRequest, context: Any
+    ) -> admin_pb2.UndrainReplicaResponse:
+        """Has it take requests again."""
+        return await self._pass_on("UndrainReplica", request)
+
+    async def ResetPrefixCache(  # type: ignore[override]
+        self, request: admin_pb2.ResetPrefixCacheRequest, context: Any
+    ) -> admin_pb2.ResetPrefixCacheResponse:
+        """Forgets prefixes."""
+        return await self._pass_on("ResetPrefixCache", request)
+
+    async def StartProfile(  # type: ignore[override]
+        self, request: admin_pb2.StartProfileRequest, context: Any
+    ) -> admin_pb2.StartProfileResponse:
+        """Begins to profile a worker."""
+        return await self._pass_on("StartProfile", request)
+
+    async def StopProfile(  # type: ignore[override]
+        self, request: admin_pb2.StopProfileRequest, context: Any
+    ) -> AsyncIterator[admin_pb2.StopProfileResponse]:
+        """Passes a profile on as it comes."""
+        _note("StopProfile")
+        try:
+            async for piece in self._stub().StopProfile(request, timeout=CALL_TIMEOUT_SECONDS):
+                yield piece
+        except grpc.RpcError as error:
+            raise _of_the_scheduler(error) from None
+
+    async def DumpState(  # type: ignore[override]
+        self, request: admin_pb2.DumpStateRequest, context: Any
+    ) -> admin_pb2.DumpStateResponse:
+        """Tells what the scheduler has."""
+        return await self._pass_on("DumpState", request)
+
+
+def _note(method: str, **fields: str) -> None:
+    """Leaves in the log who did what to the system."""
+    log.info("an operator called", method=method, caller=CALLER.get().name or "unknown", **fields)
+
+
+def _duration(seconds: float) -> Duration:
+    encoded = Duration()
+    encoded.FromNanoseconds(int(seconds * 1e9))
+    return encoded
+
+
+def _latency(histogram: Histogram) -> status_pb2.LatencyTotals:
+    counts = histogram.counts
+    return status_pb2.LatencyTotals(
+        count=sum(counts), sum=_duration(histogram.sum), bucket_ends=histogram.bounds, bucket_counts=counts
+    )
+
+
+def _of_the_scheduler(error: grpc.RpcError) -> BlockyardError:
+    """What the scheduler said, or that it does not answer."""
+    told = from_rpc_error(error)
+    if told.reason is not Reason.NO_READY_WORKER or "origin" not in told.metadata:
+        return told
+    return BlockyardError(Reason.NO_READY_WORKER, f"the scheduler does not answer: {told.message}")

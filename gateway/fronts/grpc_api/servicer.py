@@ -1,0 +1,148 @@
+"""Answers InferenceService on the core, and does nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
+from gateway.codec import public as codec
+from gateway.fronts.grpc_api.handlers import add_service, tenant_of
+from gateway.request import Accepted, Delta, Finished, OnDisconnect, PromptLogprobs
+
+if TYPE_CHECKING:
+    import grpc.aio
+
+    from gateway.generation import GenerationService
+    from gateway.live.reader import Reader
+    from gateway.request import GenerationRequest
+
+    StreamResponse = (
+        inference_pb2.StreamGenerateResponse | inference_pb2.StreamChatResponse | inference_pb2.ResumeGenerateResponse
+    )
+
+W = TypeVar("W", inference_pb2.GenerateResponse, inference_pb2.ChatResponse)
+SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    """The public API."""
+
+    def __init__(self, generation: GenerationService) -> None:
+        self._generation = generation
+
+    async def _start(self, request: GenerationRequest, context: Any) -> Reader:
+        request = replace(request, tenant=tenant_of(context))
+        if request.on_disconnect is OnDisconnect.ABORT:
+            request = replace(request, remaining_seconds=context.time_remaining())
+        return _watched(await self._generation.start(request), context)
+
+    async def Generate(  # type: ignore[override]
+        self, request: inference_pb2.GenerateRequest, context: Any
+    ) -> inference_pb2.GenerateResponse:
+        """Generates the whole answer at once."""
+        reader = await self._start(codec.decode_generation(request.spec), context)
+        return await _read_whole(reader, inference_pb2.GenerateResponse())
+
+    async def StreamGenerate(  # type: ignore[override]
+        self, request: inference_pb2.StreamGenerateRequest, context: Any
+    ) -> None:
+        """Generates as a stream of events."""
+        reader = await self._start(codec.decode_generation(request.spec), context)
+        await _write(reader, context, inference_pb2.StreamGenerateResponse)
+
+    async def Chat(  # type: ignore[override]
+        self, request: inference_pb2.ChatRequest, context: Any
+    ) -> inference_pb2.ChatResponse:
+        """Generates the whole answer to a conversation at once."""
+        reader = await self._start(codec.decode_chat(request.spec), context)
+        return await _read_whole(reader, inference_pb2.ChatResponse())
+
+    async def StreamChat(  # type: ignore[override]
+        self, request: inference_pb2.StreamChatRequest, context: Any
+    ) -> None:
+        """Generates an answer to a conversation as a stream of events."""
+        reader = await self._start(codec.decode_chat(request.spec), context)
+        await _write(reader, context, inference_pb2.StreamChatResponse)
+
+    async def ResumeGenerate(  # type: ignore[override]
+        self, request: inference_pb2.ResumeGenerateRequest, context: Any
+    ) -> None:
+        """Reads a request again, from positions on."""
+        resume = replace(codec.decode_resume(request), tenant=tenant_of(context))
+        if resume.request is not None:
+            resume = replace(resume, request=replace(resume.request, tenant=resume.tenant))
+        reader = _watched(await self._generation.resume(resume), context)
+        await _write(reader, context, inference_pb2.ResumeGenerateResponse)
+
+    async def CancelGenerate(  # type: ignore[override]
+        self, request: inference_pb2.CancelGenerateRequest, context: Any
+    ) -> inference_pb2.CancelGenerateResponse:
+        """Cancels requests."""
+        cancelled, pending = await self._generation.cancel(request.request_ids, tenant=tenant_of(context))
+        return inference_pb2.CancelGenerateResponse(cancelled_request_ids=cancelled, pending_request_ids=pending)
+
+    async def Tokenize(  # type: ignore[override]
+        self, request: inference_pb2.TokenizeRequest, context: Any
+    ) -> inference_pb2.TokenizeResponse:
+        """Turns text or a conversation into token ids."""
+        self._generation.resolve_model(request.model)
+        token_ids = await self._generation.prompt_of(codec.decode_tokenize(request))
+        return inference_pb2.TokenizeResponse(token_ids=token_ids)
+
+    async def Detokenize(  # type: ignore[override]
+        self, request: inference_pb2.DetokenizeRequest, context: Any
+    ) -> inference_pb2.DetokenizeResponse:
+        """Turns token ids into text."""
+        self._generation.resolve_model(request.model)
+        skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
+        return inference_pb2.DetokenizeResponse(text=self._generation.tokenizer.decode(request.token_ids[:], skip))
+
+    async def ListModels(  # type: ignore[override]
+        self, request: inference_pb2.ListModelsRequest, context: Any
+    ) -> inference_pb2.ListModelsResponse:
+        """Lists the models that are served."""
+        return inference_pb2.ListModelsResponse(models=map(codec.encode_model, self._generation.models()))
+
+
+def _watched(reader: Reader, context: Any) -> Reader:
+    """Closes a reader at once when the client is gone, whatever the handler is doing."""
+    context.add_done_callback(lambda _: reader.close())
+    return reader
+
+
+async def _read_whole(reader: Reader, response: W) -> W:
+    """Puts a reader's events together."""
+    reader.be_patient()
+    deltas: dict[int, list[Delta]] = {}
+    choices: list[inference_pb2.Choice] = []
+    try:
+        async for event in reader:
+            if isinstance(event, Accepted):
+                response.accepted.CopyFrom(codec.encode_accepted(event))
+            elif isinstance(event, Delta):
+                deltas.setdefault(event.index, []).append(event)
+            elif isinstance(event, PromptLogprobs):
+                response.prompt_logprobs.CopyFrom(codec.encode_prompt_logprobs(event))
+            elif isinstance(event, Finished):
+                choices.append(codec.encode_choice(deltas.get(event.index, ()), event))
+    finally:
+        reader.close()
+    response.choices.extend(sorted(choices, key=lambda choice: choice.index))
+    return response
+
+
+async def _write(reader: Reader, context: Any, response: type[StreamResponse]) -> None:
+    """Writes a reader's events, by itself: a call that ends ends it in its write."""
+    seq = 0
+    try:
+        async for event in reader:
+            await context.write(response(event=codec.encode_event(event, seq)))
+            seq += 1
+    finally:
+        reader.close()
+
+
+def add_inference_service(server: grpc.aio.Server, servicer: InferenceServicer) -> None:
+    """Registers the service."""
+    add_service(server, SERVICE, servicer)

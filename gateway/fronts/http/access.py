@@ -1,0 +1,199 @@
+"""The HTTP side of who may call: keys and certificates, and bounds on what a connection may cost.
+
+One middleware stands before every route, also before those that are added later. Knows no route.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from blockyard.client.wrong_doors import GRPC_PORT
+from blockyard.errors import BlockyardError, Reason
+from blockyard.security.authentication import Doorkeeper, Evidence, find_key
+from blockyard.telemetry import EventLogger
+from gateway.fronts.openai.errors import error_response, response
+from gateway.fronts.wrong_doors import GRPC_PREFACE, TLS_PREFACE, WrongDoorLog, http_refusal
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from blockyard.security.authentication import Gate
+
+log = EventLogger(__name__)
+
+# Of a request line and the headers together.
+MAX_HEADER_BYTES = 16 * 1024
+# From the first byte of a request, or from the beginning of its connection, to its last byte.
+REQUEST_SECONDS = 60.0
+# Connections beyond the limit at once that are still told so, and how long each has to ask; what is more is closed.
+MAX_REFUSED_CONNECTIONS = 1024
+REFUSED_SECONDS = 5.0
+GRPC_AT_HTTP = f"a gRPC client called the HTTP port: it should use {GRPC_PORT}"
+TLS_AT_HTTP = "a client spoke TLS to the HTTP port, which has none: see --tls-certificate"
+# Where the connection leaves the common name of the client's certificate for the middleware.
+_COMMON_NAME = "blockyard.common_name"
+
+
+def guarded(app: ASGIApp, gate: Gate) -> ASGIApp:
+    """Wraps an application so that only what is open to all can be called without leave of the gate."""
+    keeper = Doorkeeper(gate)
+
+    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or keeper.is_open(scope["path"]):
+            await app(scope, receive, send)
+            return
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(keeper.enter(_evidence(scope), scope["path"]))
+            except BlockyardError as error:
+                await _refuse(error, scope, receive, send)
+            else:
+                await app(scope, receive, send)
+
+    return guard
+
+
+def with_bounded_head(app: ASGIApp) -> ASGIApp:
+    """Wraps an application so that no request with a longer head than MAX_HEADER_BYTES gets to it.
+
+    The parser bounds only what it has not all of: a head that comes in one piece is as long as that piece.
+    """
+
+    async def bound(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or _num_head_bytes(scope) <= MAX_HEADER_BYTES:
+            await app(scope, receive, send)
+            return
+        told = {
+            "message": f"the request line and the headers have more than {MAX_HEADER_BYTES} bytes",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "headers_too_large",
+        }
+        # What else the client is sending is not waited for.
+        await response(told, 431, {"connection": "close"})(scope, receive, send)
+
+    return bound
+
+
+def _num_head_bytes(scope: Scope) -> int:
+    line = len(scope["method"]) + len(scope["raw_path"]) + len(scope["query_string"]) + len(" ? HTTP/1.1\r\n")
+    return line + sum(len(name) + len(value) + len(": \r\n") for name, value in scope["headers"])
+
+
+def _evidence(scope: Scope) -> Evidence:
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    return Evidence(find_key(headers), scope.get(_COMMON_NAME, ""))
+
+
+async def _refuse(error: BlockyardError, scope: Scope, receive: Receive, send: Send) -> None:
+    refusal = error_response(error)
+    if error.reason is Reason.UNAUTHENTICATED:
+        refusal.headers["www-authenticate"] = "Bearer"
+    # What else the client is sending is not waited for.
+    refusal.headers["connection"] = "close"
+    await refusal(scope, receive, send)
+
+
+async def _refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
+    told = "this server has as many connections as it takes: try again"
+    await _refuse(BlockyardError(Reason.QUEUE_FULL, told, retry_after_seconds=1.0), scope, receive, send)
+
+
+class BoundedProtocol(H11Protocol):
+    """A connection that is closed when a request takes too long to come, or that is refused when there are too many.
+
+    uvicorn itself waits for a request for ever.
+    """
+
+    max_connections = 0
+    request_seconds = REQUEST_SECONDS
+    wrong_doors = WrongDoorLog()
+    _deadline: asyncio.TimerHandle | None = None
+    _is_first = True
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begins to wait for a request."""
+        super().connection_made(transport)
+        num_excess = len(self.connections) - self.max_connections if self.max_connections else 0
+        if num_excess > MAX_REFUSED_CONNECTIONS:
+            log.debug("too many connections", max_connections=self.max_connections)
+            transport.abort()
+            return
+        if num_excess > 0:
+            self.app, self.request_seconds = _refuse_connection, REFUSED_SECONDS
+        elif name := _common_name(transport.get_extra_info("peercert")):
+            self.app: Any = _naming(self.app, name)
+        self._set_deadline()
+
+    def data_received(self, data: bytes) -> None:
+        """Takes a piece of a request."""
+        if self._is_first:
+            self._is_first = False
+            if self._is_wrong_door(data):
+                return
+        super().data_received(data)
+        self._set_deadline()
+
+    def _is_wrong_door(self, data: bytes) -> bool:
+        """Whether a connection begins with what is not HTTP/1.1, which is answered in its own words."""
+        if data.startswith(GRPC_PREFACE):
+            message = GRPC_AT_HTTP
+        elif data.startswith(TLS_PREFACE):
+            message = TLS_AT_HTTP
+        else:
+            return False
+        self.wrong_doors.note(message)
+        self.transport.write(http_refusal(message))
+        self.transport.close()
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Ends."""
+        self._clear_deadline()
+        super().connection_lost(exc)
+
+    def _set_deadline(self) -> None:
+        """Leaves the deadline of a request that is still coming where it was."""
+        if not self._awaits_more():
+            self._clear_deadline()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(self.request_seconds, self._give_up)
+
+    def _awaits_more(self) -> bool:
+        return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+
+    def _clear_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        log.debug("a request did not come in time", seconds=self.request_seconds)
+        self.transport.abort()
+
+
+def bounded_protocol(max_connections: int) -> type[BoundedProtocol]:
+    """Makes the protocol of a listener with so many connections at once; 0: no limit."""
+    return type("BoundedProtocol", (BoundedProtocol,), {"max_connections": max_connections})
+
+
+def _naming(app: ASGIApp, common_name: str) -> ASGIApp:
+    """Wraps an application for the calls of one connection."""
+
+    async def named(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[_COMMON_NAME] = common_name
+        await app(scope, receive, send)
+
+    return named
+
+
+def _common_name(certificate: dict[str, Any] | None) -> str:
+    """The common name in a certificate as `ssl` tells it; empty without one."""
+    subject = (certificate or {}).get("subject", ())
+    return next((value for part in subject for name, value in part if name == "commonName"), "")

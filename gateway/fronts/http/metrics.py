@@ -1,0 +1,63 @@
+"""`GET /metrics` on the HTTP port, and the count of all HTTP requests. Knows no other route."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI, Request, Response
+
+from gateway.observe.metrics import collect_errors
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from gateway.observe.metrics import GatewayMetrics
+
+PATH = "/metrics"
+# What every program knows; others must not become labels.
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+OTHER = "other"
+# Whoever asks whether it is ready is told an error if not; that is no error.
+_PROBES = "/health"
+_CLIENT_GONE = 499
+
+
+def add_metrics(app: FastAPI, metrics: GatewayMetrics) -> None:
+    """Answers `/metrics`."""
+
+    async def answer(request: Request) -> Response:
+        """The metrics of this gateway, as Prometheus asks for them."""
+        # In a thread: the loop's streams do not wait for a scrape.
+        accept = request.headers.get("accept", "")
+        content, content_type = await asyncio.to_thread(metrics.registry.encode, accept)
+        return Response(content, headers={"content-type": content_type})
+
+    app.add_api_route(PATH, answer, methods=["GET"], include_in_schema=False)
+
+
+def counted(app: ASGIApp, metrics: GatewayMetrics) -> ASGIApp:
+    """Wraps an application: each request is counted when it has been answered, with the errors that it was told."""
+
+    async def count(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        errors, status = collect_errors(), _CLIENT_GONE
+
+        async def noting_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await app(scope, receive, noting_send)
+        finally:
+            path: str = getattr(scope.get("route"), "path", OTHER)
+            method: str = scope["method"]
+            metrics.http_requests.add(method if method in _METHODS else OTHER, path, str(status))
+            for reason in () if path.startswith(_PROBES) else errors:
+                metrics.errors.add("http", str(reason))
+
+    return count

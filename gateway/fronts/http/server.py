@@ -1,0 +1,119 @@
+"""Runs the OpenAI front on a socket of ours and under our signals. Knows nothing of what it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from blockyard.security.tls import http_context
+from blockyard.service.servers import PortTaken
+from gateway.access import Access
+from gateway.call_context import noting_http
+from gateway.fronts.http.access import MAX_HEADER_BYTES, bounded_protocol, guarded, with_bounded_head
+from gateway.fronts.http.cors import with_cors
+from gateway.fronts.http.metrics import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from starlette.types import ASGIApp
+
+    from gateway.observe.metrics import GatewayMetrics
+
+# Connections that wait to be accepted; of more than that, clients try again by themselves after a second.
+_BACKLOG = 4096
+# Connections that are still open after this are cut.
+_GRACE_SECONDS = 2
+_DATE_SECONDS = 1.0
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._told_to_exit = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        """Waits to be told to exit, and keeps the date of answers: uvicorn's own wakes ten times a second for that."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_DATE_SECONDS):
+                    await self._told_to_exit.wait()
+
+    def exit(self) -> None:
+        """Ends the loop."""
+        self.should_exit = True
+        self._told_to_exit.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Leaves signals alone: the process drains before it stops."""
+        yield
+
+
+class HttpFront:
+    """An ASGI application on a port."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        access: Access | None = None,
+        metrics: GatewayMetrics | None = None,
+        *,
+        allowed_origins: str = "",
+    ) -> None:
+        """Does not listen yet.
+
+        Args:
+            app: answers.
+            access: what is asked of clients; None: nothing.
+            metrics: count the requests.
+            allowed_origins: whose pages may call it, with commas between.
+        """
+        access = access or Access()
+        app = guarded(app, access.api) if access.api else app
+        app = with_cors(with_bounded_head(app), allowed_origins)
+        files = access.files
+        self._server = _Server(
+            uvicorn.Config(
+                noting_http(counted(app, metrics) if metrics else app),
+                http=bounded_protocol(access.max_connections),
+                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+                backlog=_BACKLOG,
+                ssl_context_factory=(lambda *_: http_context(files)) if files else None,
+                log_config=None,
+                # It warns of each request that is none, with which anybody could fill the log.
+                log_level="error",
+                access_log=False,
+                server_header=False,
+                ws="none",
+                timeout_graceful_shutdown=_GRACE_SECONDS,
+            )
+        )
+        self._socket: socket.socket | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def bind(self, host: str, port: int) -> int:
+        """Takes the port (0: a free one) and returns it; raises PortTaken."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._socket = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        except OSError as error:
+            raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror}") from None
+        return self._socket.getsockname()[1]
+
+    def start(self) -> None:
+        """Begins to answer."""
+        assert self._socket is not None
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]), name="http")
+
+    async def stop(self) -> None:
+        """Lets answers that run end, briefly, and closes the port."""
+        self._server.exit()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        if self._socket is not None:
+            self._socket.close()

@@ -1,0 +1,126 @@
+"""The answer to an inference request, whole or piece by piece, made from the events of the core.
+
+An element of a tensor belongs to a choice: element `prompt * n + index` to the sequence `index` of a prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from blockyard.open_inference.v2 import open_inference_pb2
+from gateway.fronts.open_inference.call import MODEL_VERSION, OUTPUTS
+from gateway.fronts.open_inference.tensors import Output, write_outputs
+from gateway.fronts.openai import logprobs as shapes
+from gateway.request import Delta, Finished
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from blockyard.errors import BlockyardError
+    from gateway.fronts.open_inference.call import InferCall
+    from gateway.fronts.open_inference.tensors import Response
+    from gateway.request import Accepted, Event, TokenLogprobs
+
+# Marks the last response.
+_FINAL = "triton_final_response"
+# What Triton's vLLM backend says of a choice that has not ended.
+_UNFINISHED = b"None"
+
+
+@dataclass(slots=True)
+class _Choice:
+    """A choice. Texts, log probabilities and the count of new tokens are those since the last response."""
+
+    num_prompt_tokens: int
+    texts: list[str]
+    logprobs: list[TokenLogprobs] = field(default_factory=list["TokenLogprobs"])
+    num_new_tokens: int = 0
+    num_tokens: int = 0
+    cumulative_logprob: float = 0.0
+    finish_reason: bytes = _UNFINISHED
+
+    def advance(self, num_tokens: int) -> None:
+        self.num_new_tokens += num_tokens - self.num_tokens
+        self.num_tokens = num_tokens
+
+    def told(self) -> None:
+        self.texts.clear()
+        self.logprobs.clear()
+        self.num_new_tokens = 0
+
+
+_ELEMENTS: dict[str, Any] = {
+    "text_output": lambda choice: "".join(choice.texts).encode(),
+    "finish_reason": lambda choice: choice.finish_reason,
+    "cumulative_logprob": lambda choice: choice.cumulative_logprob,
+    "logprobs": lambda choice: json.dumps(shapes.prompt_logprobs(choice.logprobs)).encode(),
+    "num_input_tokens": lambda choice: choice.num_prompt_tokens,
+    "num_output_tokens": lambda choice: choice.num_new_tokens,
+}
+
+
+class Answer:
+    """Collects events, and tells what came since it told last."""
+
+    def __init__(self, call: InferCall, accepted: Sequence[Accepted]) -> None:
+        self._call = call
+        self._model = accepted[0].model
+        self._num_unfinished = len(accepted) * call.call.n
+        # By the number of its choice.
+        self._errors: dict[int, BlockyardError] = {}
+        prefixes = call.prefixes or ("",) * len(accepted)
+        self._choices = [
+            _Choice(prompt.num_prompt_tokens, [prefix])
+            for prompt, prefix in zip(accepted, prefixes, strict=True)
+            for _ in range(call.call.n)
+        ]
+
+    def add(self, prompt: int, event: Event) -> bool:
+        """Takes an event of the prompt of this number; returns whether there is something to tell."""
+        if not isinstance(event, Delta | Finished):
+            return False
+        number = prompt * self._call.call.n + event.index
+        choice = self._choices[number]
+        if isinstance(event, Delta):
+            choice.advance(event.num_tokens)
+            choice.texts.append(event.text)
+            choice.logprobs.extend(event.logprobs)
+            choice.cumulative_logprob += sum(told.chosen.logprob for told in event.logprobs if told.chosen)
+        else:
+            choice.advance(event.num_completion_tokens)
+            choice.finish_reason = event.reason.value.encode()
+            self._num_unfinished -= 1
+            if event.error is not None:
+                self._errors[number] = event.error
+        return True
+
+    def take(self) -> Response:
+        """Tells what is new."""
+        response = open_inference_pb2.ModelInferResponse(
+            model_name=self._model, model_version=MODEL_VERSION, id=self._call.name
+        )
+        response.parameters[_FINAL].bool_param = self.is_whole
+        for number, error in self._errors.items():
+            response.parameters[f"error_{number}"].string_param = str(error)
+        outputs = [self._output(name) for name in self._call.outputs]
+        write_outputs(response, outputs, raw=self._call.is_raw)
+        for choice in self._choices:
+            choice.told()
+        return response
+
+    def _output(self, name: str) -> Output:
+        # The number of a prompt's tokens is that of the prompt, however many choices it has.
+        choices = self._choices[:: self._call.call.n] if name == "num_input_tokens" else self._choices
+        return Output(name, OUTPUTS[name].datatype, list(map(_ELEMENTS[name], choices)))
+
+    @property
+    def has_failed(self) -> bool:
+        """Every choice has."""
+        return len(self._errors) == len(self._choices)
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing more comes."""
+        return not self._num_unfinished

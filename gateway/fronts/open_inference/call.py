@@ -1,0 +1,268 @@
+"""One inference request, understood: the completion that it is, and which tensors its answer has.
+
+Owns the names of the model's tensors and of the request's parameters; the names and types of the sampling parameters
+are those of a completion's body, and ranges are the core's to check.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
+
+import pydantic
+import pydantic_core
+
+from blockyard.errors import Reason, Violation, invalid
+from gateway.fronts.open_inference.tensors import read_inputs
+from gateway.fronts.openai.call_spec import Call, understand_completion
+from gateway.fronts.openai.errors import from_validation, rename
+from gateway.fronts.openai.schema.body_types import Neutral
+from gateway.fronts.openai.schema.requests import MAX_PROMPTS, CompletionBody
+from gateway.request import OnDisconnect
+
+if TYPE_CHECKING:
+    from gateway.fronts.open_inference.tensors import Request
+    from gateway.text.tokenizer import Tokenizer
+
+MODEL_VERSION = "1"
+MAX_PARAMETERS = 256
+
+
+class OutputKind(NamedTuple):
+    """A tensor that an answer may have. `flag`: what asks for it; the one without is always there."""
+
+    datatype: str
+    flag: str = ""
+    needs_logprobs: bool = False
+
+
+OUTPUTS = {
+    "text_output": OutputKind("BYTES"),
+    "finish_reason": OutputKind("BYTES", "return_finish_reason"),
+    "cumulative_logprob": OutputKind("FP32", "return_cumulative_logprob", needs_logprobs=True),
+    "logprobs": OutputKind("BYTES", "return_logprobs", needs_logprobs=True),
+    "num_input_tokens": OutputKind("UINT32", "return_num_input_tokens"),
+    "num_output_tokens": OutputKind("UINT32", "return_num_output_tokens"),
+}
+_FLAGS = ("stream", "exclude_input_in_output", *(kind.flag for kind in OUTPUTS.values() if kind.flag))
+# Name to datatype. Those that are not the prompts have one element.
+INPUTS = {"text_input": "BYTES", "sampling_parameters": "BYTES"} | dict.fromkeys(_FLAGS, "BOOL")
+
+# What a completion's body says that a request here says otherwise.
+_ELSEWHERE = {
+    "echo": "use exclude_input_in_output",
+    "model": "use model_name",
+    "prompt": "use text_input",
+    "request_id": "use id",
+    "stream": "it is a tensor or parameter of its own",
+    "stream_options": "use return_num_output_tokens",
+}
+# Triton's sequences are of models with a state.
+_SEQUENCES = ("sequence_id", "sequence_start", "sequence_end")
+# Each answer of a stream has a last response that says so, whether asked for or not.
+_WITHOUT_EFFECT = "triton_enable_empty_final_response"
+# The core's and the completion's names of what has another one here.
+_NAMES = {"prompt": "text_input", "request_id": "id", "model": "model_name"}
+
+
+class _Body(CompletionBody):
+    """A completion's body, and what vLLM or its backend for Triton takes besides."""
+
+    detokenize: Annotated[Any, Neutral(True)] = None
+    guided_decoding: Annotated[Any, Neutral()] = None
+    lora_name: Annotated[Any, Neutral()] = None
+    # No tensor would tell them.
+    prompt_logprobs: Annotated[Any, Neutral()] = None
+    return_token_ids: Annotated[Any, Neutral(False)] = None
+
+
+@dataclass(frozen=True, slots=True)
+class InferCall:
+    """One request.
+
+    Attributes:
+        call: the completion; its choices, in their order, are the elements of each output.
+        name: the client's name of it, or empty.
+        stream: it is answered as its tokens come.
+        outputs: names of the answer's tensors.
+        prefixes: put before the texts of each prompt's choices; none, or one for each prompt.
+        is_raw: its tensors came as bytes, and so does its answer.
+        timeout_seconds: what it may take.
+    """
+
+    call: Call
+    name: str
+    stream: bool
+    outputs: tuple[str, ...]
+    prefixes: tuple[str, ...]
+    is_raw: bool
+    timeout_seconds: float | None
+
+    def of_caller(self, tenant: str, remaining_seconds: float | None) -> InferCall:
+        """Gives the same with what its connection says of it: whose it is, and how long the client waits."""
+        # What outlives its connection outlives the connection's deadline.
+        is_kept = self.call.requests[0].on_disconnect is OnDisconnect.KEEP
+        waits = (self.timeout_seconds, None if is_kept else remaining_seconds)
+        remaining = min((seconds for seconds in waits if seconds is not None), default=None)
+        requests = tuple(replace(request, tenant=tenant, remaining_seconds=remaining) for request in self.call.requests)
+        return replace(self, call=replace(self.call, requests=requests))
+
+
+def understand(request: Request, tokenizer: Tokenizer) -> InferCall:
+    """Understands a request; raises BlockyardError with everything that is wrong.
+
+    Its form is looked at first, then names and types of the sampling parameters; their values are the core's to check.
+    """
+    reading = _Reading(request)
+    prompts = reading.prompts()
+    flags = {name: reading.flag(name) for name in _FLAGS}
+    outputs = reading.outputs(flags)
+    timeout_seconds = reading.timeout_seconds()
+    sampling = reading.sampling()
+    stream, excludes = bool(flags["stream"]), flags["exclude_input_in_output"]
+    if stream and excludes is False:
+        reading.refuse("exclude_input_in_output", "must be true, or absent, where stream is true")
+    if stream and len(prompts) > 1:
+        reading.refuse("text_input", "must hold one prompt where stream is true; send a request for each")
+    reading.check()
+    if any(OUTPUTS[name].needs_logprobs for name in outputs) and sampling.get("logprobs") is None:
+        sampling["logprobs"] = 0
+    body = {**sampling, "prompt": prompts, "request_id": request.id or None, "model": request.model_name}
+    prepends = not stream if excludes is None else not excludes
+    return InferCall(
+        _completion(body, tokenizer),
+        name=request.id,
+        stream=stream,
+        outputs=outputs,
+        prefixes=tuple(prompts) if prepends else (),
+        is_raw=bool(request.raw_input_contents),
+        timeout_seconds=timeout_seconds,
+    )
+
+
+def _completion(body: dict[str, Any], tokenizer: Tokenizer) -> Call:
+    try:
+        # Not strict: clients of Triton give numbers as texts.
+        understood = _Body.model_validate(body, strict=False)
+    except pydantic.ValidationError as error:
+        raise rename(from_validation(error), _NAMES) from None
+    return replace(understand_completion(understood, tokenizer), names=_NAMES)
+
+
+class _Reading:
+    """Reads the parts of a request, of which each may be read once, and collects what is wrong with them."""
+
+    def __init__(self, request: Request) -> None:
+        if len(request.parameters) > MAX_PARAMETERS:
+            raise invalid([Violation("parameters", f"at most {MAX_PARAMETERS}, not {len(request.parameters)}")])
+        self._request = request
+        self._inputs = read_inputs(request, INPUTS, MAX_PROMPTS)
+        self._parameters = {name: _value(parameter) for name, parameter in request.parameters.items()}
+        self._violations: list[Violation] = []
+        self._check_version()
+        for name in _SEQUENCES:
+            if self._parameters.pop(name, None):
+                self.refuse(name, "is not supported: a request has no state", Reason.UNSUPPORTED_PARAMETER)
+        self._parameters.pop(_WITHOUT_EFFECT, None)
+
+    def _check_version(self) -> None:
+        version = self._request.model_version
+        if not is_version(version):
+            self.refuse("model_version", f"{version!r} is not served; {MODEL_VERSION!r} is", Reason.MODEL_NOT_FOUND)
+
+    def refuse(self, field: str, description: str, reason: Reason = Reason.FIELD_INVALID) -> None:
+        """Takes note of something wrong."""
+        self._violations.append(Violation(field, description, reason))
+
+    def check(self) -> None:
+        """Raises BlockyardError with everything that is wrong so far."""
+        if self._violations:
+            raise invalid(self._violations)
+
+    def prompts(self) -> list[str]:
+        """The prompts."""
+        elements = self._inputs.get("text_input")
+        if not elements:
+            self.refuse("text_input", "is required" if elements is None else "must hold a prompt")
+            return []
+        try:
+            return [element.decode() for element in elements]
+        except UnicodeDecodeError:
+            self.refuse("text_input", "must be UTF-8")
+            return []
+
+    def _single(self, name: str) -> Any:
+        """What a tensor of one element, or a parameter, of this name says; None where there is none."""
+        told = self._parameters.pop(name, None)
+        elements = self._inputs.get(name)
+        if elements is None:
+            return told
+        if len(elements) != 1:
+            self.refuse(name, f"must have one element, not {len(elements)}")
+            return None
+        return elements[0]
+
+    def flag(self, name: str) -> bool | None:
+        """A truth value, by tensor or by parameter."""
+        value = self._single(name)
+        if value is None or isinstance(value, bool):
+            return value
+        self.refuse(name, "must be true or false")
+        return None
+
+    def outputs(self, flags: dict[str, bool | None]) -> tuple[str, ...]:
+        """Names of the tensors that the answer has: those that are named, else those whose flags are set."""
+        requested = self._request.outputs
+        if not requested:
+            return tuple(name for name, kind in OUTPUTS.items() if not kind.flag or flags[kind.flag])
+        if len(requested) > len(OUTPUTS):
+            self.refuse("outputs", f"at most {len(OUTPUTS)} tensors, not {len(requested)}")
+            return ()
+        for output in requested:
+            if output.name not in OUTPUTS:
+                self.refuse(output.name or "outputs", "is not an output of this model")
+            elif output.parameters:
+                self.refuse(output.name, "has parameters, which are not supported", Reason.UNSUPPORTED_PARAMETER)
+        return tuple(dict.fromkeys(output.name for output in requested if output.name in OUTPUTS))
+
+    def timeout_seconds(self) -> float | None:
+        """What the request may take: Triton's `timeout` is in microseconds, and 0 is none."""
+        timeout = self._parameters.pop("timeout", None)
+        if not timeout:
+            return None
+        if isinstance(timeout, int) and timeout > 0 and timeout is not True:
+            return timeout / 1e6
+        self.refuse("timeout", "must be a number of microseconds, at least 0")
+        return None
+
+    def sampling(self) -> dict[str, Any]:
+        """The sampling parameters; those in the JSON object go before those among the request's parameters."""
+        text = self._single("sampling_parameters")
+        # What is left of the parameters when all others have been read.
+        told = self._parameters | self._object("sampling_parameters", text)
+        for name, where in _ELSEWHERE.items():
+            if name in told:
+                self.refuse(name, f"is not a sampling parameter here: {where}")
+        return told
+
+    def _object(self, name: str, text: Any) -> dict[str, Any]:
+        if text is None:
+            return {}
+        try:
+            value = pydantic_core.from_json(text)
+        except (TypeError, ValueError):
+            value = None
+        if isinstance(value, dict):
+            return cast("dict[str, Any]", value)
+        self.refuse(name, "must be a JSON object")
+        return {}
+
+
+def _value(parameter: Any) -> bool | int | float | str | None:
+    choice = parameter.WhichOneof("parameter_choice")
+    return None if choice is None else getattr(parameter, choice)
+
+
+def is_version(version: str) -> bool:
+    """Whether the model is served in this version; none is any."""
+    return version in ("", MODEL_VERSION)

@@ -1,0 +1,177 @@
+"""Answers the Open Inference Protocol on the core, and does nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+
+from blockyard import __version__
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from blockyard.open_inference.v2 import open_inference_pb2 as messages
+from blockyard.open_inference.v2 import open_inference_pb2_grpc
+from blockyard.telemetry import EventLogger
+from gateway.fronts.grpc_api.handlers import add_service, tenant_of
+from gateway.fronts.open_inference.answer import Answer
+from gateway.fronts.open_inference.call import INPUTS, MODEL_VERSION, OUTPUTS, InferCall, is_version, understand
+from gateway.fronts.openai.call_readers import Running
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+    from gateway.generation import GenerationService
+
+log = EventLogger(__name__)
+SERVICE = messages.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+NAME = "blockyard"
+# Requests of one stream side by side; the next ones are read when one of these has ended.
+MAX_REQUESTS_OF_STREAM = 1024
+# With this in its metadata a stream ends with the status of the first request that fails: Triton's name and value.
+STATUS_KEY, STATUS_VALUE = "triton_grpc_error", "true"
+
+
+class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
+    """The protocol's service."""
+
+    def __init__(self, generation: GenerationService) -> None:
+        self._generation = generation
+
+    async def ServerLive(  # type: ignore[override]
+        self, request: messages.ServerLiveRequest, context: Any
+    ) -> messages.ServerLiveResponse:
+        """Answers."""
+        return messages.ServerLiveResponse(live=True)
+
+    async def ServerReady(  # type: ignore[override]
+        self, request: messages.ServerReadyRequest, context: Any
+    ) -> messages.ServerReadyResponse:
+        """Tells whether requests would be served now."""
+        return messages.ServerReadyResponse(ready=self._generation.is_ready())
+
+    async def ModelReady(  # type: ignore[override]
+        self, request: messages.ModelReadyRequest, context: Any
+    ) -> messages.ModelReadyResponse:
+        """Tells the same of a model."""
+        is_served = request.name in ("", self._generation.model_name) and is_version(request.version)
+        return messages.ModelReadyResponse(ready=is_served and self._generation.is_ready())
+
+    async def ServerMetadata(  # type: ignore[override]
+        self, request: messages.ServerMetadataRequest, context: Any
+    ) -> messages.ServerMetadataResponse:
+        """Tells what this is."""
+        return messages.ServerMetadataResponse(name=NAME, version=__version__, extensions=["parameters"])
+
+    async def ModelMetadata(  # type: ignore[override]
+        self, request: messages.ModelMetadataRequest, context: Any
+    ) -> messages.ModelMetadataResponse:
+        """Tells the tensors of the model."""
+        self._generation.resolve_model(request.name)
+        if not is_version(request.version):
+            told = f"{request.version!r} is not served; {MODEL_VERSION!r} is"
+            raise invalid([Violation("version", told, Reason.MODEL_NOT_FOUND)])
+        tensor = messages.ModelMetadataResponse.TensorMetadata
+        return messages.ModelMetadataResponse(
+            name=self._generation.model_name,
+            versions=[MODEL_VERSION],
+            platform=NAME,
+            inputs=[
+                tensor(name=name, datatype=datatype, shape=[-1 if name == "text_input" else 1])
+                for name, datatype in INPUTS.items()
+            ],
+            outputs=[tensor(name=name, datatype=kind.datatype, shape=[-1]) for name, kind in OUTPUTS.items()],
+        )
+
+    async def ModelInfer(  # type: ignore[override]
+        self, request: messages.ModelInferRequest, context: Any
+    ) -> messages.ModelInferResponse:
+        """Answers one request."""
+        call = self._understand(request, context)
+        if call.stream:
+            raise invalid([Violation("stream", "must be false for ModelInfer; ModelStreamInfer streams")])
+        async with aclosing(self._responses(call)) as responses:
+            return await anext(responses)
+
+    async def ModelStreamInfer(  # type: ignore[override]
+        self, request_iterator: AsyncIterator[messages.ModelInferRequest | BlockyardError], context: Any
+    ) -> None:
+        """Answers requests side by side, until no more come and all are answered."""
+        places = asyncio.Semaphore(MAX_REQUESTS_OF_STREAM)
+        stream = _Stream(context, self._generation.metrics.error_over_grpc)
+        try:
+            async with asyncio.TaskGroup() as group:
+                async for request in request_iterator:
+                    await places.acquire()
+                    task = group.create_task(self._answer(request, stream))
+                    task.add_done_callback(lambda _: places.release())
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def _answer(self, request: messages.ModelInferRequest | BlockyardError, stream: _Stream) -> None:
+        """Answers one of a stream's requests."""
+        name = ""
+        try:
+            if isinstance(request, BlockyardError):
+                raise request
+            name = request.id
+            async with aclosing(self._responses(self._understand(request, stream.context))) as responses:
+                async for response in responses:
+                    await stream.write(messages.ModelStreamInferResponse(infer_response=response))
+        except Exception as error:  # noqa: BLE001 - the boundary of a request among others
+            await stream.fail(name, error)
+
+    def _understand(self, request: messages.ModelInferRequest, context: Any) -> InferCall:
+        call = understand(request, self._generation.tokenizer)
+        return call.of_caller(tenant_of(context), context.time_remaining())
+
+    async def _responses(self, call: InferCall) -> AsyncGenerator[messages.ModelInferResponse, None]:
+        """Runs a request and makes its responses: one when it has ended, or one for each of its events."""
+        running = Running(self._generation)
+        try:
+            await running.start(call.call)
+            answer = Answer(call, running.accepted)
+            async with aclosing(running.events()) as events:
+                async for prompt, event in events:
+                    # Where all have failed the error takes the place of the last response.
+                    if answer.add(prompt, event) and call.stream and not answer.has_failed:
+                        yield answer.take()
+            if not call.stream:
+                yield answer.take()
+        finally:
+            await running.aclose()
+
+
+class _Stream:
+    """The responses of a stream: one at a time, from whichever request they are."""
+
+    def __init__(self, context: Any, on_error: Callable[[Reason], None]) -> None:
+        self.context = context
+        self._on_error = on_error
+        metadata: dict[str, Any] = dict(context.invocation_metadata() or ())
+        self._ends_at_failure = metadata.get(STATUS_KEY) == STATUS_VALUE
+        self._turn = asyncio.Lock()
+
+    async def write(self, response: messages.ModelStreamInferResponse) -> None:
+        """Writes a response when it is its turn."""
+        # A call that has ended takes nothing more; its handler is about to be cancelled.
+        async with self._turn:
+            with suppress(grpc.aio.InternalError):
+                await self.context.write(response)
+
+    async def fail(self, name: str, error: Exception) -> None:
+        """Tells why the request of this name failed, or ends the stream with that."""
+        if not isinstance(error, BlockyardError):
+            log.exception("a request of a stream failed", request_id=name)
+            error = BlockyardError(Reason.BUG, "internal error; the server's log has more")
+        if self._ends_at_failure:
+            raise error
+        self._on_error(error.reason)
+        response = messages.ModelStreamInferResponse(error_message=str(error))
+        response.infer_response.id = name
+        await self.write(response)
+
+
+def add_open_inference_service(server: grpc.aio.Server, servicer: OpenInferenceServicer) -> None:
+    """Registers the service."""
+    add_service(server, SERVICE, servicer)

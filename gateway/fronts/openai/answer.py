@@ -1,0 +1,315 @@
+"""Answers in OpenAI's form, whole or as the chunks of a stream, made from the events of the core.
+
+Nothing is validated on the way of a token, and a chunk of text is put together from parts that are encoded once.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from json.encoder import encode_basestring
+from typing import TYPE_CHECKING, Any
+
+from gateway.fronts.openai import logprobs as shapes
+from gateway.fronts.openai.errors import described
+from gateway.request import Accepted, Delta, PromptLogprobs, Recovered
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gateway.fronts.openai.call_spec import Call
+    from gateway.request import Event, Finished, TokenLogprobs
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts what a call cost, for `usage`."""
+
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    # By choice.
+    num_tokens: dict[int, int] = field(default_factory=dict[int, int])
+
+    def add_prompt(self, accepted: Accepted) -> None:
+        """Counts a prompt, once however many choices it has."""
+        self.num_prompt_tokens += accepted.num_prompt_tokens
+
+    def add_choice(self, number: int, finished: Finished) -> None:
+        """Counts a choice that ended."""
+        self.num_tokens[number] = finished.num_completion_tokens
+        if finished.index == 0:
+            self.num_cached_tokens += finished.num_cached_tokens
+
+    def usage(self) -> dict[str, Any]:
+        """Gives the API's `usage`."""
+        return self.usage_so_far() | {"prompt_tokens_details": {"cached_tokens": self.num_cached_tokens}}
+
+    def usage_so_far(self) -> dict[str, Any]:
+        """Gives what of it is known before the end."""
+        num_completion_tokens = sum(self.num_tokens.values())
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": num_completion_tokens,
+            "total_tokens": self.num_prompt_tokens + num_completion_tokens,
+        }
+
+
+def _head(call: Call, accepted: Accepted, created: int, *, chunk: bool, fingerprint: str) -> dict[str, Any]:
+    kind = ("chat.completion.chunk" if chunk else "chat.completion") if call.is_chat else "text_completion"
+    return {
+        "id": call.call_id,
+        "object": kind,
+        "created": created,
+        "model": accepted.model,
+        "system_fingerprint": fingerprint or None,
+    }
+
+
+def _warnings(accepted: Sequence[Accepted]) -> dict[str, Any]:
+    """Gives what the client is warned of, each once; nothing where there is nothing."""
+    told = dict.fromkeys(warning for item in accepted for warning in item.warnings)
+    return {"warnings": list(told)} if told else {}
+
+
+def _ending(finished: Finished) -> dict[str, Any]:
+    told: dict[str, Any] = {"finish_reason": finished.reason.value, "stop_reason": finished.matched}
+    if finished.score is not None:
+        told["score"] = finished.score
+    if finished.error is not None:
+        told["error"] = described(finished.error)
+    return told
+
+
+class _ChoiceLogprobs:
+    """Makes the `logprobs` of one choice, as they come. Offsets of a completion are counted from its echo on."""
+
+    def __init__(self, call: Call, prompt: int) -> None:
+        self._call = call
+        self._prompt = prompt
+        self._offsets = shapes.TextOffsets()
+
+    def echo(self, prompt_logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        """Gives those of the echo; the answer's offsets go on behind it."""
+        first_token = self._call.first_tokens[self._prompt]
+        if self._call.tokens_as_ids:
+            prompt_logprobs = shapes.named_by_ids(prompt_logprobs)
+            first_token = (shapes.name_of(self._call.prompt_token_ids(self._prompt)[0]), first_token[1])
+        told = shapes.echo_logprobs(first_token, prompt_logprobs, self._offsets)
+        self._offsets = shapes.TextOffsets(len(self._call.echoes[self._prompt]))
+        return told
+
+    def more(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        """Gives those of the next tokens."""
+        if self._call.tokens_as_ids:
+            entries = shapes.named_by_ids(entries)
+        if self._call.is_chat:
+            return shapes.chat_logprobs(entries)
+        return shapes.completion_logprobs(entries, self._offsets)
+
+
+@dataclass(slots=True)
+class _Choice:
+    texts: list[str] = field(default_factory=list[str])
+    token_ids: list[int] = field(default_factory=list[int])
+    logprobs: list[TokenLogprobs] = field(default_factory=list["TokenLogprobs"])
+    finished: Finished | None = None
+
+
+class WholeAnswer:
+    """Collects the events of a call whose answer is told at once."""
+
+    def __init__(self, call: Call, accepted: list[Accepted], created: int) -> None:
+        self._call = call
+        self._accepted = accepted[0]
+        self._warnings = _warnings(accepted)
+        self._created = created
+        self._tally = Tally()
+        for item in accepted:
+            self._tally.add_prompt(item)
+        self._choices = [_Choice() for _ in range(call.n * len(call.requests))]
+        self._prompt_logprobs: dict[int, Sequence[TokenLogprobs]] = {}
+        for prompt, echo in enumerate(call.echoes):
+            for choice in self._choices[prompt * call.n : (prompt + 1) * call.n]:
+                choice.texts.append(echo)
+
+    def add(self, prompt: int, event: Event) -> None:
+        """Takes an event of the request number `prompt`."""
+        if isinstance(event, Accepted | Recovered):
+            return
+        if isinstance(event, PromptLogprobs):
+            self._prompt_logprobs[prompt] = event.logprobs
+            return
+        number = prompt * self._call.n + event.index
+        choice = self._choices[number]
+        if isinstance(event, Delta):
+            choice.texts.append(event.text)
+            choice.token_ids.extend(event.token_ids)
+            choice.logprobs.extend(event.logprobs)
+        else:
+            choice.finished = event
+            self._tally.add_choice(number, event)
+
+    def encode(self) -> bytes:
+        """Gives the answer's body."""
+        first = self._choices[0].finished
+        fingerprint = first.determinism_id if first else ""
+        body = _head(self._call, self._accepted, self._created, chunk=False, fingerprint=fingerprint)
+        body["choices"] = [self._choice(number, choice) for number, choice in enumerate(self._choices)]
+        body["usage"] = self._tally.usage()
+        body |= self._warnings
+        if self._call.is_chat and self._call.returns_token_ids:
+            body["prompt_token_ids"] = self._call.prompt_token_ids(0)
+        if self._call.is_chat and self._call.tells_prompt_logprobs:
+            body["prompt_logprobs"] = shapes.prompt_logprobs(self._prompt_logprobs.get(0, ()))
+        return _encode(body).encode()
+
+    def _choice(self, number: int, choice: _Choice) -> dict[str, Any]:
+        text = "".join(choice.texts)
+        told: dict[str, Any] = {"index": number, "logprobs": self._logprobs(number // self._call.n, choice)}
+        if self._call.is_chat:
+            told["message"] = {"role": "assistant", "content": text, "refusal": None}
+        else:
+            told |= {"text": text} | self._prompt(number // self._call.n)
+        if choice.finished is not None:
+            told |= _ending(choice.finished)
+        if self._call.returns_token_ids:
+            told["token_ids"] = choice.token_ids
+        return told
+
+    def _prompt(self, prompt: int) -> dict[str, Any]:
+        """Gives what a completion's choice tells of its prompt."""
+        told: dict[str, Any] = {}
+        if self._call.returns_token_ids:
+            told["prompt_token_ids"] = self._call.prompt_token_ids(prompt)
+        if self._call.tells_prompt_logprobs:
+            told["prompt_logprobs"] = shapes.prompt_logprobs(self._prompt_logprobs.get(prompt, ()))
+        return told
+
+    def _logprobs(self, prompt: int, choice: _Choice) -> dict[str, Any] | None:
+        if not self._call.returns_logprobs:
+            return None
+        teller = _ChoiceLogprobs(self._call, prompt)
+        if not self._call.echoes_logprobs:
+            return teller.more(choice.logprobs)
+        echo = teller.echo(self._prompt_logprobs.get(prompt, ()))
+        return shapes.joined(echo, teller.more(choice.logprobs))
+
+
+class ChunkedAnswer:
+    """Makes the chunks of a stream, as JSON texts."""
+
+    def __init__(self, call: Call, accepted: list[Accepted], created: int, fingerprint: str) -> None:
+        self._call = call
+        self._tally = Tally()
+        for item in accepted:
+            self._tally.add_prompt(item)
+        head = _encode(_head(call, accepted[0], created, chunk=True, fingerprint=fingerprint))
+        # All chunks begin and end alike; only a choice stands between.
+        self._before = head[:-1] + ',"choices":['
+        self._after = '],"usage":null}' if call.include_usage else "]}"
+        self._warnings = _warnings(accepted)
+        self._num_unfinished = call.n * len(call.requests)
+        self._before_text = '"delta":{"content":' if call.is_chat else '"text":'
+        unfinished = _encode(_UNFINISHED)[1:-1]
+        self._after_text = f"}},{unfinished}" if call.is_chat else f",{unfinished}"
+        self._logprobs: dict[int, _ChoiceLogprobs] = {}
+        if call.returns_logprobs:
+            numbers = range(call.n * len(call.requests))
+            self._logprobs = {number: _ChoiceLogprobs(call, number // call.n) for number in numbers}
+
+    def openings(self) -> list[str]:
+        """Gives what each choice begins with, before its first token: a chat's role, the echo, the prompt's ids.
+
+        An echo with log probabilities waits for these.
+        """
+        echoes = () if self._call.echoes_logprobs else self._call.echoes
+        chunks: list[str] = []
+        for number in range(self._call.n * len(self._call.requests)):
+            prompt = number // self._call.n
+            extra: dict[str, Any] = {}
+            if self._call.returns_token_ids:
+                extra = {"prompt_token_ids": self._call.prompt_token_ids(prompt)}
+            if self._call.is_chat:
+                delta = {"role": "assistant", "content": "".join(echoes)}
+                chunks.append(self._chunk({"index": number, "delta": delta, **_UNFINISHED, **extra}))
+            elif echoes or extra:
+                text = echoes[prompt] if echoes else ""
+                chunks.append(self._chunk({"index": number, "text": text, **_UNFINISHED, **extra}))
+        return chunks
+
+    def add(self, prompt: int, event: Event) -> str | None:
+        """Makes the chunk of an event of the request number `prompt`, if it has one."""
+        if isinstance(event, Accepted | Recovered):
+            return None
+        if isinstance(event, PromptLogprobs):
+            return self._prompt(prompt, event.logprobs)
+        number = prompt * self._call.n + event.index
+        if isinstance(event, Delta):
+            if self._call.continuous_usage:
+                self._tally.num_tokens[number] = event.num_tokens
+            return self._delta(number, event)
+        self._tally.add_choice(number, event)
+        self._num_unfinished -= 1
+        told: dict[str, Any] = {"delta": {}} if self._call.is_chat else {"text": ""}
+        chunk = self._chunk({"index": number, **told, "logprobs": None, **_ending(event)})
+        is_last = not self._num_unfinished and not self._call.include_usage
+        return self._with_warnings(chunk) if is_last else chunk
+
+    def _delta(self, number: int, delta: Delta) -> str | None:
+        if not (delta.text or delta.token_ids or delta.logprobs):
+            return None
+        if self._logprobs:
+            return self._delta_with_logprobs(number, delta)
+        # The hot path: what changes is put between what does not.
+        token_ids = f',"token_ids":{list(delta.token_ids)}' if self._call.returns_token_ids else ""
+        content = f"{self._before_text}{encode_basestring(delta.text)}{self._after_text}"
+        return f'{self._before}{{"index":{number},{content}{token_ids}}}{self._end()}'
+
+    def _delta_with_logprobs(self, number: int, delta: Delta) -> str:
+        told: dict[str, Any] = {"delta": {"content": delta.text}} if self._call.is_chat else {"text": delta.text}
+        if self._call.returns_token_ids:
+            told["token_ids"] = delta.token_ids
+        logprobs = self._logprobs[number].more(delta.logprobs)
+        return self._chunk({"index": number, **told, **_UNFINISHED, "logprobs": logprobs})
+
+    def _prompt(self, prompt: int, entries: Sequence[TokenLogprobs]) -> str | None:
+        """Makes the chunk of a prompt's log probabilities, for all of its choices: the echo, or what was asked for."""
+        told = {"prompt_logprobs": shapes.prompt_logprobs(entries)} if self._call.tells_prompt_logprobs else {}
+        numbers = range(prompt * self._call.n, (prompt + 1) * self._call.n)
+        if self._call.is_chat:
+            choice = _encode({"index": numbers[0], "delta": {}, **_UNFINISHED})
+            return f"{self._before}{choice}],{_encode(told)[1:-1]}{self._end()[1:]}" if told else None
+        if not (told or self._call.echoes_logprobs):
+            return None
+        choices = [_encode({**self._echo(number, prompt, entries), **told}) for number in numbers]
+        return f"{self._before}{','.join(choices)}{self._end()}"
+
+    def _echo(self, number: int, prompt: int, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        choice = {"index": number, "text": "", **_UNFINISHED}
+        if not self._call.echoes_logprobs:
+            return choice
+        return choice | {"text": self._call.echoes[prompt], "logprobs": self._logprobs[number].echo(entries)}
+
+    def _chunk(self, choice: dict[str, Any]) -> str:
+        return f"{self._before}{_encode(choice)}{self._end()}"
+
+    def _end(self) -> str:
+        """What stands behind a chunk's choices."""
+        if not self._call.continuous_usage:
+            return self._after
+        return f'],"usage":{_encode(self._tally.usage_so_far())}}}'
+
+    def usage(self) -> str | None:
+        """Gives the last chunk, with no choices, if it was asked for."""
+        if not self._call.include_usage:
+            return None
+        return self._with_warnings(f'{self._before}],"usage":{_encode(self._tally.usage())}}}')
+
+    def _with_warnings(self, chunk: str) -> str:
+        """Adds what the client is warned of to the last chunk."""
+        return f"{chunk[:-1]},{_encode(self._warnings)[1:]}" if self._warnings else chunk
+
+
+_UNFINISHED: dict[str, Any] = {"logprobs": None, "finish_reason": None}

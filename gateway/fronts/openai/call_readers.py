@@ -1,0 +1,147 @@
+"""The requests of one call while they run: started or resumed together, read as one, left together."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from blockyard.errors import BlockyardError, Reason, is_unknown_request
+from gateway.fronts.openai import call_state as state
+from gateway.fronts.openai import errors
+from gateway.fronts.openai.call_spec import Call, tokenized
+from gateway.fronts.openai.event_ids import Told
+from gateway.request import Accepted, ResumeRequest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping
+
+    from gateway.generation import GenerationService
+    from gateway.live.reader import Reader
+    from gateway.request import Event, GenerationRequest, Position
+
+Numbered = tuple[int, "Event"]
+_NOTHING = Told()
+
+
+class Running:
+    """A call's readers. Whoever makes it calls `start` or `resume`, once, and `aclose` in any case.
+
+    Attributes:
+        call: as it was understood, or made again.
+        accepted: what each of its requests began with.
+        created: when the call came first, in seconds since 1970.
+    """
+
+    def __init__(self, service: GenerationService) -> None:
+        self._service = service
+        self._readers: list[Reader] = []
+        self.call: Call
+        self.accepted: list[Accepted] = []
+        self.created = 0
+
+    async def start(self, call: Call, told: Told = _NOTHING) -> None:
+        """Starts every request of a call and waits until all are queued, or reads on one that runs or ran; tells again
+        what its client has. Raises the first BlockyardError of any."""
+        self.call = await tokenized(call, self._service)
+        try:
+            for number, request in enumerate(self.call.requests):
+                self._readers.append(await self._start_one(request, told.of_request(number, call.n)))
+            await self._begin()
+        except BlockyardError as error:
+            raise errors.rename(error, call.names) from None
+
+    async def _start_one(self, request: GenerationRequest, positions: Mapping[int, Position]) -> Reader:
+        try:
+            return await self._service.start(request, positions, replay=True)
+        except BlockyardError as error:
+            fields = {violation.field for violation in error.violations}
+            if not (self.call.default_length and fields == {"stop.max_tokens"}):
+                raise
+        # The default does not fit: what is left of the model's length is shorter.
+        request = replace(request, stop=replace(request.stop, max_tokens=None))
+        return await self._service.start(request, positions, replay=True)
+
+    async def resume(self, call_id: str, tenant: str, told: Told) -> None:
+        """Reads a call again, at whichever gateway it ran, and tells again what its client has.
+
+        Raises BlockyardError REQUEST_EXPIRED when not all of its requests are remembered.
+        """
+        first = await self._find_first(call_id, tenant)
+        num_requests = state.read_state(first).num_requests
+        names = [first.request_id] if num_requests == 1 else [f"{call_id}-{number}" for number in range(num_requests)]
+        for number, name in enumerate(names):
+            resume = ResumeRequest(name, tenant, told.of_request(number, first.n))
+            try:
+                self._readers.append(await self._service.resume(resume, replay=True))
+            except BlockyardError as error:
+                raise errors.rename(error, {}) from None
+        self.call = state.call_of([reader.request for reader in self._readers], self._service.tokenizer)
+        await self._begin()
+
+    async def _find_first(self, call_id: str, tenant: str) -> GenerationRequest:
+        try:
+            found = await self._service.find(call_id, tenant)
+        except BlockyardError as error:
+            if not is_unknown_request(error):
+                raise
+            found = await self._service.find(f"{call_id}-0", tenant)
+        if state.read_state(found).call_id != call_id:
+            raise BlockyardError(Reason.REQUEST_EXPIRED, f"{call_id!r} is a request of another call")
+        return found
+
+    async def _begin(self) -> None:
+        for reader in self._readers:
+            event = await anext(reader)
+            assert isinstance(event, Accepted), f"{reader.request_id} began with {event}"
+            self.accepted.append(event)
+        self.created = state.read_state(self._readers[0].request).created
+
+    def be_patient(self) -> None:
+        """Takes note that nothing is told before the end."""
+        for reader in self._readers:
+            reader.be_patient()
+
+    async def events(self) -> AsyncGenerator[Numbered, None]:
+        """Reads the events of all requests as they come, each with its request's number.
+
+        Raises the BlockyardError that ends one of them. If each sequence of one has failed by itself the others go on,
+        and that is raised at the end, if it is so of all.
+        """
+        if len(self._readers) == 1:
+            async for event in self._readers[0]:
+                yield 0, event
+            return
+        # One place for each: a slow client is felt by the core, which then merges deltas.
+        queue: asyncio.Queue[Numbered | BlockyardError | None] = asyncio.Queue(len(self._readers))
+        tasks = [asyncio.create_task(_read(number, reader, queue)) for number, reader in enumerate(self._readers)]
+        try:
+            for _ in tasks:
+                while (item := await queue.get()) is not None:
+                    if isinstance(item, BlockyardError):
+                        raise item
+                    yield item
+            if failure := self._failure():
+                raise failure
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _failure(self) -> BlockyardError | None:
+        failures = [reader.failure for reader in self._readers]
+        return failures[0] if all(failures) else None
+
+    async def aclose(self) -> None:
+        """Leaves; what nobody reads ends, unless it is kept."""
+        for reader in self._readers:
+            await reader.aclose()
+
+
+async def _read(number: int, reader: Reader, queue: asyncio.Queue[Numbered | BlockyardError | None]) -> None:
+    try:
+        async for event in reader:
+            await queue.put((number, event))
+        await queue.put(None)
+    except BlockyardError as error:
+        await queue.put(None if error is reader.failure else error)

@@ -1,0 +1,240 @@
+"""One HTTP call, understood: the requests that it makes to the gateway's core, and what its answer has to show."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from blockyard.client.chat import Role
+from blockyard.errors import BlockyardError
+from gateway.fronts.openai.schema.requests import StreamOptions
+from gateway.request import (
+    BeamOptions,
+    EarlyStopping,
+    GenerationRequest,
+    OnDisconnect,
+    SamplingOptions,
+    StopOptions,
+)
+from gateway.request_warnings import with_tool_warning
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gateway.chat import Conversation
+    from gateway.fronts.openai.schema.requests import ChatBody, CompletionBody, GenerationBody
+    from gateway.generation import GenerationService
+    from gateway.text.tokenizer import Tokenizer
+
+# OpenAI's own; a chat may be as long as the model allows.
+DEFAULT_COMPLETION_TOKENS = 16
+_EARLY_STOPPING = {True: EarlyStopping.FIRST, "never": EarlyStopping.NEVER}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a client.
+
+    Each prompt is a request of its own. Choice number `prompt * n + index` of the answer is the sequence `index` of
+    the request `prompt`.
+    """
+
+    call_id: str
+    is_chat: bool
+    requests: tuple[GenerationRequest, ...]
+    stream: bool = False
+    include_usage: bool = False
+    # In every chunk, not in the last alone.
+    continuous_usage: bool = False
+    # max_tokens is OpenAI's default: it gives way where the model's length leaves less.
+    default_length: bool = False
+    # Put before each prompt's texts.
+    echoes: tuple[str, ...] = ()
+    # Of each prompt the first token's text and bytes, for echoes with log probabilities, once `tokenized`.
+    first_tokens: tuple[tuple[str, bytes], ...] = ()
+    # Not, where they are only computed for an echo.
+    tells_prompt_logprobs: bool = False
+    # Log probabilities name tokens by their ids, not by their texts.
+    tokens_as_ids: bool = False
+    # What the caller knows the core's fields as, where this differs from call to call.
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def n(self) -> int:
+        """Choices of each prompt."""
+        return self.requests[0].n
+
+    @property
+    def returns_token_ids(self) -> bool:
+        """The answer holds token ids beside the text."""
+        return self.requests[0].return_token_ids
+
+    @property
+    def returns_logprobs(self) -> bool:
+        """Each choice tells how likely its tokens were."""
+        return self.requests[0].sampling.logprobs is not None
+
+    @property
+    def echoes_logprobs(self) -> bool:
+        """An echo waits for the log probabilities of its prompt."""
+        return bool(self.echoes) and self.returns_logprobs and not self.is_chat
+
+    @property
+    def needs_token_ids(self) -> bool:
+        """The prompts have to be ids before they are run, since the answer shows these or what they are like."""
+        return self.returns_token_ids or self.echoes_logprobs or self.echoes_cut_prompts
+
+    @property
+    def echoes_cut_prompts(self) -> bool:
+        """An echo is not all of the prompt that was sent."""
+        return bool(self.echoes) and not self.is_chat and self.requests[0].truncate_prompt_tokens is not None
+
+    def prompt_token_ids(self, prompt: int) -> tuple[int, ...]:
+        """Gives the ids of a prompt, once `tokenized`."""
+        told = self.requests[prompt].prompt
+        return told if isinstance(told, tuple) else ()
+
+
+def understand_completion(body: CompletionBody, tokenizer: Tokenizer) -> Call:
+    """Makes a call of a body of /v1/completions."""
+    call_id = body.request_id or f"cmpl-{uuid.uuid4().hex}"
+    prompts: list[str | tuple[int, ...]] = body.prompt
+    max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    request = _with_logprobs(_request(body, max_tokens), body.logprobs, for_prompt=bool(body.echo))
+    request = replace(request, add_special_tokens=body.add_special_tokens is not False)
+    ids = [call_id] if len(prompts) == 1 else [f"{call_id}-{number}" for number in range(len(prompts))]
+    return Call(
+        call_id,
+        is_chat=False,
+        requests=tuple(
+            replace(request, request_id=request_id, prompt=prompt)
+            for request_id, prompt in zip(ids, prompts, strict=True)
+        ),
+        default_length=body.max_tokens is None,
+        echoes=tuple(_text_of(prompt, tokenizer) for prompt in prompts) if body.echo else (),
+        **_told(body),
+    )
+
+
+def understand_chat(body: ChatBody, _tokenizer: Tokenizer) -> Call:
+    """Makes a call of a body of /v1/chat/completions."""
+    call_id = body.request_id or f"chatcmpl-{uuid.uuid4().hex}"
+    length_name, max_tokens = "max_completion_tokens", body.max_completion_tokens
+    if max_tokens is None:
+        length_name, max_tokens = "max_tokens", body.max_tokens
+    request = _with_logprobs(_request(body, max_tokens), body.top_logprobs or 0 if body.logprobs else None)
+    conversation = body.conversation()
+    request = replace(request, request_id=call_id, prompt=conversation)
+    return Call(
+        call_id,
+        is_chat=True,
+        requests=(request,),
+        echoes=_echo_of(conversation) if body.echo else (),
+        **_told(body),
+        names={"prompt": "messages", "max_tokens": length_name, "logprobs": "top_logprobs"},
+    )
+
+
+async def tokenized(call: Call, service: GenerationService) -> Call:
+    """Turns prompts that are text into ids, where the answer has to show these or what they are like."""
+    if not call.needs_token_ids:
+        return call
+    try:
+        prompts = [await service.prompt_of(request) for request in call.requests]
+    except BlockyardError:
+        # The start tells it too, with all else that is wrong.
+        return call
+    tokenizer, models = service.tokenizer, service.models()
+    vocab_size = models[0].vocab_size if models else 0
+    texts = tokenizer.token_texts(skip_special_tokens=call.requests[0].skip_special_tokens)
+    return replace(
+        call,
+        requests=tuple(
+            # Of a conversation that is ids nobody knows any more that it had tools.
+            replace(with_tool_warning(request), prompt=prompt)
+            for request, prompt in zip(call.requests, prompts, strict=True)
+        ),
+        # An empty prompt and one of foreign ids are refused later, with all else that is wrong.
+        first_tokens=tuple(
+            texts.of(prompt[0]) if prompt and 0 <= prompt[0] < vocab_size else ("", b"") for prompt in prompts
+        ),
+        echoes=tuple(map(tokenizer.decode, prompts)) if call.echoes_cut_prompts else call.echoes,
+    )
+
+
+def _request(body: GenerationBody, max_tokens: int | None) -> GenerationRequest:
+    return GenerationRequest(
+        prompt="",
+        model=body.model or "",
+        sampling=SamplingOptions(
+            temperature=body.temperature,
+            top_p=body.top_p,
+            top_k=0 if body.top_k == -1 else body.top_k,
+            min_p=body.min_p,
+            presence_penalty=body.presence_penalty,
+            frequency_penalty=body.frequency_penalty,
+            repetition_penalty=body.repetition_penalty,
+            seed=body.seed,
+            logit_bias=body.logit_bias or {},
+            allowed_token_ids=tuple(body.allowed_token_ids or ()),
+            bad_words=tuple(body.bad_words or ()),
+            prompt_logprobs=body.prompt_logprobs,
+        ),
+        stop=StopOptions(
+            max_tokens=max_tokens,
+            min_tokens=body.min_tokens,
+            stop_strings=tuple(body.stop or ()),
+            stop_token_ids=tuple(body.stop_token_ids or ()),
+            ignore_eos=bool(body.ignore_eos),
+            include_stop_in_output=bool(body.include_stop_str_in_output),
+        ),
+        n=1 if body.n is None else body.n,
+        return_token_ids=bool(body.return_token_ids),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        on_disconnect=OnDisconnect(body.on_disconnect or "abort"),
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        priority=body.priority or 0,
+        max_queue_seconds=body.max_queue_time,
+        beam_search=_beams(body) if body.use_beam_search else None,
+    )
+
+
+def _beams(body: GenerationBody) -> BeamOptions:
+    n = 1 if body.n is None else body.n
+    return BeamOptions(
+        width=n if body.best_of is None else body.best_of,
+        length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
+        early_stopping=_EARLY_STOPPING.get(body.early_stopping or False, EarlyStopping.HEURISTIC),
+    )
+
+
+def _with_logprobs(request: GenerationRequest, logprobs: int | None, *, for_prompt: bool = False) -> GenerationRequest:
+    """Asks for log probabilities; `for_prompt`: for as many of the prompt too, unless it says how many."""
+    prompt_logprobs = request.sampling.prompt_logprobs
+    if for_prompt and prompt_logprobs is None:
+        prompt_logprobs = logprobs
+    return replace(request, sampling=replace(request.sampling, logprobs=logprobs, prompt_logprobs=prompt_logprobs))
+
+
+def _told(body: GenerationBody) -> dict[str, Any]:
+    """What a body of either kind says of its answer."""
+    options = body.stream_options or StreamOptions()
+    return {
+        "stream": bool(body.stream),
+        "include_usage": bool(options.include_usage),
+        "continuous_usage": bool(options.include_usage and options.continuous_usage_stats),
+        "tells_prompt_logprobs": body.prompt_logprobs is not None,
+        "tokens_as_ids": bool(body.return_tokens_as_token_ids),
+    }
+
+
+def _echo_of(conversation: Conversation) -> tuple[str, ...]:
+    """The final message, if the answer has its role: vLLM's rule. Of no messages there is none, which is told later."""
+    last = conversation.messages[-1:]
+    goes_on = conversation.continue_final_message or conversation.add_generation_prompt is False
+    return tuple(message.content or "" for message in last if goes_on or message.role is Role.ASSISTANT)
+
+
+def _text_of(prompt: str | tuple[int, ...], tokenizer: Tokenizer) -> str:
+    return prompt if isinstance(prompt, str) else tokenizer.decode(prompt)

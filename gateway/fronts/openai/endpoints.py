@@ -1,0 +1,150 @@
+"""The calls that generate: begun, resumed and cancelled over HTTP.
+
+Owns the order of a call: read the body, understand it, start it, answer it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import AsyncExitStack, aclosing
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+
+from blockyard.errors import Violation, invalid
+from gateway.fronts.openai import call_state as state
+from gateway.fronts.openai import errors
+from gateway.fronts.openai.answer import ChunkedAnswer, WholeAnswer
+from gateway.fronts.openai.call_readers import Running
+from gateway.fronts.openai.call_spec import understand_chat, understand_completion
+from gateway.fronts.openai.error_boundary import known, parse_body, read_json
+from gateway.fronts.openai.event_ids import Places, Told, parse
+from gateway.fronts.openai.headers import read_key, read_tenant
+from gateway.fronts.openai.schema.requests import MAX_PROMPTS, ChatBody, CompletionBody, GenerationBody
+from gateway.fronts.openai.streaming import Connection, EventStream, ServerSentEvent
+from gateway.naming import check_request_id
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Coroutine
+
+    from gateway.fronts.openai.call_spec import Call
+    from gateway.generation import GenerationService
+    from gateway.text.tokenizer import Tokenizer
+
+B = TypeVar("B", bound=GenerationBody)
+_PLACE = "Last-Event-ID"
+
+
+class Calls:
+    """Endpoints of completions, chats, and what is done with either under its name."""
+
+    def __init__(self, generation: GenerationService) -> None:
+        self._generation = generation
+
+    async def complete(self, request: Request) -> Response:
+        """Continues prompts: OpenAI's completions."""
+        return await self._answer(request, CompletionBody, understand_completion)
+
+    async def chat(self, request: Request) -> Response:
+        """Answers a chat: OpenAI's chat completions."""
+        return await self._answer(request, ChatBody, understand_chat)
+
+    async def _answer(self, request: Request, kind: type[B], understand: Callable[[B, Tokenizer], Call]) -> Response:
+        tenant, key, told = read_tenant(request), read_key(request), _read_place(request)
+        body = _named(parse_body(kind, await read_json(request)), key)
+        _check_place(told, body)
+        self._generation.resolve_model(body.model or "")
+        call = understand(body, self._generation.tokenizer)
+        keeps = key is not None and body.on_disconnect is None
+        call = state.completed(call, tenant=tenant, keeps=keeps, created=int(time.time()))
+        return await self._run(request, lambda running: running.start(call, told), told)
+
+    async def resume(self, request: Request, request_id: str) -> Response:
+        """Streams the answer of a call again, behind the event that Last-Event-ID names."""
+        tenant, told = read_tenant(request), _read_place(request)
+        return await self._run(request, lambda running: running.resume(request_id, tenant, told), told)
+
+    async def cancel(self, request: Request, request_id: str) -> Response:
+        """Cancels a call, all of its requests, wherever they run."""
+        check_request_id(request_id)
+        tenant = read_tenant(request)
+        cancelled, pending = await self._generation.cancel([request_id], tenant=tenant)
+        if not cancelled:
+            several = (f"{request_id}-{number}" for number in range(MAX_PROMPTS))
+            cancelled, _ = await self._generation.cancel(several, tenant=tenant)
+        told = {"pending": True} if pending and not cancelled else {}
+        return JSONResponse({"id": request_id, "cancelled": bool(cancelled), **told})
+
+    async def _run(
+        self, request: Request, begin: Callable[[Running], Coroutine[Any, Any, None]], told: Told
+    ) -> Response:
+        async with AsyncExitStack() as resources:
+            connection = Connection(request.receive)
+            resources.push_async_callback(connection.aclose)
+            running = Running(self._generation)
+            resources.push_async_callback(running.aclose)
+            await connection.run(begin(running))
+            headers = {"x-request-id": running.call.call_id}
+            if running.call.stream:
+                events = self._chunks(running, Places(running.call, told), told)
+                return EventStream(events, connection, resources.pop_all(), headers)
+            whole = await connection.run(_whole(running))
+            return Response(whole, headers=headers, media_type="application/json")
+
+    async def _chunks(self, running: Running, places: Places, told: Told) -> AsyncGenerator[ServerSentEvent, None]:
+        """Makes the events of a stream. One that fails ends with its error, and without [DONE].
+
+        What the client has already goes through the answer too, which counts by it, and is not told again.
+        """
+        cards = self._generation.models()
+        fingerprint = cards[0].determinism_id if cards else ""
+        answer = ChunkedAnswer(running.call, running.accepted, running.created, fingerprint)
+        try:
+            if not told.has_begun:
+                for chunk in answer.openings():
+                    # Before the first token there is nothing behind which to go on.
+                    yield ServerSentEvent(chunk)
+            async with aclosing(running.events()) as events:
+                async for prompt, event in events:
+                    is_new, chunk = places.take(prompt, event), answer.add(prompt, event)
+                    if is_new and chunk is not None:
+                        yield ServerSentEvent(chunk, places.id())
+        except Exception as error:  # noqa: BLE001 - the boundary of what fails after the status line
+            yield ServerSentEvent(json.dumps({"error": errors.error_object(known(error))}))
+            return
+        if not told.usage and (chunk := answer.usage()) is not None:
+            yield ServerSentEvent(chunk, places.id(usage=True))
+        yield ServerSentEvent("[DONE]")
+
+
+async def _whole(running: Running) -> bytes:
+    running.be_patient()
+    answer = WholeAnswer(running.call, running.accepted, running.created)
+    async with aclosing(running.events()) as events:
+        async for prompt, event in events:
+            answer.add(prompt, event)
+    return answer.encode()
+
+
+def _read_place(request: Request) -> Told:
+    """Reads how far the client of a stream has come; raises BlockyardError FIELD_INVALID."""
+    return parse(request.headers.get(_PLACE, ""))
+
+
+def _check_place(told: Told, body: GenerationBody) -> None:
+    """Raises BlockyardError FIELD_INVALID for a place in the answer to a body that has none."""
+    if told.has_begun and body.request_id is None:
+        raise invalid([Violation(_PLACE, "goes with the header Idempotency-Key, which names the call that it is of")])
+    if told.has_begun and not body.stream:
+        raise invalid([Violation(_PLACE, 'is of a stream, and the body does not say "stream": true')])
+
+
+def _named(body: B, key: str | None) -> B:
+    """Calls a request by its Idempotency-Key."""
+    if key is None:
+        return body
+    if body.request_id not in (None, key):
+        raise invalid([Violation("request_id", f"is not {key!r}, which the header Idempotency-Key says")])
+    return body.model_copy(update={"request_id": key})

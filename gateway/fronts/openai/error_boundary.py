@@ -1,0 +1,97 @@
+"""The boundary of the front: what a route raises becomes an answer in OpenAI's form, whoever wrote the route."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pydantic
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+
+from blockyard.errors import BlockyardError, Reason
+from blockyard.telemetry import EventLogger
+from gateway.fronts.openai import errors
+from gateway.fronts.openai.schema.body_types import Shape
+from gateway.fronts.openai.streaming import read_body
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from fastapi import FastAPI, Request, Response
+
+B = TypeVar("B", bound=Shape)
+log = EventLogger(__name__)
+
+_CODES = {404: "unknown_url", 405: "method_not_allowed", 415: "unsupported_media_type"}
+
+
+class AnsweringRoute(APIRoute):
+    """A route whose failures are answers."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Makes the handler; FastAPI calls it once for each route."""
+        handle = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except (HTTPException, RequestValidationError):
+                raise
+            except Exception as error:  # noqa: BLE001 - the boundary of this front
+                return errors.error_response(known(error))
+
+        return answer
+
+
+def known(error: Exception) -> BlockyardError:
+    """Gives what may be told of an error; one that nobody foresaw is a BUG, and goes to the log."""
+    if isinstance(error, BlockyardError):
+        return error
+    log.exception("a call failed")
+    return BlockyardError(Reason.BUG, "internal error; the server's log has more")
+
+
+def set_boundary(app: FastAPI) -> None:
+    """Has all routes that are added from now on, and what no route takes, answered in OpenAI's form."""
+    app.router.route_class = AnsweringRoute
+    app.add_exception_handler(HTTPException, _answer_http_exception)
+    app.add_exception_handler(RequestValidationError, _answer_wrong_parameters)
+
+
+async def _answer_http_exception(request: Request, error: Exception) -> Response:
+    """Answers what HTTP itself forbids: an unknown path or method, a body of another type."""
+    assert isinstance(error, HTTPException)
+    told = {
+        "message": f"{error.detail}: {request.method} {request.url.path}",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": _CODES.get(error.status_code),
+    }
+    return errors.response(told, error.status_code, error.headers or {})
+
+
+async def _answer_wrong_parameters(_request: Request, error: Exception) -> Response:
+    """Answers wrong parameters of a path or query, which FastAPI itself would answer with 422."""
+    assert isinstance(error, RequestValidationError)
+    return errors.error_response(errors.of_details(error.errors(), skip=1))
+
+
+async def read_json(request: Request) -> bytes:
+    """Reads a body that says that it is JSON; raises BlockyardError, and HTTPException 415.
+
+    Other types any web page may send to any address, this machine's own among them, without being asked.
+    """
+    raw = await read_body(request)
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise HTTPException(415, "the body must be JSON, and the header Content-Type must be application/json")
+    return raw
+
+
+def parse_body(kind: type[B], raw: bytes) -> B:
+    """Reads JSON; raises BlockyardError with all that is wrong with its names and types."""
+    try:
+        return kind.model_validate_json(raw)
+    except pydantic.ValidationError as error:
+        raise errors.from_validation(error) from None

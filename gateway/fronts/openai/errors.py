@@ -1,0 +1,143 @@
+"""Errors in OpenAI's form, all made from the one table of `blockyard.errors`.
+
+    {"error": {"message", "type", "param", "code", "reason", "violations": [{"param", "message", "code"}]}}
+
+`reason` is ours. `code` is the same, but where client libraries look for OpenAI's: of what does not fit the model's
+length. `param` is the first violation's parameter under the name that OpenAI or vLLM gives it. Beside Retry-After go
+`retry-after-ms` and `x-should-retry`, which OpenAI's own clients obey.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+from fastapi import Response
+
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from gateway.fronts.openai.schema.body_types import UNSUPPORTED
+from gateway.observe.metrics import note_error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pydantic
+
+# Where a violation is of the body as a whole, there is no parameter to name.
+BODY = "body"
+MAX_VIOLATIONS = 100
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+}
+# By these, agents and routers shorten a chat or choose a model with more room. They look into what an exception says,
+# and since its version 3 OpenAI's package puts nothing but the message there: so the message ends with the code.
+_CODES = {Reason.PROMPT_TOO_LONG: "context_length_exceeded"}
+# The core names fields as the proto does; only names that differ in more than their section stand here.
+_PARAMETERS = {
+    "text": "prompt",
+    "token_ids": "prompt",
+    "stop_strings": "stop",
+    "include_stop_in_output": "include_stop_str_in_output",
+    "width": "best_of",
+    "template_arguments": "chat_template_kwargs",
+    "positions": "Last-Event-ID",
+}
+_PATH = re.compile(r"(?:sampling\.|stop\.|beam_search\.|conversation\.)?(\w+)(.*)", re.DOTALL)
+# What the proto says of a tool and of a call, the API says of their function.
+_OF_FUNCTION = re.compile(r"((?:tools|tool_calls)\[\d+\])\.(name|description|parameters|arguments)")
+
+
+def rename(error: BlockyardError, names: Mapping[str, str]) -> BlockyardError:
+    """Gives an error of the core the parameter names that the caller used.
+
+    Args:
+        error: with violations whose fields are paths in the proto.
+        names: this call's own names, before the general ones: `prompt` is `messages` in a chat.
+    """
+    if not error.violations:
+        return error
+    violations = [
+        Violation(parameter(violation.field, names), violation.description, violation.reason)
+        for violation in error.violations
+    ]
+    renamed = invalid(violations)
+    return BlockyardError(
+        error.reason, renamed.message, renamed.violations, error.retry_after_seconds, dict(error.metadata)
+    )
+
+
+def parameter(field: str, names: Mapping[str, str]) -> str:
+    match = _PATH.fullmatch(field)
+    if match is None:
+        return field
+    name = _PARAMETERS.get(match[1], match[1])
+    return _OF_FUNCTION.sub(r"\1.function.\2", names.get(name, name) + match[2])
+
+
+def from_validation(error: pydantic.ValidationError) -> BlockyardError:
+    """Makes one error of all that is wrong with a body's names and types, up to a hundred things."""
+    return of_details(error.errors(include_url=False, include_context=False, include_input=False))
+
+
+def of_details(found: Sequence[Mapping[str, Any]], *, skip: int = 0) -> BlockyardError:
+    """Makes one error of pydantic's details; the first `skip` parts of their places are left out."""
+    return invalid(_violation(item["type"], item["loc"][skip:], item["msg"]) for item in found[:MAX_VIOLATIONS])
+
+
+def _violation(kind: str, location: tuple[int | str, ...], message: str) -> Violation:
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location if part != "[key]")[1:]
+    if kind == UNSUPPORTED:
+        return Violation(name, message, Reason.UNSUPPORTED_PARAMETER)
+    descriptions = {"extra_forbidden": "is not a parameter of this call", "missing": "is required"}
+    description = descriptions.get(kind, message.removeprefix("Input ").strip())
+    return Violation(name or BODY, description)
+
+
+def error_object(error: BlockyardError) -> dict[str, Any]:
+    """Gives the value of "error": in an answer's body, and in the last event of a stream that failed."""
+    note_error(error.reason)
+    return described(error)
+
+
+def described(error: BlockyardError) -> dict[str, Any]:
+    """The same of a choice that failed by itself, in an answer that is none."""
+    violations = [
+        {"param": None if violation.field == BODY else violation.field}
+        | {"message": violation.description, "code": str(violation.reason)}
+        for violation in error.violations
+    ]
+    code = _CODES.get(error.reason)
+    told: dict[str, Any] = {
+        "message": f"{error.message} ({code})" if code else error.message,
+        "type": _TYPES.get(error.http_status, "server_error" if error.http_status >= 500 else "invalid_request_error"),
+        "param": violations[0]["param"] if violations else None,
+        "code": code or str(error.reason),
+        "reason": str(error.reason),
+    }
+    return told | ({"violations": violations} if violations else {})
+
+
+def error_response(error: BlockyardError) -> Response:
+    """Answers a call with an error and, where it makes sense, when to try again."""
+    headers: dict[str, str] = {}
+    if error.retry_after_seconds is not None:
+        headers = {
+            "x-should-retry": "true",
+            "retry-after": str(math.ceil(error.retry_after_seconds)),
+            "retry-after-ms": str(math.ceil(error.retry_after_seconds * 1000)),
+        }
+    return response(error_object(error), error.http_status, headers)
+
+
+def response(told: dict[str, Any], status: int, headers: Mapping[str, str]) -> Response:
+    """Answers with the value of "error". Nobody is to try again who is not told to."""
+    return Response(
+        json.dumps({"error": told}), status, {"x-should-retry": "false", **headers}, media_type="application/json"
+    )

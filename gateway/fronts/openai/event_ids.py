@@ -1,0 +1,101 @@
+"""The `id:` of a stream's events: how far all choices have been told, and back from `Last-Event-ID`.
+
+    0:12:57,1:3:11f      choice 0 has 12 tokens and 57 bytes of text, choice 1 has ended; `u` at the end: usage was told
+
+A choice at its beginning has a `p` where its prompt's log probabilities were told.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from blockyard.errors import BlockyardError, Violation, invalid
+from gateway.request import Delta, Finished, Position, PromptLogprobs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gateway.fronts.openai.call_spec import Call
+    from gateway.request import Event
+
+# A call with more choices has events without ids, and is resumed from its beginning: an id names them all.
+MAX_CHOICES = 64
+_PLACE = re.compile(r"(\d{1,10}):(\d{1,10}):(\d{1,18})([fp]?)", re.ASCII)
+_USAGE = "u"
+
+
+class Told(NamedTuple):
+    """What a client has of a stream: of each choice, and of the rest. `has_begun`: anything at all."""
+
+    positions: Mapping[int, Position] = {}
+    prompts: frozenset[int] = frozenset()
+    usage: bool = False
+    has_begun: bool = False
+
+    def of_request(self, number: int, n: int) -> dict[int, Position]:
+        """The positions of the sequences of one of the call's requests."""
+        return {choice - number * n: each for choice, each in self.positions.items() if choice // n == number}
+
+
+def parse(text: str) -> Told:
+    """Reads an id; raises BlockyardError FIELD_INVALID. An empty one is the beginning."""
+    positions: dict[int, Position] = {}
+    prompts: set[int] = set()
+    parts = text.split(",") if text else []
+    usage = parts[-1:] == [_USAGE]
+    for part in parts[: len(parts) - usage]:
+        match = _PLACE.fullmatch(part)
+        if match is None or int(match[1]) in positions:
+            raise _wrong("is not the id of an event of this stream")
+        position = Position(int(match[2]), int(match[3]), finished=match[4] == "f")
+        positions[int(match[1])] = position
+        if match[4] or position.num_tokens:
+            prompts.add(int(match[1]))
+    return Told(positions, frozenset(prompts), usage, bool(parts))
+
+
+def _wrong(description: str) -> BlockyardError:
+    return invalid([Violation("Last-Event-ID", description)])
+
+
+class Places:
+    """Follows a stream of which the client may have a part already.
+
+    Raises BlockyardError FIELD_INVALID for choices that the call has not.
+    """
+
+    def __init__(self, call: Call, told: Told) -> None:
+        self._n = call.n
+        self._told = told
+        num_choices = call.n * len(call.requests)
+        if any(number >= num_choices for number in told.positions):
+            raise _wrong(f"has a choice that is not one of the call's {num_choices}")
+        self._parts = [f"{number}:0:0" for number in range(num_choices)] if num_choices <= MAX_CHOICES else []
+
+    def id(self, *, usage: bool = False) -> str:
+        """The id of what was told last; empty where the stream has none."""
+        return ",".join([*self._parts, _USAGE] if usage else self._parts)
+
+    def take(self, prompt: int, event: Event) -> bool:
+        """Follows an event of the request number `prompt`; tells whether it is new."""
+        if isinstance(event, Delta):
+            number = prompt * self._n + event.index
+            self._note(number, f"{number}:{event.num_tokens}:{event.num_text_bytes}")
+            known = self._told.positions.get(number)
+            return known is None or (event.num_tokens, event.num_text_bytes) > (known.num_tokens, known.num_text_bytes)
+        if isinstance(event, Finished):
+            number = prompt * self._n + event.index
+            self._note(number, self._parts[number] + "f" if self._parts else "")
+            known = self._told.positions.get(number)
+            return known is None or not known.finished
+        if isinstance(event, PromptLogprobs):
+            numbers = range(prompt * self._n, (prompt + 1) * self._n)
+            for number in numbers:
+                self._note(number, f"{number}:0:0p")
+            return self._told.prompts.isdisjoint(numbers)
+        return True
+
+    def _note(self, number: int, part: str) -> None:
+        if self._parts:
+            self._parts[number] = part

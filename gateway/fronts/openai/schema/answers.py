@@ -1,0 +1,245 @@
+"""What the API answers, for its OpenAPI document and for tests that hold answers against it.
+
+Nothing is validated by it on its way out. A key that has a default is there only where it was asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from gateway.fronts.openai.schema.body_types import Shape
+
+Text = str | None
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class CachedTokens(Shape):
+    """Of the prompt, what was not computed."""
+
+    cached_tokens: int
+
+
+class Usage(Shape):
+    """What a call cost. The details are known at its end."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens | None = None
+
+
+class PromptToken(Shape):
+    """How likely a token of the prompt was."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptToken] | None]
+
+
+class CompletionLogprobs(Shape):
+    """A column for each property, a row for each token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class ToldViolation(Shape):
+    """One thing that is wrong with a request. `param` is null where it is the body as a whole."""
+
+    param: Text
+    message: str
+    code: str
+
+
+class Error(Shape):
+    """Why a call or a choice failed. `code` is the reason, or OpenAI's name for it; `param` the first violation's
+    parameter."""
+
+    message: str
+    type: str
+    param: Text
+    code: Text
+    reason: Text = None
+    violations: list[ToldViolation] = Field(default_factory=list[ToldViolation])
+
+
+class Choice(Shape):
+    """What both kinds of choice have."""
+
+    index: int
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None = None
+    score: float | None = None
+    error: Error | None = None
+    token_ids: list[int] | None = None
+
+
+class CompletionChoice(Choice):
+    """One continuation of one prompt, or a piece of it."""
+
+    text: str
+    logprobs: CompletionLogprobs | None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+class Answer(Shape):
+    """What both kinds of answer have. `warnings`: what was not done as asked; of a stream in its last chunk."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: Text
+    warnings: list[str] | None = None
+
+
+class Completion(Answer):
+    """The answer of /v1/completions."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class CompletionChunk(Answer):
+    """An event of a streamed completion."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+
+
+class ChatToken(Shape):
+    """A token and how likely it was. `bytes`: what it adds to the text, null for nothing."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatTokenLogprob(ChatToken):
+    """The same, with the likeliest in its place."""
+
+    top_logprobs: list[ChatToken]
+
+
+class ChatLogprobs(Shape):
+    """Of each token of the answer."""
+
+    content: list[ChatTokenLogprob]
+    refusal: None
+
+
+class ChatMessage(Shape):
+    """The answer's message. Calls of tools are in its text, as the model writes them."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(Choice):
+    """One answer."""
+
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+
+
+class ChatCompletion(Answer):
+    """The answer of /v1/chat/completions."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+class ChatDelta(Shape):
+    """More of a message."""
+
+    role: Literal["assistant"] | None = None
+    content: Text = None
+
+
+class ChatChunkChoice(Choice):
+    """A piece of one answer."""
+
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    prompt_token_ids: list[int] | None = None
+
+
+class ChatChunk(Answer):
+    """An event of a streamed chat."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+class Model(Shape):
+    """A model. `has_chat_template`: whether it takes messages."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+    has_chat_template: bool
+
+
+class ModelList(Shape):
+    """The models that are served: one, or none while no scheduler has told."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Cancelled(Shape):
+    """Whether a call was running. `pending`: the scheduler has just begun, and ends it as soon as it hears of it."""
+
+    id: str
+    cancelled: bool
+    pending: bool = False
+
+
+class Tokens(Shape):
+    """The answer of /tokenize. `max_model_len` is null while no scheduler has told it."""
+
+    count: int
+    max_model_len: int | None
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(Shape):
+    """The answer of /detokenize."""
+
+    prompt: str
+
+
+class Health(Shape):
+    """All is well."""
+
+    status: Literal["ok"]
+
+
+class Version(Shape):
+    """The version."""
+
+    version: str
+
+
+class Failure(Shape):
+    """The body of every answer but 200; the last event of a stream that fails."""
+
+    error: Error

@@ -1,0 +1,86 @@
+"""What the core checks of values, as JSON Schema: ranges of numbers, lengths of texts and lists.
+
+Made from the core's own rules. What depends on the model or on two parameters together, no schema can tell.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gateway.fronts.openai import errors
+from gateway.naming import REQUEST_ID_PATTERN
+from gateway.validation import (
+    MAX_BAD_WORD_CHARACTERS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIASES,
+    MAX_STOP_STRING_CHARACTERS,
+    MAX_STOP_STRINGS,
+    RANGES,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# What is above it is infinite to a float32.
+_FINITE = 1e38
+_MAX_BIAS = 100
+
+
+def tell_limits(properties: dict[str, Any], names: Mapping[str, str]) -> None:
+    """Adds the limits to the schemas of a body's parameters.
+
+    Args:
+        properties: by the parameters' names, changed in place.
+        names: what the body calls the core's fields, where this differs from the general names.
+    """
+    _tell_ranges(properties, names)
+    _tell_lengths(properties)
+
+
+def _tell_ranges(properties: dict[str, Any], names: Mapping[str, str]) -> None:
+    for rule in RANGES:
+        # best_of has a range as the width of a beam search alone.
+        if rule.field == "beam_search.width":
+            continue
+        for form in properties.get(errors.parameter(rule.field, names), {}).get("anyOf", ()):
+            if form.get("type") in ("integer", "number"):
+                form |= _bounds(rule.low, rule.high, low_is_open=rule.low_is_open)
+    # Which is off too, here.
+    _form(properties["top_k"], "integer")["minimum"] = -1
+    _form(properties["truncate_prompt_tokens"], "integer").update({"minimum": -1, "not": {"const": 0}})
+
+
+def _bounds(low: float, high: float, *, low_is_open: bool) -> dict[str, float]:
+    bounds: dict[str, float] = {}
+    if low > -_FINITE:
+        bounds["exclusiveMinimum" if low_is_open else "minimum"] = low
+    if high < _FINITE:
+        bounds["maximum"] = high
+    return bounds
+
+
+def _tell_lengths(properties: dict[str, Any]) -> None:
+    stop = {"minLength": 1, "maxLength": MAX_STOP_STRING_CHARACTERS}
+    word = {"minLength": 1, "maxLength": MAX_BAD_WORD_CHARACTERS}
+    bias: dict[str, Any] = {"minimum": -_MAX_BIAS, "maximum": _MAX_BIAS}
+    _form(properties["request_id"], "string")["pattern"] = f"^{REQUEST_ID_PATTERN}$"
+    _form(properties["stop"], "string").update(stop)
+    _tell_items(properties["stop"], stop, MAX_STOP_STRINGS)
+    _tell_items(properties["bad_words"], word, MAX_BAD_WORDS)
+    _tell_items(properties["stop_token_ids"], {"minimum": 0})
+    _tell_items(properties["allowed_token_ids"], {"minimum": 0})
+    biases = _form(properties["logit_bias"], "object")
+    biases["additionalProperties"].update(bias)
+    biases |= {"maxProperties": MAX_LOGIT_BIASES, "propertyNames": {"pattern": "^[0-9]{1,10}$"}}
+
+
+def _tell_items(told: dict[str, Any], limits: dict[str, Any], max_items: int | None = None) -> None:
+    array = _form(told, "array")
+    array["items"].update(limits)
+    if max_items is not None:
+        array["maxItems"] = max_items
+
+
+def _form(told: dict[str, Any], kind: str) -> dict[str, Any]:
+    """That of a parameter's forms which has a type."""
+    return next(form for form in told["anyOf"] if form.get("type") == kind)

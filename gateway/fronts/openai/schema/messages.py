@@ -1,0 +1,149 @@
+"""The messages and tools of a chat as the OpenAI API takes them, and the conversation that they are.
+
+Owns their shape. What makes sense in a conversation is `gateway.chat`'s to say, for both fronts.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from blockyard.client.chat import Role, ToolChoice
+from gateway import chat
+from gateway.fronts.openai.schema.body_types import Neutral, NotServed, Shape, at_most, unsupported
+
+
+class TextPart(Shape):
+    """A piece of a message's content. Only text is served."""
+
+    type: Literal["text"]
+    text: str
+
+
+def _join_content(value: Any) -> Any:
+    """Makes one text of a message's parts."""
+    if not isinstance(value, list):
+        return value
+    if len(value) > chat.MAX_PARTS:
+        raise PydanticCustomError("too_many", "has more than {limit} parts", {"limit": chat.MAX_PARTS})
+    for part in value:
+        if isinstance(part, dict) and part.get("type", "text") != "text":
+            raise unsupported("has parts other than text, which are not supported yet")
+        if not (isinstance(part, dict) and part.keys() == {"type", "text"} and isinstance(part["text"], str)):
+            raise PydanticCustomError("content", "should be a string or a list of text parts")
+    return chat.joined([part["text"] for part in value])
+
+
+_Content = Annotated[str | None, BeforeValidator(_join_content, json_schema_input_type=str | list[TextPart] | None)]
+
+
+class FunctionCall(Shape):
+    """A function that the model has called."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Shape):
+    """A call that an assistant's message has made."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+    def as_call(self) -> chat.ToolCall:
+        """Gives it as the core knows it."""
+        return chat.ToolCall(self.function.name, self.function.arguments, self.id)
+
+
+class Message(Shape):
+    """One message of a chat. `developer` is what newer models call `system`; templates get it under the old name."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: _Content = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True), at_most(chat.MAX_TOOLS)] | None = None
+    tool_call_id: str | None = None
+    audio: NotServed = None
+    function_call: NotServed = None
+    refusal: Annotated[Any, Neutral("")] = None
+
+    def as_message(self) -> chat.Message:
+        """Gives it as the core knows it."""
+        return chat.Message(
+            Role(self.role),
+            self.content,
+            name=self.name,
+            tool_calls=tuple(call.as_call() for call in self.tool_calls or ()),
+            tool_call_id=self.tool_call_id,
+            reasoning_content=self.reasoning_content,
+        )
+
+
+class Function(Shape):
+    """A function that the model may call. `parameters` is a JSON schema; `strict` would need guided decoding."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Annotated[Any, Neutral(False)] = None
+
+
+class Tool(Shape):
+    """A tool that the model is told of by its chat template."""
+
+    type: Literal["function"]
+    function: Function
+
+    def as_tool(self) -> chat.Tool:
+        """Gives it as the core knows it."""
+        function = self.function
+        parameters = "" if function.parameters is None else json.dumps(function.parameters, ensure_ascii=False)
+        return chat.Tool(function.name, function.description or "", parameters)
+
+
+def _check_tool_choice(value: Any) -> Any:
+    if value == "required" or isinstance(value, dict):
+        raise unsupported("cannot be forced yet: give auto or none")
+    return value
+
+
+class ChatShape(Shape):
+    """What makes a prompt of a chat."""
+
+    # Of several that have a wrong shape the first is told.
+    messages: Annotated[
+        list[Message], Field(fail_fast=True, json_schema_extra={"minItems": 1}), at_most(chat.MAX_MESSAGES)
+    ]
+    tools: Annotated[list[Tool], Field(fail_fast=True), at_most(chat.MAX_TOOLS)] | None = None
+    tool_choice: Annotated[Literal["none", "auto"] | None, BeforeValidator(_check_tool_choice)] = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    # A template runs in the gateway, in a sandbox that does not bound its time: it is the operator's to choose.
+    chat_template: Annotated[
+        Any, Neutral(told="is not taken from requests; --chat-template of the gateway sets it")
+    ] = None
+    media_io_kwargs: NotServed = None
+    mm_processor_kwargs: NotServed = None
+
+    def conversation(self) -> chat.Conversation:
+        """Gives it as the core knows it."""
+        own = {"documents": self.documents, "reasoning_effort": self.reasoning_effort}
+        return chat.Conversation(
+            messages=tuple(message.as_message() for message in self.messages),
+            tools=tuple(tool.as_tool() for tool in self.tools or ()),
+            tool_choice=ToolChoice(self.tool_choice or "auto"),
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=bool(self.continue_final_message),
+            template_arguments={
+                **{name: value for name, value in own.items() if value is not None},
+                **(self.chat_template_kwargs or {}),
+            },
+        )

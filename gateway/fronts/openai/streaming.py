@@ -1,0 +1,129 @@
+"""The HTTP side of a call: its body within limits, its client that may leave, and its stream of server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from fastapi import Response
+from starlette.requests import ClientDisconnect
+
+from blockyard.errors import BlockyardError, Reason
+from blockyard.service.servers import PUBLIC_MESSAGE_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Coroutine
+    from contextlib import AsyncExitStack
+
+    from fastapi import Request
+    from starlette.types import Receive, Scope, Send
+
+T = TypeVar("T")
+# A body that is too long is read on to here, so that its sender gets to the answer instead of a broken pipe.
+MAX_DISCARDED_BYTES = 4 * PUBLIC_MESSAGE_BYTES
+
+
+async def read_body(request: Request) -> bytes:
+    """Reads a body of at most 16 MiB; raises BlockyardError MESSAGE_TOO_LARGE or CLIENT_CANCELLED."""
+    body = bytearray()
+    num_bytes = 0
+    try:
+        async for part in request.stream():
+            num_bytes += len(part)
+            if num_bytes <= PUBLIC_MESSAGE_BYTES:
+                body += part
+            elif num_bytes > MAX_DISCARDED_BYTES:
+                break
+    except ClientDisconnect:
+        raise client_gone() from None
+    if num_bytes > PUBLIC_MESSAGE_BYTES:
+        raise BlockyardError(Reason.MESSAGE_TOO_LARGE, f"the body has more than {PUBLIC_MESSAGE_BYTES} bytes")
+    return bytes(body)
+
+
+def client_gone() -> BlockyardError:
+    """Makes the error of a call whose client has left."""
+    return BlockyardError(Reason.CLIENT_CANCELLED, "the client has closed the connection")
+
+
+class Connection:
+    """Watches a call's client, once its body is read. Whoever makes it calls `aclose`."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._left = asyncio.create_task(_wait_until_left(receive))
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Does some work for the client; cancels it and raises CLIENT_CANCELLED when the client leaves."""
+        task = asyncio.create_task(work)
+        try:
+            await asyncio.wait({task, self._left}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise client_gone()
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+
+    async def aclose(self) -> None:
+        """Stops watching."""
+        self._left.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._left
+
+
+async def _wait_until_left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class ServerSentEvent(NamedTuple):
+    """One event. `id`, if it has one, names the place behind it."""
+
+    data: str
+    id: str = ""
+
+    def encode(self) -> bytes:
+        """Gives it as it is sent."""
+        head = f"id: {self.id}\n" if self.id else ""
+        return f"{head}data: {self.data}\n\n".encode()
+
+
+class EventStream(Response):
+    """A stream of server-sent events that ends its source when the client leaves."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncGenerator[ServerSentEvent, None],
+        connection: Connection,
+        resources: AsyncExitStack,
+        headers: dict[str, str],
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
+        # It has no length, and no body yet.
+        del self.headers["content-length"]
+        self._events = events
+        self._connection = connection
+        # All that has to end with the stream, be it that it never begins.
+        self._resources = resources
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the events, as an ASGI application."""
+        try:
+            await self._connection.run(self._send_all(send))
+        except BlockyardError as error:
+            if error.reason is not Reason.CLIENT_CANCELLED:
+                raise
+        finally:
+            await self._resources.aclose()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        # Closed here and now, not by the garbage collector: that is what ends the request.
+        async with aclosing(self._events) as events:
+            async for event in events:
+                await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,107 @@
+"""Serves the page's files and `/status`. Knows nothing of what the page does with them.
+
+The files are read once, at the start, and only these can be asked for. Their headers let the page load nothing that is
+not here, and run nothing but its files: neither a script in a model's output nor one in an attribute.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from importlib import resources
+from typing import TYPE_CHECKING, NamedTuple
+
+from fastapi import Request, Response
+from starlette.exceptions import HTTPException
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fastapi import FastAPI
+
+    from gateway.fronts.page.status import StatusBoard
+
+INDEX = "index.html"
+# The files are the same for everybody, and `blockyard.security.authentication` leaves these paths open. This one it
+# must not.
+STATUS_PATH = "/status"
+
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+_HEADERS = {
+    "content-security-policy": POLICY,
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    # Asked for again each time, and answered with 304 as long as it is the same.
+    "cache-control": "no-cache",
+}
+_MEDIA_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+class Asset(NamedTuple):
+    """One file of the page."""
+
+    content: bytes
+    media_type: str
+    tag: str
+
+
+def load_assets() -> dict[str, Asset]:
+    """Reads the page's files, by name."""
+    files = (resources.files(__package__ or "") / "static").iterdir()
+    return {file.name: _asset(file.name, file.read_bytes()) for file in files}
+
+
+def _asset(name: str, content: bytes) -> Asset:
+    media_type = _MEDIA_TYPES[name[name.rindex(".") :]]
+    return Asset(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+
+
+def add_page(app: FastAPI, board: StatusBoard) -> None:
+    """Adds the page's routes and `/status` to an application."""
+    assets = load_assets()
+
+    async def index(request: Request) -> Response:
+        return _answer(request, assets, INDEX)
+
+    async def file(request: Request, name: str) -> Response:
+        return _answer(request, assets, name)
+
+    async def status() -> Response:
+        """Tells how the gateway, the scheduler and the workers are, as AdminService.GetStatus does."""
+        content = await board.tell()
+        return Response(content, headers={"cache-control": "no-store"}, media_type="application/json")
+
+    # None of them is OpenAI's, of whose API the application's document tells.
+    app.add_api_route("/", index, methods=["GET", "HEAD"], include_in_schema=False)
+    app.add_api_route("/page/{name}", file, methods=["GET", "HEAD"], include_in_schema=False)
+    app.add_api_route(STATUS_PATH, status, methods=["GET"], include_in_schema=False)
+
+
+def _answer(request: Request, assets: Mapping[str, Asset], name: str) -> Response:
+    asset = assets.get(name)
+    if asset is None:
+        raise HTTPException(404, "Not Found")
+    headers = {**_HEADERS, "etag": asset.tag}
+    if asset.tag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(asset.content, headers=headers, media_type=asset.media_type)

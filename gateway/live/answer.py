@@ -1,0 +1,228 @@
+"""The answer of one sequence: its tokens, the text of them, and an end. Knows neither the scheduler nor the client.
+
+Tokens are only collected when they come. The text is made when somebody asks for it, so that what came meanwhile merges
+into one delta. With stop strings, text is made without anybody asking once more than `MAX_UNREAD_TOKENS` wait: a client
+that does not read must not keep a sequence alive whose end has been written.
+
+Which text is returned is a function of the tokens and the stop rules alone, however the tokens were grouped. All of it
+is kept: any number of readers ask, each for what comes after its position.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, NamedTuple
+
+from blockyard.errors import BlockyardError, Reason
+from gateway.request import Delta, FinishReason
+from gateway.text.stop_strings import Match, StopStringMatcher
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from blockyard.logprob_columns import Candidates
+    from gateway.request import StopOptions
+    from gateway.scheduler_messages import SequenceRecord
+    from gateway.text.detokenizer import Detokenizer
+    from gateway.text.token_texts import TokenTexts
+
+# Tokens of a sequence with stop strings that may wait for the client to read.
+MAX_UNREAD_TOKENS = 16
+
+
+class AnswerRules(NamedTuple):
+    """What the sequences of a request have in common.
+
+    `stop_token_ids`: those that end a sequence, the model's own `end_token_ids` among them where they count. `logprobs`
+    tells log probabilities, where they were asked for.
+    """
+
+    stop: StopOptions
+    end_token_ids: frozenset[int]
+    stop_token_ids: frozenset[int]
+    return_token_ids: bool
+    logprobs: TokenTexts | None = None
+
+
+class Ended(NamedTuple):
+    """How an answer ended. `matched`: the stop string, the request's stop token, or None. `score`: that of a beam.
+
+    `error`: why it failed, where the reason is ERROR.
+    """
+
+    reason: FinishReason
+    matched: str | int | None
+    score: float | None = None
+    error: BlockyardError | None = None
+
+
+class Place(NamedTuple):
+    """A place in an answer."""
+
+    num_tokens: int
+    num_text_bytes: int
+
+
+class SequenceAnswer:
+    """Collects the tokens of one sequence and gives out what comes after a position.
+
+    Attributes:
+        token_ids: all that came; those from `num_tokens` on are no text yet.
+        num_tokens: those that count.
+        text: UTF-8, whole characters.
+        logprobs: where asked for, an entry for each of `token_ids`.
+        ended: None while it runs.
+    """
+
+    def __init__(self, index: int, rules: AnswerRules, detokenizer: Detokenizer) -> None:
+        self.index = index
+        self.token_ids = array("I")
+        self.num_tokens = 0
+        self.text = bytearray()
+        self.logprobs: list[Candidates] = []
+        self.ended: Ended | None = None
+        self._rules = rules
+        self._detokenizer = detokenizer
+        self._matcher: StopStringMatcher | None = None
+        if rules.stop.stop_strings:
+            self._matcher = StopStringMatcher(
+                rules.stop.stop_strings, include_in_output=rules.stop.include_stop_in_output
+            )
+        self._min_tokens = rules.stop.min_tokens or 0
+        # What came last of the text, and where it begins: all that a reader who keeps up asks for.
+        self._piece, self._piece_start = "", 0
+        # Tokens, and their log probabilities, that will come though they are here already.
+        self._num_repeats = 0
+        self._num_repeated_logprobs = 0
+
+    @property
+    def looks_for_stops(self) -> bool:
+        """Whether its text may end it."""
+        return self._matcher is not None
+
+    def push(self, token_id: int) -> bool:
+        """Takes a token; tells whether a stop string has been found, which ends the answer."""
+        if self._num_repeats:
+            self._num_repeats -= 1
+            return False
+        token_ids = self.token_ids
+        token_ids.append(token_id)
+        if self._matcher is None or len(token_ids) - self.num_tokens <= MAX_UNREAD_TOKENS:
+            return False
+        # The last one may be a stop token, whose text is not looked at; its own message will say.
+        self._advance_to(len(token_ids) - 1)
+        return self.ended is not None
+
+    def push_logprobs(self, candidates: Candidates) -> None:
+        """Takes what is told of the next token that has none yet."""
+        if self._num_repeated_logprobs:
+            self._num_repeated_logprobs -= 1
+        elif self.ended is None:
+            self.logprobs.append(candidates)
+
+    def finish(self, reason: FinishReason, score: float | None = None, error: BlockyardError | None = None) -> None:
+        """Takes the scheduler's word that the sequence ended with the token pushed last."""
+        if self.ended is None:
+            if reason is FinishReason.ERROR:
+                error = error or _untold()
+            self._finish(reason, score, error)
+
+    def advance(self) -> bool:
+        """Makes text of what came in; tells whether a stop string has been found, which ends the answer."""
+        if self.ended is None and len(self.token_ids) > self.num_tokens:
+            self._advance_to(len(self.token_ids))
+            return self.ended is not None
+        return False
+
+    def take_up(self, record: SequenceRecord) -> None:
+        """Goes on by what the scheduler has of it, which is all from its beginning, or less than is here."""
+        num_known, num_told = len(self.token_ids), len(record.token_ids)
+        if self.ended is None:
+            self.token_ids.extend(record.token_ids[num_known:])
+            self.logprobs.extend(record.logprobs[len(self.logprobs) :])
+        self._num_repeats = max(0, num_known - num_told)
+        self._num_repeated_logprobs = max(0, len(self.logprobs) - len(record.logprobs))
+        if record.reason is not None:
+            self.finish(record.reason, record.score, record.error)
+
+    def delta_after(self, num_tokens: int, num_text_bytes: int, until: Place | None = None) -> Delta | None:
+        """Returns what comes after a place, up to another or as far as it is text; None if that is nothing."""
+        rules, end_tokens, end_bytes = self._rules, self.num_tokens, len(self.text)
+        if until is not None:
+            end_tokens, end_bytes = until
+        has_tokens = end_tokens > num_tokens and (rules.return_token_ids or rules.logprobs is not None)
+        if end_bytes <= num_text_bytes and not has_tokens:
+            return None
+        token_ids = tuple(self.token_ids[num_tokens:end_tokens]) if rules.return_token_ids else ()
+        logprobs = ()
+        if rules.logprobs is not None:
+            logprobs = tuple(map(rules.logprobs.tell, self.logprobs[num_tokens:end_tokens]))
+        if num_text_bytes == self._piece_start and until is None:
+            text = self._piece
+        else:
+            text = self.text[num_text_bytes:end_bytes].decode()
+        return Delta(self.index, text, token_ids, end_tokens, end_bytes, logprobs)
+
+    def _advance_to(self, end: int) -> None:
+        token_ids = self.token_ids[self.num_tokens : end]
+        if self._matcher is None:
+            self.num_tokens = end
+            self._release(self._detokenizer.push(token_ids))
+            return
+        # One by one, since the tokens after the one that completes a stop string do not count.
+        for token_id in token_ids:
+            self.num_tokens += 1
+            self._search(self._matcher, self._detokenizer.push([token_id]))
+            if self.ended is not None:
+                return
+
+    def _search(self, matcher: StopStringMatcher, text: str) -> None:
+        if not text:
+            return
+        found = matcher.push(text, may_match=self.num_tokens > self._min_tokens)
+        if isinstance(found, Match):
+            self._release(found.text)
+            self._end(Ended(FinishReason.STOP, found.stop_string))
+        else:
+            self._release(found)
+
+    def _release(self, text: str) -> None:
+        if text:
+            self._piece, self._piece_start = text, len(self.text)
+            self.text += text.encode()
+
+    def _end(self, ended: Ended) -> None:
+        self.ended = ended
+        del self.token_ids[self.num_tokens :]
+        del self.logprobs[self.num_tokens :]
+
+    def _finish(self, reason: FinishReason, score: float | None, error: BlockyardError | None) -> None:
+        stop_token_id = self._stop_token_id() if reason is FinishReason.STOP else None
+        is_hidden = stop_token_id is not None and not self._rules.stop.include_stop_in_output
+        self._advance_to(len(self.token_ids) - is_hidden)
+        if self.ended is None:
+            self._flush()
+        if self.ended is not None:
+            return
+        self.num_tokens = len(self.token_ids)
+        is_end_token = stop_token_id in self._rules.end_token_ids
+        self._end(Ended(reason, None if is_end_token else stop_token_id, score, error))
+
+    def _stop_token_id(self) -> int | None:
+        """The stop token that stands last; a stop string may have been seen by another gateway, and then none does."""
+        last: Sequence[int] = self.token_ids[-1:]
+        return last[0] if last and last[0] in self._rules.stop_token_ids else None
+
+    def _flush(self) -> None:
+        rest = self._detokenizer.flush()
+        if self._matcher is None:
+            self._release(rest)
+            return
+        self._search(self._matcher, rest)
+        if self.ended is None:
+            self._release(self._matcher.flush())
+
+
+def _untold() -> BlockyardError:
+    """The error of a failure that a scheduler of another version has no word for."""
+    return BlockyardError(Reason.BUG, "the sequence failed; the scheduler's log has more")

@@ -1,0 +1,70 @@
+"""Positions of a client as places in an answer, and as all that is left of it when nobody else remembers."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from blockyard.errors import Violation, invalid
+from gateway.request import FinishReason, Position
+from gateway.scheduler_messages import SequenceRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from gateway.live.request_state import Transcript
+    from gateway.scheduler_messages import Submission
+
+_NOTHING = Position()
+# Of a client that has nothing.
+NOWHERE: Mapping[int, Position] = MappingProxyType({})
+
+
+def check_positions(positions: Mapping[int, Position], submission: Submission) -> None:
+    """Raises BlockyardError FIELD_INVALID for positions that no answer to a request can have."""
+    if violations := list(_find_violations(positions, submission)):
+        raise invalid(violations)
+
+
+def _find_violations(positions: Mapping[int, Position], submission: Submission) -> Iterator[Violation]:
+    for index, position in positions.items():
+        field = f"positions[{index}]"
+        if index >= submission.n:
+            yield Violation(f"{field}.index", f"is {index}, and the request has {submission.n} sequences")
+        if position.num_tokens > submission.max_tokens:
+            yield Violation(f"{field}.num_tokens", f"is {position.num_tokens}, and max_tokens {submission.max_tokens}")
+        if position.token_ids and len(position.token_ids) != position.num_tokens:
+            told = f"are {len(position.token_ids)}, and num_tokens is {position.num_tokens}: give all or none"
+            yield Violation(f"{field}.token_ids", told)
+
+
+def records_of(positions: Mapping[int, Position], submission: Submission) -> list[SequenceRecord]:
+    """What a client knows of each sequence, to go on behind it. None at all unless it knows every token that it has.
+
+    Without, the answer is generated from its beginning; so it is where each token has log probabilities to be told, and
+    for a beam search, which goes on from nowhere.
+    """
+    have = [position for position in positions.values() if position.num_tokens]
+    is_told_more = submission.sampling.logprobs is not None or submission.beam_search is not None
+    if not have or is_told_more or not all(position.token_ids for position in have):
+        return []
+    told = (positions.get(index, _NOTHING).token_ids for index in range(submission.n))
+    return [SequenceRecord(token_ids, _reason_of(token_ids, submission)) for token_ids in told]
+
+
+def _reason_of(token_ids: Sequence[int], submission: Submission) -> FinishReason | None:
+    """Why a sequence of these tokens has ended, if it has; a stop string is found in its text."""
+    if len(token_ids) > submission.min_tokens and token_ids[-1] in submission.stop_token_ids:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if len(token_ids) == submission.max_tokens else None
+
+
+def check_ends(positions: Mapping[int, Position], transcript: Transcript) -> None:
+    """Raises BlockyardError FIELD_INVALID where a client has an end that is none, by its own tokens."""
+    wrong = [
+        Violation(f"positions[{answer.index}].finished", "these tokens do not end a sequence")
+        for answer in transcript.answers
+        if positions.get(answer.index, _NOTHING).finished and answer.ended is None
+    ]
+    if wrong:
+        raise invalid(wrong)

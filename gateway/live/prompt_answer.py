@@ -1,0 +1,33 @@
+"""Log probabilities of a prompt, put together from the pieces that prefills give. Knows no sequences."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.request import PromptLogprobs, TokenLogprobs
+
+if TYPE_CHECKING:
+    from blockyard.logprob_columns import Candidates
+    from gateway.scheduler_messages import PromptPiece
+    from gateway.text.token_texts import TokenTexts
+
+
+class PromptAnswer:
+    """Collects them in any order, some of them several times, and tells them at once when all are there."""
+
+    def __init__(self, num_prompt_tokens: int, texts: TokenTexts) -> None:
+        # The first token has none.
+        self._entries: list[Candidates | None] = [None] * (num_prompt_tokens - 1)
+        self._texts = texts
+
+    def add(self, piece: PromptPiece) -> None:
+        """Takes a piece."""
+        start = piece.first_position - 1
+        self._entries[start : start + len(piece.candidates)] = piece.candidates
+
+    def event(self) -> PromptLogprobs | None:
+        """Tells all of them; None while some are missing."""
+        known = [entry for entry in self._entries if entry is not None]
+        if len(known) < len(self._entries):
+            return None
+        return PromptLogprobs((TokenLogprobs(None), *map(self._texts.tell, known)))

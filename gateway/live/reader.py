@@ -1,0 +1,253 @@
+"""One reader of a transcript: events from a position on, each once. Knows neither messages nor the scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from gateway.codec import state as state_codec
+from gateway.live.answer import Place
+from gateway.request import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gateway.live.answer import SequenceAnswer
+    from gateway.live.request_state import Transcript
+    from gateway.request import Delta, Event, GenerationRequest, Recovered
+
+_START = Position()
+
+
+class Owner(Protocol):
+    """Who is told what a reader finds and that it leaves."""
+
+    def stopped(self, transcript: Transcript, answer: SequenceAnswer) -> None:
+        """Takes note that a stop string has ended an answer."""
+        ...
+
+    def close(self, reader: Reader) -> None:
+        """Takes note that a reader has left."""
+        ...
+
+
+class _Cursor:
+    """How far an answer has been told. `pause` is a place at which a delta has to end."""
+
+    __slots__ = ("answer", "is_done", "num_text_bytes", "num_tokens", "pause", "unchecked")
+
+    def __init__(self, answer: SequenceAnswer, position: Position, *, replay: bool) -> None:
+        place = Place(position.num_tokens, position.num_text_bytes)
+        self.answer = answer
+        self.is_done = False
+        self.num_tokens, self.num_text_bytes = (0, 0) if replay else place
+        self.unchecked = place if place > (0, 0) else None
+        self.pause = self.unchecked if replay else None
+
+    def take(self, until: Place) -> list[Delta]:
+        """What comes before a place: a delta or none."""
+        delta = self.answer.delta_after(self.num_tokens, self.num_text_bytes, until)
+        self.num_tokens, self.num_text_bytes = until
+        return [] if delta is None else [delta]
+
+    def check(self) -> bool:
+        """Whether the answer has come to where reading begins, until it has; raises FIELD_INVALID if it never will."""
+        is_there = self.look()
+        if is_there:
+            self.unchecked = None
+        return is_there
+
+    def look(self) -> bool:
+        """The same, any number of times."""
+        place, answer = self.unchecked, self.answer
+        assert place is not None
+        is_behind = answer.num_tokens < place.num_tokens or len(answer.text) < place.num_text_bytes
+        # The end brings text without a token, but nothing else does.
+        if is_behind and answer.ended is None and answer.num_tokens <= place.num_tokens:
+            return False
+        if answer.num_tokens < place.num_tokens:
+            raise _wrong(answer, "num_tokens", f"is {place.num_tokens}, and there are {answer.num_tokens}")
+        if is_behind:
+            raise _wrong(answer, "num_text_bytes", f"is {place.num_text_bytes}, which is more than these tokens have")
+        if answer.text[place.num_text_bytes : place.num_text_bytes + 1].startswith(_CONTINUATIONS):
+            raise _wrong(answer, "num_text_bytes", f"is {place.num_text_bytes}, which is within a character")
+        return True
+
+
+# Bytes of UTF-8 that are not the first of their character.
+_CONTINUATIONS = tuple(bytes([byte]) for byte in range(0x80, 0xC0))
+
+
+def _wrong(answer: SequenceAnswer, field: str, told: str) -> BlockyardError:
+    return invalid([Violation(f"positions[{answer.index}].{field}", told)])
+
+
+class Reader:
+    """One request's events, read by `async for`: Accepted first, then Delta and one Finished for each sequence, from
+    the positions on; PromptLogprobs before the first Delta; Recovered where a failure was outlived.
+
+    Reading raises BlockyardError when the request fails or is cancelled (CLIENT_CANCELLED), after what came before; so
+    it does when each of its sequences has failed by itself, after the Finished of the last.
+    A front that answers with a status line awaits Accepted first (`await anext(reader)`), since the scheduler may
+    refuse the request. Whoever started it calls `aclose`, always. One task reads.
+
+    Args:
+        transcript: of the request.
+        owner: who is told of its end.
+        positions: what is known already, by index.
+        replay: tell that again, in deltas that end where the positions are.
+
+    Attributes:
+        is_patient: whether tokens need not wake it.
+    """
+
+    def __init__(
+        self, transcript: Transcript, owner: Owner, positions: Mapping[int, Position], *, replay: bool = False
+    ) -> None:
+        self.transcript = transcript
+        self.is_patient = False
+        self._owner = owner
+        self._untold = [
+            _Cursor(answer, positions.get(answer.index, _START), replay=replay)
+            for answer in transcript.answers
+            if replay or not positions.get(answer.index, _START).finished
+        ]
+        self._has_begun = False
+        has_text = any(position.num_tokens or position.num_text_bytes for position in positions.values())
+        self._prompt = None if has_text and not replay else transcript.prompt
+        self._events: deque[Event] = deque()
+        self._error: BlockyardError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._has_news = True
+
+    @property
+    def request_id(self) -> str:
+        """The client's name of the request."""
+        return self.transcript.origin.accepted.request_id
+
+    @property
+    def failure(self) -> BlockyardError | None:
+        """What reading raises at the end, where each of the sequences has failed by itself."""
+        return self.transcript.failure
+
+    @property
+    def request(self) -> GenerationRequest:
+        """The request as it was sent, its prompt as ids and its defaults filled in."""
+        return state_codec.request_of(self.transcript.submission)
+
+    def check(self) -> None:
+        """Raises BlockyardError FIELD_INVALID for positions that are known to be none."""
+        for cursor in self._untold:
+            if cursor.unchecked is None:
+                continue
+            if cursor.answer.advance():
+                self._owner.stopped(self.transcript, cursor.answer)
+            cursor.look()
+
+    def __aiter__(self) -> Reader:
+        """Is its own iterator."""
+        return self
+
+    async def __anext__(self) -> Event:
+        """Waits for the next event."""
+        while True:
+            if self._events:
+                return self._events.popleft()
+            if self._has_news:
+                self._has_news = False
+                self._collect()
+            elif error := self._error or self.transcript.error:
+                raise error
+            elif not self._untold:
+                if failure := self.failure:
+                    raise failure
+                raise StopAsyncIteration
+            else:
+                await self._wait()
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _collect(self) -> None:
+        if (not self._has_begun or self._prompt is not None) and not self._begin():
+            return
+        has_ended = False
+        for cursor in self._untold:
+            answer = cursor.answer
+            if answer.advance():
+                self._owner.stopped(self.transcript, answer)
+            if cursor.unchecked is not None and not self._reaches(cursor):
+                continue
+            self.transcript.meter.told(answer.index, answer.num_tokens)
+            delta = answer.delta_after(cursor.num_tokens, cursor.num_text_bytes)
+            if delta is not None:
+                cursor.num_tokens, cursor.num_text_bytes = delta.num_tokens, delta.num_text_bytes
+                self._events.append(delta)
+            if answer.ended is not None:
+                cursor.is_done = has_ended = True
+                self._events.append(self.transcript.finished(answer))
+        if has_ended:
+            self._untold = [cursor for cursor in self._untold if not cursor.is_done]
+
+    def _begin(self) -> bool:
+        """Tells what goes before all deltas, at each call one thing; returns whether these may come."""
+        if not self._has_begun:
+            self._has_begun = self._has_news = self.transcript.is_accepted
+            if self._has_begun:
+                self._events.append(self.transcript.origin.accepted)
+            return False
+        if self._prompt is not None:
+            if (event := self._prompt.event()) is not None:
+                self._events.append(event)
+            elif not self.transcript.has_ended:
+                return False
+            # All may have failed before the prompt was computed: then nothing of it comes any more.
+            self._prompt = None
+        return True
+
+    def _reaches(self, cursor: _Cursor) -> bool:
+        """Whether the answer has come to where its reader is; what it has already is told first, in a replay."""
+        try:
+            is_there = cursor.check()
+        except BlockyardError as error:
+            self._error = self._error or error
+            return False
+        if is_there and cursor.pause is not None:
+            self._events.extend(cursor.take(cursor.pause))
+        return is_there
+
+    def be_patient(self) -> None:
+        """Takes note that its front tells nothing before the end. Where a stop string may end it, tokens wake it still:
+        one that nobody looks for costs the steps until somebody does."""
+        self.is_patient = not any(cursor.answer.looks_for_stops for cursor in self._untold)
+
+    def recover(self, event: Recovered) -> None:
+        """Takes note of a failure that was outlived, behind what came before it."""
+        if not self._has_begun:
+            return
+        self._collect()
+        if self._untold:
+            self._events.append(event)
+        self.wake()
+
+    def wake(self) -> None:
+        """Tells it that there is something new."""
+        self._has_news = True
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def close(self) -> None:
+        """Ends it; a request that nobody reads ends too, unless it is kept. Idempotent; for callbacks."""
+        self._error = self._error or BlockyardError(Reason.CLIENT_CANCELLED, "the request was closed")
+        self._owner.close(self)
+
+    async def aclose(self) -> None:
+        """Ends it, as `close` does."""
+        self.close()

@@ -1,0 +1,199 @@
+"""All that is known of one request's answer: filled from one side, read by any number of readers.
+
+Knows what came, not how: the scheduler's messages are brought by `live_requests` and `routes`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gateway.request import Accepted, Finished, Recovered
+from gateway.scheduler_messages import Resubmission, SequenceRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from blockyard.errors import BlockyardError
+    from gateway.live.answer import SequenceAnswer
+    from gateway.live.prompt_answer import PromptAnswer
+    from gateway.live.reader import Reader
+    from gateway.observe.metrics import RequestMeter
+    from gateway.observe.request_log import Story
+    from gateway.scheduler_messages import PromptPiece, Resumed, Submission
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """How a request came. `outlives_readers`: it runs on when the last one has left. Times are the loop's, in seconds.
+
+    `is_known`: some scheduler accepted it before this gateway saw it.
+    """
+
+    accepted: Accepted
+    arrived_at: float
+    outlives_readers: bool = False
+    deadline_at: float | None = None
+    is_known: bool = False
+
+
+class Transcript:
+    """One request and its answer so far.
+
+    Attributes:
+        submission: as the scheduler is told it.
+        handle: the number under which the scheduler of now was sent it; 0 when it was not.
+        has_waited: whether it had to wait here for a scheduler.
+        is_accepted: whether its readers may begin: some scheduler has queued it.
+        error: what ended it, if nothing better did.
+        determinism_id: empty once workers that differ have had a part in it.
+        meter: measures it; given by who takes it in.
+        story: what is told of it to those who watch.
+    """
+
+    def __init__(
+        self,
+        submission: Submission,
+        origin: Origin,
+        answers: Sequence[SequenceAnswer],
+        *,
+        determinism_id: str,
+        story: Story,
+        prompt: PromptAnswer | None = None,
+    ) -> None:
+        self.submission = submission
+        self.origin = origin
+        self.answers = answers
+        self.determinism_id = determinism_id
+        self.story = story
+        self.prompt = prompt
+        self.handle = 0
+        self.is_accepted = False
+        self.has_waited = False
+        self.num_cached_tokens = 0
+        self.error: BlockyardError | None = None
+        self.readers: list[Reader] = []
+        self.meter: RequestMeter
+        self._first_sequence_id = 0
+
+    @property
+    def wire_id(self) -> str:
+        """Its name between gateways and scheduler."""
+        return self.submission.request_id
+
+    @property
+    def was_accepted(self) -> bool:
+        """Whether some scheduler has queued it, whoever knows."""
+        return self.is_accepted or self.origin.is_known
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every sequence has its end."""
+        return all(answer.ended is not None for answer in self.answers)
+
+    @property
+    def failure(self) -> BlockyardError | None:
+        """Why there is no answer though all have their end: each of its sequences has failed by itself."""
+        errors = [answer.ended.error for answer in self.answers if answer.ended is not None]
+        return errors[0] if len(errors) == len(self.answers) and all(errors) else None
+
+    @property
+    def weight(self) -> int:
+        """What it costs to keep, in tokens, where a log probability counts as one."""
+        num_tokens = len(self.submission.prompt_token_ids) + sum(len(answer.token_ids) for answer in self.answers)
+        return num_tokens + sum(len(told.token_ids) for answer in self.answers for told in answer.logprobs)
+
+    def route_of(self, answer: SequenceAnswer) -> int:
+        """The sequence id of one of its answers at the scheduler that has accepted it last."""
+        return self._first_sequence_id + answer.index
+
+    # What comes.
+
+    def accept(self, first_sequence_id: int) -> None:
+        """Takes the scheduler's word that the request is queued."""
+        self._first_sequence_id = first_sequence_id
+        self.is_accepted = True
+        self.story.accepted()
+        self.wake()
+
+    def take_up(self, resumed: Resumed) -> None:
+        """Goes on by what the scheduler has of the request."""
+        self.num_cached_tokens = resumed.num_cached_tokens
+        for piece in resumed.prompt_logprobs:
+            self.add_prompt_piece(piece)
+        self.take_records(resumed.sequences)
+        self.accept(resumed.first_sequence_id)
+
+    def take_records(self, records: Sequence[SequenceRecord]) -> None:
+        """Takes what somebody else knows of its sequences, by index."""
+        for answer, record in zip(self.answers, records, strict=True):
+            answer.take_up(record)
+            # A stop string ends it here and now: no more tokens may come that would make anybody look.
+            answer.advance()
+
+    def advance(self) -> bool:
+        """Makes text of all that has come, since a stop string may be in it; tells whether that has ended it."""
+        for answer in self.answers:
+            answer.advance()
+        return self.has_ended
+
+    def add_prompt_piece(self, piece: PromptPiece) -> None:
+        """Takes log probabilities of a part of the prompt."""
+        if self.prompt is not None:
+            self.prompt.add(piece)
+
+    def recover(self, event: Recovered) -> None:
+        """Goes on after a failure, behind the tokens that came before."""
+        if not event.exact:
+            # What is one answer of two workers repeats neither's.
+            self.determinism_id = ""
+        self.story.recovered(event)
+        for reader in self.readers:
+            reader.recover(event)
+
+    def fail(self, error: BlockyardError) -> None:
+        """Ends it with an error, which is raised to its readers after what has come."""
+        self.error = self.error or error
+        self.wake()
+
+    def wake(self) -> None:
+        """Tells the readers that there is something new."""
+        for reader in self.readers:
+            reader.wake()
+
+    # What is told.
+
+    def finished(self, answer: SequenceAnswer) -> Finished:
+        """Tells how one of its answers ended."""
+        assert answer.ended is not None
+        return Finished(
+            index=answer.index,
+            reason=answer.ended.reason,
+            matched=answer.ended.matched,
+            num_prompt_tokens=self.origin.accepted.num_prompt_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+            num_completion_tokens=answer.num_tokens,
+            determinism_id=self.determinism_id,
+            score=answer.ended.score,
+            error=answer.ended.error,
+        )
+
+    def recovered(self, cause: str, *, exact: bool) -> Recovered:
+        """Tells that a scheduler goes on with it that knew nothing of it."""
+        running = [answer for answer in self.answers if answer.ended is None]
+        num_tokens = len(self.submission.prompt_token_ids) + sum(len(answer.token_ids) for answer in running)
+        return Recovered(cause, num_tokens, exact)
+
+    def resubmission(self, now: float) -> Resubmission | None:
+        """Tells a scheduler what is known; None for a request that none has accepted yet."""
+        if not self.was_accepted:
+            return None
+        records = [_record_of(answer) for answer in self.answers]
+        return Resubmission(now - self.origin.arrived_at, records, self.num_cached_tokens)
+
+
+def _record_of(answer: SequenceAnswer) -> SequenceRecord:
+    ended = answer.ended
+    if ended is None:
+        return SequenceRecord(answer.token_ids, None, answer.logprobs)
+    return SequenceRecord(answer.token_ids, ended.reason, answer.logprobs, ended.score, ended.error)

@@ -1,0 +1,304 @@
+"""The one connection outward: an Attach stream to the scheduler, opened again for ever when it breaks.
+
+Owns what the scheduler told about the model and its readiness. What is to be sent in one turn of the loop goes into one
+message. When the stream breaks the receiver is told; it sends again what matters once the facts of the model have come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+import grpc
+import grpc.aio
+
+from blockyard.errors import BlockyardError, Reason, from_rpc_error
+from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from blockyard.service.servers import RenewedChannel, internal_channel
+from blockyard.telemetry import EventLogger
+from gateway.codec import scheduler as codec
+from gateway.scheduler_messages import (
+    Abort,
+    Add,
+    Cancelled,
+    ModelFacts,
+    Outgoing,
+    Progress,
+    Readiness,
+    Resume,
+    SchedulerReading,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from blockyard.common.v1 import status_pb2
+    from blockyard.security.tls import Peer
+
+log = EventLogger(__name__)
+
+FIRST_DELAY_SECONDS = 0.1
+MAX_DELAY_SECONDS = 0.5
+# Services that start together need not warn of each other.
+START_SECONDS = 10.0
+_STOPPING = "the gateway is stopping"
+# Requests of one message together, unless one is longer; a message stays well below the limit of 64 MiB.
+_MAX_MESSAGE_TOKENS = 4 * 1024 * 1024
+_CANCEL_TIMEOUT_SECONDS = 5.0
+
+
+class Receiver(Protocol):
+    """Who is told what comes over the link."""
+
+    def received(self, progress: Progress) -> None:
+        """Takes one message of the scheduler."""
+        ...
+
+    def lost(self) -> None:
+        """Takes note that nothing comes of what was sent, for now."""
+        ...
+
+
+class SchedulerLink:
+    """Keeps one gateway attached to its scheduler."""
+
+    def __init__(self, address: str, *, gateway_id: str, model_digest: str, peer: Peer | None = None) -> None:
+        self._address = address
+        self._peer = peer
+        self._gateway_id = gateway_id
+        self._model_digest = model_digest
+        self._receiver: Receiver | None = None
+        self._facts: ModelFacts | None = None
+        self._readiness = Readiness(False, self._unreachable())
+        self._told_readiness = (False, "")
+        # What of them was told on this stream.
+        self._is_told = False
+        self._outgoing: list[Outgoing] = []
+        self._has_outgoing = asyncio.Event()
+        self._is_attached = False
+        self._begin = time.monotonic()
+        # A loss has a warning of its own, so this is for a scheduler that was never there.
+        self._has_warned = False
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._channel: RenewedChannel | None = None
+
+    def _unreachable(self) -> str:
+        return f"the scheduler at {self._address} does not answer"
+
+    @property
+    def facts(self) -> ModelFacts | None:
+        """What the scheduler told of the model last."""
+        return self._facts
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests would be computed now. May be called from any thread."""
+        return self.takes_requests and self._readiness.ready
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether requests can be sent: without a worker they wait in the scheduler."""
+        return self._is_told and not self.has_other_model
+
+    @property
+    def has_other_model(self) -> bool:
+        """Whether the scheduler serves a model that is not this gateway's."""
+        return self._is_told and self._facts is not None and self._facts.model_digest != self._model_digest
+
+    @property
+    def message(self) -> str:
+        """If not ready: what is missing, for a person; else empty."""
+        if self.has_other_model and self._facts is not None:
+            return (
+                "the gateway and the scheduler have different models, give both one --model: the SHA-256 of "
+                f"config.json is {self._model_digest[:12]} here and {self._facts.model_digest[:12]} there"
+            )
+        if self.is_ready:
+            return ""
+        return self._readiness.message or "the scheduler has not told its model yet"
+
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Waits until what the scheduler tells (or that it is gone) makes a condition true."""
+        while not condition():
+            self._news.clear()
+            await self._news.wait()
+
+    def start(self, receiver: Receiver) -> None:
+        """Begins to attach."""
+        self._receiver = receiver
+        self._channel = RenewedChannel(self._address, self._peer)
+        self._task = asyncio.create_task(self._run(), name="scheduler link")
+
+    async def stop(self) -> None:
+        """Detaches; for what is left the scheduler waits for another gateway."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if self._channel is not None:
+            await self._channel.close()
+
+    def send(self, item: Outgoing) -> None:
+        """Sends it. While nothing is attached there is nobody to be told."""
+        if self._is_attached:
+            self._outgoing.append(item)
+            self._has_outgoing.set()
+
+    async def cancel(self, request_ids: Sequence[str]) -> Cancelled:
+        """Ends requests, whoever reads them. Raises BlockyardError NO_READY_WORKER."""
+        assert self._channel is not None
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel.get())
+        request = scheduler_pb2.CancelRequestsRequest(request_ids=request_ids)
+        try:
+            answer: Any = await stub.CancelRequests(  # type: ignore[misc]
+                request, timeout=_CANCEL_TIMEOUT_SECONDS, wait_for_ready=True
+            )
+        except grpc.RpcError as error:
+            message = f"the scheduler was not told to cancel: {from_rpc_error(error).message}"
+            raise BlockyardError(Reason.NO_READY_WORKER, message, retry_after_seconds=1.0) from None
+        return Cancelled(tuple(answer.cancelled_request_ids), tuple(answer.pending_request_ids))
+
+    def channel(self) -> grpc.aio.Channel:
+        """The connection for calls beside the stream; once it has started."""
+        assert self._channel is not None
+        return self._channel.get()
+
+    async def get_status(self, timeout_seconds: float) -> status_pb2.SchedulerStatus:
+        """Asks the scheduler how things are; raises grpc.RpcError when it does not answer."""
+        assert self._channel is not None
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel.get())
+        request = scheduler_pb2.GetSchedulerStatusRequest()
+        answer: Any = await stub.GetSchedulerStatus(request, timeout=timeout_seconds)  # type: ignore[misc]
+        return answer.status
+
+    async def read_scheduler(self, timeout_seconds: float) -> SchedulerReading:
+        """Asks for what metrics tell of the scheduler; raises grpc.RpcError when it does not answer."""
+        return codec.decode_reading(await self.get_status(timeout_seconds))
+
+    async def _run(self) -> None:
+        delay = FIRST_DELAY_SECONDS
+        while True:
+            was_attached = True
+            try:
+                was_attached = await self._attach()
+            except Exception:
+                log.exception("a message of the scheduler could not be taken")
+            delay = FIRST_DELAY_SECONDS if was_attached else min(2 * delay, MAX_DELAY_SECONDS)
+            # Gateways that lost one scheduler at once come back spread out.
+            await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+
+    async def _attach(self) -> bool:
+        """Runs one stream to its end, and tells whether the scheduler said anything on it."""
+        # A connection of its own: one that failed waits before it tries again, and a scheduler may be back by then.
+        channel = internal_channel(self._address, self._peer)
+        call: Any = scheduler_pb2_grpc.SchedulerServiceStub(channel).Attach()  # type: ignore[call-arg]
+        writer: asyncio.Task[None] | None = None
+        reason = self._unreachable()
+        try:
+            await call.write(scheduler_pb2.AttachRequest(hello=scheduler_pb2.Hello(gateway_id=self._gateway_id)))
+            writer = asyncio.create_task(self._write(call), name="scheduler link writer")
+            await self._read(call)
+            reason = "the scheduler closed the connection"
+        except grpc.RpcError as error:
+            reason = self._why(error)
+        except asyncio.CancelledError:
+            reason = _STOPPING
+            raise
+        finally:
+            if writer is not None:
+                writer.cancel()
+                await asyncio.wait([writer])
+            call.cancel()
+            await channel.close(None)
+            was_attached = self._is_attached
+            self._detached(reason)
+        return was_attached
+
+    def _why(self, error: grpc.RpcError) -> str:
+        told = from_rpc_error(error)
+        log.debug("attach ended", reason=str(told.reason), message=told.message)
+        if self._is_attached:
+            return f"the connection to the scheduler was lost: {told.message}"
+        return f"{self._unreachable()}: {told.message}"
+
+    async def _read(self, call: Any) -> None:
+        while (message := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+            progress = codec.decode_progress(message)
+            if not self._is_attached:
+                self._is_attached = self._has_warned = True
+                log.info("attached to the scheduler", address=self._address)
+            if progress.facts is not None:
+                self._facts, self._is_told = progress.facts, True
+            if progress.readiness is not None:
+                self._readiness = progress.readiness
+            if progress.facts is not None or progress.readiness is not None:
+                self._tell_readiness()
+                self._news.set()
+            assert self._receiver is not None
+            self._receiver.received(progress)
+
+    def _tell_readiness(self) -> None:
+        """Each replica that comes or goes makes the scheduler tell it again: what is as it was is no news."""
+        told = (self.is_ready, self.message)
+        if told != self._told_readiness:
+            self._told_readiness = told
+            log.info("readiness", ready=told[0], message=told[1] or None)
+
+    def _detached(self, reason: str) -> None:
+        was_attached, self._is_attached, self._is_told = self._is_attached, False, False
+        self._readiness = Readiness(False, reason)
+        self._told_readiness = (False, "")
+        self._outgoing.clear()
+        if was_attached:
+            if reason != _STOPPING:
+                log.warning("lost the scheduler", address=self._address, reason=reason)
+            assert self._receiver is not None
+            self._receiver.lost()
+        elif reason != _STOPPING and not self._has_warned and time.monotonic() - self._begin >= START_SECONDS:
+            self._has_warned = True
+            log.warning("no scheduler", reason=reason)
+        self._news.set()
+
+    async def _write(self, call: Any) -> None:
+        while True:
+            await self._has_outgoing.wait()
+            self._has_outgoing.clear()
+            outgoing, self._outgoing = self._outgoing, []
+            for message in _batches(outgoing):
+                try:
+                    await call.write(message)
+                except (grpc.RpcError, asyncio.InvalidStateError):
+                    # The reader learns why.
+                    return
+
+
+def _batches(outgoing: Sequence[Outgoing]) -> Iterator[scheduler_pb2.AttachRequest]:
+    """Packs what is ready together. Of a message the adds are read first, then the aborts, then the questions, so that
+    what has to come later, as an add after an abort of the same request does, begins a new message."""
+    message, rank, num_tokens = scheduler_pb2.AttachRequest(), 0, 0
+    for item in outgoing:
+        size = _num_tokens(item)
+        if _RANKS[type(item)] < rank or (message.add and num_tokens + size > _MAX_MESSAGE_TOKENS):
+            yield message
+            message, num_tokens = scheduler_pb2.AttachRequest(), 0
+        rank = _RANKS[type(item)]
+        num_tokens += size
+        if isinstance(item, Add):
+            message.add.append(codec.encode_add(item))
+        elif isinstance(item, Abort):
+            message.abort.append(codec.encode_abort(item))
+        else:
+            message.resume.append(codec.encode_resume(item))
+    yield message
+
+
+_RANKS: dict[type[Outgoing], int] = {Add: 0, Abort: 1, Resume: 2}
+
+
+def _num_tokens(item: Outgoing) -> int:
+    if not isinstance(item, Add):
+        return 0
+    told = item.resubmission.sequences if item.resubmission else ()
+    return len(item.submission.prompt_token_ids) + sum(len(record.token_ids) for record in told)

@@ -1,0 +1,80 @@
+"""Whose each token is. Hands the columns of a message to the answers that they belong to; the gateway's inner loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gateway.live.answer import SequenceAnswer
+    from gateway.live.request_state import Transcript
+    from gateway.scheduler_messages import Progress
+
+    Listener = Callable[[Transcript, SequenceAnswer], None]
+
+
+class Routes:
+    """The running sequences by the scheduler's ids.
+
+    Args:
+        on_stop: called when a stop string has ended a sequence that the scheduler still runs.
+        on_end: called when the scheduler has ended one.
+    """
+
+    def __init__(self, on_stop: Listener, on_end: Listener) -> None:
+        self._routes: dict[int, tuple[Transcript, SequenceAnswer]] = {}
+        self._on_stop = on_stop
+        self._on_end = on_end
+
+    def add(self, transcript: Transcript) -> None:
+        """Takes the sequences of a request that the scheduler has accepted, as far as they run."""
+        for answer in transcript.answers:
+            if answer.ended is None:
+                self._routes[transcript.route_of(answer)] = (transcript, answer)
+
+    def remove(self, transcript: Transcript, answer: SequenceAnswer) -> None:
+        """Forgets a sequence. Idempotent."""
+        if self._routes.get(sequence_id := transcript.route_of(answer)) == (transcript, answer):
+            del self._routes[sequence_id]
+
+    def clear(self) -> None:
+        """Forgets all: the scheduler's ids mean nothing any more."""
+        self._routes.clear()
+
+    def apply(self, progress: Progress) -> None:
+        """Hands out a message. What belongs to a sequence that has ended here is dropped: the scheduler knows soon."""
+        self._apply_prompts(progress)
+        routes = self._routes
+        # Before the tokens: when one of these ends the answer, what was told of it is there.
+        for sequence_id, candidates in progress.logprobs:
+            if (route := routes.get(sequence_id)) is not None:
+                route[1].push_logprobs(candidates)
+        for sequence_id, token_id in zip(progress.sequence_ids, progress.token_ids, strict=True):
+            route = routes.get(sequence_id)
+            if route is None:
+                continue
+            transcript, answer = route
+            if answer.push(token_id):
+                self._on_stop(transcript, answer)
+            for reader in transcript.readers:
+                if not reader.is_patient:
+                    reader.wake()
+        for sequence_id, reason, score, error in progress.ended:
+            route = routes.get(sequence_id)
+            if route is None:
+                continue
+            transcript, answer = route
+            answer.finish(reason, score, error)
+            self._on_end(transcript, answer)
+            transcript.wake()
+
+    def _apply_prompts(self, progress: Progress) -> None:
+        for sequence_id, num_cached_tokens in progress.prefilled:
+            if (route := self._routes.get(sequence_id)) is not None:
+                route[0].num_cached_tokens = num_cached_tokens
+                route[0].story.prefilled()
+                route[0].meter.first_token()
+        for piece in progress.prompt_logprobs:
+            if (route := self._routes.get(piece.sequence_id)) is not None:
+                route[0].add_prompt_piece(piece)

@@ -1,0 +1,294 @@
+"""What the gateway tells Prometheus: its catalogue, and what it measures of each request.
+
+Counts each token of an answer once, however many read it and however often. Knows no front and no scheduler.
+"""
+
+from __future__ import annotations
+
+import time
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from blockyard.errors import Reason
+from blockyard.service.metrics import READY, Registry, counter, gauge, geometric, histogram
+from gateway.request import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gateway.generation import GenerationService
+    from gateway.live.live_requests import LiveRequests
+    from gateway.live.request_state import Transcript
+    from gateway.live.scheduler_link import SchedulerLink
+    from gateway.observe.scheduler_readings import SchedulerReadings
+    from gateway.request import Position
+    from gateway.scheduler_messages import ReplicaReading
+
+WHOLE = "whole"
+_TOKENS = tuple(float(4**power) for power in range(11))
+_TOKEN_SECONDS = (
+    *(0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3),
+    *(0.5, 0.75, 1.0, 2.5, 5.0, 10.0),
+)
+_FIRST_TOKEN_SECONDS = (
+    *(0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0, 160.0, 320.0),
+)
+
+REQUESTS = counter("blockyard_requests_total", "Requests that were begun here, valid ones.")
+FINISHED_REQUESTS = counter(
+    "blockyard_finished_requests_total",
+    f"Requests that ended here, by result: `{WHOLE}`, or the reason of the error that ended them. One that"
+    " is resumed at another gateway may end at both.",
+    "result",
+)
+FINISHED_SEQUENCES = counter(
+    "blockyard_finished_sequences_total",
+    "Sequences of answers that are whole, by `stop` (an end token, stop token or stop string), `length`, `abort` or"
+    " `error`.",
+    "reason",
+)
+LIVE_REQUESTS = gauge("blockyard_live_requests", "Requests that run, somebody reading them or not.")
+LIVE_STREAMS = gauge("blockyard_live_streams", "Answers that somebody reads or waits for.")
+OUTPUT_TOKENS = counter(
+    "blockyard_output_tokens_total",
+    "Tokens of answers, each counted once when it is told, however many read it; none twice after a failure.",
+)
+PROMPT_TOKENS = histogram("blockyard_request_prompt_tokens", "Tokens of the prompt of a request.", _TOKENS)
+ANSWER_TOKENS = histogram(
+    "blockyard_request_output_tokens", "Tokens of a whole answer, of all its sequences together.", _TOKENS
+)
+TIME_TO_FIRST_TOKEN = histogram(
+    "blockyard_time_to_first_token_seconds",
+    "From a request's arrival to that of its first token: tokenizing, queue, prefill, and failures outlived.",
+    _FIRST_TOKEN_SECONDS,
+)
+INTER_TOKEN_LATENCY = histogram(
+    "blockyard_inter_token_latency_seconds",
+    "Time between tokens of a sequence as a stream tells them; tokens told at once share the time before them.",
+    _TOKEN_SECONDS,
+)
+TIME_PER_OUTPUT_TOKEN = histogram(
+    "blockyard_time_per_output_token_seconds",
+    "Mean time for each token after the first, of a whole answer, streamed or not.",
+    _TOKEN_SECONDS,
+)
+REQUEST_LATENCY = histogram(
+    "blockyard_request_latency_seconds",
+    "From a request's arrival to the end of its answer, if that is whole.",
+    geometric(0.01, 1000),
+)
+ERRORS = counter(
+    "blockyard_errors_total",
+    "Errors that clients were told, by API (`grpc` or `http`) and reason; those of probes do not count.",
+    "api",
+    "reason",
+)
+HTTP_REQUESTS = counter(
+    "blockyard_http_requests_total",
+    "HTTP requests that ended, by method, path as it is declared (`other` where none is) and status code.",
+    "method",
+    "path",
+    "code",
+)
+ATTACHED = gauge("blockyard_scheduler_attached", "Whether the gateway is attached to its scheduler: 1 or 0.")
+SCHEDULER_LOSSES = counter(
+    "blockyard_scheduler_losses_total", "How often the scheduler, or the connection to it, was lost."
+)
+MODEL_INFO = gauge(
+    "blockyard_model_info", "Always 1; not there before the model's facts have come.", "model", "determinism_id"
+)
+
+MODEL_REQUESTS = gauge(
+    "blockyard_model_requests",
+    "The scheduler's live requests, of all gateways: `waiting` for a replica, or `running`, which a replica has taken.",
+    "model",
+    "state",
+)
+MODEL_KV_USAGE = gauge(
+    "blockyard_model_kv_usage_ratio", "Share of a replica's KV blocks on the device in use, 0 to 1.", "model", "replica"
+)
+MODEL_QUERY_TOKENS = counter(
+    "blockyard_model_prefix_cache_query_tokens_total",
+    "Prompt tokens that were looked up in a replica's prefix cache.",
+    "model",
+    "replica",
+)
+MODEL_HIT_TOKENS = counter(
+    "blockyard_model_prefix_cache_hit_tokens_total",
+    "Prompt tokens that were found in a replica's prefix cache.",
+    "model",
+    "replica",
+)
+
+CATALOGUE = (
+    REQUESTS,
+    FINISHED_REQUESTS,
+    FINISHED_SEQUENCES,
+    LIVE_REQUESTS,
+    LIVE_STREAMS,
+    OUTPUT_TOKENS,
+    PROMPT_TOKENS,
+    ANSWER_TOKENS,
+    TIME_TO_FIRST_TOKEN,
+    INTER_TOKEN_LATENCY,
+    TIME_PER_OUTPUT_TOKEN,
+    REQUEST_LATENCY,
+    ERRORS,
+    HTTP_REQUESTS,
+    ATTACHED,
+    SCHEDULER_LOSSES,
+    MODEL_INFO,
+    MODEL_REQUESTS,
+    MODEL_KV_USAGE,
+    MODEL_QUERY_TOKENS,
+    MODEL_HIT_TOKENS,
+)
+
+# The errors that the HTTP call which runs here has told.
+_errors_told: ContextVar[list[Reason]] = ContextVar("errors_told")
+
+
+def collect_errors() -> list[Reason]:
+    """Begins a call: returns the list to which `note_error` adds, in this task and those that it makes."""
+    told: list[Reason] = []
+    _errors_told.set(told)
+    return told
+
+
+def note_error(reason: Reason) -> None:
+    """An error is told to the client of the call that runs here."""
+    if (told := _errors_told.get(None)) is not None:
+        told.append(reason)
+
+
+class GatewayMetrics:
+    """The values. Written on the loop.
+
+    Attributes:
+        registry: gives them out.
+        time_to_first_token, inter_token_latency, time_per_output_token, request_latency: in seconds.
+    """
+
+    def __init__(self) -> None:
+        self.registry = registry = Registry("gateway", CATALOGUE)
+        self.requests = registry.counter(REQUESTS)
+        # Reasons are told before they have happened: an alert sees a first time only as the increase of what was there.
+        self.finished = registry.counter(FINISHED_REQUESTS, (WHOLE,), *((str(reason),) for reason in Reason))
+        self.sequences = registry.counter(FINISHED_SEQUENCES, *((reason.value,) for reason in FinishReason))
+        self.output_tokens = registry.counter(OUTPUT_TOKENS)
+        self.prompt_tokens = registry.histogram(PROMPT_TOKENS)
+        self.answer_tokens = registry.histogram(ANSWER_TOKENS)
+        self.time_to_first_token = registry.histogram(TIME_TO_FIRST_TOKEN)
+        self.inter_token_latency = registry.histogram(INTER_TOKEN_LATENCY)
+        self.time_per_output_token = registry.histogram(TIME_PER_OUTPUT_TOKEN)
+        self.request_latency = registry.histogram(REQUEST_LATENCY)
+        self.errors = registry.counter(ERRORS, *((api, str(reason)) for api in ("grpc", "http") for reason in Reason))
+        self.http_requests = registry.counter(HTTP_REQUESTS)
+        self.scheduler_losses = registry.counter(SCHEDULER_LOSSES)
+
+    def watch(self, generation: GenerationService, live: LiveRequests, link: SchedulerLink) -> None:
+        """Reads the rest from where it is known."""
+        read = self.registry.read
+        read(LIVE_REQUESTS, lambda: live.num_running)
+        read(LIVE_STREAMS, lambda: live.num_readers)
+        read(ATTACHED, lambda: int(link.takes_requests))
+        read(READY, lambda: int(generation.is_ready()))
+        read(MODEL_INFO, lambda: {(card.name, card.determinism_id): 1.0 for card in generation.models()})
+
+    def watch_scheduler(self, readings: SchedulerReadings, model_name: str) -> None:
+        """Reads what the scheduler says of itself, for who scrapes the gateway alone; nothing where it is away."""
+        read = self.registry.read
+        self.registry.before_scrape = readings.fetch
+
+        def of_replicas(tell: Callable[[ReplicaReading], float]) -> Callable[[], dict[tuple[str, ...], float]]:
+            return lambda: {(model_name, str(each.replica_id)): tell(each) for each in readings.replicas}
+
+        def requests() -> dict[tuple[str, ...], float]:
+            if (reading := readings.reading) is None:
+                return {}
+            counts = {"waiting": reading.num_waiting_requests, "running": reading.num_running_requests}
+            return {(model_name, state): count for state, count in counts.items()}
+
+        read(MODEL_REQUESTS, requests)
+        read(MODEL_KV_USAGE, of_replicas(lambda replica: replica.kv_usage))
+        read(MODEL_QUERY_TOKENS, of_replicas(lambda replica: replica.num_queried_tokens))
+        read(MODEL_HIT_TOKENS, of_replicas(lambda replica: replica.num_cached_tokens))
+
+    def begin(self, transcript: Transcript) -> RequestMeter:
+        """Measures a request that is begun here."""
+        self.requests.add()
+        self.prompt_tokens.observe(transcript.origin.accepted.num_prompt_tokens)
+        return RequestMeter(self, transcript.story.arrived_at)
+
+    def go_on(self) -> RequestMeter:
+        """Measures a request that another gateway had before: how long it took is not known."""
+        return RequestMeter(self, None)
+
+    def error_over_grpc(self, reason: Reason) -> None:
+        """A call over gRPC has ended with an error."""
+        self.errors.add("grpc", str(reason))
+
+
+class RequestMeter:
+    """Measures one request and its answer, whoever reads it.
+
+    Args:
+        metrics: gets what is measured.
+        began_at: when it came, by time.monotonic(); None for a request that another gateway had before.
+    """
+
+    __slots__ = ("_began_at", "_first_at", "_metrics", "_num_told", "_told_at")
+
+    def __init__(self, metrics: GatewayMetrics, began_at: float | None) -> None:
+        self._metrics = metrics
+        self._began_at = began_at
+        self._first_at: float | None = None
+        # By index: how many tokens were told, and when the last of them.
+        self._num_told: dict[int, int] = {}
+        self._told_at: dict[int, float] = {}
+
+    def knows(self, positions: Mapping[int, Position]) -> None:
+        """A client has so much of the answer: that was counted where it was told."""
+        for index, position in positions.items():
+            self._num_told[index] = max(self._num_told.get(index, 0), position.num_tokens)
+            # How long nobody read is no latency.
+            self._told_at.pop(index, None)
+
+    def first_token(self) -> None:
+        """The prompt is computed, and the first token has come. Without effect when it happens again."""
+        if self._first_at is None:
+            self._first_at = time.monotonic()
+            if self._began_at is not None:
+                self._metrics.time_to_first_token.observe(self._first_at - self._began_at)
+
+    def told(self, index: int, num_tokens: int) -> None:
+        """A reader of the sequence `index` has come to so many tokens."""
+        num_new = num_tokens - self._num_told.get(index, 0)
+        if num_new <= 0:
+            return
+        metrics, now, before = self._metrics, time.monotonic(), self._told_at.get(index)
+        self._num_told[index] = num_tokens
+        self._told_at[index] = now
+        metrics.output_tokens.add(count=num_new)
+        if before is not None:
+            metrics.inter_token_latency.observe((now - before) / num_new, num_new)
+
+    def ended(self, transcript: Transcript) -> None:
+        """The answer is whole."""
+        metrics, now = self._metrics, time.monotonic()
+        lengths = [answer.num_tokens for answer in transcript.answers]
+        metrics.finished.add(WHOLE)
+        metrics.answer_tokens.observe(sum(lengths))
+        for answer in transcript.answers:
+            if answer.ended is not None:
+                metrics.sequences.add(answer.ended.reason.value)
+        if self._began_at is None:
+            return
+        metrics.request_latency.observe(now - self._began_at)
+        if self._first_at is not None and max(lengths) > 1:
+            metrics.time_per_output_token.observe((now - self._first_at) / (max(lengths) - 1))
+
+    def failed(self, reason: Reason) -> None:
+        """An error has ended the request."""
+        self._metrics.finished.add(str(reason))

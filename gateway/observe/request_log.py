@@ -1,0 +1,231 @@
+"""What is told of a request to those who watch: one line in the log at its end, and its span, if it is traced.
+
+Owns the times of a request at this gateway. Knows no text of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from grpc import StatusCode
+
+from blockyard.errors import BlockyardError, Reason
+from blockyard.telemetry import EventLogger
+from blockyard.tracing.spans import NO_SPAN, begin_server_span, begin_span, is_tracing
+from gateway.call_context import current_call
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable
+
+    from blockyard.tracing.spans import Span, TraceContext
+    from gateway.live.request_state import Transcript
+    from gateway.request import Recovered
+    from gateway.scheduler_messages import Submission
+
+log = EventLogger(__name__)
+
+# OpenTelemetry's own names, where it has some.
+_OPERATION = "gen_ai.operation.name"
+_MODEL = "gen_ai.request.model"
+_MAX_TOKENS = "gen_ai.request.max_tokens"
+_INPUT_TOKENS = "gen_ai.usage.input_tokens"
+_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+_FINISH_REASONS = "gen_ai.response.finish_reasons"
+# A request's name with its tenant's is shorter.
+_MAX_NAME = 200
+# What a user is told that something here is to blame for.
+_OUR_FAULT = (Reason.BUG, Reason.NOT_FINITE, Reason.POISON_REQUEST)
+
+
+class Story:
+    """One request at this gateway, from its arrival to its end.
+
+    Args:
+        request_id: its name on the wire.
+        span: the request's; NO_SPAN if it is not traced.
+        is_taken_over: another gateway had it: times are from then on.
+    """
+
+    __slots__ = (
+        "_arrived_at",
+        "_first_token_at",
+        "_is_taken_over",
+        "_method",
+        "_num_recoveries",
+        "_recovery",
+        "_request_id",
+        "span",
+    )
+
+    def __init__(self, request_id: str, span: Span = NO_SPAN, *, is_taken_over: bool = False) -> None:
+        self.span = span
+        self._is_taken_over = is_taken_over
+        # Not checked yet.
+        self._request_id = request_id[:_MAX_NAME]
+        self._method = current_call().method
+        self._arrived_at = time.monotonic()
+        self._first_token_at: float | None = None
+        self._num_recoveries = 0
+        self._recovery: Span | None = None
+
+    @property
+    def arrived_at(self) -> float:
+        """When it came, by time.monotonic()."""
+        return self._arrived_at
+
+    @contextmanager
+    def beginning(self) -> Generator[None]:
+        """Around what makes token ids of it and validates it, or refuses it."""
+        span = begin_span("tokenize", self.span.context)
+        try:
+            yield
+        except BlockyardError as error:
+            self._refused(error)
+            raise
+        except asyncio.CancelledError:
+            self._refused(BlockyardError(Reason.CLIENT_CANCELLED, "its client has left"))
+            raise
+        finally:
+            span.end()
+
+    def submitted(self, submission: Submission, warnings: Iterable[str] = ()) -> None:
+        """It is understood, and on its way to the scheduler. `warnings`: what its client is warned of."""
+        num_prompt_tokens = len(submission.prompt_token_ids)
+        self.span.set(n=submission.n, **{_INPUT_TOKENS: num_prompt_tokens, _MAX_TOKENS: submission.max_tokens})
+        self._debug("request submitted", num_prompt_tokens=num_prompt_tokens)
+        for warning in warnings:
+            log.info("request warning", **self._fields(warning=warning))
+
+    def joined(self) -> None:
+        """It is one that runs already, or has run: that one's story goes on."""
+        self._debug("request joined")
+        self.span.set(joined=True)
+        self.span.end()
+
+    def _refused(self, error: BlockyardError) -> None:
+        """It does not begin."""
+        fields = tuple(violation.field for violation in error.violations)
+        log.info("request refused", **self._fields(reason=str(error.reason), fields=",".join(fields) or None))
+        self.span.set(reason=str(error.reason), fields=fields)
+        self.span.end(error=str(error.reason))
+
+    def resumed(self) -> None:
+        """Somebody reads it from a position on."""
+        by = current_call().method
+        self._debug("request resumed", by=by)
+        self.span.add_event("resumed", method=by)
+
+    # From the scheduler.
+
+    def scheduler_lost(self) -> None:
+        """It waits to be sent to another scheduler."""
+        if self._recovery is None:
+            self._recovery = begin_span("recovery", self.span.context, cause="the scheduler was lost")
+
+    def accepted(self) -> None:
+        """A scheduler has queued it, the first one or another."""
+        if self._recovery is not None:
+            self._recovery.end()
+            self._recovery = None
+        self._debug("request accepted")
+        self.span.add_event("accepted")
+
+    def prefilled(self) -> None:
+        """Its prompt is computed, and with it its first token."""
+        if self._first_token_at is None:
+            self._first_token_at = time.monotonic()
+            self._debug("first token", seconds=self._since_arrival(self._first_token_at))
+            self.span.add_event("first token")
+
+    def recovered(self, event: Recovered) -> None:
+        """It goes on after something behind this gateway was lost."""
+        self._num_recoveries += 1
+        told = {"cause": event.cause, "num_replayed_tokens": event.num_replayed_tokens, "exact": event.exact}
+        self._debug("request recovered", **told)
+        self.span.add_event("recovered", **told)
+
+    # Ends.
+
+    def finished(self, transcript: Transcript) -> None:
+        """Its answer is whole."""
+        told = self._counts(transcript)
+        ends = [answer.ended for answer in transcript.answers if answer.ended is not None]
+        reasons = tuple(ended.reason.value for ended in ends)
+        errors = ",".join(dict.fromkeys(str(ended.error.reason) for ended in ends if ended.error)) or None
+        log.info(
+            "request finished", **self._fields(finish_reasons=",".join(dict.fromkeys(reasons)), errors=errors, **told)
+        )
+        self.span.set(**{_FINISH_REASONS: reasons})
+        self._end_span(transcript)
+
+    def failed(self, transcript: Transcript, error: BlockyardError) -> None:
+        """It ended without a whole answer."""
+        told = self._fields(reason=str(error.reason), **self._counts(transcript))
+        self.span.set(reason=str(error.reason))
+        if error.reason is Reason.CLIENT_CANCELLED:
+            log.info("request cancelled", **told)
+            self._end_span(transcript)
+            return
+        _failure_log(error)("request failed", error=error.message, **told)
+        self._end_span(transcript, error=str(error.reason))
+
+    def _end_span(self, transcript: Transcript, *, error: str = "") -> None:
+        if self._recovery is not None:
+            self._recovery.end(error=error)
+        if self.span is not NO_SPAN:
+            num_outputs = sum(answer.num_tokens for answer in transcript.answers)
+            cached = transcript.num_cached_tokens
+            self.span.set(num_cached_tokens=cached, **{_OUTPUT_TOKENS: num_outputs})
+        self.span.end(error=error)
+
+    def _counts(self, transcript: Transcript) -> dict[str, Any]:
+        return {
+            "num_prompt_tokens": len(transcript.submission.prompt_token_ids),
+            "num_cached_tokens": transcript.num_cached_tokens,
+            "num_completion_tokens": sum(answer.num_tokens for answer in transcript.answers),
+            "first_token_seconds": self._since_arrival(self._first_token_at),
+            "seconds": self._since_arrival(time.monotonic()),
+            "num_recoveries": self._num_recoveries or None,
+            "taken_over": self._is_taken_over or None,
+        }
+
+    def _debug(self, message: str, **fields: Any) -> None:
+        if log.has_debug:
+            log.debug(message, **self._fields(**fields))
+
+    def _since_arrival(self, at: float | None) -> float | None:
+        return None if at is None else round(at - self._arrived_at, 4)
+
+    def _fields(self, **fields: Any) -> dict[str, Any]:
+        """What every line of it says, and what this one does."""
+        every = {"request_id": self._request_id, "method": self._method or None, "trace_id": self.span.trace_id}
+        return {**every, **fields}
+
+
+def _failure_log(error: BlockyardError) -> Callable[..., None]:
+    """As loud as a failure is bad: who is sent away under load is many, and knows."""
+    if error.code is StatusCode.RESOURCE_EXHAUSTED:
+        return log.info
+    return log.error if error.reason in _OUR_FAULT else log.warning
+
+
+def begin_story(request_id: str, model: str, operation: str) -> Story:
+    """A request comes in by the current call: it is traced if its caller is, else as often as sampling says.
+
+    `operation`: as OpenTelemetry calls it, `chat` or `text_completion`.
+    """
+    if not is_tracing():
+        return Story(request_id)
+    call = current_call()
+    attributes: dict[str, Any] = {"method": call.method, _MODEL: model, _OPERATION: operation}
+    span = begin_server_span("request", call.trace_context, request_id=request_id[:_MAX_NAME], **attributes)
+    return Story(request_id, span)
+
+
+def take_story_over(request_id: str, context: TraceContext | None) -> Story:
+    """A request goes on here that another gateway had: in its trace."""
+    span = begin_span("request", context, request_id=request_id, taken_over=True)
+    return Story(request_id, span, is_taken_over=True)

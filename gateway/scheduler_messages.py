@@ -1,0 +1,231 @@
+"""What travels between this gateway and its scheduler, as values. Knows neither messages nor the connection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from blockyard.errors import BlockyardError
+    from blockyard.logprob_columns import Candidates
+    from blockyard.tracing.spans import TraceContext
+    from gateway.request import BeamOptions, FinishReason, SamplingOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the scheduler knows of the model.
+
+    `model_digest` is the SHA-256 of its config.json, in hex. One request has at most `max_num_seqs` sequences or beams;
+    0: the scheduler does not say.
+    """
+
+    model_digest: str
+    vocab_size: int
+    max_model_len: int
+    block_size: int
+    determinism_id: str
+    batch_invariant: bool
+    max_num_seqs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether the scheduler can serve now; if not, what is missing."""
+
+    ready: bool
+    message: str
+
+
+class ReplicaReading(NamedTuple):
+    """How a replica is: the share of its device blocks in use, and totals that begin anew when it is set up."""
+
+    replica_id: int
+    kv_usage: float
+    num_queried_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int
+
+
+class SchedulerReading(NamedTuple):
+    """How the scheduler is at one time: requests that wait for a replica and those that one has taken."""
+
+    num_waiting_requests: int
+    num_running_requests: int
+    replicas: tuple[ReplicaReading, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A validated request as the scheduler needs it. Every number of `sampling` is set; its bad words are token ids.
+
+    `request_id` is the one on the wire, with the tenant in it. `gateway_state` is what another gateway needs to go on
+    with it; of two submissions with one `body_digest` the same was asked. `trace_context`: the request's span, if it is
+    traced; no part of what is asked.
+    """
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    n: int
+    sampling: SamplingOptions
+    max_tokens: int
+    min_tokens: int
+    stop_token_ids: tuple[int, ...]
+    tenant: str = ""
+    priority: int = 0
+    max_queue_seconds: float | None = None
+    remaining_seconds: float | None = None
+    beam_search: BeamOptions | None = None
+    gateway_state: bytes = b""
+    body_digest: bytes = b""
+    trace_context: TraceContext | None = None
+
+
+class SequenceRecord(NamedTuple):
+    """All that is known of one sequence; `reason` is None while it runs, `logprobs` an entry a token if asked for."""
+
+    token_ids: Sequence[int]
+    reason: FinishReason | None = None
+    logprobs: Sequence[Candidates] = ()
+    score: float | None = None
+    error: BlockyardError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resubmission:
+    """Where a request was that a scheduler had accepted before: it goes on there. If all has ended it is only kept."""
+
+    age_seconds: float
+    sequences: Sequence[SequenceRecord]
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Sends a request under a number of this gateway's own, which the scheduler repeats in what it says of it."""
+
+    handle: int
+    submission: Submission
+    resubmission: Resubmission | None = None
+    # Of one that waited for a scheduler and that none had accepted.
+    age_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Asks for a request that is live or retained at the scheduler."""
+
+    handle: int
+    request_id: str
+
+
+class AbortReason(Enum):
+    """Why the gateway ends something."""
+
+    CLIENT = "client"
+    STOP_STRING = "stop_string"
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Ends a request that was sent under this handle, or one of its sequences of which the first `num_tokens` count."""
+
+    handle: int
+    request_id: str
+    reason: AbortReason = AbortReason.CLIENT
+    sequence_index: int | None = None
+    num_tokens: int = 0
+
+
+Outgoing = Add | Resume | Abort
+
+
+class Cancelled(NamedTuple):
+    """What came of a cancel, by names: requests that ran, and those of which the scheduler may hear yet."""
+
+    cancelled: Sequence[str] = ()
+    pending: Sequence[str] = ()
+
+
+class Acceptance(NamedTuple):
+    """A queued request; its sequences have the ids from `first_sequence_id` on."""
+
+    handle: int
+    first_sequence_id: int
+
+
+class Failure(NamedTuple):
+    """A request that the scheduler refused, or ended with an error."""
+
+    handle: int
+    error: BlockyardError
+
+
+class Recovery(NamedTuple):
+    """A request that goes on after its worker was lost."""
+
+    request_id: str
+    cause: str
+    num_replayed_tokens: int
+    exact: bool
+
+
+class Ending(NamedTuple):
+    """A sequence that ended with the tokens of the same message; `score`: that of a beam; `error`: why it failed."""
+
+    sequence_id: int
+    reason: FinishReason
+    score: float | None = None
+    error: BlockyardError | None = None
+
+
+class PromptPiece(NamedTuple):
+    """Log probabilities of the prompt's tokens from `first_position` on; `sequence_id` is one with this prompt."""
+
+    sequence_id: int
+    first_position: int
+    candidates: Sequence[Candidates]
+
+
+class Prefill(NamedTuple):
+    """A request whose prompt is computed, by its first sequence; some of it was found in the prefix cache."""
+
+    sequence_id: int
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A request with all that it has given so far; `submission` is as it was sent, by this gateway or another."""
+
+    handle: int
+    submission: Submission
+    first_sequence_id: int
+    sequences: Sequence[SequenceRecord]
+    num_cached_tokens: int = 0
+    prompt_logprobs: Sequence[PromptPiece] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One message of the scheduler: what happened in a step, or in several. The token columns are of one length.
+
+    What was `recovered` or `resumed` was so before the tokens came. `logprobs`: of those tokens that have them, in
+    their order, the sequence of each and what is told of it.
+    """
+
+    accepted: list[Acceptance]
+    failed: list[Failure]
+    prefilled: list[Prefill]
+    sequence_ids: list[int]
+    token_ids: list[int]
+    ended: list[Ending]
+    facts: ModelFacts | None = None
+    readiness: Readiness | None = None
+    recovered: tuple[Recovery, ...] = ()
+    logprobs: Sequence[tuple[int, Candidates]] = ()
+    prompt_logprobs: Sequence[PromptPiece] = ()
+    resumed: Sequence[Resumed] = ()

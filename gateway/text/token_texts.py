@@ -1,0 +1,40 @@
+"""The texts of single tokens, and log probabilities told with them. Knows no sequences."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.request import TokenLogprob, TokenLogprobs
+
+if TYPE_CHECKING:
+    from blockyard.logprob_columns import Candidates
+    from gateway.text.detokenizer import DetokenizerFactory
+
+
+class TokenTexts:
+    """Tells log probabilities with their tokens' texts. Keeps each text that was told, of a vocabulary at most."""
+
+    def __init__(self, detokenizers: DetokenizerFactory, *, skip_special_tokens: bool) -> None:
+        self._detokenizers = detokenizers
+        self._skip_special_tokens = skip_special_tokens
+        self._told: dict[int, tuple[str, bytes]] = {}
+
+    def of(self, token_id: int) -> tuple[str, bytes]:
+        """Returns a token's own text, and the bytes that it adds to the text that is returned; see TokenLogprob."""
+        told = self._told.get(token_id)
+        if told is None:
+            text = self._detokenizers.bytes_of(token_id, skip_special_tokens=False).decode(errors="replace")
+            raw = self._detokenizers.bytes_of(token_id, skip_special_tokens=self._skip_special_tokens)
+            told = self._told[token_id] = (text, raw)
+        return told
+
+    def tell(self, candidates: Candidates) -> TokenLogprobs:
+        """Returns what is told of one token: itself, and the likeliest in its place."""
+        token_ids, logprobs, ranks = candidates
+        chosen, *top = (
+            TokenLogprob(token_id, text, logprob, rank, raw)
+            for token_id, logprob, rank, (text, raw) in zip(
+                token_ids, logprobs, ranks, map(self.of, token_ids), strict=True
+            )
+        )
+        return TokenLogprobs(chosen, tuple(top))

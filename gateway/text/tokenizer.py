@@ -1,0 +1,292 @@
+"""The model's tokenizer: text to ids and back, its chat template, its end tokens and generation defaults.
+
+Knows nothing of requests. Reads the files of a model folder and nothing else: no remote code, no conversion.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, cast
+
+import tokenizers
+
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from blockyard.model_config.fields import read_object
+from blockyard.model_files import model_digest
+from blockyard.telemetry import EventLogger
+from gateway.text.chat_template import ChatTemplate
+from gateway.text.detokenizer import DetokenizerFactory
+from gateway.text.token_texts import TokenTexts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from gateway.text.detokenizer import Detokenizer
+
+log = EventLogger(__name__)
+
+Json = dict[str, Any]
+_SPECIAL_TOKEN_NAMES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+# The fields of generation_config.json that are defaults, and what they may be: one out of range would pass by the
+# checks of requests and be refused by the worker, with its whole step.
+_GENERATION_DEFAULTS: dict[str, Callable[[float], bool]] = {
+    "temperature": lambda value: 0 <= value < math.inf,
+    "top_p": lambda value: 0 < value <= 1,
+    "top_k": lambda value: -1 <= value < 2**32,
+    "min_p": lambda value: 0 <= value <= 1,
+    "repetition_penalty": lambda value: 0 < value < math.inf,
+}
+# Of the others those that would change an answer, and the values with which they do not; null is always one of them.
+_NOT_APPLIED: dict[str, tuple[object, ...]] = {
+    **dict.fromkeys(("num_beams", "num_beam_groups", "typical_p", "length_penalty", "guidance_scale"), (1,)),
+    **dict.fromkeys(("encoder_repetition_penalty",), (1,)),
+    **dict.fromkeys(("min_length", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), (0,)),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "diversity_penalty", "penalty_alpha"), (0,)),
+    **dict.fromkeys(("max_new_tokens", "min_new_tokens", "stop_strings", "top_h", "bad_words_ids"), ()),
+    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "sequence_bias"), ([], {})),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"), ()),
+    **dict.fromkeys(("renormalize_logits", "token_healing"), (False,)),
+    "watermarking_config": (),
+}
+
+
+class Tokenizer:
+    """Text to ids and back, as the files of one model say. Safe to call from several threads.
+
+    Attributes:
+        vocab_size: number of ids that have a piece; the model's own vocabulary may be larger.
+        end_token_ids: the ids that end a sequence, of config.json, generation_config.json and the tokenizer together.
+        generation_defaults: the fields of generation_config.json that apply where a request is silent.
+        model_digest: SHA-256 of config.json, in hex.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        chat_template: ChatTemplate | None = None,
+        end_token_ids: frozenset[int] = frozenset(),
+        generation_defaults: dict[str, float] | None = None,
+        model_digest: str = "",
+    ) -> None:
+        self._backend = backend
+        self._chat_template = chat_template
+        self._detokenizers = DetokenizerFactory(backend)
+        self._token_texts = {skip: TokenTexts(self._detokenizers, skip_special_tokens=skip) for skip in (False, True)}
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self.end_token_ids = end_token_ids
+        self.generation_defaults = generation_defaults or {}
+        self.model_digest = model_digest
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether messages can be rendered."""
+        return self._chat_template is not None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Turns text into ids; with the model's special tokens (a begin token, say) unless told not to.
+
+        Raises BlockyardError FIELD_INVALID for half a surrogate pair, which JSON can bring and UTF-8 cannot say.
+        """
+        return list(self._encode("prompt", text, add_special_tokens))
+
+    def _encode(self, field: str, text: str, add_special_tokens: bool = False) -> tuple[int, ...]:
+        try:
+            return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        except TypeError:
+            raise invalid([Violation(field, "must be Unicode text, and has half a surrogate pair")]) from None
+
+    def encode_bad_words(self, words: Sequence[str]) -> list[tuple[int, ...]]:
+        """Turns words that must not be written into token sequences that must not be.
+
+        Each stands as at the beginning of a text, and as behind a space where this has as many tokens and begins with
+        another one: vLLM's rule, since the many tokens of a word's other spellings would forbid parts of other words.
+        """
+        sequences: list[tuple[int, ...]] = []
+        for word in words:
+            bare = word.lstrip(" ")
+            # Nothing but spaces is a word as it is.
+            alone = self._encode("sampling.bad_words", bare or word)
+            inside = self._encode("sampling.bad_words", f" {bare}") if bare else alone
+            sequences.append(alone)
+            if alone[:1] != inside[:1] and len(alone) == len(inside):
+                sequences.append(inside)
+        return list(filter(None, sequences))
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Turns ids into text. Ids outside of the vocabulary have no text."""
+        # The library takes what 32 bits hold.
+        known = [token_id for token_id in token_ids if 0 <= token_id < 2**32]
+        return self._backend.decode(known, skip_special_tokens=skip_special_tokens)
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """Tells how the vocabulary itself spells ids; nothing, where it has none."""
+        return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
+
+    def make_detokenizer(
+        self, prompt_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
+    ) -> Detokenizer:
+        """Makes the incremental detokenizer of a sequence that continues a prompt."""
+        return self._detokenizers.make(prompt_token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_texts(self, *, skip_special_tokens: bool = True) -> TokenTexts:
+        """Gives what tells log probabilities with their tokens' texts."""
+        return self._token_texts[skip_special_tokens]
+
+    def apply_chat_template(
+        self,
+        messages: list[Json],
+        /,
+        *,
+        add_generation_prompt: bool = True,
+        tools: list[Json] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """Renders messages as the prompt that the model was trained on; encode it with add_special_tokens=False.
+
+        Raises BlockyardError: FEATURE_DISABLED when the model has no template, FIELD_INVALID when it refuses.
+        """
+        if self._chat_template is None:
+            raise BlockyardError(
+                Reason.FEATURE_DISABLED,
+                "the model has no chat template: send a prompt, or start the gateway with --chat-template FILE",
+            )
+        return self._chat_template.render(
+            **{"documents": None, **kwargs},
+            messages=messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+        )
+
+
+def load_tokenizer(folder: Path, *, chat_template_file: Path | None = None) -> Tokenizer:
+    """Reads a model folder; raises BlockyardError MODEL_NOT_LOADED that says what is wrong and what to do.
+
+    Args:
+        folder: has config.json and tokenizer.json, and perhaps tokenizer_config.json, special_tokens_map.json,
+            generation_config.json and chat_template.jinja.
+        chat_template_file: a Jinja template that goes before the model's own.
+    """
+    config = _read_json(folder / "config.json")
+    tokenizer_config = _read_json(folder / "tokenizer_config.json")
+    generation_config = _read_json(folder / "generation_config.json")
+    _refuse_unsupported(folder, config, tokenizer_config)
+    backend = _load_backend(folder / "tokenizer.json")
+    special_tokens = _special_tokens({**_read_json(folder / "special_tokens_map.json"), **tokenizer_config})
+    source = _chat_template_source(folder, tokenizer_config, chat_template_file)
+    return Tokenizer(
+        backend,
+        chat_template=None if source is None else ChatTemplate(source, special_tokens),
+        end_token_ids=_end_token_ids(config, generation_config, backend, special_tokens.get("eos_token")),
+        generation_defaults=_generation_defaults(generation_config),
+        model_digest=model_digest(folder),
+    )
+
+
+def _not_loaded(message: str) -> BlockyardError:
+    return BlockyardError(Reason.MODEL_NOT_LOADED, message)
+
+
+def _read_json(file: Path) -> Json:
+    """Reads an object; a file that is not there is an empty one."""
+    return read_object(file) if file.exists() else {}
+
+
+def _refuse_unsupported(folder: Path, config: Json, tokenizer_config: Json) -> None:
+    if "auto_map" in config or "auto_map" in tokenizer_config:
+        raise _not_loaded(
+            f"{folder} needs code of its own (auto_map), which Blockyard never runs: use a model whose architecture "
+            "and tokenizer are built in, or remove auto_map if they are"
+        )
+    if config.get("quantization_config"):
+        raise _not_loaded(f"{folder} is quantized (quantization_config), which is not supported: use the original")
+    if (folder / "tokenizer.json").is_file():
+        return
+    if (folder / "tokenizer.model").is_file():
+        raise _not_loaded(
+            f"{folder} has tokenizer.model but no tokenizer.json: convert it once with transformers, "
+            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        )
+    raise _not_loaded(f"{folder} has no tokenizer.json: copy the tokenizer's files to it")
+
+
+def _load_backend(file: Path) -> tokenizers.Tokenizer:
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except Exception:  # noqa: BLE001 - the library raises plain Exception
+        raise _not_loaded(f"{file} is damaged, or of a form that is not known: copy it again") from None
+    # Some files carry the settings of a training run, which would cut or pad prompts in silence.
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _text_of(token: object) -> str | None:
+    if isinstance(token, dict):
+        token = cast("Json", token).get("content")
+    return token if isinstance(token, str) else None
+
+
+def _special_tokens(config: Json) -> dict[str, str]:
+    found = {name: _text_of(config.get(name)) for name in _SPECIAL_TOKEN_NAMES}
+    return {name: text for name, text in found.items() if text is not None}
+
+
+def _chat_template_source(folder: Path, tokenizer_config: Json, given: Path | None) -> str | None:
+    if given is not None:
+        try:
+            return given.read_text(encoding="utf-8")
+        except OSError as error:
+            raise _not_loaded(f"cannot read --chat-template {given}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise _not_loaded(f"cannot read --chat-template {given}: it is not UTF-8") from None
+    own = folder / "chat_template.jinja"
+    if own.is_file():
+        return own.read_text(encoding="utf-8")
+    template: object = tokenizer_config.get("chat_template")
+    if isinstance(template, list):
+        named = {str(item.get("name")): item.get("template") for item in cast("list[Json]", template)}
+        template = named.get("default", next(iter(named.values()), None))
+    return template if isinstance(template, str) else None
+
+
+def _ids_of(value: object) -> set[int]:
+    values = cast("list[object]", value) if isinstance(value, list) else [value]
+    # Some files say -1 for none.
+    return {item for item in values if isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 2**32}
+
+
+def _end_token_ids(
+    config: Json, generation_config: Json, backend: tokenizers.Tokenizer, eos_token: str | None
+) -> frozenset[int]:
+    text_config = config.get("text_config")
+    sources = [config, generation_config, cast("Json", text_config) if isinstance(text_config, dict) else {}]
+    found = {token_id for source in sources for token_id in _ids_of(source.get("eos_token_id"))}
+    own = backend.token_to_id(eos_token) if eos_token is not None else None
+    return frozenset(found | {own} if own is not None else found)
+
+
+def _generation_defaults(generation_config: Json) -> dict[str, float]:
+    """Those fields that the file has, as vLLM takes them: do_sample is not looked at. A top_k of -1 means 0, off."""
+    found = {name: generation_config.get(name) for name in _GENERATION_DEFAULTS}
+    defaults: dict[str, float] = {name: value for name, value in found.items() if isinstance(value, int | float)}
+    if wrong := sorted(name for name, value in found.items() if value is not None and name not in defaults):
+        raise _not_loaded(f"generation_config.json: {wrong[0]} must be a number, not {found[wrong[0]]!r}: correct it")
+    for name, value in defaults.items():
+        if not _GENERATION_DEFAULTS[name](value):
+            raise _not_loaded(f"generation_config.json: {name} cannot be {value}: correct it, or take it out")
+    names = [name for name, neutral in _NOT_APPLIED.items() if generation_config.get(name) not in (None, *neutral)]
+    if names:
+        log.warning("fields of generation_config.json that are not applied", fields=",".join(sorted(names)))
+    if "top_k" in defaults:
+        defaults["top_k"] = max(0, int(defaults["top_k"]))
+    return defaults

@@ -1,0 +1,164 @@
+"""Answers AdminService for the scheduler and its workers: what an operator asks, on the port that gateways use."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from blockyard.service.log_level import check_level, set_log_level
+from blockyard.telemetry import EventLogger
+from scheduler_service.admin.state_dump import encode_state
+from scheduler_service.admin.status import encode_replica, encode_status
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from blockyard.common.v1 import administration_pb2
+    from scheduler_service.replicas.engine import Engine
+    from scheduler_service.service import Scheduling
+
+log = EventLogger(__name__)
+
+SCHEDULER = "scheduler"
+DEFAULT_MAX_REQUESTS = 1000
+
+
+class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
+    """The scheduler, for operators. What is a gateway's is not answered here."""
+
+    def __init__(self, scheduling: Scheduling) -> None:
+        self._scheduling = scheduling
+
+    def _find(self, name: str) -> Engine:
+        """The replica of this name; raises BlockyardError FIELD_INVALID with those that there are."""
+        engines = self._scheduling.engines
+        found = [engine for engine in engines if not name or name in _names(engine)]
+        if len(found) == 1:
+            return found[0]
+        there = ", ".join(f"{engine.replica_id} ({engine.replica.address})" for engine in engines) or "none"
+        told = "several may be meant" if found else f"there is no replica {name!r}"
+        raise invalid([Violation("replica", f"{told}; there are: {there}")])
+
+    async def GetStatus(  # type: ignore[override]
+        self, request: admin_pb2.GetStatusRequest, context: Any
+    ) -> admin_pb2.GetStatusResponse:
+        """Tells how the scheduler is, and nothing of a gateway."""
+        return admin_pb2.GetStatusResponse(scheduler=encode_status(self._scheduling))
+
+    async def DrainReplica(  # type: ignore[override]
+        self, request: admin_pb2.DrainReplicaRequest, context: Any
+    ) -> admin_pb2.DrainReplicaResponse:
+        """Has a replica take no requests."""
+        engine, dispatcher = self._find(request.replica), self._scheduling.dispatcher
+        hands_over = dispatcher.serves_without(engine)
+        if not engine.drain.is_wanted:
+            log.info("draining a replica", replica_id=engine.replica_id, hands_over=hands_over)
+            engine.drain.begin()
+            dispatcher.changed(engine)
+        return admin_pb2.DrainReplicaResponse(replica=encode_replica(engine), hands_over=hands_over)
+
+    async def UndrainReplica(  # type: ignore[override]
+        self, request: admin_pb2.UndrainReplicaRequest, context: Any
+    ) -> admin_pb2.UndrainReplicaResponse:
+        """Has it take requests again."""
+        engine = self._find(request.replica)
+        if engine.drain.is_wanted:
+            log.info("a replica is drained no more", replica_id=engine.replica_id)
+            engine.drain.end()
+            self._scheduling.dispatcher.changed(engine)
+        return admin_pb2.UndrainReplicaResponse(replica=encode_replica(engine))
+
+    async def ResetPrefixCache(  # type: ignore[override]
+        self, request: admin_pb2.ResetPrefixCacheRequest, context: Any
+    ) -> admin_pb2.ResetPrefixCacheResponse:
+        """Forgets what nobody holds of prefix caches."""
+        engines = [self._find(request.replica)] if request.replica else self._scheduling.engines
+        return admin_pb2.ResetPrefixCacheResponse(replicas=[reset for each in engines if (reset := _reset(each))])
+
+    async def SetLogLevel(  # type: ignore[override]
+        self, request: admin_pb2.SetLogLevelRequest, context: Any
+    ) -> admin_pb2.SetLogLevelResponse:
+        """Changes what this process or workers log."""
+        check_level(request.level)
+        response = admin_pb2.SetLogLevelResponse()
+        if request.process in ("", SCHEDULER):
+            response.processes.add(process=SCHEDULER, previous_level=set_log_level(request.level))
+        if request.process != SCHEDULER:
+            engines = [self._find(request.process)] if request.process else self._scheduling.engines
+            told = (self._set_worker_log_level(engine, request.level) for engine in engines)
+            response.processes.extend(await asyncio.gather(*told))
+        return response
+
+    async def _set_worker_log_level(
+        self, engine: Engine, level: administration_pb2.LogLevel.ValueType
+    ) -> admin_pb2.ProcessLogLevel:
+        process = admin_pb2.ProcessLogLevel(process=engine.replica.address)
+        try:
+            process.previous_level = await self._scheduling.link_of(engine).set_log_level(level)
+        except BlockyardError as error:
+            process.message = error.message
+        return process
+
+    async def StartProfile(  # type: ignore[override]
+        self, request: admin_pb2.StartProfileRequest, context: Any
+    ) -> admin_pb2.StartProfileResponse:
+        """Begins to profile a worker."""
+        engine = self._find(request.replica)
+        options = await self._scheduling.link_of(engine).start_profile(request.options)
+        log.info("profiling a worker", replica_id=engine.replica_id, max_steps=options.max_steps)
+        return admin_pb2.StartProfileResponse(replica_id=engine.replica_id, options=options)
+
+    async def StopProfile(  # type: ignore[override]
+        self, request: admin_pb2.StopProfileRequest, context: Any
+    ) -> AsyncIterator[admin_pb2.StopProfileResponse]:
+        """Passes the profile of a worker on, piece by piece."""
+        engine = self._find(request.replica)
+        async for piece in self._scheduling.link_of(engine).stop_profile():
+            summary = piece.summary if piece.HasField("summary") else None
+            yield admin_pb2.StopProfileResponse(summary=summary, data=piece.data)
+
+    async def DumpState(  # type: ignore[override]
+        self, request: admin_pb2.DumpStateRequest, context: Any
+    ) -> admin_pb2.DumpStateResponse:
+        """Tells what the scheduler has."""
+        max_requests = request.max_requests or DEFAULT_MAX_REQUESTS
+        return admin_pb2.DumpStateResponse(state=encode_state(self._scheduling, max_requests))
+
+    async def DrainGateway(  # type: ignore[override]
+        self, request: admin_pb2.DrainGatewayRequest, context: Any
+    ) -> admin_pb2.DrainGatewayResponse:
+        """Is a gateway's."""
+        raise _not_here()
+
+    async def UndrainGateway(  # type: ignore[override]
+        self, request: admin_pb2.UndrainGatewayRequest, context: Any
+    ) -> admin_pb2.UndrainGatewayResponse:
+        """Is a gateway's."""
+        raise _not_here()
+
+
+def _names(engine: Engine) -> set[str]:
+    names = {str(engine.replica_id), engine.replica.address}
+    if worker := engine.replica.worker:
+        names |= {worker.worker_id, worker.incarnation}
+    return names
+
+
+def _reset(engine: Engine) -> admin_pb2.PrefixCacheReset | None:
+    if engine.scheduler is None:
+        return None
+    reset = engine.scheduler.reset_prefix_cache()
+    log.info("the prefix cache was reset", replica_id=engine.replica_id, kept=reset.num_kept_device_blocks)
+    return admin_pb2.PrefixCacheReset(
+        replica_id=engine.replica_id,
+        num_forgotten_device_blocks=reset.num_forgotten_device_blocks,
+        num_forgotten_host_blocks=reset.num_forgotten_host_blocks,
+        num_kept_device_blocks=reset.num_kept_device_blocks,
+        num_kept_host_blocks=reset.num_kept_host_blocks,
+    )
+
+
+def _not_here() -> BlockyardError:
+    return BlockyardError(Reason.FEATURE_DISABLED, "this is the scheduler: ask the gateway that is meant")

@@ -1,0 +1,128 @@
+"""What `GetStatus` and `GetSchedulerStatus` tell, gathered from the engines and their schedulers' counts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from google.protobuf.duration_pb2 import Duration
+
+from blockyard import __version__
+from blockyard.common.v1 import status_pb2
+
+if TYPE_CHECKING:
+    from scheduler_service.core.values import SchedulerStats
+    from scheduler_service.replicas.engine import Engine
+    from scheduler_service.replicas.facts import WorkerInfo
+    from scheduler_service.requests.dispatcher import RecoveryRecord
+    from scheduler_service.service import Scheduling
+
+
+def encode_status(scheduling: Scheduling) -> status_pb2.SchedulerStatus:
+    """Encodes how the scheduler and its replicas are."""
+    stats, dispatcher, now = scheduling.stats(), scheduling.dispatcher, scheduling.now
+    return status_pb2.SchedulerStatus(
+        replicas=map(encode_replica, scheduling.engines),
+        num_gateways=len(scheduling.requests.attachments),
+        num_waiting_requests=len(scheduling.backlog) + sum(each.num_waiting for each in stats),
+        num_preemptions=sum(each.num_preemptions_total for each in stats),
+        num_cached_tokens=sum(each.num_cached_tokens_total for each in stats),
+        num_prompt_tokens=sum(each.num_prompt_tokens_total for each in stats),
+        num_completion_tokens=sum(each.num_completion_tokens_total for each in stats),
+        num_recoveries=dispatcher.num_recoveries,
+        num_replayed_tokens=dispatcher.num_replayed_tokens,
+        version=__version__,
+        uptime=duration(scheduling.uptime_seconds),
+        num_waiting_tokens=scheduling.backlog.num_tokens,
+        num_requests=len(scheduling.requests.live),
+        recoveries=[_encode_recovery(record, now) for record in dispatcher.recoveries],
+    )
+
+
+def duration(seconds: float) -> Duration:
+    """Encodes a duration; one below 0, of two clocks that differ, is 0."""
+    encoded = Duration()
+    encoded.FromNanoseconds(max(0, int(seconds * 1e9)))
+    return encoded
+
+
+def _encode_recovery(record: RecoveryRecord, now: float) -> status_pb2.RecoveryStatus:
+    return status_pb2.RecoveryStatus(
+        replica_id=record.replica_id,
+        age=duration(now - record.at),
+        cause=record.cause,
+        num_requests=record.num_requests,
+        num_replayed_tokens=record.num_tokens,
+    )
+
+
+def encode_replica(engine: Engine) -> status_pb2.ReplicaStatus:
+    """Encodes how one replica is."""
+    replica = status_pb2.ReplicaStatus(
+        replica_id=engine.replica_id,
+        ready=engine.is_ready,
+        epoch=engine.replica.epoch,
+        step_id=engine.last_step_id,
+        workers=[_encode_worker(engine)],
+        num_recomputed_sequences=engine.step_log.num_recomputed_sequences,
+        drain_state=_drain_state(engine),
+        left_aside=engine.conduct.is_left_aside,
+        num_steps=engine.step_log.num_steps,
+        step_time=duration(engine.step_log.step_seconds),
+    )
+    if engine.scheduler is not None:
+        config = engine.scheduler.config
+        replica.block_size = config.block_size
+        if config.enable_prefix_caching:
+            replica.num_queried_tokens = engine.scheduler.stats().num_queried_tokens_total
+        _encode_stats(replica, engine.scheduler.stats())
+    return replica
+
+
+def _drain_state(engine: Engine) -> status_pb2.DrainState.ValueType:
+    if engine.drain.is_done:
+        return status_pb2.DRAIN_STATE_DRAINED
+    return status_pb2.DRAIN_STATE_DRAINING if engine.drain.is_wanted else status_pb2.DRAIN_STATE_UNSPECIFIED
+
+
+def _encode_stats(replica: status_pb2.ReplicaStatus, stats: SchedulerStats) -> None:
+    replica.device_blocks.num_blocks = stats.num_device_blocks
+    replica.device_blocks.num_free_blocks = stats.num_free_device_blocks
+    replica.device_blocks.num_cached_blocks = stats.num_cached_device_blocks
+    replica.host_blocks.num_blocks = stats.num_host_blocks
+    replica.host_blocks.num_free_blocks = stats.num_free_host_blocks
+    replica.host_blocks.num_cached_blocks = stats.num_cached_host_blocks
+    replica.num_waiting_sequences = stats.num_waiting
+    replica.num_running_sequences = stats.num_running
+    replica.num_swapped_sequences = stats.num_swapped
+    replica.num_steps_in_flight = stats.num_steps_in_flight
+    replica.num_prefill_pieces = stats.num_prefill_pieces_total
+    replica.num_swapped_out_blocks = stats.num_swapped_out_blocks_total
+    replica.num_swapped_in_blocks = stats.num_swapped_in_blocks_total
+    replica.num_copied_blocks = stats.num_copied_blocks_total
+    replica.num_prompt_tokens = stats.num_prompt_tokens_total
+    replica.num_cached_tokens = stats.num_cached_tokens_total
+    replica.num_completion_tokens = stats.num_completion_tokens_total
+    replica.num_preemptions = stats.num_preemptions_total
+
+
+def _encode_worker(engine: Engine) -> status_pb2.WorkerStatus:
+    replica = engine.replica
+    status = status_pb2.WorkerStatus(
+        address=replica.address,
+        state=status_pb2.WorkerState.Value(f"WORKER_STATE_{replica.state.value}"),
+        message=engine.readiness.message,
+    )
+    if worker := replica.worker:
+        status.worker_id = worker.worker_id
+        status.incarnation = worker.incarnation
+        status.device = worker.device
+        _encode_memory(status, worker)
+    return status
+
+
+def _encode_memory(status: status_pb2.WorkerStatus, worker: WorkerInfo) -> None:
+    if worker.model is not None:
+        status.weights_bytes = worker.model.parameter_bytes
+    if cache := worker.cache:
+        status.device_cache_bytes = cache.cache_block_bytes * cache.num_device_blocks
+        status.host_cache_bytes = cache.cache_block_bytes * cache.num_host_blocks

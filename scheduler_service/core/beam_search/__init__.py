@@ -1,0 +1,1 @@
+"""Beam search: which continuations are followed, and what that does to sequences."""

@@ -1,0 +1,126 @@
+"""Beam search as arithmetic: which continuations are followed, which have ended, when it is over.
+
+Knows beams by their rank, not as sequences. The rules are those of `transformers`, `GenerationMixin._beam_search` in
+version 5.23, for a batch of one, in float32 as there: so that what ties there ties here.
+"""
+
+from __future__ import annotations
+
+import math
+from ctypes import c_float
+from heapq import merge
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+from scheduler_service.core.values import BeamSpec, EarlyStopping, FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+
+class Continuation(NamedTuple):
+    """A beam, by its rank, with another token. Better ones are less; of equals those of the better beam."""
+
+    cost: float
+    """The sum of its log probabilities, negated."""
+    rank: int
+    token_id: int
+
+
+class Hypothesis(NamedTuple):
+    """A continuation that has ended."""
+
+    score: float
+    token_ids: list[int]
+    reason: FinishReason
+
+
+class BeamSearch:
+    """The state of one search between two tokens.
+
+    `num_outputs`: tokens that each beam has generated. `hypotheses`: what has ended, the best first, as many as there
+    are beams at most.
+    """
+
+    __slots__ = ("_beams", "_costs", "_min_outputs", "_num_kept", "_stop_token_ids", "hypotheses", "num_outputs")
+
+    def __init__(self, beams: BeamSpec, stop_token_ids: frozenset[int], min_outputs: int, num_kept: int) -> None:
+        """`num_kept`: continuations that are looked at, of all beams together."""
+        self._beams = beams
+        self._stop_token_ids = stop_token_ids
+        self._min_outputs = min_outputs
+        self._num_kept = num_kept
+        self._costs = [0.0]
+        self.num_outputs = 0
+        self.hypotheses: list[Hypothesis] = []
+
+    def advance(
+        self,
+        candidates: Sequence[Sequence[tuple[int, float]]],
+        output_of: Callable[[int], list[int]],
+        max_outputs: int,
+    ) -> list[Continuation]:
+        """Choose what to follow, the best first; nothing if the search is over.
+
+        `candidates`: by rank, the likeliest (token id, log probability) of each beam, best first. `output_of`: by rank,
+        what a beam has generated. `max_outputs`: no beam gets longer.
+        """
+        best = list(islice(merge(*self._extend(candidates)), self._num_kept))
+        self.num_outputs += 1
+        # One that has ended counts only if it is among the best: the others stand by to follow.
+        ended = [one for one in best[: self._beams.width] if self._has_ended(one, max_outputs)]
+        self._keep([self._end(one, output_of(one.rank)) for one in ended])
+        running = [one for one in best if not self._has_ended(one, max_outputs)][: self._beams.width]
+        self._costs = [one.cost for one in running]
+        return running if running and self._may_improve(max_outputs) else []
+
+    def give_up(self, outputs: Iterable[list[int]]) -> None:
+        """End all beams as they are: `outputs`, by rank, is what they have generated."""
+        best = zip(self._costs, outputs, strict=True)
+        self._keep([Hypothesis(self._score(cost), output, FinishReason.LENGTH) for cost, output in best])
+
+    def _extend(self, candidates: Sequence[Sequence[tuple[int, float]]]) -> Iterator[list[Continuation]]:
+        for rank, (cost, likeliest) in enumerate(zip(self._costs, candidates, strict=True)):
+            yield [
+                Continuation(c_float(cost - logprob).value, rank, token_id)
+                for token_id, logprob in likeliest
+                if logprob > -math.inf
+            ]
+
+    def _has_ended(self, one: Continuation, max_outputs: int) -> bool:
+        return self.num_outputs >= max_outputs or self._is_stop(one)
+
+    def _is_stop(self, one: Continuation) -> bool:
+        return one.token_id in self._stop_token_ids and self.num_outputs > self._min_outputs
+
+    def _end(self, one: Continuation, output: list[int]) -> Hypothesis:
+        reason = FinishReason.STOP if self._is_stop(one) else FinishReason.LENGTH
+        return Hypothesis(self._score(one.cost), [*output, one.token_id], reason)
+
+    def _keep(self, ended: list[Hypothesis]) -> None:
+        best = sorted([*self.hypotheses, *ended], key=lambda hypothesis: -hypothesis.score)
+        self.hypotheses = best[: self._beams.width]
+
+    def _may_improve(self, max_outputs: int) -> bool:
+        """Whether to go on: while a running beam may end with a better score than the worst of enough that ended."""
+        beams = self._beams
+        if len(self.hypotheses) < beams.width:
+            return True
+        if beams.early_stopping is EarlyStopping.FIRST:
+            return False
+        looks_ahead = beams.early_stopping is EarlyStopping.NEVER and beams.length_penalty > 0
+        best_possible = self._score(self._costs[0], max_outputs if looks_ahead else None)
+        return best_possible > self.hypotheses[-1].score
+
+    def _score(self, cost: float, length: int | None = None) -> float:
+        length = self.num_outputs if length is None else length
+        return c_float(-cost / _power(length, self._beams.length_penalty)).value
+
+
+def _power(length: int, exponent: float) -> float:
+    """length ^ exponent in float32; no division by it fails."""
+    try:
+        power = c_float(max(length, 1) ** exponent).value
+    except OverflowError:
+        return math.inf
+    return power or math.ulp(0.0)

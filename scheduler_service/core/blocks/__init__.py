@@ -1,0 +1,1 @@
+"""KV blocks: the pools, who holds which block, and what the host keeps."""

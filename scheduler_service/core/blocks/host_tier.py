@@ -1,0 +1,93 @@
+"""The host pool: what preempted sequences left there, and content that the device had no room for.
+
+Knows no sequences. A worker swaps out before it swaps in, so a host block that is read by a step is not written in it,
+and one that is written is not read; nor is one written twice. Whatever a step touches is therefore held until it is
+complete, and what it writes is found by its hash afterwards.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scheduler_service.core.blocks.block_pool import BlockPool
+from scheduler_service.core.values import BlockPair
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from scheduler_service.core.step import StepBuilder
+
+
+class HostTier:
+    """Takes the content of device blocks and tells what it has. `caches`: it keeps content that nobody holds."""
+
+    __slots__ = ("_held", "_spills", "_written", "caches", "pool")
+
+    def __init__(self, num_blocks: int, *, caches: bool) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.caches = caches
+        self._held: list[int] = []  # by this step; of one prefix the deeper behind the head
+        self._written: set[int] = set()  # by this step
+        self._spills: dict[bytes, BlockPair] = {}  # of this step
+
+    def reset(self) -> None:
+        """Forget all holders and all content."""
+        self.pool.reset()
+        self._held.clear()
+        self._written.clear()
+        self._spills.clear()
+
+    def find(self, block_hash: bytes) -> int | None:
+        """A block with this content that the step under construction may read."""
+        block = self.pool.find(block_hash)
+        return None if block in self._written else block
+
+    def read(self, block: int) -> None:
+        """The step reads a block that it found."""
+        self.pool.share(block)
+        self._held.append(block)
+
+    def hand_over(self, blocks: Iterable[int]) -> None:
+        """The step reads what a sequence held, and lets go of it afterwards. The deeper come behind the head."""
+        self._held.extend(blocks)
+
+    def make_room(self, num_blocks: int) -> bool:
+        """Whether so many can be kept. What preempted sequences need goes before content that nobody holds."""
+        while self.pool.num_free < num_blocks and self._spills:
+            _, pair = self._spills.popitem()
+            self.pool.release(pair.destination)
+        return self.pool.num_free >= num_blocks
+
+    def keep(self, device_block: int, block_hash: bytes | None, step: StepBuilder) -> int:
+        """The host block of a preempted sequence's content; it is copied unless it is here by its hash already."""
+        if block_hash is not None:
+            known = self.pool.find(block_hash)
+            if known is not None:
+                self.pool.share(known)
+                return known
+        block = self.pool.allocate()
+        self.read(block)
+        self._written.add(block)
+        if block_hash is not None and self.caches:
+            self.pool.publish(block, block_hash)
+        step.swap_out.append(BlockPair(device_block, block))
+        return block
+
+    def spill(self, device_block: int, block_hash: bytes) -> None:
+        """Save the content of a device block that is evicted, in the place of what was not used for longest."""
+        if self.pool.find(block_hash) is not None:
+            self.pool.refresh(block_hash)
+        elif self.pool.num_free:
+            self._spills[block_hash] = BlockPair(device_block, self.pool.allocate())
+
+    def settle(self, step: StepBuilder) -> None:
+        """The step is complete: what it spills is found from the next one on, and what it touched is let go."""
+        for block_hash, pair in self._spills.items():
+            step.swap_out.append(pair)
+            self.pool.publish(pair.destination, block_hash)
+            self.pool.release(pair.destination)
+        for block in reversed(self._held):
+            self.pool.release(block)
+        self._held.clear()
+        self._written.clear()
+        self._spills.clear()

@@ -1,0 +1,162 @@
+"""What a scheduler may use, and how it says no."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from scheduler_service.core.sequence import Group
+    from scheduler_service.core.values import GroupSpec
+
+
+class NeverFits(Exception):
+    """A request that could not run even alone. `num_tokens_that_fit`: prompt and output together, at most."""
+
+    def __init__(self, num_tokens: int, num_tokens_that_fit: int) -> None:
+        super().__init__(f"{num_tokens} tokens never fit: at most {num_tokens_that_fit} do")
+        self.num_tokens_that_fit = num_tokens_that_fit
+
+
+class DuplicateRequest(Exception):
+    """A live request has this id."""
+
+
+class StepMismatch(Exception):
+    """An answer that is not the answer to the oldest step in flight: one of the two sides has a bug."""
+
+
+_CHOICES = {
+    "policy": ("fcfs", "priority"),
+    "victims": ("last", "auto"),
+    "preemption_mode": ("auto", "swap", "recompute"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """What the scheduler may use. Blocks count as the worker's pools do; device block 0 is never handed out.
+
+    - `max_prefill_chunk`: tokens of one sequence's prefill in a step, 0 for no limit but the budget.
+    - `target_step_seconds`: what a step that holds decodes may take, as far as prefills decide; 0 for no target.
+    - `policy`: "fcfs", or "priority" with an aging of so many seconds for each step of priority.
+    - `victims`: who gives way within the lowest priority present, the "last" one or ("auto") the one that loses least.
+    - `preemption_mode`: "swap" swaps while it is possible and recomputes else, "auto" does so where it is cheaper,
+      "recompute" never swaps.
+    - `enable_host_prefix_cache`: content that is evicted from the device may go to the host and come back.
+    - `watermark`: the share of the device blocks that an admission leaves free.
+    - `debug_integrity`: walk all state after each operation.
+
+    Raises ValueError.
+    """
+
+    block_size: int
+    num_device_blocks: int
+    num_host_blocks: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_prefill_chunk: int = 0
+    target_step_seconds: float = 0.0
+    policy: str = "fcfs"
+    aging_seconds: float = 60.0
+    victims: str = "last"
+    preemption_mode: str = "auto"
+    enable_prefix_caching: bool = True
+    enable_host_prefix_cache: bool = True
+    max_steps_in_flight: int = 2
+    watermark: float = 0.01
+    debug_integrity: bool = False
+
+    def __post_init__(self) -> None:
+        positive = ("block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_steps_in_flight")
+        wrong = [name for name in positive if getattr(self, name) < 1]
+        not_negative = ("num_host_blocks", "max_prefill_chunk", "target_step_seconds", "aging_seconds")
+        wrong += [name for name in not_negative if not getattr(self, name) >= 0]
+        if self.num_device_blocks < 2:
+            wrong.append("num_device_blocks")
+        wrong += [name for name, choices in _CHOICES.items() if getattr(self, name) not in choices]
+        if not 0 <= self.watermark < 1:
+            wrong.append("watermark")
+        if wrong:
+            raise ValueError(f"out of range: {', '.join(wrong)}")
+
+    @property
+    def max_rows(self) -> int:
+        """Sequences that may run at once: each of them can have a token of every step."""
+        return min(self.max_num_seqs, self.max_num_batched_tokens)
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest sequence that could run alone. Its last token needs no slot: nothing is computed from it."""
+        return min((self.num_device_blocks - 1) * self.block_size + 1, self.max_model_len)
+
+    def fit(self, spec: GroupSpec) -> int:
+        """Where the sequences of a request end that nothing stops: prompt and output.
+
+        Raises NeverFits if one could outgrow the device blocks or the model's length; ValueError for an empty prompt,
+        nothing to generate, more sequences or beams than a step has rows, or more sequences than beams.
+        """
+        if not spec.prompt_token_ids or spec.max_tokens < 1 or not 1 <= spec.n <= spec.num_rows <= self.max_rows:
+            raise ValueError(f"a request has a prompt, max_tokens and 1 to {self.max_rows} sequences or beams")
+        return self.find_max_length(len(spec.prompt_token_ids), spec.max_tokens)
+
+    def find_max_length(self, num_prompt_tokens: int, max_tokens: int) -> int:
+        """Where a sequence ends that nothing stops: prompt and output. Raises NeverFits."""
+        max_length = min(num_prompt_tokens + max_tokens, self.max_model_len)
+        num_tokens = max(max_length, num_prompt_tokens + 1)
+        if num_tokens > self.max_tokens:
+            raise NeverFits(num_tokens, self.max_tokens)
+        return max_length
+
+
+class Room:
+    """What a scheduler could admit now: tokens of the next step, rows, blocks. Filled by `take`.
+
+    Who does not fit is stuck, and those behind may pass it. More than `MAX_STUCK` are not taken in: what waits
+    elsewhere is still free to go anywhere, and in any order. But who `outranks` somebody here need not fit, one of a
+    tenant at a time: others make room for it.
+    """
+
+    MAX_STUCK = 1
+
+    MAX_URGENT = 8
+
+    __slots__ = ("_block_size", "num_blocks", "num_rows", "num_stuck", "num_tokens", "outranks", "urgent_tenants")
+
+    def __init__(self, num_tokens: int, num_rows: int, num_blocks: int, block_size: int) -> None:
+        self.outranks: Callable[[Group], bool] = lambda _: False
+        self.urgent_tenants: set[str] = set()
+        self.num_tokens = num_tokens
+        self.num_rows = num_rows
+        self.num_blocks = num_blocks
+        self.num_stuck = 0
+        self._block_size = block_size
+
+    def fits(self, num_tokens: int, num_rows: int) -> bool:
+        """Whether a request with so long a prompt would be admitted in the next step."""
+        has_blocks = -(-num_tokens // self._block_size) + num_rows <= self.num_blocks
+        return self.num_tokens > 0 and num_rows <= self.num_rows and has_blocks
+
+    def takes(self, num_tokens: int, num_rows: int) -> bool:
+        """Whether it should come: it fits, or it is the one that may wait for its blocks here."""
+        may_wait = self.num_stuck < self.MAX_STUCK and self.num_tokens > 0 and self.num_rows > 0
+        return may_wait or self.fits(num_tokens, num_rows)
+
+    def takes_urgent(self, group: Group) -> bool:
+        """Whether it should come though it does not fit."""
+        urgent = self.urgent_tenants
+        return group.spec.tenant not in urgent and len(urgent) < self.MAX_URGENT and self.outranks(group)
+
+    def take(self, num_tokens: int, num_rows: int, tenant: str = "") -> None:
+        """It came, from a tenant."""
+        if not self.fits(num_tokens, num_rows):
+            if not self.takes(num_tokens, num_rows):
+                self.urgent_tenants.add(tenant)
+            self.num_stuck += 1
+            return
+        self.num_tokens -= num_tokens
+        self.num_rows -= num_rows
+        self.num_blocks -= -(-num_tokens // self._block_size) + num_rows

@@ -1,0 +1,1 @@
+"""What one step computes, and what its answer changes."""

@@ -1,0 +1,139 @@
+"""What an answer changes: KV that is there now, tokens, ends. Knows nothing of what comes next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from scheduler_service.core.sequence import SequenceStatus
+from scheduler_service.core.values import FinishReason, OwnerUpdate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from scheduler_service.core.blocks.block_manager import BlockManager
+    from scheduler_service.core.live_groups import Roster, Totals
+    from scheduler_service.core.sequence import Sequence
+    from scheduler_service.core.step import StepInFlight
+    from scheduler_service.core.values import SequenceError, StepResult
+
+
+class Answers:
+    """Takes them, each held against its step already."""
+
+    __slots__ = ("_blocks", "_roster", "_totals")
+
+    def __init__(self, roster: Roster, blocks: BlockManager, totals: Totals) -> None:
+        self._roster = roster
+        self._blocks = blocks
+        self._totals = totals
+
+    def take(self, step: StepInFlight, sampled: list[Sequence], result: StepResult) -> dict[str, OwnerUpdate]:
+        """`sampled`: the sequences that got the answer's tokens. Returns what each owner is to be told."""
+        updates: dict[str, OwnerUpdate] = {}
+        self._report_prefills(step, updates)
+        for sequence, num_computed in step.pieces:
+            self._commit_piece(sequence, num_computed)
+        # Before the tokens: one of these may end what the prompt belongs to.
+        for sequence_id, told in result.prompt_logprobs:
+            self._take_prompt_logprobs(step, sequence_id, told, updates)
+        # One that has ended by now gets no token, and so nothing is told with it.
+        live = [one for one in sampled if one.status is not SequenceStatus.FINISHED] if result.logprobs else []
+        self._take_tokens(sampled, result.token_ids, updates)
+        if step.beams:
+            self._take_candidates(step.beams, result.beam_candidates or {}, updates)
+        if result.logprobs:
+            self._take_logprobs(live, result.logprobs, updates)
+        if result.failures:
+            self._fail_sequences(step, dict(result.failures), updates)
+        return updates
+
+    def _report_prefills(self, step: StepInFlight, updates: dict[str, OwnerUpdate]) -> None:
+        for group in step.completed:
+            if group.is_finished:
+                continue
+            update = updates.setdefault(group.spec.owner, OwnerUpdate())
+            update.prefilled.append((group.sequences[0].sequence_id, group.num_cached_tokens))
+            self._totals.num_prompt_tokens += group.prompt_length
+            if not group.spec.computes_prompt:
+                self._totals.num_queried_tokens += group.prompt_length
+            self._totals.num_cached_tokens += group.num_cached_tokens
+
+    def _commit_piece(self, sequence: Sequence, num_computed: int) -> None:
+        """KV of a prefill; worth nothing if the sequence started over since."""
+        if sequence.status is SequenceStatus.RUNNING or sequence.status is SequenceStatus.SWAPPED:
+            sequence.num_computed = num_computed
+        if sequence.status is SequenceStatus.RUNNING:
+            self._blocks.publish(sequence)
+
+    def _take_tokens(
+        self, sequences: list[Sequence], token_ids: tuple[int, ...], updates: dict[str, OwnerUpdate]
+    ) -> None:
+        """One token for each. The hot loop.
+
+        A step samples a sequence if it computes the last token known, so what is known before has KV afterwards.
+        """
+        running, waiting, finished = SequenceStatus.RUNNING, SequenceStatus.WAITING, SequenceStatus.FINISHED
+        num_taken = 0
+        for sequence, token_id in zip(sequences, token_ids, strict=True):
+            status = sequence.status
+            if status is finished:
+                continue
+            known = sequence.token_ids
+            length = len(known)
+            known.append(token_id)
+            if status is not waiting:
+                sequence.num_computed = length
+                if length >= sequence.publish_at and status is running:
+                    self._blocks.publish(sequence)
+            update = updates.get(sequence.owner)
+            if update is None:
+                update = updates[sequence.owner] = OwnerUpdate()
+            update.sequence_ids.append(sequence.sequence_id)
+            update.token_ids.append(token_id)
+            num_taken += 1
+            if token_id in sequence.stop_token_ids and length >= sequence.stop_from:
+                self._roster.finish(sequence, FinishReason.STOP, update)
+            elif length + 1 >= sequence.max_length:
+                self._roster.finish(sequence, FinishReason.LENGTH, update)
+        self._totals.num_completion_tokens += num_taken
+
+    def _take_logprobs(
+        self, sampled: list[Sequence], logprobs: Mapping[int, Any], updates: dict[str, OwnerUpdate]
+    ) -> None:
+        for sequence in sampled:
+            told = logprobs.get(sequence.sequence_id)
+            if told is not None:
+                sequence.logprobs.append(told)
+                updates[sequence.owner].logprobs.append((sequence.sequence_id, told))
+
+    def _take_candidates(
+        self,
+        proposers: list[Sequence],
+        candidates: Mapping[int, tuple[tuple[int, float], ...]],
+        updates: dict[str, OwnerUpdate],
+    ) -> None:
+        for beam in proposers:
+            likeliest = candidates.get(beam.sequence_id)
+            beams = beam.group.beams
+            if likeliest is None or not beams or beam.status is SequenceStatus.FINISHED:
+                continue
+            self._commit_piece(beam, len(beam.token_ids))
+            beams.candidates[beam] = likeliest
+            if beams.has_all_candidates:
+                self._roster.advance(beam.group, beams, updates)
+
+    def _take_prompt_logprobs(
+        self, step: StepInFlight, sequence_id: int, told: Any, updates: dict[str, OwnerUpdate]
+    ) -> None:
+        for sequence in step.sequences:
+            if sequence.sequence_id == sequence_id and not sequence.group.is_finished:
+                sequence.group.prompt_logprobs.append(told)
+                first = sequence.group.sequences[0].sequence_id
+                updates.setdefault(sequence.owner, OwnerUpdate()).prompt_logprobs.append((first, told))
+
+    def _fail_sequences(
+        self, step: StepInFlight, errors: Mapping[int, SequenceError], updates: dict[str, OwnerUpdate]
+    ) -> None:
+        for sequence in step.sequences:
+            if sequence.sequence_id in errors and sequence.status is not SequenceStatus.FINISHED:
+                self._roster.fail_sequence(sequence, errors[sequence.sequence_id], updates)

@@ -1,0 +1,237 @@
+"""Fills one step: who computes how much of it, and who gives way. Knows nothing of answers, owners and step numbers.
+
+The unified token budget of vLLM V1 (running sequences first, a prefill in pieces beside the decodes) with the explicit
+block lists of V0 (swap out, swap in, copy).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scheduler_service.core.planning.preemption import Preemption
+from scheduler_service.core.queues.waiting_queue import MAX_REFUSED
+from scheduler_service.core.recovery import Suspects
+from scheduler_service.core.step import StepBuilder
+
+if TYPE_CHECKING:
+    from scheduler_service.core.blocks.block_manager import BlockManager
+    from scheduler_service.core.config import SchedulerConfig
+    from scheduler_service.core.cost import CostModel
+    from scheduler_service.core.queues.queues import Queues
+    from scheduler_service.core.sequence import Sequence
+
+MIN_PREFILL_TOKENS = 32
+"""What a step that holds decodes prefills at least, however tight the target of its time is: nobody starves."""
+
+
+class Planner:
+    """Moves sequences between the queues and gives them blocks, a step at a time.
+
+    First room is made for those that wait and outrank others. Then decodes, each one token: all that run have one in
+    every step, for there are no more rows than tokens. Then the running prefills, whose blocks were reserved on
+    admission; so only decodes preempt, and as they are served in order of precedence and give way to those before them,
+    nobody is preempted who is already in the step.
+    """
+
+    __slots__ = (
+        "_blocks",
+        "_config",
+        "_oldest_in_flight",
+        "_queues",
+        "_step_time",
+        "num_pieces_total",
+        "preemption",
+        "suspects",
+    )
+
+    def __init__(self, config: SchedulerConfig, queues: Queues, blocks: BlockManager, costs: CostModel) -> None:
+        self._config = config
+        self._queues = queues
+        self._blocks = blocks
+        self._step_time = costs.step_time
+        self._oldest_in_flight = 0
+        self.preemption = Preemption(config, queues, blocks, costs)
+        self.num_pieces_total = 0
+        self.suspects = Suspects()
+
+    def fill(self, step_id: int, oldest_in_flight: int) -> StepBuilder:
+        """The step with this id. `oldest_in_flight`: the first id that is not answered; this one's if all are."""
+        self._oldest_in_flight = oldest_in_flight
+        step = StepBuilder(step_id, self._config.max_num_batched_tokens)
+        self._queues.begin_step()
+        self._begin_urgent(step)
+        self._schedule_decodes(step)
+        self._limit_prefills(step)
+        self._schedule_prefills(step)
+        if not step.has_preempted:
+            self._schedule_swapped(step)
+        if not step.has_preempted and not self._queues.swapped:
+            self._schedule_waiting(step)
+        if step.is_idle and oldest_in_flight == step_id:
+            self._make_way(step)
+        self._blocks.settle(step)
+        return step
+
+    def _begin_urgent(self, step: StepBuilder) -> None:
+        """Who waits first of its tenant and outranks others, or whose tenant has nothing, begins at their expense.
+
+        Its first piece comes after the decodes and before all others. One that cannot begin keeps nobody else back.
+        """
+        queues = self._queues
+        refused: set[Sequence] = set()
+        while len(refused) <= MAX_REFUSED and (sequence := queues.find_urgent(refused)) is not None:
+            may_begin = not self._is_in_flight(sequence) and self.suspects.may_start(sequence)
+            if not (may_begin and self._admit_before_others(sequence, step)):
+                refused.add(sequence)
+                continue
+            queues.waiting.remove(sequence)
+            sequence.hurries = len(sequence.token_ids) <= self._config.max_num_batched_tokens
+            self._begin(sequence, step)
+
+    def _admit_before_others(self, sequence: Sequence, step: StepBuilder) -> bool:
+        if self._fits(sequence, step):
+            return True
+        if not self.preemption.may_make_way(sequence, step):
+            return False
+        while self.preemption.make_way(sequence, step):
+            if self._fits(sequence, step):
+                return True
+        return False
+
+    def _fits(self, sequence: Sequence, step: StepBuilder) -> bool:
+        return self._queues.has_rows(sequence) and self._admit(sequence, step)
+
+    def _limit_prefills(self, step: StepBuilder) -> None:
+        """Beside decodes, prefill no more than their clients should wait for."""
+        target_seconds, num_decodes = self._config.target_step_seconds, len(step.rows)
+        if target_seconds and num_decodes and self._step_time.is_measured:
+            num_tokens = self._step_time.count_prefill_tokens(num_decodes, target_seconds)
+            step.max_prefill_tokens = max(num_tokens, MIN_PREFILL_TOKENS)
+
+    def _schedule_decodes(self, step: StepBuilder) -> None:
+        """One token for each running sequence that is not prefilling and not at its end. The hot loop."""
+        rows: list[Sequence] = []
+        add_row = rows.append
+        step_id = step.step_id
+        for sequence in self._queues.running:
+            if sequence.is_prefilling:
+                continue
+            position = sequence.num_scheduled
+            if position + 1 >= sequence.max_length:
+                continue  # its last token is in flight
+            if position == sequence.grow_at and not self.preemption.make_room(sequence, step):
+                break  # nobody behind it had a block to give: it is its own victim
+            sequence.num_scheduled = position + 1
+            sequence.last_step_id = step_id
+            add_row(sequence)
+        step.add_decodes(rows)
+        if self._queues.num_beams:
+            step.split_decodes()
+
+    def _make_way(self, step: StepBuilder) -> None:
+        """All that run are beams which wait for others of their groups: take their blocks and rows for those."""
+        queues = self._queues
+        while step.is_idle and queues.running and (queues.swapped or queues.waiting):
+            self.preemption.take_last()
+            self._schedule_swapped(step)
+            if not queues.swapped:
+                self._schedule_waiting(step)
+
+    def _schedule_prefills(self, step: StepBuilder) -> None:
+        """The next pieces. Their blocks were reserved on admission."""
+        for sequence in self._queues.prefilling.copy():
+            if not step.num_prefill_left:
+                return
+            self._schedule_piece(sequence, step)
+
+    def _schedule_piece(self, sequence: Sequence, step: StepBuilder) -> None:
+        """As much as limits allow of what is left, which may be nothing.
+
+        Forks come before new sequences in a step, so a leader that begins in it computes its last token in a later one.
+        """
+        num_left = len(sequence.token_ids) - sequence.num_scheduled
+        is_new_leader = bool(sequence.group.unforked) and sequence.last_step_id == step.step_id
+        num_piece = min(num_left - is_new_leader, step.num_prefill_left, self._config.max_prefill_chunk or num_left)
+        if not num_piece:
+            return
+        sequence.num_scheduled += num_piece
+        is_last = num_piece == num_left
+        step.add_piece(sequence, num_piece, is_last=is_last)
+        self.num_pieces_total += 1
+        if is_last:
+            self._end_prefill(sequence, step)
+
+    def _end_prefill(self, sequence: Sequence, step: StepBuilder) -> None:
+        group = sequence.group
+        sequence.is_prefilling = sequence.hurries = False
+        self._queues.prefilling.remove(sequence)
+        if not group.num_outputs:
+            step.completed.append(group)
+        if group.unforked:
+            self._fork(sequence, group.unforked, step)
+            group.unforked = []
+
+    def _fork(self, parent: Sequence, children: list[Sequence], step: StepBuilder) -> None:
+        """The children sample from the parent's logits. Their rows were kept free."""
+        for child in children:
+            child.is_prefilling = False
+            self._blocks.fork(parent, child)
+            step.add_fork(parent, child)
+            step.add_row(child, 0, is_sampled=True)
+        self._queues.fork(parent, children)
+
+    def _schedule_swapped(self, step: StepBuilder) -> None:
+        """First out, first in. One that is in flight waits: its blocks become findable only with its answers."""
+        queues = self._queues
+        while queues.swapped and step.num_tokens_left:
+            sequence = queues.swapped[0]
+            if self._is_in_flight(sequence) or not queues.has_rows(sequence):
+                return
+            if self._blocks.swap_in(sequence, step, self._blocks.count_spare(sequence, len(queues.running))):
+                del queues.swapped[0]
+                queues.start(sequence)
+                self._continue(sequence, step)
+            elif queues.running or not self.preemption.reclaim_behind(sequence, step):
+                return
+
+    def _continue(self, sequence: Sequence, step: StepBuilder) -> None:
+        if sequence.is_prefilling:
+            self._schedule_piece(sequence, step)
+        else:
+            sequence.num_scheduled += 1
+            step.add_row(sequence, 1, is_sampled=True)
+            if sequence.group.beams:
+                step.inputs.append(sequence)
+
+    def _schedule_waiting(self, step: StepBuilder) -> None:
+        """In order; small ones pass one that cannot be admitted, unless it was preempted."""
+        queues = self._queues
+        num_refused = 0
+        while step.num_prefill_left and queues.num_rows < queues.max_rows:
+            sequence = queues.waiting.peek(num_refused)
+            if sequence is None or self._is_in_flight(sequence):
+                return
+            if self.suspects.may_start(sequence) and self._fits(sequence, step):
+                queues.waiting.take(sequence, num_refused)
+                self._begin(sequence, step)
+                self._schedule_piece(sequence, step)
+            elif sequence.is_known:
+                return
+            else:
+                num_refused += 1
+
+    def _admit(self, sequence: Sequence, step: StepBuilder) -> bool:
+        """Blocks for all that is known of it, if there is room for the next token of each of its group too."""
+        num_running = len(self._queues.running)
+        num_next = sequence.group.num_rows if num_running else 0
+        return self._blocks.admit(sequence, step, self._blocks.count_spare(sequence, num_running) + num_next)
+
+    def _begin(self, sequence: Sequence, step: StepBuilder) -> None:
+        """It has its blocks: it runs, and the worker is told of it."""
+        if not sequence.is_known and not sequence.group.num_outputs:
+            sequence.group.num_cached_tokens = sequence.num_scheduled
+        self._queues.start(sequence)
+        step.add_new(sequence)
+
+    def _is_in_flight(self, sequence: Sequence) -> bool:
+        return sequence.last_step_id >= self._oldest_in_flight

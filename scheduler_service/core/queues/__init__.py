@@ -1,0 +1,1 @@
+"""Requests that wait: their order, their limits and their deadlines."""

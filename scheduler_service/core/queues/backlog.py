@@ -1,0 +1,277 @@
+"""The requests that wait for room at any replica, and whose turn it is. Knows no replica, no block and no clock.
+
+Tenants share by tokens: the next request is the first one of the tenant that was served least. Served is what a tenant
+got *while somebody waited*, of prompts when they leave and of outputs as they come; what it got of an idle system took
+nothing from anybody, so it is not counted, and everything is forgotten once nobody waits. A tenant that comes starts
+at the least served of those who wait (the virtual time of fair queueing), or at what it owes if that is more. So nobody
+saves up credit by staying away, and nobody gets ahead by having one request wait at a time.
+
+Source: start-time fair queueing (Goyal, Vin, Cheng, 1996) over tokens, as in VTC (Sheng et al., 2024).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import count
+from typing import TYPE_CHECKING, Literal
+
+from scheduler_service.core.queues.overload import Limit, Limits, Overload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from scheduler_service.core.sequence import Group
+    from scheduler_service.core.values import GroupSpec
+
+MAX_ABSENT_TENANTS = 1024
+"""Tenants remembered for what they owe though none of their requests waits; who left first is forgiven first."""
+
+MIN_HEAP_TO_SWEEP = 16
+"""A heap with fewer entries keeps its dead ones until they come up."""
+
+
+class _Entry:
+    """A place in a tenant's heap; dead without its group."""
+
+    __slots__ = ("group",)
+
+    def __init__(self, group: Group) -> None:
+        self.group: Group | None = group
+
+
+class _Tenant:
+    """What one tenant has waiting and was served. `heap`: (key, number of arrival, entry), dead ones among them."""
+
+    __slots__ = ("heap", "joined", "last_turn", "name", "num_served", "num_waiting")
+
+    def __init__(self, name: str, num_served: int) -> None:
+        self.name = name
+        self.num_served = num_served
+        self.last_turn = 0
+        self.joined = 0
+        self.num_waiting = 0
+        self.heap: list[tuple[float, int, _Entry]] = []
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Least served first; of equals who had no turn for longest, of them who joined first. It only ever grows."""
+        return (self.num_served, self.last_turn, self.joined)
+
+    def drop_dead(self) -> None:
+        """Let a live entry be first, and most entries live. Linear only after as many removals."""
+        while self.heap and self.heap[0][2].group is None:
+            heappop(self.heap)
+        if len(self.heap) > max(2 * self.num_waiting, MIN_HEAP_TO_SWEEP):
+            self.heap = [place for place in self.heap if place[2].group]
+            heapify(self.heap)
+
+
+class Backlog:
+    """All that waits. Each operation takes O(log n) time, amortized over the removals."""
+
+    __slots__ = (
+        "_absent",
+        "_aging_seconds",
+        "_entries",
+        "_front",
+        "_limits",
+        "_numbers",
+        "_tenants",
+        "_turns",
+        "num_tokens",
+    )
+
+    def __init__(self, policy: Literal["fcfs", "priority"], aging_seconds: float, limits: Limits | None = None) -> None:
+        """Of one tenant's requests the oldest is first; with "priority" each level counts as so many seconds."""
+        self._aging_seconds = aging_seconds if policy == "priority" else 0.0
+        self._limits = limits or Limits()
+        self._front: OrderedDict[str, Group] = OrderedDict()
+        self._entries: dict[str, _Entry] = {}
+        self._tenants: dict[str, _Tenant] = {}  # those who wait
+        self._absent: OrderedDict[str, _Tenant] = OrderedDict()
+        self._turns: list[tuple[tuple[int, int, int], str]] = []  # a heap; keys may be behind, tenants may have left
+        self._numbers = count(1)
+        self.num_tokens = 0
+        """Of all prompts that wait."""
+
+    def __len__(self) -> int:
+        return len(self._front) + len(self._entries)
+
+    def __iter__(self) -> Iterator[Group]:
+        """Everybody, in the order of coming."""
+        yield from self._front.values()
+        for entry in self._entries.values():
+            assert entry.group
+            yield entry.group
+
+    # In
+
+    def check(self, spec: GroupSpec, *, leaves_room: bool = False) -> Overload | None:
+        """Which limit a new request would exceed. What was pushed in front counts, but against no tenant's quota.
+
+        However long its prompt is, it may wait alone. While others wait too, a tenant with less than its share of the
+        places is let in though they are all taken: who floods the queue closes it for nobody else. With `leaves_room`
+        half of what may wait is kept free, for those who were promised a place.
+        """
+        limits, tenant = self._limits.halved() if leaves_room else self._limits, self._tenants.get(spec.tenant)
+        if self._is_below_share(tenant):
+            return None
+        num_requests = _excess(len(self), 1, limits.max_waiting_requests, self._limits.max_waiting_requests)
+        if num_requests:
+            return Overload(Limit.QUEUE_FULL, num_requests=num_requests)
+        own = len(spec.prompt_token_ids)
+        num_tokens = _excess(self.num_tokens, own, limits.max_waiting_tokens, self._limits.max_waiting_tokens)
+        if num_tokens and self.num_tokens:
+            return Overload(Limit.TOKEN_BACKLOG, num_tokens=min(num_tokens, self.num_tokens))
+        num_requests = (tenant.num_waiting if tenant else 0) + 1 - limits.max_tenant_requests
+        if limits.max_tenant_requests and num_requests > 0:
+            # The others have their turns too.
+            return Overload(Limit.TENANT_QUOTA, num_requests=num_requests * max(len(self._tenants), 1))
+        return None
+
+    def _is_below_share(self, tenant: _Tenant | None) -> bool:
+        """Whether others wait, and it has fewer requests waiting than if all had the same number of the places."""
+        num_tenants = len(self._tenants) + (tenant is None)
+        num_waiting = tenant.num_waiting if tenant else 0
+        return num_tenants > 1 and num_waiting < self._limits.max_waiting_requests // num_tenants
+
+    def push(self, group: Group, now: float) -> None:
+        """A new request, whatever the limits say."""
+        spec = group.spec
+        self._note_in(group)
+        tenant = self._tenants.get(spec.tenant) or self._join(spec.tenant)
+        entry = self._entries[spec.request_id] = _Entry(group)
+        key = now + spec.priority * self._aging_seconds if self._aging_seconds else now
+        heappush(tenant.heap, (key, next(self._numbers), entry))
+        tenant.num_waiting += 1
+
+    def push_front(self, groups: Iterable[Group]) -> None:
+        """Requests that ran before and were interrupted: in this order, before all others, at nobody's expense."""
+        for group in reversed(list(groups)):
+            self._note_in(group)
+            self._front[group.spec.request_id] = group
+            self._front.move_to_end(group.spec.request_id, last=False)
+
+    def _note_in(self, group: Group) -> None:
+        request_id = group.spec.request_id
+        if request_id in self._front or request_id in self._entries:
+            raise ValueError(f"request {request_id} waits already")
+        self.num_tokens += group.prompt_length
+
+    # Out
+
+    def peek(self) -> Group | None:
+        """Whose turn it is."""
+        if self._front:
+            return next(iter(self._front.values()))
+        return self.peek_new()
+
+    def peek_new(self) -> Group | None:
+        """Whose turn it is of those that have not run before."""
+        tenant = self._find_next()
+        return tenant.heap[0][2].group if tenant else None
+
+    def pop(self) -> Group:
+        """Take whose turn it is. Raises IndexError if nobody waits."""
+        group = self.peek()
+        if group is None:
+            raise IndexError("nobody waits")
+        self.take(group)
+        return group
+
+    def take(self, group: Group) -> None:
+        """It leaves, and its tenant is charged for the prompt unless it ran before."""
+        if group.spec.request_id not in self._front:
+            tenant = self._tenants[group.spec.tenant]
+            tenant.num_served += group.prompt_length
+            tenant.last_turn = next(self._numbers)
+        self.remove(group)
+
+    def remove(self, group: Group) -> bool:
+        """Take it from wherever it stands. False: it does not wait here."""
+        request_id = group.spec.request_id
+        if self._front.get(request_id) is group:
+            del self._front[request_id]
+        else:
+            entry = self._entries.get(request_id)
+            if entry is None or entry.group is not group:
+                return False
+            del self._entries[request_id]
+            entry.group = None
+            self._note_out(self._tenants[group.spec.tenant])
+        self.num_tokens -= group.prompt_length
+        return True
+
+    def charge(self, tenant: str, num_tokens: int) -> None:
+        """A tenant's running requests got so many tokens."""
+        if not self._tenants:
+            return
+        known = self._tenants.get(tenant) or self._absent.get(tenant)
+        if known is None:
+            known = _Tenant(tenant, self._find_virtual_time())
+            self._leave(known)
+        known.num_served += num_tokens
+
+    # Tenants
+
+    def _join(self, name: str) -> _Tenant:
+        virtual_time = self._find_virtual_time()
+        tenant = self._absent.pop(name, None) or _Tenant(name, virtual_time)
+        tenant.num_served = max(tenant.num_served, virtual_time)
+        tenant.joined = next(self._numbers)
+        self._tenants[name] = tenant
+        heappush(self._turns, (tenant.key, name))
+        return tenant
+
+    def _note_out(self, tenant: _Tenant) -> None:
+        tenant.num_waiting -= 1
+        tenant.drop_dead()
+        if tenant.num_waiting:
+            return
+        del self._tenants[tenant.name]
+        if self._tenants:
+            self._leave(tenant)
+            self._sweep_turns()
+        else:
+            self._absent.clear()
+            self._turns.clear()
+
+    def _leave(self, tenant: _Tenant) -> None:
+        self._absent[tenant.name] = tenant
+        if len(self._absent) > MAX_ABSENT_TENANTS:
+            self._absent.popitem(last=False)
+
+    def _find_virtual_time(self) -> int:
+        tenant = self._find_next()
+        return tenant.num_served if tenant else 0
+
+    def _find_next(self) -> _Tenant | None:
+        """The tenant whose turn it is. Places that are behind or belong to nobody are put right as they come up."""
+        turns = self._turns
+        while turns:
+            key, name = turns[0]
+            tenant = self._tenants.get(name)
+            if tenant is None or key[2] != tenant.joined:
+                heappop(turns)
+            elif key != tenant.key:
+                heapreplace(turns, (tenant.key, name))
+            else:
+                return tenant
+        return None
+
+    def _sweep_turns(self) -> None:
+        """One place for each who waits, once most places are those of who left."""
+        if len(self._turns) > max(2 * len(self._tenants), MIN_HEAP_TO_SWEEP):
+            self._turns = [(tenant.key, tenant.name) for tenant in self._tenants.values()]
+            heapify(self._turns)
+
+
+def _excess(num_waiting: int, own: int, limit: int, whole_limit: int) -> int:
+    """How much must be admitted before so much more may wait; 0: it may.
+
+    What waits beyond the limit, but not beyond the whole one, is where a place was kept for it: who is sent away for
+    that comes after those who were promised a place, by its own size and no more.
+    """
+    over = num_waiting + own - limit
+    return max(min(over, own), num_waiting + own - whole_limit) if limit and over > 0 else 0

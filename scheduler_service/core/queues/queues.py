@@ -1,0 +1,299 @@
+"""Who comes first, and who must go. Owns the queues and the rows; knows nothing of blocks and steps."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from scheduler_service.core.queues.waiting_queue import MAX_REFUSED, WaitingQueue
+from scheduler_service.core.sequence import SequenceStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from scheduler_service.core.sequence import Sequence
+
+
+FEW_TENANTS = 4
+"""So many tenants may have to give up all that they run, if it is more than a share; where there are more, each keeps
+its share, for else those that wait would take from those that run in turn."""
+
+
+class Queues:
+    """Where each live sequence stands, but for children that are not forked yet.
+
+    `running` is in order of precedence: by priority, unless it is first come, first served, and then by the start.
+    `prefilling` are those of it that have more than one token to compute. A group takes all its rows when its leader
+    starts, for else two groups could each hold the rows that the other one needs for its forks. `num_beams` are those
+    of the running ones that a search follows.
+    """
+
+    __slots__ = (
+        "_has_ended",
+        "_rows_of",
+        "_swapped_now",
+        "max_rows",
+        "num_beams",
+        "num_rows",
+        "prefilling",
+        "running",
+        "swapped",
+        "waiting",
+    )
+
+    def __init__(self, max_rows: int, aging_seconds: float | None = None) -> None:
+        self.max_rows = max_rows
+        self.num_rows = 0
+        self.num_beams = 0
+        self.waiting = WaitingQueue(aging_seconds)
+        self.running: list[Sequence] = []
+        self.prefilling: list[Sequence] = []
+        self.swapped: list[Sequence] = []
+        self._has_ended = False
+        self._rows_of = Counter[str]()  # by tenant
+        self._swapped_now: set[Sequence] = set()
+
+    def begin_step(self) -> None:
+        """Drop what ended from the running ones, all at once."""
+        self._swapped_now.clear()
+        if self._has_ended:
+            self.running = [s for s in self.running if s.status is SequenceStatus.RUNNING]
+            self._has_ended = False
+
+    @property
+    def num_running(self) -> int:
+        """Running sequences."""
+        if not self._has_ended:
+            return len(self.running)
+        return sum(sequence.status is SequenceStatus.RUNNING for sequence in self.running)
+
+    def has_rows(self, sequence: Sequence) -> bool:
+        """Whether its group's rows are free."""
+        return self.num_rows + sequence.group.num_rows <= self.max_rows
+
+    def start(self, sequence: Sequence) -> None:
+        """It left its queue and runs, after all others of its class."""
+        sequence.status = SequenceStatus.RUNNING
+        self._count_rows(sequence, sequence.group.num_rows)
+        self.num_beams += sequence.group.beams is not None
+        insort(self.running, sequence, key=self._class)
+        if sequence.is_prefilling:
+            insort(self.prefilling, sequence, key=self._prefill_key)
+
+    def fork(self, parent: Sequence, children: list[Sequence]) -> None:
+        """The children run beside their parent, in rows that it kept for them."""
+        place = self.running.index(parent) + 1
+        self.running[place:place] = children
+        for child in children:
+            child.status = SequenceStatus.RUNNING
+
+    def split_rows(self, leader: Sequence) -> None:
+        """Each beam has a row of its own from now on: the one that held them for all keeps one."""
+        if leader.status is SequenceStatus.RUNNING:
+            self._count_rows(leader, 1 - leader.group.num_rows)
+
+    def branch(self, parent: Sequence, child: Sequence) -> None:
+        """Another beam runs beside its parent."""
+        self.fork(parent, [child])
+        self._count_rows(child, 1)
+        self.num_beams += 1
+
+    def _prefill_key(self, sequence: Sequence) -> tuple[int, bool, int]:
+        """By class; of each those that hurry, the shortest first, before the others in order of their start."""
+        num_left = len(sequence.token_ids) - sequence.num_scheduled
+        return self._class(sequence), not sequence.hurries, num_left if sequence.hurries else 0
+
+    # Who gives way
+
+    def _class(self, sequence: Sequence) -> int:
+        return sequence.priority if self.waiting.ranks else 0
+
+    def _count_rows(self, sequence: Sequence, change: int) -> None:
+        self.num_rows += change
+        tenant = sequence.group.spec.tenant
+        self._rows_of[tenant] += change
+        if not self._rows_of[tenant]:
+            del self._rows_of[tenant]
+
+    def outranks(self, sequence: Sequence, other: Sequence) -> bool:
+        """Whether the other one is of lower priority, and not so old that it comes first all the same."""
+        rank = self.waiting.rank
+        return self._class(sequence) < self._class(other) and rank(sequence) < rank(other)
+
+    def is_urgent(self, sequence: Sequence) -> bool:
+        """Whether anybody who runs would give way to it, or whether it outranks one who is swapped out."""
+        may_have_some = self.has_none(sequence) and self._has_too_much()
+        if may_have_some and any(self.gives_way_to(other, sequence) for other in self.running):
+            return True
+        own = self._class(sequence)
+        if not any(queue and own < self._class(queue[-1]) for queue in (self.running, self.swapped)):
+            return False
+        return any(self.outranks(sequence, other) for queue in (self.running, self.swapped) for other in queue)
+
+    def find_urgent(self, refused: Collection[Sequence] = ()) -> Sequence | None:
+        """The first one that is urgent, of those that wait first of their tenant and priority; not one of these."""
+        num_tried = 0
+        if not (self.waiting.ranks or self._has_too_much()):
+            return None
+        for sequence in self.waiting.heads:
+            if sequence in refused:
+                continue
+            if self.is_urgent(sequence):
+                return sequence
+            num_tried += self.has_none(sequence)
+            if num_tried > MAX_REFUSED:
+                return None
+        return None
+
+    def find_all_urgent(self) -> set[Sequence]:
+        """All of them, up to as many as one step tries."""
+        found: set[Sequence] = set()
+        while len(found) <= MAX_REFUSED and (sequence := self.find_urgent(found)) is not None:
+            found.add(sequence)
+        return found
+
+    def has_none(self, sequence: Sequence) -> bool:
+        """Whether its tenant has no row while others have some."""
+        return bool(self._rows_of) and sequence.group.spec.tenant not in self._rows_of
+
+    def gives_way_to(self, other: Sequence, sequence: Sequence) -> bool:
+        """Whether another may give way to one whose tenant has no row: it is of no higher priority, and no such one."""
+        return self._class(sequence) <= self._class(other) and not other.hurries
+
+    def find_others(self, sequence: Sequence, step_id: int) -> list[Sequence]:
+        """Those that run, did not begin in this step, and may give way to one whose tenant has no row."""
+        return [o for o in self.running if o.last_step_id != step_id and self.gives_way_to(o, sequence)]
+
+    @property
+    def has_few_tenants(self) -> bool:
+        """Whether so few have all the rows that waiting for their ends is starving, not queueing."""
+        return len(self._rows_of) <= FEW_TENANTS
+
+    def _has_too_much(self) -> bool:
+        """Whether some tenant may have to give up some of what it has."""
+        share = self.row_share
+        return self.has_few_tenants or any(num_rows > share for num_rows in self._rows_of.values())
+
+    @property
+    def num_tenants(self) -> int:
+        """Tenants that have rows."""
+        return len(self._rows_of)
+
+    @property
+    def tenants(self) -> list[str]:
+        """Those tenants."""
+        return list(self._rows_of)
+
+    @property
+    def row_share(self) -> int:
+        """Rows for each tenant if there were one more."""
+        return max(self.max_rows // (len(self._rows_of) + 1), 1)
+
+    def count_rows(self, tenant: str) -> int:
+        """Rows that a tenant has."""
+        return self._rows_of[tenant]
+
+    def _find_plenty(self) -> dict[str, int]:
+        """By tenant the rows that it has beyond its share, if there were one tenant more."""
+        share = self.row_share
+        return {tenant: num_rows - share for tenant, num_rows in self._rows_of.items()}
+
+    def find_behind(self, sequence: Sequence, step_id: int) -> list[Sequence]:
+        """Who may give way to a running sequence: the lowest class of those behind it that are not in this step."""
+        behind = self.running[self.running.index(sequence) + 1 :]
+        return self.find_lowest([other for other in behind if other.last_step_id != step_id and not other.hurries])
+
+    def find_below(self, sequence: Sequence, step_id: int = 0) -> list[Sequence]:
+        """Who may give way to a waiting sequence, of those that run and did not begin in this step.
+
+        All it outranks; and, if its tenant has no row, the last ones of tenants that have too many, but for those of
+        higher priority.
+        """
+        plenty = self._find_plenty() if self.has_none(sequence) else {}
+        found: list[Sequence] = []
+        for other in reversed(self.running):
+            tenant, num_rows = other.group.spec.tenant, other.group.num_rows
+            if other.last_step_id == step_id:
+                continue
+            has_plenty = plenty.get(tenant, 0) >= num_rows and self.gives_way_to(other, sequence)
+            if has_plenty or self.outranks(sequence, other):
+                plenty[tenant] = plenty.get(tenant, 0) - num_rows
+                found.append(other)
+        return found[::-1]
+
+    def find_swapped_below(self, sequence: Sequence) -> list[Sequence]:
+        """Who is swapped out, and would give up for it what it still holds: who gave way in this step, or is below."""
+        return [other for other in self.swapped if other in self._swapped_now or self.outranks(sequence, other)]
+
+    def find_lowest(self, sequences: list[Sequence]) -> list[Sequence]:
+        """Of these the lowest class; they are in order."""
+        return [other for other in sequences if self._class(other) == self._class(sequences[-1])]
+
+    def take_victim(self, victim: Sequence) -> None:
+        """It runs no more."""
+        self.running.remove(victim)
+        self._free_rows(victim)
+
+    def swap_out(self, victim: Sequence) -> None:
+        """It waits for device blocks, of its class behind those of earlier steps and before victims of this one."""
+        victim.status = SequenceStatus.SWAPPED
+        first = bisect_left(self.swapped, self._class(victim), key=self._class)
+        place = bisect_right(self.swapped, self._class(victim), key=self._class)
+        while place > first and self.swapped[place - 1] in self._swapped_now:
+            place -= 1
+        self.swapped.insert(place, victim)
+        self._swapped_now.add(victim)
+
+    def start_over(self, victim: Sequence) -> None:
+        """It waits before all others of its rank."""
+        victim.status = SequenceStatus.WAITING
+        self.waiting.push_front(victim)
+
+    def remove(self, sequence: Sequence) -> None:
+        """It ended. Its status still says where it stands."""
+        if sequence.status is SequenceStatus.RUNNING:
+            self._free_rows(sequence)
+            self._has_ended = True
+        elif sequence.status is SequenceStatus.SWAPPED:
+            self.swapped.remove(sequence)
+        elif sequence.status is SequenceStatus.WAITING:
+            self.waiting.remove(sequence)
+
+    def drop_child(self, child: Sequence) -> None:
+        """A child that is not forked yet ended: its row is free, if its leader holds it."""
+        group = child.group
+        if group.leader.status is SequenceStatus.RUNNING:
+            self._count_rows(child, -1)
+        group.unforked.remove(child)
+
+    def replace_leader(self, leader: Sequence) -> None:
+        """A leader ended before its children were forked: the first of them begins in its place, from nothing."""
+        group = leader.group
+        successor = group.unforked[0]
+        successor.token_ids = list(group.spec.prompt_token_ids)
+        if leader.status is SequenceStatus.WAITING:
+            self.waiting.replace(leader, successor)
+        else:
+            self.remove(leader)
+            self.waiting.push_front(successor)
+        del group.unforked[0]
+
+    def _free_rows(self, sequence: Sequence) -> None:
+        self._count_rows(sequence, -sequence.group.num_rows)
+        self.num_beams -= sequence.group.beams is not None
+        sequence.hurries = False
+        if sequence.is_prefilling:
+            self.prefilling.remove(sequence)
+
+    def take_all(self) -> list[Sequence]:
+        """Everybody, in order of precedence: who runs, who is swapped out, who waits. Nobody is left."""
+        self.begin_step()
+        everybody = [*self.running, *self.swapped, *self.waiting]
+        self.num_rows = self.num_beams = 0
+        self._rows_of.clear()
+        self.waiting.clear()
+        self.running.clear()
+        self.prefilling.clear()
+        self.swapped.clear()
+        return everybody

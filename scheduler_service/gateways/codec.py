@@ -1,0 +1,299 @@
+"""The gateways' messages into values and back. A message never travels deeper than this module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import nan
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from blockyard.common.v1 import sampling_pb2
+from blockyard.errors import BlockyardError, Violation, invalid, to_status
+from blockyard.logprob_columns import encode_prompt_logprobs, join_logprobs, split_logprobs
+from blockyard.scheduler.v1 import scheduler_pb2
+from blockyard.tracing.codec import decode_trace_context
+from scheduler_service.core.values import BeamSpec, EarlyStopping, FinishReason, GroupSpec, OwnerUpdate
+from scheduler_service.error_codec import decode_error, encode_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from scheduler_service.core.sequence import Group, Sequence
+    from scheduler_service.core.values import FinishedSequence, SequenceError
+    from scheduler_service.replicas.facts import ModelFacts, Readiness
+
+_FINISH_REASONS = {
+    FinishReason.STOP: sampling_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: sampling_pb2.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: sampling_pb2.FINISH_REASON_ABORT,
+    FinishReason.ERROR: sampling_pb2.FINISH_REASON_ERROR,
+}
+_REASONS = {number: reason for reason, number in _FINISH_REASONS.items()}
+_EARLY_STOPPING = {
+    sampling_pb2.EARLY_STOPPING_FIRST: EarlyStopping.FIRST,
+    sampling_pb2.EARLY_STOPPING_NEVER: EarlyStopping.NEVER,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """A request that a gateway adds, where it came so long ago. `message` is all of it but what concerns this call."""
+
+    spec: GroupSpec
+    handle: int
+    digest: bytes
+    message: bytes
+    max_queue_seconds: float | None = None
+    remaining_seconds: float | None = None
+    resubmission: Resubmission | None = None
+    age_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Resubmission:
+    """Where an added request was before; by index, the tokens of each sequence, and why it ended if it has.
+
+    `scores`: of those that a beam search gave. `errors`: of those that failed.
+    """
+
+    age_seconds: float
+    outputs: list[list[int]]
+    ended: list[FinishReason | None]
+    logprobs: list[list[Any]]
+    num_cached_tokens: int
+    scores: list[float | None]
+    errors: list[SequenceError | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """A request to end, or one of its sequences of which `num_tokens` count; with a handle that of the gateway."""
+
+    request_id: str
+    sequence_index: int | None
+    reason: FinishReason
+    num_tokens: int | None = None
+    handle: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """A request that goes on after its worker was lost; `exact`: as it would have."""
+
+    request_id: str
+    cause: str
+    num_replayed_tokens: int
+    exact: bool
+
+
+class Accepted(NamedTuple):
+    """A request that was queued."""
+
+    request_id: str
+    first_sequence_id: int
+    handle: int = 0
+
+
+class Failed(NamedTuple):
+    """A request that ended with an error, or did not begin."""
+
+    request_id: str
+    error: BlockyardError
+    handle: int = 0
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """What one gateway is to be told in one message. Steps merge by extending its columns.
+
+    What is resumed is encoded already: it holds what was so at that moment, and what comes later is told behind it.
+    """
+
+    facts: ModelFacts | None = None
+    readiness: Readiness | None = None
+    accepted: list[Accepted] = field(default_factory=list[Accepted])
+    failed: list[Failed] = field(default_factory=list[Failed])
+    resumed: list[scheduler_pb2.RequestResumed] = field(default_factory=list[scheduler_pb2.RequestResumed])
+    update: OwnerUpdate = field(default_factory=OwnerUpdate)
+    recovered: list[Recovery] = field(default_factory=list[Recovery])
+
+
+def decode_add(message: scheduler_pb2.AddRequest, owner: str) -> Addition:
+    """Decodes a request of `owner`; raises FIELD_INVALID for what no gateway should send."""
+    wrong = [name for name in ("prompt_token_ids", "n", "max_tokens") if not getattr(message, name)]
+    if message.HasField("resubmission") and len(message.resubmission.sequences) != message.n:
+        wrong.append("resubmission.sequences")
+    if wrong:
+        raise invalid(Violation(name, "must be there") for name in wrong)
+    handle = message.handle
+    resubmission = _decode_resubmission(message.resubmission) if message.HasField("resubmission") else None
+    message.ClearField("handle")
+    message.ClearField("resubmission")
+    age_seconds = message.age.ToNanoseconds() / 1e9
+    message.ClearField("age")
+    return Addition(
+        spec=_decode_group(message, owner),
+        handle=handle,
+        digest=message.body_digest,
+        # Bytes, since a submessage would keep the whole message that it came in alive.
+        message=message.SerializeToString(),
+        max_queue_seconds=_seconds(message, "max_queue_time"),
+        remaining_seconds=_seconds(message, "remaining_time"),
+        resubmission=resubmission,
+        age_seconds=age_seconds,
+    )
+
+
+def _seconds(message: scheduler_pb2.AddRequest, name: Literal["max_queue_time", "remaining_time"]) -> float | None:
+    return getattr(message, name).ToNanoseconds() / 1e9 if message.HasField(name) else None
+
+
+def _decode_group(message: scheduler_pb2.AddRequest, owner: str) -> GroupSpec:
+    return GroupSpec(
+        request_id=message.request_id,
+        owner=owner,
+        prompt_token_ids=tuple(message.prompt_token_ids[:]),
+        n=message.n,
+        max_tokens=message.max_tokens,
+        min_tokens=message.min_tokens,
+        stop_token_ids=frozenset(message.stop_token_ids),
+        payload=message.sampling.SerializeToString(),
+        computes_prompt=message.sampling.HasField("prompt_logprobs"),
+        tenant=message.tenant,
+        priority=message.priority,
+        beams=_decode_beams(message.beam_search) if message.HasField("beam_search") else None,
+        trace_context=decode_trace_context(message.trace_context) if message.HasField("trace_context") else None,
+    )
+
+
+def _decode_beams(message: sampling_pb2.BeamSearch) -> BeamSpec:
+    return BeamSpec(
+        width=message.width,
+        length_penalty=message.length_penalty if message.HasField("length_penalty") else 1.0,
+        early_stopping=_EARLY_STOPPING.get(message.early_stopping, EarlyStopping.HEURISTIC),
+    )
+
+
+def _decode_resubmission(message: scheduler_pb2.Resubmission) -> Resubmission:
+    return Resubmission(
+        age_seconds=message.age.ToNanoseconds() / 1e9,
+        outputs=[list(sequence.token_ids[:]) for sequence in message.sequences],
+        ended=[_REASONS.get(sequence.finish_reason) for sequence in message.sequences],
+        logprobs=[split_logprobs(sequence.logprobs) for sequence in message.sequences],
+        num_cached_tokens=message.num_cached_tokens,
+        scores=[sequence.score if sequence.HasField("score") else None for sequence in message.sequences],
+        errors=[decode_error(sequence.error) if sequence.HasField("error") else None for sequence in message.sequences],
+    )
+
+
+def decode_abort(message: scheduler_pb2.AbortRequest) -> Abort:
+    """Decodes what to end, and whether that is a finish or a cancel."""
+    is_finish = message.reason == scheduler_pb2.ABORT_REASON_STOP_STRING
+    return Abort(
+        message.request_id,
+        message.sequence_index if message.HasField("sequence_index") else None,
+        FinishReason.STOP if is_finish else FinishReason.ABORT,
+        message.num_tokens if is_finish else None,
+        message.handle,
+    )
+
+
+def encode_outgoing(outgoing: Outgoing) -> scheduler_pb2.AttachResponse:
+    """Encodes what a gateway is told."""
+    update = outgoing.update
+    message = scheduler_pb2.AttachResponse(sequence_ids=update.sequence_ids, token_ids=update.token_ids)
+    if update.finished:
+        _put_ends(message, update.finished)
+    if update.prefilled:
+        message.prefilled_sequence_ids.extend([first for first, _ in update.prefilled])
+        message.num_cached_tokens.extend([cached for _, cached in update.prefilled])
+    if update.logprobs:
+        message.logprob_sequence_ids.extend([sequence_id for sequence_id, _ in update.logprobs])
+        message.logprobs.CopyFrom(join_logprobs([told for _, told in update.logprobs]))
+    for first, told in update.prompt_logprobs:
+        message.prompt_logprobs.append(encode_prompt_logprobs(first, told))
+    if outgoing.accepted:
+        message.accepted.extend(_encode_accepted(outgoing.accepted))
+    if outgoing.failed:
+        message.failed.extend(_encode_failed(outgoing.failed))
+    if outgoing.resumed:
+        message.resumed.extend(outgoing.resumed)
+    if outgoing.recovered:
+        message.recovered.extend(_encode_recovered(outgoing.recovered))
+    if outgoing.facts:
+        message.facts.CopyFrom(_encode_facts(outgoing.facts))
+    if outgoing.readiness:
+        message.readiness.ready = outgoing.readiness.ready
+        message.readiness.message = outgoing.readiness.message
+    return message
+
+
+def _put_ends(message: scheduler_pb2.AttachResponse, finished: list[FinishedSequence]) -> None:
+    message.finished_sequence_ids.extend([end.sequence_id for end in finished])
+    message.finish_reasons.extend([_FINISH_REASONS[end.reason] for end in finished])
+    if any(end.score is not None for end in finished):
+        message.finish_scores.extend([nan if end.score is None else end.score for end in finished])
+    for end in finished:
+        if end.error is not None:
+            message.sequence_failures.add(sequence_id=end.sequence_id, status=encode_error(end.error))
+
+
+def _encode_accepted(accepted: Iterable[Accepted]) -> list[scheduler_pb2.RequestAccepted]:
+    return [
+        scheduler_pb2.RequestAccepted(request_id=request_id, first_sequence_id=first, handle=handle)
+        for request_id, first, handle in accepted
+    ]
+
+
+def _encode_failed(failed: Iterable[Failed]) -> list[scheduler_pb2.RequestFailed]:
+    return [
+        scheduler_pb2.RequestFailed(request_id=request_id, status=to_status(error), handle=handle)
+        for request_id, error, handle in failed
+    ]
+
+
+def encode_resumed(handle: int, message: bytes, group: Group) -> scheduler_pb2.RequestResumed:
+    """Encodes a request with all that it has given by now; `message` is that of its Addition."""
+    first = group.sequences[0].sequence_id
+    return scheduler_pb2.RequestResumed(
+        handle=handle,
+        request=scheduler_pb2.AddRequest.FromString(message),
+        first_sequence_id=first,
+        sequences=[_encode_transcript(sequence) for sequence in group.sequences],
+        num_cached_tokens=group.num_cached_tokens,
+        prompt_logprobs=[encode_prompt_logprobs(first, told) for told in group.prompt_logprobs],
+    )
+
+
+def _encode_transcript(sequence: Sequence) -> scheduler_pb2.SequenceTranscript:
+    reason = sequence.finish_reason
+    return scheduler_pb2.SequenceTranscript(
+        token_ids=sequence.output_token_ids,
+        finish_reason=_FINISH_REASONS[reason] if reason else sampling_pb2.FINISH_REASON_UNSPECIFIED,
+        logprobs=join_logprobs(sequence.logprobs) if sequence.logprobs else None,
+        score=sequence.score,
+        error=encode_error(sequence.error) if sequence.error else None,
+    )
+
+
+def _encode_recovered(recoveries: Iterable[Recovery]) -> list[scheduler_pb2.RequestRecovered]:
+    return [
+        scheduler_pb2.RequestRecovered(
+            request_id=recovery.request_id,
+            cause=recovery.cause,
+            num_replayed_tokens=recovery.num_replayed_tokens,
+            exact=recovery.exact,
+        )
+        for recovery in recoveries
+    ]
+
+
+def _encode_facts(facts: ModelFacts) -> scheduler_pb2.ModelFacts:
+    return scheduler_pb2.ModelFacts(
+        model_digest=facts.model_digest,
+        vocab_size=facts.vocab_size,
+        max_model_len=facts.max_model_len,
+        block_size=facts.block_size,
+        determinism_id=facts.determinism_id,
+        batch_invariant=facts.batch_invariant,
+        max_num_seqs=facts.max_num_seqs,
+    )

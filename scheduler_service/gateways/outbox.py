@@ -1,0 +1,127 @@
+"""One gateway's stream, as the engine sees it: an outbox that never makes anybody wait.
+
+What cannot be sent yet merges: steps extend the columns of the message that waits, bounded only by what is generated.
+So do the tokens of short steps: what a message costs scheduler, gateway and client together is a tenth of such a step
+and more, and nobody reads so fast. First tokens and ends never wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from scheduler_service.gateways.codec import Accepted, Failed, Outgoing, encode_resumed
+
+if TYPE_CHECKING:
+    from blockyard.errors import BlockyardError
+    from scheduler_service.core.values import OwnerUpdate
+    from scheduler_service.gateways.codec import Recovery
+    from scheduler_service.replicas.facts import ModelFacts, Readiness
+    from scheduler_service.requests.registry import Request
+
+
+# Tokens that come sooner after a message than this wait for those of the next step,
+MERGE_SECONDS = 6e-3
+# but if that takes longer than they did, no longer than this.
+MAX_WAIT_SECONDS = 10e-3
+
+
+class Attachment:
+    """A gateway that is attached. `owner` is its name in the core, unique for each stream.
+
+    `requests` are those that it reads, by the handles that it gave them.
+    """
+
+    def __init__(self, owner: str, gateway_id: str = "") -> None:
+        self.owner = owner
+        self.gateway_id = gateway_id
+        self.requests: dict[int, Request] = {}
+        self._pending: deque[Outgoing] = deque()
+        self._sealed = True
+        self._closed = False
+        self._error: BlockyardError | None = None
+        self._something = asyncio.Event()
+        self._told_tokens_at = -math.inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    def _open(self, *, may_wait: bool = False) -> Outgoing:
+        """Gives the message that still merges. It is sent now, unless it `may_wait` for what comes next."""
+        if may_wait:
+            self._wait()
+        else:
+            self._something.set()
+        if self._sealed:
+            self._sealed = False
+            self._pending.append(Outgoing())
+        return self._pending[-1]
+
+    def _wait(self) -> None:
+        if self._timer is None and not self._something.is_set():
+            self._timer = asyncio.get_running_loop().call_later(MAX_WAIT_SECONDS, self._stop_waiting)
+
+    def _stop_waiting(self) -> None:
+        self._timer = None
+        if self._pending:
+            self._something.set()
+
+    def tell(self, *, facts: ModelFacts | None = None, readiness: Readiness | None = None) -> None:
+        """Tells what the model is, or whether requests can be served. Newer values replace those not sent yet."""
+        outgoing = self._open()
+        outgoing.facts = facts or outgoing.facts
+        outgoing.readiness = readiness or outgoing.readiness
+
+    def accept(self, request_id: str, first_sequence_id: int, handle: int = 0) -> None:
+        """Tells that a request is queued."""
+        self._open().accepted.append(Accepted(request_id, first_sequence_id, handle))
+
+    def fail(self, request_id: str, error: BlockyardError, handle: int = 0) -> None:
+        """Tells that a request ended with an error."""
+        self._open().failed.append(Failed(request_id, error, handle))
+
+    def resume(self, request: Request, handle: int) -> None:
+        """Tells all that a request has given so far."""
+        self._open().resumed.append(encode_resumed(handle, request.message, request.group))
+
+    def recover(self, recoveries: list[Recovery]) -> None:
+        """Tells which requests go on after their worker was lost: after what came before that."""
+        self._sealed = True
+        self._open().recovered += recoveries
+
+    def publish(self, update: OwnerUpdate) -> None:
+        """Tells what a step gave."""
+        now = time.monotonic()
+        may_wait = now - self._told_tokens_at < MERGE_SECONDS and not (update.finished or update.prefilled)
+        if not may_wait:
+            self._told_tokens_at = now
+        merged = self._open(may_wait=may_wait).update
+        merged.sequence_ids += update.sequence_ids
+        merged.token_ids += update.token_ids
+        merged.finished += update.finished
+        merged.prefilled += update.prefilled
+        merged.logprobs += update.logprobs
+        merged.prompt_logprobs += update.prompt_logprobs
+
+    def close(self, error: BlockyardError | None = None) -> None:
+        """Ends the stream after what waits: with an error, or well."""
+        self._closed, self._error = True, error
+        self._something.set()
+
+    async def take(self) -> Outgoing | None:
+        """Waits for the next message; None at a good end. Raises the error that the stream was closed with."""
+        await self._something.wait()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._pending:
+            outgoing = self._pending.popleft()
+            if not self._pending:
+                self._sealed = True
+                if not self._closed:
+                    self._something.clear()
+            return outgoing
+        if self._error:
+            raise self._error
+        return None

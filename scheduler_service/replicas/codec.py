@@ -1,0 +1,314 @@
+"""The workers' messages into values and back: the step stream and a worker's lifecycle.
+
+A message never travels deeper than this module, and no value leaves it that cannot be: what a worker says is checked
+(`answer_checks`). Columns go into constructors and come out of slices whole, since setting or reading one number at a
+time is what costs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from blockyard.common.v1 import sampling_pb2, status_pb2
+from blockyard.errors import BlockyardError, Reason, from_status
+from blockyard.logprob_columns import split_logprobs, split_prompt_logprobs
+from blockyard.tracing.codec import encode_trace_context
+from blockyard.worker.v1 import worker_pb2
+from scheduler_service.core.values import FinishReason, StepResult
+from scheduler_service.error_codec import decode_error
+from scheduler_service.replicas.facts import (
+    AvailableBlocks,
+    CacheInfo,
+    CachePlan,
+    LoadedModel,
+    LoadProgress,
+    WorkerInfo,
+    WorkerState,
+)
+from scheduler_service.replicas.steps.answer_checks import (
+    check_blocks,
+    check_cache,
+    check_distinct,
+    check_logprobs,
+    check_model,
+    check_prompt,
+    check_rows,
+    check_sampled,
+    check_seconds,
+    check_worker,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from google.protobuf.duration_pb2 import Duration
+
+    from blockyard.google_rpc import status_pb2 as rpc_status_pb2
+    from blockyard.logprob_columns import Candidates, PromptPiece
+    from scheduler_service.core.values import BlockPair, NewSequence, SchedulerOutput
+    from scheduler_service.replicas.steps.answer_checks import AnswerLimits
+
+_FINISH_REASONS = {
+    FinishReason.STOP: sampling_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: sampling_pb2.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: sampling_pb2.FINISH_REASON_ABORT,
+    FinishReason.ERROR: sampling_pb2.FINISH_REASON_ERROR,
+}
+_DEVICE_TYPES = {
+    "auto": worker_pb2.DEVICE_TYPE_UNSPECIFIED,
+    "cpu": worker_pb2.DEVICE_TYPE_CPU,
+    "cuda": worker_pb2.DEVICE_TYPE_CUDA,
+}
+_DTYPES = {
+    "auto": worker_pb2.DTYPE_UNSPECIFIED,
+    "float32": worker_pb2.DTYPE_FLOAT32,
+    "bfloat16": worker_pb2.DTYPE_BFLOAT16,
+    "float16": worker_pb2.DTYPE_FLOAT16,
+}
+_QUANTIZATIONS = {
+    "none": worker_pb2.QUANTIZATION_UNSPECIFIED,
+    "int8": worker_pb2.QUANTIZATION_INT8,
+}
+_LOAD_FORMATS = {"auto": worker_pb2.LOAD_FORMAT_UNSPECIFIED, "random": worker_pb2.LOAD_FORMAT_RANDOM}
+_STATE_PREFIX = "WORKER_STATE_"
+
+
+# The step stream.
+
+
+def encode_step(output: SchedulerOutput, epoch: int) -> worker_pb2.ExecuteModelRequest:
+    """Encodes one step. A group's payload is its sampling parameters, serialized."""
+    input_sequence_ids, input_token_ids = zip(*output.input_ids, strict=True) if output.input_ids else ((), ())
+    return worker_pb2.ExecuteModelRequest(
+        epoch=epoch,
+        step_id=output.step_id,
+        new_sequences=[_encode_new_sequence(sequence) for sequence in output.new_sequences],
+        forks=[
+            worker_pb2.Fork(
+                parent_sequence_id=fork.parent_id,
+                child_sequence_id=fork.child_id,
+                sequence_index=fork.sequence_index,
+                block_ids=fork.block_ids,
+            )
+            for fork in output.forks
+        ],
+        sequence_ids=output.sequence_ids,
+        num_new_tokens=output.num_new_tokens,
+        appended_sequence_ids=output.appended_sequence_ids,
+        appended_block_ids=output.appended_block_ids,
+        replaced_tables=[
+            worker_pb2.BlockTable(sequence_id=sequence_id, block_ids=block_ids)
+            for sequence_id, block_ids in output.replaced_tables
+        ],
+        blocks_to_swap_out=_encode_pairs(output.blocks_to_swap_out),
+        blocks_to_swap_in=_encode_pairs(output.blocks_to_swap_in),
+        blocks_to_copy=_encode_pairs(output.blocks_to_copy),
+        finished_sequence_ids=output.finished_sequence_ids,
+        input_sequence_ids=input_sequence_ids,
+        input_token_ids=input_token_ids,
+    )
+
+
+def _encode_new_sequence(sequence: NewSequence) -> worker_pb2.NewSequence:
+    return worker_pb2.NewSequence(
+        sequence_id=sequence.sequence_id,
+        sequence_index=sequence.sequence_index,
+        token_ids=sequence.token_ids,
+        prompt_length=sequence.prompt_length,
+        num_computed_tokens=sequence.num_computed_tokens,
+        block_ids=sequence.block_ids,
+        sampling=sampling_pb2.SamplingParams.FromString(sequence.spec.payload or b""),
+        min_tokens=sequence.spec.min_tokens,
+        stop_token_ids=sorted(sequence.spec.stop_token_ids),
+        num_beam_candidates=sequence.num_beam_candidates,
+        trace_context=encode_trace_context(sequence.spec.trace_context),
+        request_id=sequence.spec.request_id,
+    )
+
+
+def _encode_pairs(pairs: Sequence[BlockPair]) -> worker_pb2.BlockPairs | None:
+    if not pairs:
+        return None
+    sources, destinations = zip(*pairs, strict=True)
+    return worker_pb2.BlockPairs(sources=sources, destinations=destinations)
+
+
+def decode_answer(message: worker_pb2.ExecuteModelResponse, limits: AnswerLimits) -> StepResult:
+    """Decodes the answer to one step; raises the refusal of a step that was refused whole, and WrongAnswer."""
+    if message.HasField("refusal"):
+        raise _decode_refusal(message.refusal)
+    check_rows("sequence_ids", message.sequence_ids, limits)
+    sequence_ids, token_ids = tuple(message.sequence_ids[:]), tuple(message.token_ids[:])
+    check_sampled(sequence_ids, token_ids, limits)
+    check_rows("skipped_sequence_ids", message.skipped_sequence_ids, limits)
+    check_rows("failures", message.failures, limits)
+    times = message.times
+    return StepResult(
+        message.step_id,
+        sequence_ids,
+        token_ids,
+        tuple(message.skipped_sequence_ids[:]),
+        tuple((failure.sequence_id, decode_error(failure.status)) for failure in message.failures),
+        logprobs=_decode_logprobs(message, limits) if _has_logprobs(message) else None,
+        beam_candidates=_decode_candidates(message, limits) if _has_candidates(message) else None,
+        prompt_logprobs=_decode_prompts(message, limits) if message.prompt_logprobs else (),
+        forward_seconds=_seconds(times.forward) + _seconds(times.sample),
+        cache_seconds=_seconds(times.cache_operations) if times.HasField("cache_operations") else 0.0,
+    )
+
+
+# That somebody is gone is no reason to refuse a step.
+_NO_REFUSALS = (Reason.NO_READY_WORKER, Reason.DRAINING, Reason.CLIENT_CANCELLED)
+
+
+def _decode_refusal(status: rpc_status_pb2.Status) -> BlockyardError:
+    error = from_status(status)
+    return BlockyardError(Reason.BUG if error.reason in _NO_REFUSALS else error.reason, error.message, error.violations)
+
+
+def _has_logprobs(message: worker_pb2.ExecuteModelResponse) -> bool:
+    return len(message.logprob_sequence_ids) > 0 or message.HasField("logprobs")
+
+
+def _decode_logprobs(message: worker_pb2.ExecuteModelResponse, limits: AnswerLimits) -> dict[int, Candidates]:
+    check_rows("logprob_sequence_ids", message.logprob_sequence_ids, limits)
+    sequence_ids = message.logprob_sequence_ids[:]
+    check_distinct("logprob_sequence_ids", sequence_ids)
+    check_logprobs("logprobs", message.logprobs, len(sequence_ids), limits)
+    return dict(zip(sequence_ids, split_logprobs(message.logprobs), strict=True))
+
+
+def _has_candidates(message: worker_pb2.ExecuteModelResponse) -> bool:
+    return len(message.beam_sequence_ids) > 0 or message.HasField("beam_candidates")
+
+
+def _decode_candidates(
+    message: worker_pb2.ExecuteModelResponse, limits: AnswerLimits
+) -> dict[int, tuple[tuple[int, float], ...]]:
+    check_rows("beam_sequence_ids", message.beam_sequence_ids, limits)
+    sequence_ids = message.beam_sequence_ids[:]
+    check_distinct("beam_sequence_ids", sequence_ids)
+    # One that has no possible token has no candidate.
+    check_logprobs("beam_candidates", message.beam_candidates, len(sequence_ids), limits, least=0)
+    entries = split_logprobs(message.beam_candidates)
+    return {
+        sequence_id: tuple(zip(entry.token_ids, entry.logprobs, strict=True))
+        for sequence_id, entry in zip(sequence_ids, entries, strict=True)
+    }
+
+
+def _decode_prompts(
+    message: worker_pb2.ExecuteModelResponse, limits: AnswerLimits
+) -> tuple[tuple[int, PromptPiece], ...]:
+    pieces = message.prompt_logprobs
+    check_rows("prompt_logprobs", pieces, limits)
+    check_distinct("prompt_logprobs", [piece.sequence_id for piece in pieces])
+    for piece in pieces:
+        num_entries = len(piece.logprobs.num_candidates)
+        check_prompt(piece.first_position, num_entries, limits)
+        check_logprobs("prompt_logprobs", piece.logprobs, num_entries, limits)
+    return tuple((piece.sequence_id, split_prompt_logprobs(piece)) for piece in pieces)
+
+
+def _seconds(duration: Duration) -> float:
+    return check_seconds(duration.seconds + duration.nanos * 1e-9)
+
+
+# A worker's lifecycle.
+
+
+def encode_init_device(device: str, dtype: str, configuration_digest: str) -> worker_pb2.InitDeviceRequest:
+    """Encodes where and in what to compute, by the names of the settings."""
+    return worker_pb2.InitDeviceRequest(
+        device_type=_DEVICE_TYPES[device], dtype=_DTYPES[dtype], configuration_digest=configuration_digest
+    )
+
+
+def encode_load_model(model: str, revision: str, quantization: str, load_format: str) -> worker_pb2.LoadModelRequest:
+    """Encodes what to load, and by the settings' names how to hold it and where it comes from."""
+    return worker_pb2.LoadModelRequest(
+        model=model,
+        revision=revision,
+        quantization=_QUANTIZATIONS[quantization],
+        format=_LOAD_FORMATS[load_format],
+    )
+
+
+def encode_cache_plan(plan: CachePlan) -> worker_pb2.InitializeCacheRequest:
+    """Encodes the pools to allocate."""
+    return worker_pb2.InitializeCacheRequest(
+        block_size=plan.block_size,
+        num_device_blocks=plan.num_device_blocks,
+        num_host_blocks=plan.num_host_blocks,
+        max_model_len=plan.max_model_len,
+        max_num_batched_tokens=plan.max_num_batched_tokens,
+        max_num_seqs=plan.max_num_seqs,
+    )
+
+
+def decode_worker_info(message: worker_pb2.GetWorkerInfoResponse) -> WorkerInfo:
+    """Decodes who a worker is."""
+    return check_worker(
+        WorkerInfo(
+            worker_id=message.worker_id,
+            incarnation=message.incarnation,
+            api_version=message.api_version,
+            state=_decode_state(message.state),
+            epoch=message.epoch,
+            configuration_digest=message.configuration_digest,
+            device=message.device,
+            model=_decode_model(message.model) if message.HasField("model") else None,
+            cache=decode_cache_info(message.cache) if message.HasField("cache") else None,
+            draining=message.draining,
+        )
+    )
+
+
+def _decode_state(state: status_pb2.WorkerState.ValueType) -> WorkerState:
+    """A newer worker may be in a state that has no name here."""
+    if state not in status_pb2.WorkerState.values():
+        return WorkerState.UNSPECIFIED
+    return WorkerState(status_pb2.WorkerState.Name(state).removeprefix(_STATE_PREFIX))
+
+
+def _decode_model(message: worker_pb2.LoadedModel) -> LoadedModel:
+    return check_model(
+        LoadedModel(
+            architecture=message.architecture,
+            vocab_size=message.vocab_size,
+            max_model_len=message.max_model_len,
+            model_digest=message.model_digest,
+            parameter_bytes=message.parameter_bytes,
+        )
+    )
+
+
+def decode_load_event(message: worker_pb2.LoadModelResponse) -> LoadProgress | LoadedModel:
+    """Decodes how far loading is, or what was loaded."""
+    if message.HasField("loaded"):
+        return _decode_model(message.loaded)
+    return LoadProgress(message.progress.done_bytes, message.progress.total_bytes)
+
+
+def decode_available_blocks(message: worker_pb2.DetermineNumAvailableBlocksResponse) -> AvailableBlocks:
+    """Decodes how many blocks fit."""
+    return check_blocks(
+        AvailableBlocks(
+            message.block_size, message.num_device_blocks, message.num_host_blocks, message.cache_block_bytes
+        )
+    )
+
+
+def decode_cache_info(message: worker_pb2.CacheInfo) -> CacheInfo:
+    """Decodes the pools that a worker has."""
+    return check_cache(
+        CacheInfo(
+            block_size=message.block_size,
+            num_device_blocks=message.num_device_blocks,
+            num_host_blocks=message.num_host_blocks,
+            cache_block_bytes=message.cache_block_bytes,
+            max_model_len=message.max_model_len,
+            determinism_id=message.determinism_id,
+            batch_invariant=message.batch_invariant,
+        )
+    )

@@ -1,0 +1,80 @@
+"""How a worker behaves: whether its epochs last, and how long it is left aside when they do not.
+
+An epoch is sound once some of its steps were answered as they should be. A worker whose epochs break again and again
+before that may be broken itself: to send it everything anew each time would only take requests from those that work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from scheduler_service.replicas.replica import Replica
+
+# So many answers show that the worker can do what it is asked.
+SOUND_STEPS = 2
+# So many epochs in a row that are not sound are tolerated.
+MAX_UNSOUND_EPOCHS = 3
+FIRST_PAUSE_SECONDS = 1.0
+LAST_PAUSE_SECONDS = 30.0
+# How often it is looked who is there meanwhile: a successor need not wait.
+LOOK_SECONDS = 1.0
+
+
+class Conduct:
+    """One replica's. A worker process that was just started is judged anew.
+
+    `num_unsound_epochs`: those in a row that broke before they were sound. `is_left_aside`: it is not tried for now.
+    """
+
+    def __init__(self) -> None:
+        self.num_unsound_epochs = 0
+        self.is_left_aside = False
+        self._incarnation = ""
+        self._num_answers = 0
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the epoch that runs, or broke last, has shown that the worker works."""
+        return self._num_answers >= SOUND_STEPS
+
+    def begin_epoch(self, incarnation: str) -> None:
+        """Another epoch begins."""
+        if incarnation != self._incarnation:
+            self._incarnation = incarnation
+            self.num_unsound_epochs = 0
+        self._num_answers = 0
+
+    def on_answer(self) -> None:
+        """A step was answered as it should be."""
+        self._num_answers += 1
+        if self.is_sound:
+            self.num_unsound_epochs = 0
+
+    def on_break(self) -> None:
+        """The epoch broke, by whatever the worker did."""
+        self.num_unsound_epochs += not self.is_sound
+
+    @property
+    def pause_seconds(self) -> float:
+        """How long to leave the worker alone before the next epoch: twice as long each time."""
+        num_pauses = self.num_unsound_epochs - MAX_UNSOUND_EPOCHS
+        if num_pauses < 0:
+            return 0.0
+        return min(FIRST_PAUSE_SECONDS * 2.0 ** min(num_pauses, 60), LAST_PAUSE_SECONDS)
+
+    async def sit_out(self, replica: Replica, clock: Callable[[], float]) -> None:
+        """Waits for the pause to end, or for another process in the worker's place."""
+        until, before = clock() + self.pause_seconds, replica.worker
+        self.is_left_aside = True
+        try:
+            while (left := until - clock()) > 0:
+                await asyncio.sleep(min(left, LOOK_SECONDS))
+                await replica.look()
+                if before is None or replica.worker is None or replica.worker.incarnation != before.incarnation:
+                    return
+        finally:
+            self.is_left_aside = False

@@ -1,0 +1,54 @@
+"""Steps that a worker refused: which requests are to blame once the same happens again. Knows no worker and no queue.
+
+A refusal is a bug of somebody's, and an epoch is begun again after it. If a request comes to the same refusal without a
+new token in between, it would do so for ever.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from blockyard.errors import BlockyardError
+    from scheduler_service.core.values import SchedulerOutput
+
+_NUMBER = re.compile(r"\d+")
+_FIELD = re.compile(r"(new_sequences|forks|sequence_ids|num_new_tokens|appended_\w+)\[(\d+)\]")
+
+
+def named_sequences(step: SchedulerOutput, error: BlockyardError) -> list[int]:
+    """The sequences that a refusal names by the fields that are wrong; if it names none, all of the step."""
+    columns = {
+        "new_sequences": [new.sequence_id for new in step.new_sequences],
+        "forks": [fork.child_id for fork in step.forks],
+        "sequence_ids": list(step.sequence_ids),
+        "num_new_tokens": list(step.sequence_ids),
+        "appended_sequence_ids": list(step.appended_sequence_ids),
+        "appended_block_ids": list(step.appended_sequence_ids),
+    }
+    places = [_FIELD.match(violation.field) for violation in error.violations]
+    found = [(columns.get(place[1], []), int(place[2])) for place in places if place]
+    named = [column[index] for column, index in found if index < len(column)]
+    return named or [*columns["new_sequences"], *columns["forks"], *columns["sequence_ids"]]
+
+
+class Refusals:
+    """Remembers the last refusal that each live request met."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[str, int]] = {}
+
+    def note(self, message: str, num_outputs: Mapping[str, int], live: Mapping[str, object]) -> list[str]:
+        """Takes a refusal and the requests in it, with their tokens so far. Returns those that met it twice in a row.
+
+        Numbers in the message do not count: ids and places differ from step to step.
+        """
+        kind = _NUMBER.sub("#", message)
+        met = {request_id: (kind, count) for request_id, count in num_outputs.items()}
+        hopeless = [request_id for request_id, what in met.items() if self._last.get(request_id) == what]
+        known = {request_id: what for request_id, what in self._last.items() if request_id in live} | met
+        self._last = {request_id: what for request_id, what in known.items() if request_id not in hopeless}
+        return hopeless

@@ -1,0 +1,148 @@
+"""What a worker's answers must be for anything to be made of them. Knows bounds, and nothing of what is asked.
+
+A worker that is broken, or newer, or somebody else, may say anything. What cannot be ends its epoch and no more, as a
+`WrongAnswer`: the codec checks here before a value leaves it, so that nothing behind it needs to doubt one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from blockyard.errors import BlockyardError, Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from blockyard.common.v1 import sampling_pb2
+    from scheduler_service.replicas.facts import AvailableBlocks, CacheInfo, LoadedModel, WorkerInfo
+
+# More than any machine has; lists of this size are still made in a second.
+MAX_BLOCKS = 2**24
+MAX_BLOCK_SIZE = 2**12
+MAX_BLOCK_BYTES = 2**40
+# Token ids and positions have 31 bits on every device.
+MAX_TOKENS = 2**31 - 1
+# A name, a digest, a device in words.
+MAX_CHARACTERS = 1024
+# The next epoch has to be one more, for ever.
+MAX_EPOCH = 2**63
+MAX_SECONDS = 86_400.0
+# The rounding of one that is 0 may end above it.
+MAX_LOGPROB = 0.1
+
+
+class WrongAnswer(BlockyardError):
+    """A worker said what cannot be. The fault is the worker's, unless others of its answers were right."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Reason.BUG, f"the worker's answer is wrong: {message}")
+
+
+class AnswerLimits(NamedTuple):
+    """What bounds the answer to a step: `max_rows` is how many sequences a step computes at most."""
+
+    vocab_size: int
+    max_model_len: int
+    max_rows: int
+
+
+def require(holds: bool, message: str) -> None:
+    """Raises WrongAnswer unless something holds."""
+    if not holds:
+        raise WrongAnswer(message)
+
+
+def check_sampled(sequence_ids: Sequence[int], token_ids: Sequence[int], limits: AnswerLimits) -> None:
+    """Checks the columns of what was sampled. The hot one: every answer comes here."""
+    if len(sequence_ids) != len(token_ids):
+        raise WrongAnswer(f"{len(token_ids)} tokens for {len(sequence_ids)} sequences")
+    if token_ids and max(token_ids) >= limits.vocab_size:
+        raise WrongAnswer(f"token id {max(token_ids)}, where the vocabulary has {limits.vocab_size}")
+
+
+def check_rows(name: str, rows: Collection[object], limits: AnswerLimits) -> None:
+    """Checks that a list is of sequences of one step. To be asked before the list is read."""
+    require(len(rows) <= limits.max_rows, f"{name}: {len(rows)} of {limits.max_rows} sequences at most")
+
+
+def check_distinct(name: str, sequence_ids: Sequence[int]) -> None:
+    """Checks that no sequence is told of twice."""
+    require(len(set(sequence_ids)) == len(sequence_ids), f"{name}: a sequence stands twice")
+
+
+def check_logprobs(
+    name: str, message: sampling_pb2.Logprobs, num_entries: int, limits: AnswerLimits, least: int = 1
+) -> None:
+    """Checks columns of log probabilities of `num_entries` tokens, each with `least` candidates or more."""
+    counts, token_ids, logprobs, ranks = message.num_candidates, message.token_ids, message.logprobs, message.ranks
+    require(len(counts) == num_entries, f"{name}: {len(counts)} entries where {num_entries} belong")
+    require(not counts or min(counts) >= least, f"{name}: an entry without a token")
+    columns_fit = sum(counts) == len(token_ids) == len(logprobs) and len(ranks) in (0, len(token_ids))
+    require(columns_fit, f"{name}: columns of different lengths")
+    if not token_ids:
+        return
+    require(max(token_ids) < limits.vocab_size, f"{name}: token id {max(token_ids)} of {limits.vocab_size}")
+    # A sum is NaN if anything in it is.
+    require(not math.isnan(sum(logprobs)) and max(logprobs) <= MAX_LOGPROB, f"{name}: no log probability")
+
+
+def check_prompt(first_position: int, num_entries: int, limits: AnswerLimits) -> None:
+    """Checks the place of a piece of a prompt: the token at 0 has no log probability."""
+    holds = 1 <= first_position <= first_position + num_entries <= limits.max_model_len
+    require(holds, f"prompt_logprobs: {num_entries} tokens from {first_position} on")
+
+
+def check_seconds(seconds: float) -> float:
+    """Gives back a time that a part of a step can have taken."""
+    require(0 <= seconds <= MAX_SECONDS, f"a step that took {seconds:g} s")
+    return seconds
+
+
+def check_worker(worker: WorkerInfo) -> WorkerInfo:
+    """Gives back what a worker may say of itself."""
+    require(bool(worker.incarnation), "it has no incarnation")
+    for name in ("worker_id", "incarnation", "api_version", "configuration_digest", "device"):
+        _check_text(name, getattr(worker, name))
+    require(worker.epoch < MAX_EPOCH, f"epoch {worker.epoch}")
+    if worker.model and worker.cache:
+        fits = worker.cache.max_model_len <= worker.model.max_model_len
+        require(fits, f"max_model_len {worker.cache.max_model_len} of a model with {worker.model.max_model_len}")
+    return worker
+
+
+def check_model(model: LoadedModel) -> LoadedModel:
+    """Gives back what a model can be."""
+    for name in ("architecture", "model_digest"):
+        _check_text(name, getattr(model, name))
+    _check_range("vocab_size", model.vocab_size, 1, MAX_TOKENS)
+    _check_range("max_model_len", model.max_model_len, 1, MAX_TOKENS)
+    return model
+
+
+def check_blocks(available: AvailableBlocks) -> AvailableBlocks:
+    """Gives back what can fit into a memory."""
+    _check_range("block_size", available.block_size, 1, MAX_BLOCK_SIZE)
+    _check_range("num_device_blocks", available.num_device_blocks, 0, MAX_BLOCKS)
+    _check_range("num_host_blocks", available.num_host_blocks, 0, MAX_BLOCKS)
+    _check_range("cache_block_bytes", available.cache_block_bytes, 0, MAX_BLOCK_BYTES)
+    return available
+
+
+def check_cache(cache: CacheInfo) -> CacheInfo:
+    """Gives back what pools can be."""
+    _check_range("block_size", cache.block_size, 1, MAX_BLOCK_SIZE)
+    _check_range("num_device_blocks", cache.num_device_blocks, 2, MAX_BLOCKS)
+    _check_range("num_host_blocks", cache.num_host_blocks, 0, MAX_BLOCKS)
+    _check_range("cache_block_bytes", cache.cache_block_bytes, 0, MAX_BLOCK_BYTES)
+    _check_range("max_model_len", cache.max_model_len, 1, MAX_TOKENS)
+    _check_text("determinism_id", cache.determinism_id)
+    return cache
+
+
+def _check_range(name: str, number: int, low: int, high: int) -> None:
+    require(low <= number <= high, f"{name} {number} is not from {low} to {high}")
+
+
+def _check_text(name: str, text: str) -> None:
+    require(len(text) <= MAX_CHARACTERS, f"{name} has {len(text)} characters")

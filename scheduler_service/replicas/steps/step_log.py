@@ -1,0 +1,112 @@
+"""What the steps did, for operators: a debug line for each, totals at info level while there is something to tell."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from blockyard.telemetry import EventLogger
+
+if TYPE_CHECKING:
+    from scheduler_service.core.values import SchedulerOutput, SchedulerStats, StepResult
+
+log = EventLogger(__name__)
+_logger = logging.getLogger(__name__)
+
+PERIOD_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class StepLog:
+    """Counts since the process started. The engine tells it of each step; nothing here decides anything.
+
+    `step_seconds`: how long the worker was busy, by its own clock.
+    """
+
+    num_steps: int = 0
+    num_recomputed_sequences: int = 0
+    schedule_seconds: float = 0.0
+    update_seconds: float = 0.0
+    step_seconds: float = 0.0
+    _told_at: float = 0.0
+    _told_steps: int = 0
+
+    def scheduled(self, output: SchedulerOutput, epoch: int, seconds: float) -> None:
+        """Counts a step that is about to be sent, and how long it took to schedule."""
+        self.schedule_seconds += seconds
+        num_recomputed = _num_recomputed(output) if output.new_sequences else 0
+        self.num_recomputed_sequences += num_recomputed
+        if not _logger.isEnabledFor(logging.DEBUG):
+            return
+        log.debug(
+            "step",
+            epoch=epoch,
+            step_id=output.step_id,
+            num_sequences=len(output.sequence_ids),
+            num_tokens=sum(output.num_new_tokens),
+            new=len(output.new_sequences),
+            recomputed=num_recomputed,
+            prefix_hits=sum(1 for sequence in output.new_sequences if sequence.num_computed_tokens),
+            prefill_pieces=sum(1 for count in output.num_new_tokens if count > 1),
+            forks=len(output.forks),
+            appended_blocks=len(output.appended_block_ids),
+            replaced_tables=len(output.replaced_tables),
+            swapped_out=len(output.blocks_to_swap_out),
+            swapped_in=len(output.blocks_to_swap_in),
+            copied=len(output.blocks_to_copy),
+            finished=len(output.finished_sequence_ids),
+        )
+
+    def answered(self, result: StepResult, seconds: float) -> None:
+        """Counts an answer, and how long it took to process."""
+        self.num_steps += 1
+        self.update_seconds += seconds
+        self.step_seconds += result.forward_seconds + result.cache_seconds
+        if result.skipped_sequence_ids or result.failures:
+            log.debug(
+                "answer",
+                step_id=result.step_id,
+                skipped=len(result.skipped_sequence_ids),
+                failed=len(result.failures),
+            )
+
+    def is_due(self, now: float) -> bool:
+        """Tells whether the steps since the last time are to be told now."""
+        if not self._told_at:
+            self._told_at = now
+        return self.num_steps > self._told_steps and now - self._told_at >= PERIOD_SECONDS
+
+    def tell(self, stats: SchedulerStats, now: float) -> None:
+        """Writes the totals."""
+        self._told_at, self._told_steps = now, self.num_steps
+        num_steps = max(self.num_steps, 1)
+        log.info(
+            "totals",
+            steps=self.num_steps,
+            waiting=stats.num_waiting,
+            running=stats.num_running,
+            swapped=stats.num_swapped,
+            free_device_blocks=stats.num_free_device_blocks,
+            free_host_blocks=stats.num_free_host_blocks,
+            preemptions=stats.num_preemptions_total,
+            recomputed=self.num_recomputed_sequences,
+            swapped_out=stats.num_swapped_out_blocks_total,
+            swapped_in=stats.num_swapped_in_blocks_total,
+            copied=stats.num_copied_blocks_total,
+            prefill_pieces=stats.num_prefill_pieces_total,
+            cached_tokens=stats.num_cached_tokens_total,
+            prompt_tokens=stats.num_prompt_tokens_total,
+            completion_tokens=stats.num_completion_tokens_total,
+            schedule_us=round(1e6 * self.schedule_seconds / num_steps, 1),
+            update_us=round(1e6 * self.update_seconds / num_steps, 1),
+        )
+
+
+def _num_recomputed(output: SchedulerOutput) -> int:
+    """Counts sequences that the worker had and gets again: they have output, or stand among the finished."""
+    finished = set(output.finished_sequence_ids)
+    return sum(
+        len(sequence.token_ids) > sequence.prompt_length or sequence.sequence_id in finished
+        for sequence in output.new_sequences
+    )

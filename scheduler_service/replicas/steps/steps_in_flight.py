@@ -1,0 +1,104 @@
+"""The steps on their way, and whether the oldest is overdue. Knows what was sent and when; decides nothing about it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from blockyard.errors import BlockyardError, Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from scheduler_service.core.values import SchedulerOutput
+    from scheduler_service.replicas.steps.step_deadline import StepDeadline
+
+# A watch that wakes so much too late was stopped itself, with its whole process or machine.
+_LATE_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    output: SchedulerOutput
+    num_tokens: int
+    seconds: float
+
+
+class AnsweredStep(NamedTuple):
+    """What a step held, when it was answered, and how long the worker may have been busy with it."""
+
+    num_sequences: int
+    num_tokens: int
+    answered_at: float
+    wait_seconds: float
+
+
+class StepsInFlight:
+    """What was sent and is not answered, oldest first."""
+
+    def __init__(self, deadline: StepDeadline, clock: Callable[[], float]) -> None:
+        self._deadline = deadline
+        self._clock = clock
+        self._sent: deque[_Sent] = deque()
+        # Since when the worker can have been busy with the oldest.
+        self._busy_since = 0.0
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    @property
+    def oldest(self) -> SchedulerOutput | None:
+        """The step whose answer is due next."""
+        return self._sent[0].output if self._sent else None
+
+    @property
+    def sequence_ids(self) -> set[int]:
+        """All that the steps on their way compute."""
+        return {sequence_id for step in self._sent for sequence_id in step.output.sequence_ids}
+
+    def describe(self) -> list[tuple[int, int, int]]:
+        """Number, sequences and tokens of each step, oldest first."""
+        return [(step.output.step_id, len(step.output.sequence_ids), step.num_tokens) for step in self._sent]
+
+    def begin_epoch(self) -> None:
+        """Nothing is on its way."""
+        self._sent.clear()
+        self._deadline.begin_epoch()
+
+    def sent(self, output: SchedulerOutput) -> None:
+        """A step is about to be sent."""
+        if not self._sent:
+            self._busy_since = self._clock()
+        num_tokens = sum(output.num_new_tokens)
+        self._sent.append(_Sent(output, num_tokens, self._deadline.find_seconds(num_tokens)))
+
+    def answered(self) -> AnsweredStep:
+        """The oldest is answered, and the worker is at the next one."""
+        now, step = self._clock(), self._sent.popleft()
+        seconds = now - self._busy_since
+        self._deadline.answered(step.num_tokens, seconds)
+        self._busy_since = now
+        return AnsweredStep(len(step.output.sequence_ids), step.num_tokens, now, seconds)
+
+    async def watch(self) -> None:
+        """Waits for a step to be overdue. Raises BlockyardError NO_READY_WORKER then."""
+        while True:
+            due = self._due()
+            await asyncio.sleep(due - self._clock())
+            now = self._clock()
+            if now - due > _LATE_SECONDS:
+                # What came meanwhile is still to be read.
+                self._busy_since = now
+            if self._sent and now >= self._due():
+                step = self._sent[0]
+                self._deadline.missed(step.num_tokens)
+                message = f"step {step.output.step_id} was not answered within {step.seconds:.3g} s"
+                raise BlockyardError(Reason.NO_READY_WORKER, message)
+
+    def _due(self) -> float:
+        """When to look again: a step that is sent later is due later."""
+        if self._sent:
+            return self._busy_since + self._sent[0].seconds
+        return self._clock() + self._deadline.shortest_seconds

@@ -1,0 +1,223 @@
+"""One connection to one worker: its lifecycle calls and its step stream. Knows neither order nor policy of them.
+
+Every failure leaves here as a BlockyardError: NO_READY_WORKER where nobody answers, a WrongAnswer where the answer
+cannot be, else what the worker said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from blockyard.errors import BlockyardError, Reason, from_rpc_error
+from blockyard.service import faults
+from blockyard.service.servers import RenewedChannel
+from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
+from scheduler_service.replicas import codec
+from scheduler_service.replicas.steps.answer_checks import WrongAnswer, require
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Generator
+
+    from blockyard.common.v1 import administration_pb2
+    from blockyard.security.tls import Peer
+    from scheduler_service.core.values import SchedulerOutput, StepResult
+    from scheduler_service.replicas.facts import (
+        AvailableBlocks,
+        CacheInfo,
+        CachePlan,
+        LoadedModel,
+        LoadProgress,
+        WorkerInfo,
+    )
+    from scheduler_service.replicas.steps.answer_checks import AnswerLimits
+
+_PLANNED = ("block_size", "num_device_blocks", "num_host_blocks", "max_model_len")
+INFO_SECONDS = 5.0
+DEVICE_SECONDS = 120.0
+# Profiling and warm-up compile kernels; a dead worker is noticed by keepalive long before.
+SETUP_SECONDS = 1800.0
+_EOF: Any = getattr(grpc.aio, "EOF")  # noqa: B009 - the stubs lack it
+
+
+Message = TypeVar("Message")
+
+
+@contextmanager
+def _translated() -> Generator[None]:
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        told = from_rpc_error(error)
+        if told.reason is Reason.MESSAGE_TOO_LARGE:
+            raise WrongAnswer(told.message) from None
+        raise told from None
+
+
+def _read(message: Message | None) -> Message:
+    """What came, unless it cannot be read: gRPC gives None then."""
+    if message is None:
+        raise WrongAnswer("it is no message of the protocol")
+    return message
+
+
+class StepStream:
+    """The step stream of one epoch. One task sends, another receives; answers come in the order of the steps."""
+
+    def __init__(self, call: Any, epoch: int, limits: AnswerLimits) -> None:
+        self.epoch = epoch
+        # How long the worker was busy with the step that was answered last.
+        self.step_seconds = 0.0
+        # How long it took to make a message of the step that was sent last.
+        self.encode_seconds = 0.0
+        self._call = call
+        self._limits = limits
+        self._last_answered = 0
+
+    async def send(self, output: SchedulerOutput) -> None:
+        """Sends one step; returns when it is on its way. Raises BlockyardError when the stream is broken."""
+        try:
+            with _translated():
+                faults.reach(faults.BEFORE_SEND)
+                begin = time.perf_counter()
+                message = codec.encode_step(output, self.epoch)
+                self.encode_seconds = time.perf_counter() - begin
+                await self._call.write(message)
+                faults.reach(faults.AFTER_SEND)
+        except asyncio.InvalidStateError:
+            raise _broken("the step stream has ended") from None
+
+    async def receive(self) -> StepResult:
+        """Waits for the next answer. Raises BlockyardError when the stream is broken, a step was refused or the answer
+        is wrong; DRAINING when the worker stops: the steps that are not answered by then are not run."""
+        with _translated():
+            message = await self._call.read()
+        if message is _EOF:
+            raise _broken("the worker ended the step stream")
+        message = _read(message)
+        if message.draining:
+            raise BlockyardError(Reason.DRAINING, "the worker was told to stop")
+        result = codec.decode_answer(message, self._limits)
+        if message.epoch != self.epoch or result.step_id != self._last_answered + 1:
+            raise WrongAnswer(
+                f"it is of step {result.step_id} of epoch {message.epoch}"
+                f" where step {self._last_answered + 1} of epoch {self.epoch} was due"
+            )
+        self._last_answered = result.step_id
+        self.step_seconds = result.forward_seconds + result.cache_seconds
+        return result
+
+    def cancel(self) -> None:
+        """Ends the stream."""
+        self._call.cancel()
+
+
+def _broken(message: str) -> BlockyardError:
+    return BlockyardError(Reason.NO_READY_WORKER, message)
+
+
+class WorkerLink:
+    """The connection to the worker at `address`; it is dialled again for ever, each second at the latest."""
+
+    def __init__(self, address: str, peer: Peer | None = None) -> None:
+        self.address = address
+        self._channel = RenewedChannel(address, peer)
+
+    @property
+    def _stub(self) -> worker_pb2_grpc.WorkerServiceAsyncStub:
+        return worker_pb2_grpc.WorkerServiceStub(self._channel.get())
+
+    async def info(self) -> WorkerInfo:
+        """Asks who is there; one that hangs is as good as nobody."""
+        try:
+            message = await self._stub.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest(), timeout=INFO_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise BlockyardError(Reason.NO_READY_WORKER, "the worker does not answer") from None
+            raise from_rpc_error(error) from None
+        return codec.decode_worker_info(_read(message))
+
+    async def init_device(self, device: str, dtype: str, configuration_digest: str) -> None:
+        """Has the device chosen; both names as in the settings."""
+        request = codec.encode_init_device(device, dtype, configuration_digest)
+        with _translated():
+            await self._stub.InitDevice(request, timeout=DEVICE_SECONDS)
+
+    async def load_model(
+        self, model: str, revision: str, quantization: str, load_format: str = "auto"
+    ) -> AsyncIterator[LoadProgress | LoadedModel]:
+        """Has the weights loaded: progress as it goes, then once what was loaded."""
+        request = codec.encode_load_model(model, revision, quantization, load_format)
+        with _translated():
+            async for message in self._stub.LoadModel(request):
+                yield codec.decode_load_event(_read(message))
+
+    async def determine_num_available_blocks(
+        self,
+        *,
+        block_size: int,
+        device_memory_utilization: float,
+        swap_space_bytes: int,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+    ) -> AvailableBlocks:
+        """Asks how many blocks fit beside a step of this size."""
+        request = worker_pb2.DetermineNumAvailableBlocksRequest(
+            block_size=block_size,
+            device_memory_utilization=device_memory_utilization,
+            swap_space_bytes=swap_space_bytes,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+        )
+        with _translated():
+            message = await self._stub.DetermineNumAvailableBlocks(request, timeout=SETUP_SECONDS)
+        return codec.decode_available_blocks(_read(message))
+
+    async def initialize_cache(self, plan: CachePlan) -> CacheInfo:
+        """Has both pools allocated and the worker warmed up."""
+        with _translated():
+            message = await self._stub.InitializeCache(codec.encode_cache_plan(plan), timeout=SETUP_SECONDS)
+        cache = codec.decode_cache_info(_read(message).cache)
+        wrong = [name for name in _PLANNED if getattr(cache, name) != getattr(plan, name)]
+        require(not wrong, f"not as planned: {', '.join(wrong)}")
+        return cache
+
+    async def shutdown(self, reason: str) -> None:
+        """Tells the worker to end its process."""
+        with _translated():
+            await self._stub.Shutdown(worker_pb2.ShutdownRequest(reason=reason), timeout=INFO_SECONDS)
+
+    async def set_log_level(
+        self, level: administration_pb2.LogLevel.ValueType
+    ) -> administration_pb2.LogLevel.ValueType:
+        """Changes what the worker logs, and tells what it did before."""
+        with _translated():
+            answer = await self._stub.SetLogLevel(worker_pb2.SetLogLevelRequest(level=level), timeout=INFO_SECONDS)
+        return _read(answer).previous_level
+
+    async def start_profile(self, options: administration_pb2.ProfileOptions) -> administration_pb2.ProfileOptions:
+        """Has a profile begun, and tells what it is of."""
+        with _translated():
+            request = worker_pb2.StartProfileRequest(options=options)
+            answer = await self._stub.StartProfile(request, timeout=DEVICE_SECONDS)
+        return _read(answer).options
+
+    async def stop_profile(self) -> AsyncIterator[worker_pb2.StopProfileResponse]:
+        """Gives the profile that the worker recorded, piece by piece."""
+        with _translated():
+            async for message in self._stub.StopProfile(worker_pb2.StopProfileRequest()):
+                yield _read(message)
+
+    def open_steps(self, epoch: int, limits: AnswerLimits) -> StepStream:
+        """Opens the step stream of an epoch, whose answers have these limits."""
+        execute_model: Any = self._stub.ExecuteModel
+        return StepStream(execute_model(), epoch, limits)
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        await self._channel.close()

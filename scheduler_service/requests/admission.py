@@ -1,0 +1,316 @@
+"""The gateways' side of the scheduler: who is attached, which requests come in, go out of time, or are asked for again.
+
+Decides what is let in. Where a request runs is the dispatcher's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from blockyard.errors import BlockyardError, Reason
+from blockyard.retention import Retention
+from blockyard.telemetry import EventLogger
+from scheduler_service.core.config import NeverFits
+from scheduler_service.core.queues.deadlines import DeadlineKind, Deadlines
+from scheduler_service.core.queues.overload import MAX_RETRY_SECONDS, Limit
+from scheduler_service.core.sequence import Group
+from scheduler_service.core.values import FinishReason
+from scheduler_service.gateways.outbox import Attachment
+from scheduler_service.requests.reattachment import Reattachment
+from scheduler_service.requests.registry import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from scheduler_service.config import SchedulerConfiguration
+    from scheduler_service.core.config import SchedulerConfig
+    from scheduler_service.core.queues.backlog import Backlog
+    from scheduler_service.core.values import GroupSpec
+    from scheduler_service.gateways.codec import Abort, Addition, Resubmission
+    from scheduler_service.metrics import SchedulerMetrics
+    from scheduler_service.requests.dispatcher import Dispatcher
+    from scheduler_service.requests.registry import Requests
+
+log = EventLogger(__name__)
+
+RETRY_AFTER_SECONDS = 1.0
+# How often tenants that wait are charged for the tokens that others get meanwhile.
+CHARGE_SECONDS = 0.1
+MAX_SLEEP_SECONDS = 1.0
+MAX_PROMISES = 100_000
+_OVERLOADS = {
+    Limit.QUEUE_FULL: (Reason.QUEUE_FULL, "too many requests wait"),
+    Limit.TOKEN_BACKLOG: (Reason.TOKEN_BACKLOG, "the requests that wait hold too many tokens"),
+    Limit.TENANT_QUOTA: (Reason.TENANT_QUOTA, "too many requests of this tenant wait"),
+}
+
+
+class Reception:
+    """Serves the gateways. One object for the scheduler's process."""
+
+    def __init__(
+        self,
+        configuration: SchedulerConfiguration,
+        requests: Requests,
+        backlog: Backlog,
+        dispatcher: Dispatcher,
+        metrics: SchedulerMetrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._patience = configuration.service.max_worker_wait_seconds
+        self._requests = requests
+        self._backlog = backlog
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._clock = clock
+        self._reattachment = Reattachment(configuration.service.reattach_seconds)
+        dispatcher.on_first_facts = lambda: self._reattachment.begin(clock())
+        self._deadlines = Deadlines()
+        requests.on_end = self._deadlines.cancel
+        # Requests that were sent away and told when to come again.
+        self._promised = Retention[str, bool](
+            max_age_seconds=2 * MAX_RETRY_SECONDS, max_entries=MAX_PROMISES, max_weight=MAX_PROMISES
+        )
+        self._num_attached = 0
+        self._next_sequence_id = 1
+        # Set when something may be due earlier than before.
+        self._alarm = asyncio.Event()
+
+    # Gateways.
+
+    def attach(self, gateway_id: str) -> Attachment:
+        """Takes a gateway in and tells it how things are. A stream that it had before is ended."""
+        for former in [each for each in self._requests.attachments if each.gateway_id == gateway_id]:
+            former.close(BlockyardError(Reason.CLIENT_CANCELLED, "this gateway has attached again"))
+            self.detach(former)
+        self._num_attached += 1
+        attachment = Attachment(f"{gateway_id}#{self._num_attached}", gateway_id)
+        self._requests.join(attachment)
+        attachment.tell(facts=self._dispatcher.facts, readiness=self._dispatcher.readiness)
+        log.info("gateway attached", gateway=attachment.owner)
+        return attachment
+
+    def detach(self, attachment: Attachment) -> None:
+        """Lets a gateway go; what it read runs on for a while. Idempotent."""
+        if attachment not in self._requests.attachments:
+            return
+        num_orphans = self._requests.leave(attachment, self._clock())
+        self._alarm.set()
+        log.info("gateway detached", gateway=attachment.owner, num_orphans=num_orphans)
+
+    def close(self) -> None:
+        """Ends every gateway's stream with DRAINING."""
+        for attachment in self._requests.attachments:
+            attachment.close(BlockyardError(Reason.DRAINING, "the scheduler is stopping", retry_after_seconds=1.0))
+
+    # Requests.
+
+    def add(self, attachment: Attachment, addition: Addition) -> None:
+        """Queues a request, or lets its gateway read the one that there is, or tells it why not."""
+        spec = addition.spec
+        try:
+            if existing := self._requests.find(spec.request_id, self._clock()):
+                if not addition.digest or existing.digest != addition.digest:
+                    message = f"request {spec.request_id} is another one, of this name"
+                    raise BlockyardError(Reason.REQUEST_ID_CONFLICT, message)
+                self._tell_all(existing, attachment, addition.handle)
+                return
+            request = self._admit(addition)
+        except BlockyardError as error:
+            self.refuse(attachment, spec.request_id, addition.handle, error)
+            return
+        attachment.accept(spec.request_id, request.group.sequences[0].sequence_id, addition.handle)
+        self._requests.open(request)
+        self._requests.read(request, attachment, addition.handle)
+        if request.group.is_finished:
+            self._requests.end([request.group], self._clock())
+            return
+        self._set_deadlines(request, addition)
+        if not self._backlog:
+            # What was got of an idle machine is not counted.
+            self._note_outputs()
+        self._dispatcher.submit(request)
+        log.debug(
+            "request queued",
+            request_id=spec.request_id,
+            first_sequence_id=request.group.sequences[0].sequence_id,
+            n=spec.n,
+            num_prompt_tokens=len(spec.prompt_token_ids),
+            num_output_tokens=request.group.num_outputs,
+        )
+
+    def _admit(self, addition: Addition) -> Request:
+        config = self._pools()
+        spec, before = addition.spec, addition.resubmission
+        try:
+            max_length = config.fit(spec)
+        except NeverFits as error:
+            raise BlockyardError(Reason.NEVER_FITS, str(error)) from None
+        except ValueError as error:
+            raise BlockyardError(Reason.FIELD_INVALID, str(error)) from None
+        if before is None:
+            self._check_limits(spec)
+        now = self._clock()
+        arrived_at = now - (before.age_seconds if before else 0.0)
+        has_ended = before is not None and all(before.ended)
+        if not has_ended and self._reattachment.was_cancelled(spec.request_id, arrived_at - addition.age_seconds, now):
+            raise _cancelled()
+        group = Group(spec, self._next_sequence_id, max_length, arrived_at)
+        self._next_sequence_id += spec.num_sequence_ids
+        if before is not None:
+            _continue(group, before)
+            self._metrics.taken_over(group)
+        return Request(group, addition.digest, addition.message)
+
+    def _check_limits(self, spec: GroupSpec) -> None:
+        """Raises an error that says when to come again. Who does so finds the place that was kept for it."""
+        now, drain_rate = self._clock(), self._dispatcher.drain_rate
+        comes_again = self._promised.pop(spec.request_id) is not None
+        overload = self._backlog.check(spec, leaves_room=drain_rate.has_promised(now) and not comes_again)
+        if overload is None:
+            return
+        reason, message = _OVERLOADS[overload.limit]
+        self._promised.add(spec.request_id, True, 1, now)
+        retry = drain_rate.retry_after_seconds(overload, now)
+        raise BlockyardError(reason, message, retry_after_seconds=retry)
+
+    def _pools(self) -> SchedulerConfig:
+        """Those of a replica; raises NO_READY_WORKER while none was ever set up."""
+        configs = [each.scheduler.config for each in self._dispatcher.engines if each.scheduler is not None]
+        if not configs:
+            message = self._dispatcher.readiness.message
+            raise BlockyardError(Reason.NO_READY_WORKER, message, retry_after_seconds=RETRY_AFTER_SECONDS)
+        return max(configs, key=lambda config: config.max_tokens)
+
+    def _set_deadlines(self, request: Request, addition: Addition) -> None:
+        if addition.max_queue_seconds is not None:
+            at = request.group.arrived_at + addition.max_queue_seconds
+            self._deadlines.add(request.request_id, DeadlineKind.QUEUE, at)
+            self._alarm.set()
+        if addition.remaining_seconds is not None:
+            at = self._clock() + addition.remaining_seconds
+            self._deadlines.add(request.request_id, DeadlineKind.GENERATION, at)
+            self._alarm.set()
+
+    def resume(self, attachment: Attachment, request_id: str, handle: int) -> None:
+        """Lets a gateway read a request, from its beginning on."""
+        request = self._requests.find(request_id, self._clock())
+        if request is None:
+            self.refuse(attachment, request_id, handle, self._reattachment.unknown(request_id, self._clock()))
+            return
+        self._tell_all(request, attachment, handle)
+
+    def _tell_all(self, request: Request, attachment: Attachment, handle: int) -> None:
+        attachment.resume(request, handle)
+        if request.request_id in self._requests.live:
+            self._requests.read(request, attachment, handle)
+        log.debug("request resumed", request_id=request.request_id, gateway=attachment.owner)
+
+    def refuse(self, attachment: Attachment, request_id: str, handle: int, error: BlockyardError) -> None:
+        """Tells a gateway that a request will not run."""
+        log.debug("request refused", request_id=request_id, reason=error.reason)
+        self._metrics.refused(error.reason)
+        attachment.fail(request_id, error, handle)
+
+    def abort(self, attachment: Attachment, abort: Abort) -> None:
+        """Ends a gateway's request or one of its sequences; an unknown one is no error."""
+        request = attachment.requests.get(abort.handle) if abort.handle else self._requests.live.get(abort.request_id)
+        if request is None or attachment not in request.handles:
+            return
+        is_whole = abort.reason is FinishReason.ABORT and abort.sequence_index is None
+        if is_whole and not self._requests.unread(request, attachment):
+            return
+        if self._dispatcher.abort(request, abort.sequence_index, abort.reason, abort.num_tokens):
+            log.debug("request aborted", request_id=abort.request_id, sequence_index=abort.sequence_index)
+
+    def cancel(self, request_ids: Iterable[str]) -> tuple[list[str], list[str]]:
+        """Ends requests whoever reads them. Returns those that were live, and those that will end if they come."""
+        now, names = self._clock(), list(dict.fromkeys(request_ids))
+        found = [request for name in names if (request := self._requests.live.get(name))]
+        for request in found:
+            self._dispatcher.fail(request, _cancelled())
+        cancelled = [request.request_id for request in found]
+        unknown = [name for name in names if name not in cancelled and self._requests.find(name, now) is None]
+        return cancelled, self._reattachment.cancel(unknown, now)
+
+    # Time.
+
+    async def keep_time(self) -> None:
+        """Ends what has waited or run too long, for ever."""
+        while True:
+            now = self._clock()
+            self._expire(now)
+            self._charge()
+            self._alarm.clear()
+            try:
+                async with asyncio.timeout(max(self._next_due() - self._clock(), 0.0) + 1e-3):
+                    await self._alarm.wait()
+            except TimeoutError:
+                pass
+
+    def _next_due(self) -> float:
+        charging = CHARGE_SECONDS if self._backlog else MAX_SLEEP_SECONDS
+        due = (self._deadlines.next_due(), self._requests.next_due(), self._clock() + charging)
+        return min(at for at in due if at is not None)
+
+    def _expire(self, now: float) -> None:
+        for request_id, kind in self._deadlines.expired(now):
+            request = self._requests.live.get(request_id)
+            if request is not None and not (kind is DeadlineKind.QUEUE and request.has_begun):
+                self._dispatcher.fail(request, _overdue(kind))
+        for request in self._requests.take_abandoned(now):
+            log.info("request abandoned", request_id=request.request_id)
+            self._dispatcher.abort(request)
+        self._expire_without_worker(now)
+
+    def _expire_without_worker(self, now: float) -> None:
+        """Fails the requests that have waited too long for any worker."""
+        dispatcher = self._dispatcher
+        if dispatcher.ready_engines:
+            return
+        lost_at = now if dispatcher.lost_at is None else dispatcher.lost_at
+        patience = self._patience
+        live = self._requests.live.values()
+        overdue = [each for each in live if max(each.group.arrived_at, lost_at) + patience <= now]
+        if overdue:
+            log.warning("requests waited too long for a worker", num_requests=len(overdue), seconds=patience)
+        message = f"no worker was ready for {patience:g} s: {dispatcher.readiness.message}"
+        for request in overdue:
+            error = BlockyardError(Reason.NO_READY_WORKER, message, retry_after_seconds=RETRY_AFTER_SECONDS)
+            dispatcher.fail(request, error)
+
+    def _charge(self) -> None:
+        """Counts what each tenant's requests have got since the last time, as long as somebody waits."""
+        if self._backlog:
+            for tenant, num_tokens in self._note_outputs().items():
+                self._backlog.charge(tenant, num_tokens)
+
+    def _note_outputs(self) -> Counter[str]:
+        """The tokens that each tenant's live requests have got since the last time."""
+        got = Counter[str]()
+        for request in self._requests.live.values():
+            num_outputs = request.group.num_outputs
+            got[request.group.spec.tenant] += num_outputs - request.num_charged
+            request.num_charged = num_outputs
+        return got
+
+
+def _continue(group: Group, before: Resubmission) -> None:
+    group.continue_from(before.outputs, before.ended)
+    group.num_cached_tokens = before.num_cached_tokens
+    columns = zip(group.sequences, before.logprobs, before.scores, before.errors, strict=True)
+    for sequence, logprobs, score, error in columns:
+        sequence.logprobs = list(logprobs)
+        sequence.score, sequence.error = score, error
+
+
+def _cancelled() -> BlockyardError:
+    return BlockyardError(Reason.CLIENT_CANCELLED, "the request was cancelled")
+
+
+def _overdue(kind: DeadlineKind) -> BlockyardError:
+    if kind is DeadlineKind.QUEUE:
+        return BlockyardError(Reason.QUEUE_DEADLINE, "it waited longer than it was to", retry_after_seconds=1.0)
+    return BlockyardError(Reason.GENERATION_DEADLINE, "the call's deadline has passed")

@@ -1,0 +1,359 @@
+"""Between requests and replicas: gives each request to the replica that suits it, and takes back what a replica loses.
+
+Owns the backlog: whatever no replica has. What a replica has taken belongs to its engine. Knows no messages.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from blockyard.errors import BlockyardError, Reason
+from blockyard.telemetry import EventLogger
+from scheduler_service import catalogue
+from scheduler_service.core.queues.overload import DrainRate
+from scheduler_service.core.recovery import Suspects
+from scheduler_service.core.values import FinishReason
+from scheduler_service.gateways.codec import Recovery
+from scheduler_service.replicas.engine_events import DRAINED, is_break
+from scheduler_service.replicas.facts import Readiness, combine, is_same_model, repeats
+from scheduler_service.replicas.refusals import Refusals
+from scheduler_service.replicas.steps.answer_checks import WrongAnswer
+from scheduler_service.requests.deaths import Deaths
+from scheduler_service.requests.registry import Lost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from scheduler_service.core.config import Room
+    from scheduler_service.core.queues.backlog import Backlog
+    from scheduler_service.core.sequence import Group
+    from scheduler_service.core.values import OwnerUpdate, SchedulerOutput
+    from scheduler_service.metrics import SchedulerMetrics
+    from scheduler_service.replicas.engine import Engine
+    from scheduler_service.replicas.engine_events import Loss
+    from scheduler_service.replicas.facts import ModelFacts
+    from scheduler_service.requests.registry import Request, Requests
+
+log = EventLogger(__name__)
+
+_DRAINED, _DIED = "the worker was drained", "the worker was lost"
+_REFUSED, _ANSWERED_WRONG = "a step was refused", "the worker's answer was wrong"
+_LOSSES = {
+    _DRAINED: catalogue.DRAINED,
+    _DIED: catalogue.DIED,
+    _REFUSED: catalogue.STEP_REFUSED,
+    _ANSWERED_WRONG: catalogue.ANSWERED_WRONG,
+}
+# Remembered for operators.
+MAX_RECOVERIES = 16
+
+
+class RecoveryRecord(NamedTuple):
+    """What a replica lost, and when (by the scheduler's clock): requests that had begun, and their tokens."""
+
+    at: float
+    replica_id: int
+    cause: str
+    num_requests: int
+    num_tokens: int
+
+
+class Dispatcher:
+    """The engines' office. One object for the scheduler's process."""
+
+    def __init__(
+        self, requests: Requests, backlog: Backlog, metrics: SchedulerMetrics, clock: Callable[[], float]
+    ) -> None:
+        self.engines: list[Engine] = []
+        self.suspects = Suspects()
+        self.readiness = Readiness(False, "the scheduler has just started")
+        self.facts: ModelFacts | None = None
+        # Called once, before the gateways are told.
+        self.on_first_facts: Callable[[], None] = lambda: None
+        self.num_recoveries = 0
+        self.num_replayed_tokens = 0
+        # The latest first.
+        self.recoveries: deque[RecoveryRecord] = deque(maxlen=MAX_RECOVERIES)
+        # Since no step was answered for want of a worker.
+        self.lost_at: float | None = None
+        self._requests = requests
+        self._backlog = backlog
+        self._metrics = metrics
+        self._clock = clock
+        self._deaths = Deaths()
+        self._refusals = Refusals()
+        self.drain_rate = DrainRate(clock())
+
+    # Replicas.
+
+    def join(self, engine: Engine) -> None:
+        """Takes a replica in."""
+        self.engines.append(engine)
+        self.changed(engine)
+
+    def part(self, engine: Engine) -> None:
+        """Lets a replica go that has no requests."""
+        self.engines.remove(engine)
+        self.changed(engine)
+
+    @property
+    def ready_engines(self) -> list[Engine]:
+        """Those that take requests."""
+        return [engine for engine in self.engines if engine.takes_requests]
+
+    def serves_without(self, engine: Engine) -> bool:
+        """Whether another replica takes requests."""
+        return any(other.takes_requests for other in self.engines if other is not engine)
+
+    def claim(self, engine: Engine, incarnation: str) -> bool:
+        """Whether a worker is not another replica's: one process may be found by two names."""
+        held = (other for other in self.engines if other is not engine and (other.is_ready or other.drain.is_wanted))
+        others = (other.replica.worker for other in held)
+        return all(worker is None or worker.incarnation != incarnation for worker in others)
+
+    def agree(self, engine: Engine, facts: ModelFacts) -> bool:
+        """Whether a model is that of all other replicas that serve: gateways know of one."""
+        others = (other.facts for other in self.engines if other is not engine and other.is_ready)
+        return all(known is None or is_same_model(known, facts) for known in others)
+
+    def changed(self, engine: Engine) -> None:
+        """Tells the gateways what the replicas are together."""
+        known = [each.facts for each in self.ready_engines if each.facts]
+        facts = combine(known) if known else self.facts
+        told = facts if facts != self.facts else None
+        if facts is not None and self.facts is None:
+            self.on_first_facts()
+        self.facts, self.readiness = facts, self._find_readiness(engine)
+        for attachment in self._requests.attachments:
+            attachment.tell(facts=told, readiness=self.readiness)
+        for each in self.engines:
+            each.reconsider()
+        if engine.takes_requests:
+            self.wake()
+
+    def _find_readiness(self, engine: Engine) -> Readiness:
+        if self.ready_engines:
+            return Readiness(True)
+        if not self.engines:
+            return Readiness(False, "no worker is known")
+        told = (engine if engine in self.engines else self.engines[0]).readiness
+        return Readiness(False, DRAINED) if told.ready else told
+
+    @property
+    def suspect_request_ids(self) -> list[str]:
+        """Live requests of which workers may have died."""
+        return [request_id for request_id in self._deaths.suspects if request_id in self._requests.live]
+
+    # Requests.
+
+    def submit(self, request: Request) -> None:
+        """Lets a request wait for a replica."""
+        self._backlog.push(request.group, request.group.arrived_at)
+        self.wake()
+
+    def wake(self) -> None:
+        """There may be something to schedule."""
+        for engine in self.ready_engines:
+            engine.wake()
+
+    def abort(
+        self,
+        request: Request,
+        sequence_index: int | None = None,
+        reason: FinishReason = FinishReason.ABORT,
+        num_tokens: int | None = None,
+    ) -> bool:
+        """Ends a request or one of its sequences, wherever it is. False: there was nothing to end."""
+        if request.engine is not None and request.engine.scheduler is not None:
+            scheduler = request.engine.scheduler
+            has_ended = scheduler.abort(request.request_id, sequence_index, reason, num_tokens)
+            self.ended(scheduler.take_ended())
+            if has_ended:
+                request.engine.meter.cancelled(self._clock())
+            request.engine.wake()
+            return has_ended
+        has_ended = request.group.end_waiting(sequence_index, reason, num_tokens)
+        if request.group.is_finished:
+            self._backlog.remove(request.group)
+            self.ended([request.group])
+        return has_ended
+
+    def fail(self, request: Request, error: BlockyardError) -> None:
+        """Ends a request with an error that its readers are told."""
+        for attachment, handle in request.handles.items():
+            attachment.fail(request.request_id, error, handle)
+        self._metrics.failed(error.reason)
+        self._requests.drop(request)
+        self.abort(request, reason=FinishReason.ERROR)
+
+    def fail_all(self, request_ids: Iterable[str], error: BlockyardError) -> None:
+        """The same for several, by name."""
+        for request_id in request_ids:
+            if request := self._requests.live.get(request_id):
+                self.fail(request, error)
+
+    # Giving them to replicas.
+
+    def dispatch(self) -> None:
+        """Gives replicas what they have room for: no more, for what waits here may still go anywhere."""
+        if not self._backlog:
+            return
+        rooms = {each: each.scheduler.find_room() for each in self.ready_engines if each.scheduler is not None}
+        chosen: defaultdict[Engine, list[Group]] = defaultdict(list)
+        while (group := self._backlog.peek()) is not None:
+            engine = self._choose(group, rooms)
+            if engine is None:
+                # Those that ran before keep nobody out for whom others make room.
+                group = self._backlog.peek_new()
+                engine = self._choose(group, rooms) if group is not None and self._is_urgent(group, rooms) else None
+            if group is None or engine is None:
+                break
+            self._backlog.take(group)
+            self.drain_rate.note(1, group.prompt_length, self._clock())
+            rooms[engine].take(*_size(group), group.spec.tenant)
+            chosen[engine].append(group)
+        for engine, groups in chosen.items():
+            self._give(engine, groups)
+
+    def _is_urgent(self, group: Group, rooms: Mapping[Engine, Room]) -> bool:
+        return any(room.takes_urgent(group) for room in rooms.values())
+
+    def _choose(self, group: Group, rooms: Mapping[Engine, Room]) -> Engine | None:
+        """The replica with the longest cached prefix among those with room; of equals the one with most rows free."""
+        size = _size(group)
+        candidates = [engine for engine, room in rooms.items() if room.takes(*size)]
+        candidates = candidates or [engine for engine, room in rooms.items() if room.takes_urgent(group)]
+        if len(candidates) < 2:
+            return candidates[0] if candidates else None
+        fitting = [engine for engine in candidates if rooms[engine].fits(*size)] or candidates
+        return max(fitting, key=lambda engine: (_count_cached(engine, group), rooms[engine].num_rows))
+
+    def _give(self, engine: Engine, groups: list[Group]) -> None:
+        assert engine.scheduler is not None
+        recoveries: defaultdict[str, list[Recovery]] = defaultdict(list)
+        for group in groups:
+            request = self._requests.live[group.spec.request_id]
+            request.engine = engine
+            if request.lost is not None:
+                recovery = _recovery(request, request.lost, engine)
+                recoveries[group.spec.owner].append(recovery)
+                request.lost = None
+                self._metrics.recovered(recovery)
+            else:
+                self._metrics.given(group, self._clock())
+        self._requests.recover(recoveries)
+        updates = engine.scheduler.adopt(groups)
+        self._requests.publish(updates)
+        for request_id, message in (failed for update in updates.values() for failed in update.failed):
+            self.fail_all([request_id], BlockyardError(Reason.NEVER_FITS, message))
+        self.ended(engine.scheduler.take_ended())
+        engine.wake()
+
+    # What comes back.
+
+    def scheduled(self, engine: Engine, output: SchedulerOutput) -> None:
+        """Takes note of a step that is about to be sent."""
+        self._requests.phases.scheduled(engine, output)
+
+    def publish(self, updates: Mapping[str, OwnerUpdate]) -> None:
+        """Tells the gateways what a step gave."""
+        if self.lost_at is not None:
+            log.info("steps are answered again", after_seconds=round(self._clock() - self.lost_at, 3))
+            self.lost_at = None
+        self._requests.publish(updates)
+
+    def ended(self, groups: Iterable[Group]) -> None:
+        """Lets go of requests that ended."""
+        self._requests.end(groups, self._clock())
+
+    def lost(self, engine: Engine, loss: Loss) -> None:
+        """Takes the requests of a replica back: before all others, but for those that would end the next one too."""
+        if self.lost_at is None:
+            self.lost_at = self._clock()
+        cause = _cause(loss.error)
+        self._metrics.lost(_LOSSES[cause])
+        groups: list[Group] = []
+        for group, num_tokens in loss.evacuated:
+            request = self._requests.live.get(group.spec.request_id)
+            if request is None:
+                continue
+            request.engine = None
+            if num_tokens:
+                request.lost = Lost(cause, num_tokens, loss.facts)
+                self._requests.phases.lost(request, cause, num_tokens)
+                self.num_replayed_tokens += num_tokens
+            groups.append(group)
+        if groups or loss.error.reason is not Reason.DRAINING:
+            self._note_recovery(engine, cause, [num_tokens for _, num_tokens in loss.evacuated if num_tokens])
+        if isinstance(loss.error, WrongAnswer):
+            # Somebody else goes first: if that is answered as it should be, it was not the worker.
+            groups.sort(key=lambda group: group.spec.request_id in loss.in_hand)
+        self._backlog.push_front(groups)
+        self._fail_stranded(engine)
+        self._fail_hopeless(loss)
+        self._fail_poison(loss)
+        live = (self._requests.live.get(request_id) for request_id in self._deaths.suspects)
+        self.suspects.replace(request.group for request in live if request is not None)
+        # Those that are ready go on with them at once.
+        self.wake()
+
+    def _note_recovery(self, engine: Engine, cause: str, num_tokens: list[int]) -> None:
+        """`num_tokens`: of each request that had begun."""
+        self.num_recoveries += 1
+        record = RecoveryRecord(self._clock(), engine.replica_id, cause, len(num_tokens), sum(num_tokens))
+        self.recoveries.appendleft(record)
+
+    def _fail_stranded(self, engine: Engine) -> None:
+        """Fails what a replica had and could not give back."""
+        stranded = [request_id for request_id, request in self._requests.live.items() if request.engine is engine]
+        if stranded:
+            log.error("requests cannot go on", replica_id=engine.replica_id, request_ids=stranded)
+            self.fail_all(stranded, BlockyardError(Reason.BUG, "the scheduler lost its state of the request"))
+
+    def _fail_hopeless(self, loss: Loss) -> None:
+        """Fails the requests that would have every epoch broken."""
+        if not loss.named:
+            return
+        message = loss.error.message
+        hopeless = self._refusals.note(message, loss.named, self._requests.live)
+        if hopeless:
+            log.error("requests have a step refused again and again", reason=message, request_ids=hopeless)
+            self.fail_all(hopeless, BlockyardError(Reason.BUG, f"the worker refuses its steps: {message}"))
+
+    def _fail_poison(self, loss: Loss) -> None:
+        """Counts a death against the requests in hand, and fails those that were there three times in a row."""
+        if loss.error.reason is Reason.DRAINING:
+            return
+        # What is wrong with an answer is the worker's fault, unless it has shown that it answers others well.
+        is_proof = loss.was_sound or not isinstance(loss.error, WrongAnswer)
+        self._deaths.note(loss.in_hand, self._requests.live, is_proof=is_proof)
+        if poison := self._deaths.poison:
+            log.error("requests kill workers", request_ids=poison)
+            message = "the worker died three times in a row while it computed this request"
+            self.fail_all(poison, BlockyardError(Reason.POISON_REQUEST, message))
+
+
+def _cause(error: BlockyardError) -> str:
+    """What happened to a replica's worker, for people."""
+    if error.reason is Reason.DRAINING:
+        return _DRAINED
+    if isinstance(error, WrongAnswer):
+        return _ANSWERED_WRONG
+    return _DIED if is_break(error) else _REFUSED
+
+
+def _size(group: Group) -> tuple[int, int]:
+    """Tokens to prefill, and rows."""
+    return sum(len(sequence.token_ids) for sequence in group.live), len(group.live)
+
+
+def _count_cached(engine: Engine, group: Group) -> int:
+    assert engine.scheduler is not None
+    return engine.scheduler.count_cached_tokens(group)
+
+
+def _recovery(request: Request, lost: Lost, engine: Engine) -> Recovery:
+    """What the gateways are told of a request that goes on, and whether as it would have."""
+    exact = engine.facts is not None and repeats(lost.facts, engine.facts)
+    return Recovery(request.request_id, lost.cause, lost.num_tokens, exact)

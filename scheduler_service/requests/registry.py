@@ -1,0 +1,196 @@
+"""Every request that is live or was so not long ago, and which gateways read it. Owns no blocks and no queue.
+
+A request outlives its gateway: without a reader it runs on for the resume window, and its answer is kept for as long
+after its end, so that the same or another gateway can ask for all of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from blockyard.retention import Retention
+from scheduler_service.core.values import FinishReason
+from scheduler_service.requests.request_spans import Phases
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from scheduler_service.core.sequence import Group
+    from scheduler_service.core.values import OwnerUpdate
+    from scheduler_service.gateways.codec import Recovery
+    from scheduler_service.gateways.outbox import Attachment
+    from scheduler_service.replicas.engine import Engine
+    from scheduler_service.replicas.facts import ModelFacts
+
+MAX_RETAINED = 10_000
+MAX_RETAINED_TOKENS = 64 * 2**20
+
+
+class Lost(NamedTuple):
+    """What a request lost with its worker, until it goes on: `facts` are those of the replica that it was on."""
+
+    cause: str
+    num_tokens: int
+    facts: ModelFacts
+
+
+class Request:
+    """A request, its readers, and where it is: at a replica's engine, or in the backlog (None).
+
+    `message` is the request as it came; `handles` the number by which each reader knows it.
+    """
+
+    __slots__ = ("digest", "engine", "group", "handles", "lost", "message", "num_charged")
+
+    def __init__(self, group: Group, digest: bytes, message: bytes) -> None:
+        self.group = group
+        self.digest = digest
+        self.message = message
+        self.handles: dict[Attachment, int] = {}
+        self.engine: Engine | None = None
+        self.lost: Lost | None = None
+        self.num_charged = 0
+
+    @property
+    def request_id(self) -> str:
+        """Its name."""
+        return self.group.spec.request_id
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any of it was computed."""
+        return self.lost is not None or any(
+            sequence.is_known or len(sequence.token_ids) > self.group.prompt_length for sequence in self.group.sequences
+        )
+
+
+class Requests:
+    """Finds requests by name, and tells the readers of each what is new."""
+
+    def __init__(self, window_seconds: float) -> None:
+        self.live: dict[str, Request] = {}
+        self.phases = Phases()
+        # Called with the id of each request that is live no more.
+        self.on_end: Callable[[str], None] = lambda _: None
+        self._window_seconds = window_seconds
+        self._retained = Retention[str, Request](
+            max_age_seconds=window_seconds, max_entries=MAX_RETAINED, max_weight=MAX_RETAINED_TOKENS
+        )
+        self._attachments: dict[str, Attachment] = {}
+        # Who is told what the core has for an owner: a gateway by itself, or all that read one request.
+        self._channels: dict[str, tuple[Attachment, ...]] = {}
+        # Requests that nobody reads, and when they are given up; in that order.
+        self._orphans: dict[Request, float] = {}
+
+    def find(self, request_id: str, now: float) -> Request | None:
+        """The request of this name, live or retained."""
+        self._retained.expire(now)
+        return self.live.get(request_id) or self._retained.get(request_id)
+
+    def open(self, request: Request) -> None:
+        """A new one."""
+        self.live[request.request_id] = request
+        self.phases.begin(request)
+
+    @property
+    def attachments(self) -> list[Attachment]:
+        """The gateways that are attached."""
+        return list(self._attachments.values())
+
+    # Readers.
+
+    def join(self, attachment: Attachment) -> None:
+        """A gateway is there."""
+        self._attachments[attachment.owner] = attachment
+        self._channels[attachment.owner] = (attachment,)
+
+    def leave(self, attachment: Attachment, now: float) -> int:
+        """A gateway is gone. Returns how many requests nobody reads any more because of it."""
+        num_orphans = 0
+        for request in list(attachment.requests.values()):
+            if self.unread(request, attachment):
+                self._orphans[request] = now + self._window_seconds
+                num_orphans += 1
+        del self._channels[attachment.owner]
+        del self._attachments[attachment.owner]
+        return num_orphans
+
+    def read(self, request: Request, attachment: Attachment, handle: int) -> None:
+        """A gateway reads a live request from now on."""
+        if attachment in request.handles:
+            attachment.requests.pop(request.handles[attachment], None)
+        request.handles[attachment] = handle
+        attachment.requests[handle] = request
+        self._orphans.pop(request, None)
+        self._route(request)
+
+    def unread(self, request: Request, attachment: Attachment) -> bool:
+        """A gateway does not read it any more. Tells whether nobody does."""
+        handle = request.handles.pop(attachment, None)
+        if handle is not None:
+            attachment.requests.pop(handle, None)
+        self._route(request)
+        return not request.handles
+
+    def _route(self, request: Request) -> None:
+        """Names the owner of its tokens after those who read it."""
+        shared = f"readers of {request.request_id}"
+        self._channels.pop(shared, None)
+        readers = tuple(request.handles)
+        if len(readers) > 1:
+            self._channels[shared] = readers
+        owner = shared if len(readers) > 1 else readers[0].owner if readers else ""
+        if request.group.spec.owner != owner:
+            request.group.reassign(owner)
+
+    def publish(self, updates: Mapping[str, OwnerUpdate]) -> None:
+        """Tells the readers what the core has for them."""
+        for owner, update in updates.items():
+            for attachment in self._channels.get(owner, ()):
+                attachment.publish(update)
+        self.phases.answered()
+
+    def recover(self, recoveries: Mapping[str, list[Recovery]]) -> None:
+        """Tells the readers which of their requests go on after their worker was lost."""
+        for owner, told in recoveries.items():
+            for attachment in self._channels.get(owner, ()):
+                attachment.recover(told)
+
+    # Ends.
+
+    def end(self, groups: Iterable[Group], now: float) -> None:
+        """Lets go of requests that have ended. What somebody may still want to read is retained."""
+        for group in groups:
+            request = self.live.get(group.spec.request_id)
+            if request is not None and request.group is group:
+                self.drop(request)
+                self._retain(request, now)
+
+    def _retain(self, request: Request, now: float) -> None:
+        reasons = {sequence.finish_reason for sequence in request.group.sequences}
+        if request.digest and reasons != {FinishReason.ABORT}:
+            weight = request.group.prompt_length + request.group.num_outputs
+            self._retained.add(request.request_id, request, weight, now)
+
+    def drop(self, request: Request) -> None:
+        """Forgets a live request."""
+        if self.live.pop(request.request_id, None) is not None:
+            self.on_end(request.request_id)
+            self.phases.end(request)
+        self._orphans.pop(request, None)
+        for attachment in list(request.handles):
+            self.unread(request, attachment)
+
+    # Time.
+
+    def take_abandoned(self, now: float) -> list[Request]:
+        """The requests that nobody has asked for within the window."""
+        due = [request for request, at in self._orphans.items() if at <= now]
+        for request in due:
+            del self._orphans[request]
+        self._retained.expire(now)
+        return due
+
+    def next_due(self) -> float | None:
+        """When `take_abandoned` may have something."""
+        return next(iter(self._orphans.values()), None)

@@ -1,0 +1,226 @@
+"""How far watched requests are: they wait, are prefilled, decode, are preempted, lose their worker. Decides nothing.
+
+Told as spans to those who trace, and as debug events. A request is watched if it is traced, or while debug events are
+written; the others cost nothing. The core is looked at from outside, when a step has other rows than the one before.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from blockyard.telemetry import EventLogger
+from blockyard.tracing.spans import NO_SPAN, begin_span, is_tracing
+from scheduler_service.core.sequence import SequenceStatus
+
+if TYPE_CHECKING:
+    from blockyard.tracing.spans import Span, TraceContext
+    from scheduler_service.core.sequence import Sequence
+    from scheduler_service.core.values import SchedulerOutput
+    from scheduler_service.replicas.engine import Engine
+    from scheduler_service.requests.registry import Request
+
+log = EventLogger(__name__)
+
+_QUEUE, _PREFILL, _DECODE = "queue", "prefill", "decode"
+
+
+class _Life:
+    """One request: the phase that it is in, and what of it has been preempted."""
+
+    __slots__ = (
+        "_began_at",
+        "_context",
+        "_preempted",
+        "_recovery",
+        "_running",
+        "_span",
+        "num_outputs",
+        "phase",
+        "request",
+    )
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.phase = ""
+        # Tokens that it had when its prefill began.
+        self.num_outputs = 0
+        self._context: TraceContext | None = request.group.spec.trace_context
+        self._span: Span = NO_SPAN
+        self._recovery: Span = NO_SPAN
+        self._began_at = 0.0
+        self._running: set[Sequence] = set()
+        self._preempted: dict[Sequence, Span] = {}
+
+    def enter(self, phase: str, **attributes: Any) -> None:
+        """Goes on to another phase."""
+        now = time.monotonic()
+        self._span.end()
+        if self.phase:
+            self._debug(f"request leaves {self.phase}", seconds=round(now - self._began_at, 4))
+        self.phase, self._began_at = phase, now
+        self._span = begin_span(phase, self._context, request_id=self.request.request_id, **attributes)
+
+    def look(self) -> None:
+        """Sees where its sequences are after a step was made."""
+        for sequence in self.request.group.live:
+            if sequence.status is SequenceStatus.RUNNING:
+                self._runs(sequence)
+            elif sequence in self._running and sequence.status is not SequenceStatus.PARKED:
+                self._is_preempted(sequence)
+        if self._running and self.phase == _QUEUE:
+            self._start()
+
+    def _start(self) -> None:
+        group, engine = self.request.group, self.request.engine
+        self.num_outputs = group.num_outputs
+        self.enter(
+            _PREFILL,
+            replica_id=engine.replica_id if engine else -1,
+            num_prompt_tokens=group.prompt_length,
+            num_cached_tokens=group.num_cached_tokens,
+        )
+
+    def _runs(self, sequence: Sequence) -> None:
+        self._running.add(sequence)
+        if span := self._preempted.pop(sequence, None):
+            span.end()
+            self._debug("request goes on", sequence_index=sequence.sequence_index)
+
+    def _is_preempted(self, sequence: Sequence) -> None:
+        self._running.discard(sequence)
+        mode = "swap" if sequence.status is SequenceStatus.SWAPPED else "recompute"
+        told: dict[str, Any] = {
+            "sequence_index": sequence.sequence_index,
+            "mode": mode,
+            "num_tokens": len(sequence.token_ids),
+        }
+        self._debug("request preempted", **told)
+        self._preempted[sequence] = begin_span("preempted", self._context, request_id=self.request.request_id, **told)
+
+    def answer(self) -> None:
+        """Sees whether it has its first token, of all or since it was lost."""
+        if self.request.group.num_outputs > self.num_outputs:
+            self._recovery.end()
+            self._recovery = NO_SPAN
+            self.enter(_DECODE)
+
+    def lose(self, cause: str, num_tokens: int) -> None:
+        """Its worker is lost: it waits, behind what it has, for the next."""
+        self._debug("request lost its worker", cause=cause, num_replayed_tokens=num_tokens)
+        self._end_spans(error=cause)
+        self._running.clear()
+        if self._recovery is NO_SPAN:
+            told: dict[str, Any] = {
+                "request_id": self.request.request_id,
+                "cause": cause,
+                "num_replayed_tokens": num_tokens,
+            }
+            self._recovery = begin_span("recovery", self._context, **told)
+        self.enter(_QUEUE)
+
+    def leave(self) -> None:
+        """Another scheduler goes on with it."""
+        self._end_spans(error="the scheduler stopped")
+        self._recovery.end()
+
+    def end(self) -> None:
+        """It is live no more."""
+        sequences = self.request.group.sequences
+        reasons = tuple(sequence.finish_reason.value for sequence in sequences if sequence.finish_reason is not None)
+        self._span.set(finish_reasons=reasons, num_completion_tokens=self.request.group.num_outputs)
+        # One that fails is dropped before it has an end.
+        self._end_spans(error="" if reasons else "the request failed")
+        self._recovery.end()
+        self._debug(
+            "request ended",
+            phase=self.phase,
+            finish_reasons=",".join(dict.fromkeys(reasons)),
+            num_completion_tokens=self.request.group.num_outputs,
+        )
+
+    def _end_spans(self, error: str = "") -> None:
+        for span in self._preempted.values():
+            span.end(error=error)
+        self._preempted.clear()
+        self._span.end(error=error)
+
+    def _debug(self, message: str, **fields: Any) -> None:
+        if log.has_debug:
+            trace = {"trace_id": self._context.trace_id} if self._context else {}
+            log.debug(message, request_id=self.request.request_id, **fields, **trace)
+
+
+def _sequence_ids(request: Request) -> range:
+    """All that its sequences have, or beams may come to have."""
+    first = request.group.sequences[0].sequence_id
+    return range(first, first + request.group.spec.num_sequence_ids)
+
+
+class Phases:
+    """The watched requests of a scheduler."""
+
+    def __init__(self) -> None:
+        self._lives: dict[str, _Life] = {}
+        self._by_sequence: dict[int, _Life] = {}
+        # Those that wait for their first token.
+        self._prefilling: set[_Life] = set()
+        # Of each replica the rows of the step before.
+        self._rows: WeakKeyDictionary[Engine, tuple[int, ...]] = WeakKeyDictionary()
+
+    def begin(self, request: Request) -> None:
+        """A request is let in: watch it, or not."""
+        is_traced = request.group.spec.trace_context is not None and is_tracing()
+        if is_traced or log.has_debug:
+            life = self._lives[request.request_id] = _Life(request)
+            self._by_sequence.update(dict.fromkeys(_sequence_ids(request), life))
+            life.enter(_QUEUE)
+
+    def scheduled(self, engine: Engine, output: SchedulerOutput) -> None:
+        """A step was made. Most have the rows of the one before: nobody has come, gone or been preempted."""
+        if not self._lives:
+            return
+        before = self._rows.get(engine, ())
+        if output.new_sequences or output.sequence_ids != before:
+            self._rows[engine] = output.sequence_ids
+            changed = set(before).symmetric_difference(output.sequence_ids)
+            changed.update(new.sequence_id for new in output.new_sequences)
+            for life in {found for each in changed if (found := self._by_sequence.get(each))}:
+                self._look(life)
+
+    def _look(self, life: _Life) -> None:
+        life.look()
+        if life.phase == _PREFILL:
+            self._prefilling.add(life)
+
+    def answered(self) -> None:
+        """A step was answered."""
+        for life in tuple(self._prefilling):
+            life.answer()
+            if life.phase != _PREFILL:
+                self._prefilling.discard(life)
+
+    def lost(self, request: Request, cause: str, num_tokens: int) -> None:
+        """A request has lost its worker, and so many tokens that have to be computed again."""
+        if life := self._lives.get(request.request_id):
+            self._prefilling.discard(life)
+            life.lose(cause, num_tokens)
+
+    def end(self, request: Request) -> None:
+        """A request is live no more."""
+        life = self._lives.get(request.request_id)
+        if life is not None and life.request is request:
+            del self._lives[request.request_id]
+            for sequence_id in _sequence_ids(request):
+                del self._by_sequence[sequence_id]
+            self._prefilling.discard(life)
+            life.end()
+
+    def close(self) -> None:
+        """The scheduler stops: what it knows of those that are live is told."""
+        for life in self._lives.values():
+            life.leave()
+        self._lives.clear()
+        self._by_sequence.clear()
+        self._prefilling.clear()

@@ -1,0 +1,135 @@
+"""The scheduler's parts put together and run: the gateways' reception, the dispatcher, an engine for each worker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from blockyard.security.identity import InternalIdentity
+from blockyard.telemetry import EventLogger
+from scheduler_service.core.queues.backlog import Backlog
+from scheduler_service.core.queues.overload import Limits
+from scheduler_service.metrics import SchedulerMetrics
+from scheduler_service.replicas.engine import Engine
+from scheduler_service.replicas.fleet import Fleet
+from scheduler_service.replicas.steps.step_meter import StepMeter
+from scheduler_service.replicas.worker_link import WorkerLink
+from scheduler_service.requests.admission import Reception
+from scheduler_service.requests.dispatcher import Dispatcher
+from scheduler_service.requests.registry import Requests
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from scheduler_service.config import SchedulerConfiguration
+    from scheduler_service.core.values import SchedulerStats
+
+log = EventLogger(__name__)
+
+
+class Scheduling:
+    """All that serves, but for the server. Ends by `close` and the cancelling of `run`."""
+
+    def __init__(self, configuration: SchedulerConfiguration, clock: Callable[[], float] = time.monotonic) -> None:
+        """Reads the certificates; raises CertificateError."""
+        self.identity = InternalIdentity(configuration.internal)
+        service = configuration.service
+        limits = Limits(service.max_waiting_requests, service.max_waiting_tokens, service.max_tenant_requests)
+        self._configuration = configuration
+        self._clock = clock
+        self._started_at = clock()
+        self.requests = Requests(configuration.resume.resume_window_seconds)
+        order = configuration.scheduler
+        self.backlog = Backlog(order.policy, order.aging_seconds, limits)
+        self.metrics = SchedulerMetrics()
+        self.dispatcher = Dispatcher(self.requests, self.backlog, self.metrics, clock)
+        self.reception = Reception(configuration, self.requests, self.backlog, self.dispatcher, self.metrics, clock)
+        self.metrics.watch(self)
+        self._fleet = Fleet(service.worker_address, self)
+        self._num_replicas = 0
+        self._links: dict[Engine, WorkerLink] = {}
+        self._running: dict[Engine, asyncio.Task[None]] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a replica takes steps."""
+        return self.dispatcher.readiness.ready
+
+    @property
+    def uptime_seconds(self) -> float:
+        """How long it has run."""
+        return self._clock() - self._started_at
+
+    @property
+    def now(self) -> float:
+        """The time, by the clock that all its parts use."""
+        return self._clock()
+
+    @property
+    def engines(self) -> list[Engine]:
+        """One for each replica."""
+        return self.dispatcher.engines
+
+    def stats(self) -> list[SchedulerStats]:
+        """The counts of each replica that was ever set up."""
+        return [engine.scheduler.stats() for engine in self.engines if engine.scheduler is not None]
+
+    async def run(self) -> None:
+        """Serves for ever. Raises what ended one of the parts."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                tasks.create_task(self.reception.keep_time())
+                tasks.create_task(self._fleet.run())
+        except BaseExceptionGroup as errors:
+            # One is enough to end it, and says more by itself.
+            raise errors.exceptions[0] from None
+        finally:
+            for link in self._links.values():
+                await link.close()
+
+    def close(self) -> None:
+        """Ends every gateway's stream with DRAINING, and begins no further epoch."""
+        self.reception.close()
+        for engine in self.engines:
+            engine.close()
+        self.requests.phases.close()
+
+    def link_of(self, engine: Engine) -> WorkerLink:
+        """The connection to a replica's worker."""
+        return self._links[engine]
+
+    # The fleet's host.
+
+    def join(self, address: str) -> None:
+        """A worker was found: a replica more."""
+        assert self._tasks is not None
+        link = WorkerLink(address, self.identity.peer("worker"))
+        meter = StepMeter(self.metrics.steps)
+        engine = Engine(
+            self._num_replicas, link, self._configuration, self.dispatcher, self.dispatcher.suspects, meter, self._clock
+        )
+        self._num_replicas += 1
+        self._links[engine] = link
+        self.dispatcher.join(engine)
+        self._running[engine] = self._tasks.create_task(engine.run())
+
+    def part(self, address: str) -> bool:
+        """A worker is not told of any more: its replica ends, unless it serves."""
+        engine = next(each for each in self.engines if each.replica.address == address)
+        if engine.is_ready:
+            return False
+        log.info("a worker is gone", replica_id=engine.replica_id, worker_address=address)
+        self.dispatcher.part(engine)
+        assert self._tasks is not None
+        self._tasks.create_task(self._end(engine))
+        return True
+
+    async def _end(self, engine: Engine) -> None:
+        task = self._running.pop(engine)
+        engine.close()
+        task.cancel()
+        await asyncio.wait({task})
+        await self._links.pop(engine).close()

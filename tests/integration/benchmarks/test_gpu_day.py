@@ -1,0 +1,109 @@
+"""benchmarks/gpu_day.sh on a processor: all stages, what they leave, and what an interrupted one leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.gpu import report as gpu_report
+from benchmarks.gpu import stage as gpu_stage
+
+ROOT = Path(__file__).parents[3]
+FILES = {"machine.json", "tests.xml", "ops.json", "steps.json", "oracle.json", "stages.json", "log.txt", "report.md"}
+
+
+@pytest.mark.timeout(900)
+def test_a_dry_day_leaves_every_result(tmp_path: Path) -> None:
+    """Six processes that import torch one after another: it takes some seconds for each."""
+    environment = {**os.environ, "OUT": str(tmp_path / "out"), "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        ["bash", "benchmarks/gpu_day.sh", "--dry"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    log = (tmp_path / "out" / "log.txt").read_text()
+    assert done.returncode == 0, done.stdout + done.stderr + log
+    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
+    stages = json.loads((tmp_path / "out" / "stages.json").read_text())
+    assert [stage["outcome"] for stage in stages] == ["done"] * 5
+    page = (tmp_path / "out" / "report.md").read_text()
+    for told in (
+        "## The machine",
+        "0 failures, 0 errors",
+        "| linear gate_up 3 rows |",
+        "| decode 3 x 32 |",
+        "| kill | 0 of",
+    ):
+        assert told in page
+    assert "Not " not in page
+    assert (
+        subprocess.run(["git", "status", "--porcelain", "benchmarks/results"], cwd=ROOT, capture_output=True).stdout
+        == b""
+    )
+
+
+def test_an_argument_that_is_not_known_is_told() -> None:
+    done = subprocess.run(
+        ["bash", "benchmarks/gpu_day.sh", "--fast"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "unknown argument --fast" in done.stderr
+
+
+def test_what_was_found_stays_when_a_stage_is_ended(tmp_path: Path) -> None:
+    stage = gpu_stage.Stage(torch.device("cpu"), True, tmp_path / "ops.json")
+    stage.measure("good", lambda: None, ideal_seconds=1e-9)
+
+    def fails() -> None:
+        raise RuntimeError("CUDA out of memory. Tried to allocate\nmuch")
+
+    stage.measure("bad", fails)
+    with pytest.raises(KeyboardInterrupt):
+        stage.measure("ended", lambda: (_ for _ in ()).throw(KeyboardInterrupt()))
+    assert json.loads((tmp_path / "ops.json").read_text())["bad"] == {"error": "CUDA out of memory. Tried to allocate"}
+    page = gpu_report.report(tmp_path)
+    assert "| bad | CUDA out of memory. Tried to allocate | | |" in page
+    assert "| good |" in page
+    assert page.count("Not measured.") == 2
+    assert "Not run." in page
+
+
+def test_failed_tests_are_named(tmp_path: Path) -> None:
+    (tmp_path / "tests.xml").write_text(
+        '<testsuites><testsuite tests="3" failures="1" errors="0" skipped="1"><testcase classname="a.b" name="c">'
+        '<failure message="x"/></testcase><testcase classname="a.b" name="d"/></testsuite></testsuites>'
+    )
+    page = gpu_report.report(tmp_path)
+    assert "3 tests, 1 failures, 0 errors, 1 skipped." in page
+    assert "- a.b::c\n" in page
+
+
+def test_packages_that_are_missing_are_named() -> None:
+    assert gpu_stage.missing(["torch", "no-such-package-anywhere"]) == ["no-such-package-anywhere"]
+    lines = (ROOT / "benchmarks" / "gpu_wheels.txt").read_text().splitlines()
+    names = [line for line in lines if not line.startswith("#")]
+    assert names == sorted(names)
+    assert gpu_stage.missing(names) == [], "all are what a checkout installs"
+
+
+def test_only_packages_of_which_there_are_wheels_are_named_and_the_others_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "No_Such.Package-1.2-py3-none-any.whl").touch()
+    (tmp_path / "names.txt").write_text("# why\nno-such-package\nnor-this\ntorch\n")
+    arguments = ["--missing", str(tmp_path / "names.txt"), "--wheels", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["gpu_stage", *arguments])
+    gpu_stage.main()
+    told = capsys.readouterr()
+    assert told.out == "no-such-package\n"
+    assert told.err.endswith(": nor-this\n")

@@ -1,0 +1,414 @@
+"""A worker without a model: speaks WorkerService over a real socket, checks the step stream, answers hashes.
+
+As a program (`python -m tests.kit.fakes.fake_worker --worker-address unix:/…`), as a server inside a test
+(`FakeWorker`), or, for the ceiling of a benchmark, its device alone (`Device`). Strict, every step is executed
+by the symbolic `ModelWorker` first, which knows what each slot of each block holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import uuid
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Self
+
+from blockyard.common.v1 import sampling_pb2, status_pb2
+from blockyard.errors import BlockyardError, Reason, to_status
+from blockyard.service.servers import INTERNAL_MESSAGE_BYTES, add_health, bind, make_server
+from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
+from scheduler_service.core.values import SequenceError
+from tests.kit.fakes.fake_operations import FakeOperations
+from tests.kit.fakes.worker_codec import decode_step, encode_result
+from tests.kit.oracles.model_worker import ModelWorker
+from tests.kit.oracles.token_rows import TokenRows
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    import grpc.aio
+
+    from scheduler_service.core.values import GroupSpec, SchedulerOutput, StepResult
+
+
+@dataclass(frozen=True)
+class FakeWorkerOptions:
+    """What a fake worker says of itself, how long its steps take, and whether it checks what blocks hold."""
+
+    block_size: int = 16
+    num_device_blocks: int = 1000
+    num_host_blocks: int = 100
+    vocab_size: int = 100
+    max_model_len: int = 4096
+    step_seconds: float = 0.0
+    strict: bool = True
+    determinism_id: str = "hash"
+    batch_invariant: bool = True
+
+
+FAILURE = SequenceError("NOT_FINITE", "failed on request")
+
+
+def seed_of_payload(spec: GroupSpec) -> int:
+    """The seed among the sampling parameters, the only part of a request that names it to a worker."""
+    return sampling_pb2.SamplingParams.FromString(spec.payload or b"").seed
+
+
+Answer = Any  # a StepResult, or the BlockyardError of a refusal
+
+
+class Device:
+    """Executes steps one after another in a thread of its own; each takes `step_seconds` and a step that was waiting
+    starts the moment its predecessor ends, as on a GPU's queue.
+
+    `execute` computes a step; `answer` is called in the device's thread with the step's id and what it gave.
+    """
+
+    def __init__(
+        self,
+        execute: Callable[[SchedulerOutput], StepResult],
+        answer: Callable[[int, Answer], None],
+        step_seconds: float,
+    ) -> None:
+        self._execute = execute
+        self._answer = answer
+        self._step_seconds = step_seconds
+        self.num_submitted = 0
+        # Cleared, no step begins.
+        self.gate = threading.Event()
+        self.gate.set()
+        self._steps: queue.SimpleQueue[tuple[int, SchedulerOutput | BlockyardError, float] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="device", daemon=True)
+        self._thread.start()
+
+    def submit(self, step_id: int, step: SchedulerOutput | BlockyardError) -> None:
+        """Queues a step, or what was wrong with it, to be answered in its turn."""
+        self.num_submitted += 1
+        self._steps.put((step_id, step, time.monotonic()))
+
+    def close(self) -> None:
+        """Ends after the steps that wait."""
+        self.gate.set()
+        self._steps.put(None)
+
+    async def join(self) -> None:
+        """Waits until the thread has ended."""
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        free_at = 0.0
+        refused: BlockyardError | None = None
+        while (item := self._steps.get()) is not None:
+            step_id, step, arrival = item
+            self.gate.wait()
+            deadline = max(arrival, free_at) + self._step_seconds
+            if isinstance(step, BlockyardError):
+                refused = refused or step
+            result: Answer = refused
+            if not refused:
+                try:
+                    result = self._execute(step)
+                except Exception as error:  # noqa: BLE001 - whatever is wrong with a step is told in-band
+                    result = refused = BlockyardError(Reason.BUG, f"step {step_id}: {type(error).__name__}: {error}")
+            # A thread that wakes late does not make the device late, but work that took longer does.
+            free_at = max(deadline, time.monotonic())
+            time.sleep(max(0.0, deadline - time.monotonic()))
+            self._answer(step_id, result)
+
+
+class FakeWorker(FakeOperations, worker_pb2_grpc.WorkerServiceServicer):
+    """A worker process, or what looks like one: `async with FakeWorker(options, address) as worker`."""
+
+    def __init__(self, options: FakeWorkerOptions, address: str) -> None:
+        self.options = options
+        self.address = address
+        self.state = status_pb2.WORKER_STATE_CREATED
+        self.epoch = 0
+        self.configuration_digest = ""
+        self.incarnation = uuid.uuid4().hex
+        self.api_version = "v1"
+        self.num_infos = self.num_profiles = 0
+        self.cache: worker_pb2.CacheInfo | None = None
+        self.plans: list[worker_pb2.InitializeCacheRequest] = []
+        self.refusals: list[str] = []
+        # Faults that a test asks for: refuse a step, or each with this prompt, answer with the wrong sequences, fail
+        # sequences alone.
+        self.refuse_next = ""
+        self.refuse_prompt: tuple[int, ...] = ()
+        # A prompt at the sight of which its stream breaks, and how often that was.
+        self.die_of_prompt: tuple[int, ...] | None = None
+        self.num_deaths = 0
+        self.skew_next = False
+        # A prompt whose first step is answered so, each time.
+        self.skew_prompt: tuple[int, ...] | None = None
+        self.fail_sequences: set[int] = set()
+        self.stopping = asyncio.Event()
+        self._awake = asyncio.Event()
+        self._awake.set()
+        self.devices: list[Device] = []
+        self.is_draining = False
+        self._streams: list[_Stream] = []
+        self._reader: asyncio.Task[Any] | None = None
+        self._server = make_server(INTERNAL_MESSAGE_BYTES, ["blockyard.worker.v1.WorkerService"])
+        self.add_to(self._server)
+        add_health(self._server, lambda: True, lambda: True)
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Answers the service there."""
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, server)
+
+    async def __aenter__(self) -> Self:
+        port = bind(self._server, self.address)
+        if not self.address.startswith("unix:"):
+            self.address = f"{self.address.rpartition(':')[0]}:{port}"
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.kill()
+
+    async def kill(self) -> None:
+        """Ends at once, as a killed process does."""
+        await self._server.stop(0)
+        for device in self.devices:
+            device.close()
+            await device.join()
+
+    def hang(self) -> None:
+        """Begins no step and answers nobody until `go_on`, as a stopped process does."""
+        self._awake.clear()
+        for device in self.devices:
+            device.gate.clear()
+
+    def go_on(self) -> None:
+        """Does what it was asked for meanwhile."""
+        self._awake.set()
+        for device in self.devices:
+            device.gate.set()
+
+    def drain(self) -> None:
+        """Runs no further step and says so, as a worker that was told to stop."""
+        self.is_draining = True
+        for stream in self._streams:
+            stream.drain()
+
+    def _require(self, *states: int) -> None:
+        if self.is_draining:
+            raise BlockyardError(Reason.DRAINING, "the worker is stopping")
+        if self.state not in states:
+            name = status_pb2.WorkerState.Name(self.state)
+            raise BlockyardError(Reason.WRONG_STATE, f"not in state {name}")
+
+    def _model(self) -> worker_pb2.LoadedModel:
+        return worker_pb2.LoadedModel(
+            architecture="Hash",
+            vocab_size=self.options.vocab_size,
+            max_model_len=self.options.max_model_len,
+            model_digest="0" * 64,
+            weights_digest="hash",
+            parameter_bytes=1000,
+            dtype=worker_pb2.DTYPE_FLOAT32,
+        )
+
+    async def GetWorkerInfo(self, request: worker_pb2.GetWorkerInfoRequest, context: Any) -> Any:
+        await self._awake.wait()
+        self.num_infos += 1
+        loaded = self.state >= status_pb2.WORKER_STATE_LOADED
+        return worker_pb2.GetWorkerInfoResponse(
+            worker_id="fake",
+            incarnation=self.incarnation,
+            api_version=self.api_version,
+            state=self.state,
+            epoch=self.epoch,
+            configuration_digest=self.configuration_digest,
+            device="none",
+            model=self._model() if loaded else None,
+            cache=self.cache,
+            draining=self.is_draining,
+        )
+
+    async def InitDevice(self, request: worker_pb2.InitDeviceRequest, context: Any) -> Any:
+        self._require(status_pb2.WORKER_STATE_CREATED)
+        self.configuration_digest = request.configuration_digest
+        self.state = status_pb2.WORKER_STATE_DEVICE_READY
+        return worker_pb2.InitDeviceResponse(device="none")
+
+    async def LoadModel(self, request: worker_pb2.LoadModelRequest, context: Any) -> AsyncIterator[Any]:
+        self._require(status_pb2.WORKER_STATE_DEVICE_READY)
+        for done in (0, 500, 1000):
+            progress = worker_pb2.LoadProgress(done_bytes=done, total_bytes=1000)
+            yield worker_pb2.LoadModelResponse(progress=progress)
+        self.state = status_pb2.WORKER_STATE_LOADED
+        yield worker_pb2.LoadModelResponse(loaded=self._model())
+
+    async def DetermineNumAvailableBlocks(self, request: Any, context: Any) -> Any:
+        self._require(status_pb2.WORKER_STATE_LOADED)
+        self.num_profiles += 1
+        return worker_pb2.DetermineNumAvailableBlocksResponse(
+            block_size=request.block_size or self.options.block_size,
+            num_device_blocks=self.options.num_device_blocks,
+            num_host_blocks=self.options.num_host_blocks,
+            cache_block_bytes=1024,
+        )
+
+    async def InitializeCache(self, request: worker_pb2.InitializeCacheRequest, context: Any) -> Any:
+        self._require(status_pb2.WORKER_STATE_LOADED)
+        self.plans.append(request)
+        self.cache = worker_pb2.CacheInfo(
+            block_size=request.block_size,
+            num_device_blocks=request.num_device_blocks,
+            num_host_blocks=request.num_host_blocks,
+            cache_block_bytes=1024,
+            max_model_len=request.max_model_len,
+            determinism_id=self.options.determinism_id,
+            batch_invariant=self.options.batch_invariant,
+        )
+        self.state = status_pb2.WORKER_STATE_CACHE_READY
+        return worker_pb2.InitializeCacheResponse(cache=self.cache)
+
+    async def Shutdown(self, request: worker_pb2.ShutdownRequest, context: Any) -> Any:
+        self.stopping.set()
+        return worker_pb2.ShutdownResponse()
+
+    async def ExecuteModel(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
+        self._require(status_pb2.WORKER_STATE_CACHE_READY, status_pb2.WORKER_STATE_RUNNING)
+        if self._reader:
+            self._reader.cancel()
+        self.state = status_pb2.WORKER_STATE_RUNNING
+        stream = _Stream(self, self._executor())
+        self.devices.append(stream.device)
+        self._streams.append(stream)
+        reader = self._reader = asyncio.create_task(stream.read(request_iterator))
+        try:
+            while (message := await stream.answers.get()) is not None:
+                yield message
+        finally:
+            reader.cancel()
+            stream.device.close()
+
+    def _executor(self) -> Callable[[SchedulerOutput], StepResult]:
+        options, cache = self.options, self.cache
+        assert cache is not None
+        if options.strict:
+            sizes = (cache.block_size, cache.num_device_blocks, cache.num_host_blocks)
+            model = ModelWorker(*sizes, vocab_size=options.vocab_size, seed_of=seed_of_payload)
+            return lambda step: self._spoil(step, model.execute(step))
+        rows = TokenRows(options.vocab_size, seed_of_payload)
+        return lambda step: self._spoil(step, rows.execute(step))
+
+    def _spoil(self, step: SchedulerOutput, result: StepResult) -> StepResult:
+        """Does what a test asked for, in the device's thread."""
+        if any(new.token_ids == self.refuse_prompt for new in step.new_sequences):
+            raise ValueError("the worker cannot stand this prompt")
+        if self.refuse_next:
+            refusal, self.refuse_next = self.refuse_next, ""
+            raise ValueError(refusal)
+        if self.skew_next or any(new.token_ids == self.skew_prompt for new in step.new_sequences):
+            self.skew_next = False
+            return replace(result, sequence_ids=(*result.sequence_ids, 10**6), token_ids=(*result.token_ids, 1))
+        if failed := self.fail_sequences.intersection(result.sequence_ids):
+            self.fail_sequences -= failed
+            kept = [pair for pair in zip(result.sequence_ids, result.token_ids, strict=True) if pair[0] not in failed]
+            columns = zip(*kept, strict=True) if kept else ((), ())
+            sequence_ids, token_ids = map(tuple, columns)
+            failures = tuple((sequence_id, FAILURE) for sequence_id in failed)
+            return replace(result, sequence_ids=sequence_ids, token_ids=token_ids, failures=failures)
+        return result
+
+
+class _Stream:
+    """One epoch's step stream: checks identities, feeds the device, encodes its answers."""
+
+    def __init__(self, worker: FakeWorker, execute: Callable[[SchedulerOutput], StepResult]) -> None:
+        self.answers: asyncio.Queue[worker_pb2.ExecuteModelResponse | None] = asyncio.Queue()
+        self.device = Device(execute, self._answer, worker.options.step_seconds)
+        self._worker = worker
+        self._loop = asyncio.get_running_loop()
+        self._epoch = 0
+        self._last_step_id = 0
+        self._is_draining = False
+
+    async def read(self, request_iterator: Any) -> None:
+        try:
+            async for message in request_iterator:
+                self._accept(message)
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Ends the stream after the answers that wait."""
+        self.answers.put_nowait(None)
+
+    def drain(self) -> None:
+        """Says that the last answer given was the last."""
+        self._is_draining = True
+        self.answers.put_nowait(worker_pb2.ExecuteModelResponse(epoch=self._epoch, draining=True))
+
+    def _accept(self, message: worker_pb2.ExecuteModelRequest) -> None:
+        if any(tuple(new.token_ids) == self._worker.die_of_prompt for new in message.new_sequences):
+            self._worker.num_deaths += 1
+            self.end()
+            return
+        if wrong := self._wrong(message):
+            self.device.submit(message.step_id, BlockyardError(Reason.BUG, wrong))
+            return
+        self._last_step_id = message.step_id
+        self.device.submit(message.step_id, decode_step(message))
+
+    def _wrong(self, message: worker_pb2.ExecuteModelRequest) -> str:
+        if not self._epoch and message.epoch > self._worker.epoch:
+            self._epoch = self._worker.epoch = message.epoch
+        if message.epoch != self._epoch:
+            return f"epoch {message.epoch} where {self._epoch} runs and {self._worker.epoch} was seen"
+        if message.step_id != self._last_step_id + 1:
+            return f"step {message.step_id} after step {self._last_step_id}"
+        return ""
+
+    def _answer(self, step_id: int, result: Answer) -> None:
+        """In the device's thread."""
+        self._loop.call_soon_threadsafe(self._finish, step_id, result)
+
+    def _finish(self, step_id: int, result: Answer) -> None:
+        if self._is_draining:
+            return
+        if isinstance(result, BlockyardError):
+            self._worker.refusals.append(result.message)
+            refusal = to_status(result)
+            message = worker_pb2.ExecuteModelResponse(epoch=self._epoch, step_id=step_id, refusal=refusal)
+        else:
+            message = encode_result(result, self._epoch, self._worker.options.step_seconds)
+        self.answers.put_nowait(message)
+
+
+def _parse(arguments: list[str]) -> tuple[FakeWorkerOptions, str]:
+    parser = argparse.ArgumentParser("fake_worker")
+    parser.add_argument("--worker-address", required=True)
+    for field in fields(FakeWorkerOptions):
+        flag = "--" + field.name.replace("_", "-")
+        if isinstance(field.default, bool):
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=field.default)
+        else:
+            parser.add_argument(flag, type=type(field.default), default=field.default)
+    values = vars(parser.parse_args(arguments))
+    address = values.pop("worker_address")
+    return FakeWorkerOptions(**values), address
+
+
+async def _serve(options: FakeWorkerOptions, address: str) -> None:
+    async with FakeWorker(options, address) as worker:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, worker.stopping.set)
+        sys.stderr.write(f"fake worker {os.getpid()} listens on {worker.address}\n")
+        await worker.stopping.wait()
+
+
+if __name__ == "__main__":
+    sys.setswitchinterval(1e-4)
+    asyncio.run(_serve(*_parse(sys.argv[1:])))

@@ -1,0 +1,358 @@
+"""A worker without tensors that executes steps strictly: the truth that the scheduler is held against.
+
+It owns rows, two pools of slots, and nothing else. A slot holds a name of the tokens up to its position instead of KV,
+so a read of anything but the sequence's own prefix is seen at once. It knows nothing of messages and of time. A step
+that breaks a rule of the protocol is refused with `StepRefused`; the worker is of no use afterwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from scheduler_service.core.beam_search.beams import BeamSearch
+from scheduler_service.core.values import BlockPair, Fork, GroupSpec, NewSequence, SchedulerOutput, StepResult
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from scheduler_service.core.beam_search.beams import Hypothesis
+
+ROOT = 0x6B6579
+"""The name of no tokens."""
+
+
+class StepRefused(Exception):
+    """A step that breaks a rule."""
+
+
+def extend_name(name: int, token_id: int) -> int:
+    """The name of a prefix that is one token longer."""
+    return hash((name, token_id))
+
+
+def seed_of_request(spec: GroupSpec) -> int:
+    """A seed that depends on the request alone."""
+    return crc32(spec.request_id.encode())
+
+
+def sample(seed: int, sequence_index: int, position: int, name: int, vocab_size: int, masked: Iterable[int]) -> int:
+    """The token at this output position, of those that are not masked: a hash of everything it may depend on."""
+    allowed = [token_id for token_id in range(vocab_size) if token_id not in set(masked)]
+    return allowed[hash((seed, sequence_index, position, name)) % len(allowed)]
+
+
+def propose(name: int, vocab_size: int, masked: Iterable[int]) -> tuple[tuple[int, float], ...]:
+    """All tokens that are not masked with a log probability, likeliest first: a hash of all it may depend on.
+
+    In eighths, so that many tie.
+    """
+    allowed = set(range(vocab_size)) - set(masked)
+    logprobs = {token_id: -(1 + hash((name, token_id)) % 64) / 8 for token_id in allowed}
+    return tuple(sorted(logprobs.items(), key=lambda entry: (-entry[1], entry[0])))
+
+
+@dataclass(slots=True)
+class Row:
+    """What the worker keeps of a sequence. `names[i]` names the first `i` tokens."""
+
+    spec: GroupSpec
+    sequence_index: int
+    prompt_length: int
+    token_ids: list[int]
+    names: list[int]
+    block_ids: list[int]
+    num_computed: int
+    num_beam_candidates: int = 0
+    has_ended: bool = False
+
+    @classmethod
+    def make(cls, new: NewSequence) -> Row:
+        """The row of a sequence that was not known."""
+        row = cls(
+            new.spec,
+            new.sequence_index,
+            new.prompt_length,
+            [],
+            [ROOT],
+            list(new.block_ids),
+            new.num_computed_tokens,
+            new.num_beam_candidates,
+        )
+        for token_id in new.token_ids:
+            row.append(token_id)
+        return row
+
+    def fork(self, fork: Fork) -> Row:
+        """The row of a child."""
+        return Row(
+            self.spec,
+            fork.sequence_index,
+            self.prompt_length,
+            self.token_ids.copy(),
+            self.names.copy(),
+            list(fork.block_ids),
+            self.num_computed,
+            self.num_beam_candidates,
+        )
+
+    def append(self, token_id: int) -> None:
+        """Another token is known."""
+        self.token_ids.append(token_id)
+        self.names.append(extend_name(self.names[-1], token_id))
+
+    def propose(self, vocab_size: int) -> tuple[tuple[int, float], ...]:
+        """Its likeliest next tokens, best first."""
+        masked = self.spec.stop_token_ids if len(self.token_ids) - self.prompt_length < self.spec.min_tokens else ()
+        return propose(self.names[-1], vocab_size, masked)[: self.num_beam_candidates]
+
+    def sample(self, seed: int, vocab_size: int) -> int:
+        """Its next token, which it appends; a stop token after min_tokens ends it."""
+        position = len(self.token_ids) - self.prompt_length
+        masked = self.spec.stop_token_ids if position < self.spec.min_tokens else ()
+        token_id = sample(seed, self.sequence_index, position, self.names[-1], vocab_size, masked)
+        self.append(token_id)
+        self.has_ended = position >= self.spec.min_tokens and token_id in self.spec.stop_token_ids
+        return token_id
+
+
+class ModelWorker:
+    """Executes steps one after another. Slots are named `pool[block * block_size + offset]`; 0 is an empty one."""
+
+    def __init__(
+        self,
+        block_size: int,
+        num_device_blocks: int,
+        num_host_blocks: int,
+        *,
+        vocab_size: int = 32,
+        seed_of: Callable[[GroupSpec], int] = seed_of_request,
+    ) -> None:
+        self.block_size = block_size
+        self.num_device_blocks = num_device_blocks
+        self.num_host_blocks = num_host_blocks
+        self.vocab_size = vocab_size
+        self.seed_of = seed_of
+        self.device = [0] * (num_device_blocks * block_size)
+        self.host = [0] * (num_host_blocks * block_size)
+        self.rows: dict[int, Row] = {}
+        self.last_step_id = 0
+
+    def execute(self, step: SchedulerOutput) -> StepResult:
+        """Do what the step says, in the order that the protocol binds."""
+        self._check_shape(step)
+        self.last_step_id = step.step_id
+        for fork in step.forks:
+            self._fork(fork)
+        for sequence_id, token_id in step.input_ids:
+            self._take_input(step, sequence_id, token_id)
+        for sequence_id in step.finished_sequence_ids:
+            self.rows.pop(sequence_id, None)
+        for new in step.new_sequences:
+            self._add(new)
+        self._update_tables(step)
+        self._move(step)
+        return self._compute(step)
+
+    # Before anything is touched
+
+    def _check_shape(self, step: SchedulerOutput) -> None:
+        _require(step.step_id == self.last_step_id + 1, f"step {step.step_id} after {self.last_step_id}")
+        _require(len(step.sequence_ids) == len(step.num_new_tokens), "rows in columns of two lengths")
+        _require(len(step.appended_sequence_ids) == len(step.appended_block_ids), "tables in columns of two lengths")
+        _require_unique(step.sequence_ids, "rows")
+        _require_unique([new.sequence_id for new in step.new_sequences], "new sequences")
+        _require_unique([fork.child_id for fork in step.forks], "children")
+        _require_unique([sequence_id for sequence_id, _ in step.input_ids], "inputs")
+        replaced = {sequence_id for sequence_id, _ in step.replaced_tables}
+        _require(not replaced & set(step.appended_sequence_ids), "a table is replaced and grows")
+        self._check_pairs(step)
+        tables = [new.block_ids for new in step.new_sequences] + [fork.block_ids for fork in step.forks]
+        tables += [table for _, table in step.replaced_tables]
+        for table in [*tables, step.appended_block_ids]:
+            self._check_device_blocks(table)
+
+    def _check_pairs(self, step: SchedulerOutput) -> None:
+        out, back, copies = step.blocks_to_swap_out, step.blocks_to_swap_in, step.blocks_to_copy
+        self._check_device_blocks(
+            [pair.source for pair in out]
+            + [pair.destination for pair in back]
+            + [block for pair in copies for block in pair]
+        )
+        self._check_host_blocks([pair.destination for pair in out] + [pair.source for pair in back])
+        for pairs in (out, back, copies):
+            _require_unique([pair.destination for pair in pairs], "destinations")
+        _require(not _sources(copies) & _destinations(copies), "a copy's destination is a source too")
+        _require(not _sources(back) & _destinations(out), "a host block is read and written by swaps of one step")
+        _require(not _destinations(back) & _destinations(copies), "a block is swapped in and copied over")
+
+    def _check_device_blocks(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            _require(0 < block < self.num_device_blocks, f"device block {block}")
+
+    def _check_host_blocks(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            _require(0 <= block < self.num_host_blocks, f"host block {block}")
+
+    # Rows and tables
+
+    def _row(self, sequence_id: int) -> Row:
+        _require(sequence_id in self.rows, f"sequence {sequence_id} is unknown")
+        return self.rows[sequence_id]
+
+    def _fork(self, fork: Fork) -> None:
+        parent = self._row(fork.parent_id)
+        _require(fork.child_id not in self.rows, f"child {fork.child_id} is known already")
+        self.rows[fork.child_id] = parent.fork(fork)
+        has_same_blocks = not parent.num_beam_candidates or parent.block_ids == list(fork.block_ids)
+        _require(has_same_blocks, f"child {fork.child_id} begins on other blocks than its parent")
+
+    def _take_input(self, step: SchedulerOutput, sequence_id: int, token_id: int) -> None:
+        row = self._row(sequence_id)
+        _require(row.num_beam_candidates > 0, f"sequence {sequence_id} chooses its tokens itself")
+        count = dict(zip(step.sequence_ids, step.num_new_tokens, strict=True)).get(sequence_id)
+        _require(count == 1, f"sequence {sequence_id} gets a token and computes {count}")
+        row.append(token_id)
+
+    def _add(self, new: NewSequence) -> None:
+        _require(new.sequence_id not in self.rows, f"new sequence {new.sequence_id} is known already")
+        _require(0 <= new.num_computed_tokens < len(new.token_ids), "a new sequence has nothing to compute")
+        _require(0 < new.prompt_length <= len(new.token_ids), "a prompt is longer than what is known")
+        self.rows[new.sequence_id] = Row.make(new)
+
+    def _update_tables(self, step: SchedulerOutput) -> None:
+        for sequence_id, block in zip(step.appended_sequence_ids, step.appended_block_ids, strict=True):
+            self._row(sequence_id).block_ids.append(block)
+        for sequence_id, table in step.replaced_tables:
+            self._row(sequence_id).block_ids[:] = table
+        for fork in step.forks:
+            parent, child = self._row(fork.parent_id), self._row(fork.child_id)
+            # A beam's child computes a token of its own at once, so its table may be another one by now.
+            tables_agree = parent.block_ids == child.block_ids or child.num_beam_candidates > 0
+            _require(tables_agree, f"child {fork.child_id} has other blocks than its parent")
+
+    # Blocks
+
+    def _move(self, step: SchedulerOutput) -> None:
+        for pair in step.blocks_to_swap_out:
+            self._copy(self.device, self.host, pair)
+        for pair in step.blocks_to_swap_in:
+            self._copy(self.host, self.device, pair)
+        for pair in step.blocks_to_copy:
+            self._copy(self.device, self.device, pair)
+
+    def _copy(self, source: list[int], destination: list[int], pair: BlockPair) -> None:
+        size = self.block_size
+        content = source[pair.source * size : (pair.source + 1) * size]
+        destination[pair.destination * size : (pair.destination + 1) * size] = content
+
+    def _slot(self, row: Row, position: int) -> int:
+        place = position // self.block_size
+        _require(place < len(row.block_ids), f"position {position} is beyond the table")
+        return row.block_ids[place] * self.block_size + position % self.block_size
+
+    # What is computed
+
+    def _compute(self, step: SchedulerOutput) -> StepResult:
+        """All writes, then all reads, then all draws: what one row writes over another's prefix is seen."""
+        skipped = [sequence_id for sequence_id in step.sequence_ids if self._row(sequence_id).has_ended]
+        work = zip(step.sequence_ids, step.num_new_tokens, strict=True)
+        active = {sequence_id: count for sequence_id, count in work if sequence_id not in set(skipped)}
+        self._write(active)
+        self._share_logits(step.forks, active)
+        for sequence_id in active:
+            self._read(sequence_id)
+        sampled = [key for key in active if self.rows[key].num_computed == len(self.rows[key].token_ids)]
+        beams = [key for key in sampled if self.rows[key].num_beam_candidates]
+        sampled = [key for key in sampled if not self.rows[key].num_beam_candidates]
+        token_ids = [self.rows[key].sample(self.seed_of(self.rows[key].spec), self.vocab_size) for key in sampled]
+        candidates = {key: self.rows[key].propose(self.vocab_size) for key in beams}
+        return StepResult(
+            step.step_id, tuple(sampled), tuple(token_ids), tuple(skipped), beam_candidates=candidates or None
+        )
+
+    def _write(self, active: dict[int, int]) -> None:
+        written: set[int] = set()
+        for sequence_id, num_new_tokens in active.items():
+            row = self.rows[sequence_id]
+            end = row.num_computed + num_new_tokens
+            _require(end <= len(row.token_ids), f"sequence {sequence_id} computes tokens that nobody knows")
+            for position in range(row.num_computed, end):
+                slot = self._slot(row, position)
+                _require(slot not in written, f"sequence {sequence_id} writes what another one writes")
+                written.add(slot)
+                self.device[slot] = row.names[position + 1]
+            row.num_computed = end
+
+    def _share_logits(self, forks: Sequence[Fork], active: dict[int, int]) -> None:
+        """Children compute nothing: they are where their parent is, which must have come to its last token."""
+        parents = {fork.child_id: fork.parent_id for fork in forks}
+        for sequence_id, num_new_tokens in active.items():
+            if num_new_tokens:
+                continue
+            _require(sequence_id in parents, f"sequence {sequence_id} computes nothing and is no child of this step")
+            parent = self._row(parents[sequence_id])
+            _require(parents[sequence_id] in active, f"the parent of {sequence_id} computes nothing")
+            _require(parent.num_computed == len(parent.token_ids), f"the parent of {sequence_id} has no logits")
+            self.rows[sequence_id].num_computed = parent.num_computed
+
+    def _read(self, sequence_id: int) -> None:
+        row = self.rows[sequence_id]
+        for position in range(row.num_computed):
+            content = self.device[self._slot(row, position)]
+            _require(content == row.names[position + 1], f"sequence {sequence_id} reads another's KV at {position}")
+
+
+def generate_alone(
+    spec: GroupSpec,
+    sequence_index: int,
+    *,
+    max_model_len: int,
+    vocab_size: int = 32,
+    seed_of: Callable[[GroupSpec], int] = seed_of_request,
+) -> list[int]:
+    """The output ids of one sequence that nothing disturbs: the oracle."""
+    if spec.beams:
+        return search_alone(spec, max_model_len=max_model_len, vocab_size=vocab_size)[sequence_index].token_ids
+    prompt = spec.prompt_token_ids
+    row = Row.make(NewSequence(0, sequence_index, prompt, len(prompt), 0, (), spec, spec.num_beam_candidates))
+    max_length = min(len(prompt) + spec.max_tokens, max_model_len)
+    while len(row.token_ids) < max_length and not row.has_ended:
+        row.sample(seed_of(spec), vocab_size)
+    return row.token_ids[len(prompt) :]
+
+
+def search_alone(spec: GroupSpec, *, max_model_len: int, vocab_size: int = 32) -> list[Hypothesis]:
+    """The same for a beam search, the best first: every beam is computed from its tokens alone."""
+    assert spec.beams
+    search = BeamSearch(spec.beams, spec.stop_token_ids, spec.min_tokens, spec.num_beam_candidates)
+    max_outputs = min(len(spec.prompt_token_ids) + spec.max_tokens, max_model_len) - len(spec.prompt_token_ids)
+    outputs: list[list[int]] = [[]]
+    while outputs:
+        rows = [_make_row(spec, output) for output in outputs]
+        chosen = search.advance([row.propose(vocab_size) for row in rows], outputs.__getitem__, max_outputs)
+        outputs = [[*outputs[one.rank], one.token_id] for one in chosen]
+    return search.hypotheses
+
+
+def _make_row(spec: GroupSpec, output: list[int]) -> Row:
+    prompt = spec.prompt_token_ids
+    return Row.make(NewSequence(0, 0, (*prompt, *output), len(prompt), 0, (), spec, spec.num_beam_candidates))
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise StepRefused(what)
+
+
+def _require_unique(values: Sequence[int], what: str) -> None:
+    _require(len(set(values)) == len(values), f"{what} are named twice")
+
+
+def _sources(pairs: Iterable[BlockPair]) -> set[int]:
+    return {pair.source for pair in pairs}
+
+
+def _destinations(pairs: Iterable[BlockPair]) -> set[int]:
+    return {pair.destination for pair in pairs}

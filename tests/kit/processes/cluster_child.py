@@ -1,0 +1,48 @@
+"""Runs a service of a cluster: `python -m tests.kit.processes.cluster_child PARENT_PID MODULE [FLAG ...]`.
+
+Unlike `blockyard.local.child` it is killed when its parent dies: a frozen process does not heed SIGTERM. With token
+ids in BLOCKYARD_TEST_POISON, separated by commas, a worker kills itself when it is to compute a prompt that begins so.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from blockyard.local.child import die_with_parent
+
+if TYPE_CHECKING:
+    from worker_service.step import Step, StepResult
+
+POISON_VARIABLE = "BLOCKYARD_TEST_POISON"
+
+
+def die_of(poison: list[int]) -> None:
+    """Has this worker die of a prompt: in the middle of a step, as a kernel's fault would have it."""
+    from worker_service.steps.step_executor import StepExecutor
+
+    execute = StepExecutor.execute
+
+    def execute_or_die(self: StepExecutor, step: Step, arrival: float) -> StepResult:
+        if any(new.token_ids[: len(poison)].tolist() == poison for new in step.new_sequences):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return execute(self, step, arrival)
+
+    StepExecutor.execute = execute_or_die
+
+
+def main() -> None:
+    """The program."""
+    parent_pid, module, *flags = sys.argv[1:]
+    die_with_parent(int(parent_pid), signal.SIGKILL)
+    sys.argv = [module, *flags]
+    if module == "worker_service" and (poison := os.environ.get(POISON_VARIABLE)):
+        die_of([int(token_id) for token_id in poison.split(",")])
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""The three real services as processes of a test: started with chosen flags, watched through their logs, stopped."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from blockyard.client.access import ClientAccess
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+ROOT = Path(__file__).parents[3]
+# A laptop under load loads torch in some seconds.
+START_SECONDS = 60.0
+
+
+class Service:
+    """One process: `python -m module flags`, its standard error in a file."""
+
+    def __init__(
+        self, module: str, flags: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.module = module
+        self.log_path = log
+        self._log = log.open("wb")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module, *flags],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            env={**os.environ, **(environment or {})},
+        )
+
+    @property
+    def log(self) -> str:
+        """All that it has written."""
+        return self.log_path.read_text(errors="replace")
+
+    def wait_for_log(self, pattern: str, seconds: float = START_SECONDS) -> re.Match[str]:
+        """Waits until its log matches; fails when it dies before that."""
+        deadline = time.monotonic() + seconds
+        while True:
+            if match := re.search(pattern, self.log):
+                return match
+            assert self.process.poll() is None, f"{self.module} ended with {self.process.returncode}:\n{self.log}"
+            assert time.monotonic() < deadline, f"{self.module} never wrote {pattern!r}:\n{self.log}"
+            # Polling the log of another process: there is no event to wait for.
+            time.sleep(0.02)
+
+    def wait(self, seconds: float = START_SECONDS) -> int:
+        """Waits until it ends by itself, and returns its exit code."""
+        try:
+            return self.process.wait(seconds)
+        finally:
+            self._log.close()
+
+    def stop(self, signal_number: int = signal.SIGTERM, seconds: float = 20.0) -> int:
+        """Ends it and returns its exit code; kills it when it does not end in time, which fails the test."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal_number)
+            try:
+                self.process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+                raise AssertionError(f"{self.module} did not stop:\n{self.log}") from None
+        self._log.close()
+        return self.process.returncode
+
+
+@dataclass
+class System:
+    """Gateway, scheduler and worker on Unix sockets and free loopback ports. Use as a context manager.
+
+    `access`: what the public gRPC port asks for.
+    """
+
+    model: Path
+    folder: Path
+    scheduler_flags: Sequence[str] = ()
+    worker_flags: Sequence[str] = ()
+    gateway_flags: Sequence[str] = ()
+    access: ClientAccess = field(default_factory=ClientAccess)
+    services: dict[str, Service] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # A Unix socket's path must stay below 108 bytes, which a test's own folder may not.
+        self._sockets = tempfile.TemporaryDirectory(prefix="by")
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def worker_address(self) -> str:
+        """Where the worker listens."""
+        return f"unix:{self._sockets.name}/worker"
+
+    @property
+    def scheduler_address(self) -> str:
+        """Where the scheduler listens."""
+        return f"unix:{self._sockets.name}/scheduler"
+
+    def _flags(self, *names: str) -> list[str]:
+        return [part for name in names for part in ("--" + name.replace("_", "-"), str(getattr(self, name)))]
+
+    def start_service(self, name: str) -> Service:
+        """Starts one of worker, scheduler, gateway."""
+        module, flags = {
+            "worker": ("worker_service", [*self._flags("worker_address"), *self.worker_flags]),
+            "scheduler": (
+                "scheduler_service",
+                [
+                    *self._flags("model", "worker_address", "scheduler_address"),
+                    *("--device", "cpu"),
+                    *self.scheduler_flags,
+                ],
+            ),
+            "gateway": (
+                "gateway",
+                [
+                    *self._flags("model", "scheduler_address"),
+                    *("--grpc-port", "0", "--http-port", "0", "--admin-port", "0"),
+                    *self.gateway_flags,
+                ],
+            ),
+        }[name]
+        restarts = len(list(self.folder.glob(f"{name}*.log")))
+        service = Service(module, [*flags, "--log-level", "debug"], self.folder / f"{name}{restarts}.log")
+        self.services[name] = service
+        return service
+
+    def __enter__(self) -> System:
+        for name in ("worker", "scheduler", "gateway"):
+            self.start_service(name)
+        self.wait_until_ready()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in ("gateway", "scheduler", "worker"):
+            if name in self.services:
+                self.services[name].stop()
+        self._sockets.cleanup()
+
+    def port(self, kind: str) -> int:
+        """The port that the gateway tells in its log: grpc, http or admin."""
+        return int(self.services["gateway"].wait_for_log(rf"listening.* {kind}=\S*?:(\d+)").group(1))
+
+    @property
+    def grpc_target(self) -> str:
+        """The public gRPC API."""
+        return f"127.0.0.1:{self.port('grpc')}"
+
+    @property
+    def http_url(self) -> str:
+        """The OpenAI API."""
+        return f"http://127.0.0.1:{self.port('http')}"
+
+    def wait_until_ready(self, seconds: float = START_SECONDS) -> None:
+        """Waits until the gateway says that it is ready."""
+        deadline = time.monotonic() + seconds
+        with self.access.channel(self.grpc_target) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            for response in stub.Watch(health_pb2.HealthCheckRequest(service="readiness"), timeout=seconds):
+                if response.status == health_pb2.HealthCheckResponse.SERVING:
+                    return
+                for service in self.services.values():
+                    assert service.process.poll() is None, f"{service.module} died:\n{service.log}"
+                assert time.monotonic() < deadline
+
+    def log(self, name: str) -> str:
+        """The log of a service, of all its processes."""
+        return "".join(file.read_text(errors="replace") for file in sorted(self.folder.glob(f"{name}*.log")))

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import httpx
+import openai
+import pytest
+
+from gateway.fronts.openai.app import make_app
+from tests.unit.gateway.fronts.openai.scripted import ScriptedService
+from tests.unit.gateway.fronts.openai.serving import serve
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+@pytest.fixture
+async def service() -> ScriptedService:
+    return ScriptedService()
+
+
+@pytest.fixture
+async def url(service: ScriptedService) -> AsyncIterator[str]:
+    async with serve(make_app(service)) as address:
+        yield address
+
+
+@pytest.fixture
+async def http(url: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=url, timeout=20, verify=False) as client:
+        yield client
+
+
+@pytest.fixture
+def client(url: str, http: httpx.AsyncClient) -> openai.AsyncOpenAI:
+    # With a connection of ours: to read the certificates of the world takes longer than a test.
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http)

@@ -1,0 +1,468 @@
+"""What waits for all replicas: order, fairness between tenants, limits; against a naive model, and counted."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from scheduler_service.core.queues import backlog as backlog_module
+from scheduler_service.core.queues.backlog import Backlog
+from scheduler_service.core.queues.overload import Limit, Limits, Overload
+from scheduler_service.core.sequence import Group
+from scheduler_service.core.values import GroupSpec
+
+
+def make_group(request_id: str, tenant: str = "", priority: int = 0, num_prompt_tokens: int = 10) -> Group:
+    spec = GroupSpec(
+        request_id, "gateway", (1,) * num_prompt_tokens, 1, 5, 0, frozenset(), tenant=tenant, priority=priority
+    )
+    return Group(spec, 1, num_prompt_tokens + 5, 0.0)
+
+
+def fill(backlog: Backlog, *names: str, num_prompt_tokens: int = 10) -> dict[str, Group]:
+    """One request for each name, a second apart; the tenant is what stands before the dot."""
+    groups = {name: make_group(name, name.partition(".")[0], num_prompt_tokens=num_prompt_tokens) for name in names}
+    for now, group in enumerate(groups.values()):
+        backlog.push(group, float(now))
+    return groups
+
+
+def drain(backlog: Backlog) -> list[str]:
+    return [backlog.pop().spec.request_id for _ in range(len(backlog))]
+
+
+# Order
+
+
+def test_one_tenant_is_served_first_come_first_served_whatever_the_priority() -> None:
+    backlog = Backlog("fcfs", 30.0)
+    for name, priority in (("a", 5), ("b", 0), ("c", -5)):
+        backlog.push(make_group(name, priority=priority), 1.0)
+    assert drain(backlog) == ["a", "b", "c"]
+
+
+def test_a_level_of_priority_is_worth_so_many_seconds_of_waiting() -> None:
+    backlog = Backlog("priority", 30.0)
+    backlog.push(make_group("later", priority=1), 0.0)
+    backlog.push(make_group("sooner", priority=0), 29.0)
+    backlog.push(make_group("too late", priority=0), 31.0)
+    backlog.push(make_group("first", priority=-1), 50.0)
+    assert drain(backlog) == ["first", "sooner", "later", "too late"]
+
+
+def test_one_that_came_long_ago_elsewhere_keeps_its_age() -> None:
+    backlog = Backlog("fcfs", 30.0)
+    backlog.push(make_group("a"), 10.0)
+    backlog.push(make_group("b"), 4.0)
+    assert drain(backlog) == ["b", "a"]
+
+
+def test_interrupted_requests_come_before_all_others_in_their_order() -> None:
+    backlog = Backlog("priority", 30.0)
+    fill(backlog, "a.1", "b.1")
+    backlog.push_front([make_group("x"), make_group("y")])
+    backlog.push_front([make_group("v"), make_group("w")])
+    assert [group.spec.request_id for group in backlog] == ["v", "w", "x", "y", "a.1", "b.1"]
+    assert drain(backlog) == ["v", "w", "x", "y", "a.1", "b.1"]
+
+
+def test_interrupted_requests_are_at_nobodys_expense() -> None:
+    backlog = Backlog("fcfs", 30.0)
+    fill(backlog, "a.1", "b.1")
+    backlog.push_front([make_group("a.0", "a", num_prompt_tokens=1000)])
+    assert drain(backlog) == ["a.0", "a.1", "b.1"]
+
+
+def test_peeking_changes_nothing() -> None:
+    backlog = Backlog("fcfs", 30.0)
+    assert backlog.peek() is None
+    groups = fill(backlog, "a.1", "a.2")
+    assert backlog.peek() is backlog.peek() is groups["a.1"]
+    assert (len(backlog), backlog.num_tokens) == (2, 20)
+
+
+def test_an_empty_backlog_has_nothing_to_pop() -> None:
+    with pytest.raises(IndexError, match="nobody waits"):
+        Backlog("fcfs", 30.0).pop()
+
+
+def test_a_request_waits_once() -> None:
+    backlog = Backlog("fcfs", 30.0)
+    groups = fill(backlog, "a.1")
+    with pytest.raises(ValueError, match=r"a\.1 waits already"):
+        backlog.push(make_group("a.1"), 0.0)
+    with pytest.raises(ValueError, match=r"a\.1 waits already"):
+        backlog.push_front(groups.values())
+    assert (len(backlog), backlog.num_tokens) == (1, 10)
+
+
+def test_a_request_is_removed_from_wherever_it_stands() -> None:
+    backlog = Backlog("fcfs", 30.0)
+    groups = fill(backlog, "a.1", "a.2", "b.1")
+    front = make_group("front")
+    backlog.push_front([front])
+    assert backlog.remove(groups["a.1"])
+    assert backlog.remove(front)
+    assert not backlog.remove(front)
+    assert not backlog.remove(make_group("a.2", "a"))  # another one of that name
+    assert (len(backlog), backlog.num_tokens) == (2, 20)
+    assert drain(backlog) == ["a.2", "b.1"]
+
+
+# Fairness
+
+
+def test_tenants_take_turns_by_the_tokens_of_their_prompts() -> None:
+    backlog = Backlog("fcfs", 30.0)
+    fill(backlog, "long.1", "long.2", "long.3", num_prompt_tokens=30)
+    fill(backlog, "short.1", "short.2", "short.3", "short.4", num_prompt_tokens=10)
+    assert drain(backlog) == ["long.1", "short.1", "short.2", "short.3", "long.2", "short.4", "long.3"]
+
+
+def test_output_tokens_count_as_they_come() -> None:
+    backlog = Backlog("fcfs", 30.0)
+    fill(backlog, "a.1", "a.2", "a.3", "b.1", "b.2", "b.3")
+    assert [backlog.pop().spec.request_id for _ in range(2)] == ["a.1", "b.1"]
+    backlog.charge("b", 15)
+    assert drain(backlog) == ["a.2", "a.3", "b.2", "b.3"]
+
+
+def test_one_that_comes_while_another_floods_is_next() -> None:
+    backlog = Backlog("fcfs", 30.0)
+    fill(backlog, *(f"flood.{n}" for n in range(20)))
+    for _ in range(5):
+        backlog.pop()
+    backlog.push(make_group("quiet.1", "quiet"), 100.0)
+    assert backlog.pop().spec.request_id == "quiet.1"
+
+
+def test_who_stays_away_saves_up_nothing() -> None:
+    backlog = Backlog("fcfs", 30.0)
+    fill(backlog, "a.1", "b.1", *(f"b.{n}" for n in range(2, 50)))
+    for _ in range(30):
+        backlog.pop()
+    fill(backlog, *(f"a.{n}" for n in range(2, 9)))
+    assert drain(backlog)[:6] == ["a.2", "b.30", "a.3", "b.31", "a.4", "b.32"]
+
+
+def test_what_an_idle_system_gave_is_no_debt() -> None:
+    backlog = Backlog("fcfs", 30.0)
+    backlog.charge("a", 1_000_000)
+    fill(backlog, "a.1")
+    backlog.pop()
+    backlog.charge("a", 1_000_000)
+    fill(backlog, "a.2", "b.1", "a.3", "b.2")
+    assert drain(backlog) == ["a.2", "b.1", "a.3", "b.2"]
+
+
+def test_what_somebody_gets_while_others_wait_is_a_debt_until_nobody_waits() -> None:
+    backlog = Backlog("fcfs", 30.0)
+    fill(backlog, "b.1", "b.2", "b.3", "b.4")
+    backlog.charge("a", 25)  # it runs, and nothing of it waits
+    fill(backlog, "a.1", "a.2")
+    assert drain(backlog) == ["b.1", "b.2", "b.3", "a.1", "b.4", "a.2"]
+    fill(backlog, "a.1", "b.1")
+    assert drain(backlog) == ["a.1", "b.1"]
+
+
+def test_one_request_at_a_time_gets_nobody_ahead() -> None:
+    """Who pushes a request whenever its last one is taken gets its share of three, not every second turn."""
+    backlog = Backlog("fcfs", 30.0)
+    fill(backlog, *(f"{tenant}.{n}" for n in range(30) for tenant in "bc"))
+    turns: list[str] = []
+    for n in range(30):
+        if not any(group.spec.tenant == "a" for group in backlog):
+            backlog.push(make_group(f"a.{n}", "a"), 100.0 + n)
+        turns.append(backlog.pop().spec.tenant)
+    assert {tenant: turns.count(tenant) for tenant in "abc"} == {"a": 10, "b": 10, "c": 10}
+
+
+# Limits
+
+
+def test_without_limits_everything_may_wait() -> None:
+    backlog = Backlog("fcfs", 30.0)
+    fill(backlog, "a.1", num_prompt_tokens=10_000)
+    assert backlog.check(make_group("a.2", "a").spec) is None
+
+
+def test_who_floods_the_queue_closes_it_for_nobody_else() -> None:
+    backlog = Backlog("fcfs", 30.0, Limits(max_waiting_requests=4))
+    fill(backlog, "a.1", "a.2", "a.3", "a.4")
+    assert backlog.check(make_group("a.5", "a").spec) == Overload(Limit.QUEUE_FULL, num_requests=1)
+    for name in ("b.1", "b.2"):
+        assert backlog.check(make_group(name, "b").spec) is None
+        fill(backlog, name)
+    # It has its half of the places now.
+    assert backlog.check(make_group("b.3", "b").spec) == Overload(Limit.QUEUE_FULL, num_requests=3)
+    assert backlog.check(make_group("c.1", "c").spec) is None
+
+
+def test_half_of_the_places_can_be_kept_free() -> None:
+    backlog = Backlog("fcfs", 30.0, Limits(max_waiting_requests=4))
+    fill(backlog, "a.1", "a.2")
+    spec = make_group("a.3", "a").spec
+    assert backlog.check(spec) is None
+    assert backlog.check(spec, leaves_room=True) == Overload(Limit.QUEUE_FULL, num_requests=1)
+
+
+def test_who_finds_the_other_half_in_use_comes_after_those_who_were_promised_it_and_no_later() -> None:
+    backlog = Backlog("fcfs", 30.0, Limits(max_waiting_requests=8, max_waiting_tokens=80))
+    fill(backlog, *(f"a.{number}" for number in range(7)))
+    one, long = make_group("a.8", "a").spec, make_group("a.9", "a", num_prompt_tokens=15).spec
+    assert backlog.check(one, leaves_room=True) == Overload(Limit.QUEUE_FULL, num_requests=1)
+    only_tokens = Backlog("fcfs", 30.0, Limits(max_waiting_tokens=80))
+    fill(only_tokens, *(f"a.{number}" for number in range(6)))
+    assert only_tokens.check(long, leaves_room=True) == Overload(Limit.TOKEN_BACKLOG, num_tokens=15)
+    fill(only_tokens, "a.6", "a.7")
+    assert only_tokens.check(long, leaves_room=True) == Overload(Limit.TOKEN_BACKLOG, num_tokens=15)
+    only_tokens.push_front([make_group("x")])
+    assert only_tokens.check(long, leaves_room=True) == Overload(Limit.TOKEN_BACKLOG, num_tokens=25)
+
+
+def test_requests_are_limited_with_those_pushed_in_front() -> None:
+    backlog = Backlog("fcfs", 30.0, Limits(max_waiting_requests=3))
+    fill(backlog, "a.1", "a.2")
+    assert backlog.check(make_group("b.1").spec) is None
+    backlog.push_front([make_group("x"), make_group("y")])
+    assert backlog.check(make_group("a.3", "a").spec) == Overload(Limit.QUEUE_FULL, num_requests=2)
+
+
+def test_tokens_are_limited_but_a_long_prompt_may_wait_alone() -> None:
+    backlog = Backlog("fcfs", 30.0, Limits(max_waiting_tokens=25))
+    long = make_group("long", num_prompt_tokens=100)
+    assert backlog.check(long.spec) is None
+    fill(backlog, "a.1")
+    assert backlog.check(make_group("b", num_prompt_tokens=15).spec) is None
+    assert backlog.check(make_group("b", num_prompt_tokens=20).spec) == Overload(Limit.TOKEN_BACKLOG, num_tokens=5)
+    assert backlog.check(long.spec) == Overload(Limit.TOKEN_BACKLOG, num_tokens=10)
+
+
+def test_a_tenant_has_a_quota_that_interrupted_requests_are_outside_of() -> None:
+    backlog = Backlog("fcfs", 30.0, Limits(max_tenant_requests=2))
+    backlog.push_front([make_group("a.8", "a"), make_group("a.9", "a")])
+    groups = fill(backlog, "a.1", "a.2", "b.1")
+    assert backlog.check(make_group("b.2", "b").spec) is None
+    assert backlog.check(make_group("a.3", "a").spec) == Overload(Limit.TENANT_QUOTA, num_requests=2)
+    assert backlog.remove(groups["a.2"])
+    assert backlog.check(make_group("a.3", "a").spec) is None
+
+
+# Against a naive model
+
+
+class NaiveTenant:
+    def __init__(self) -> None:
+        self.num_served = self.last_turn = self.joined = 0
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        return (self.num_served, self.last_turn, self.joined)
+
+
+class NaiveBacklog:
+    """The same rules over lists that are sorted whenever they are asked."""
+
+    def __init__(self, aging_seconds: float) -> None:
+        self.aging_seconds = aging_seconds
+        self.front: list[Group] = []
+        self.waiting: list[tuple[float, int, Group]] = []
+        self.tenants: dict[str, NaiveTenant] = {}
+        self.clock = count(1)
+
+    def present(self) -> set[str]:
+        return {group.spec.tenant for _, _, group in self.waiting}
+
+    def virtual_time(self) -> int:
+        return min((self.tenants[name].num_served for name in self.present()), default=0)
+
+    def push(self, group: Group, now: float) -> None:
+        name = group.spec.tenant
+        if name not in self.present():
+            tenant = self.tenants.setdefault(name, NaiveTenant())
+            tenant.num_served = max(tenant.num_served, self.virtual_time())
+            tenant.joined = next(self.clock)
+        key = now + group.spec.priority * self.aging_seconds
+        self.waiting.append((key, next(self.clock), group))
+
+    def peek(self) -> Group | None:
+        if self.front or not self.waiting:
+            return self.front[0] if self.front else None
+        name = min(self.present(), key=lambda name: self.tenants[name].key)
+        return min(place for place in self.waiting if place[2].spec.tenant == name)[2]
+
+    def pop(self) -> Group:
+        group = self.peek()
+        assert group
+        if not self.front:
+            tenant = self.tenants[group.spec.tenant]
+            tenant.num_served += group.prompt_length
+            tenant.last_turn = next(self.clock)
+        self.remove(group)
+        return group
+
+    def remove(self, group: Group) -> None:
+        self.front = [other for other in self.front if other is not group]
+        self.waiting = [place for place in self.waiting if place[2] is not group]
+        if not self.waiting:
+            self.tenants.clear()
+
+    def charge(self, name: str, num_tokens: int) -> None:
+        if not self.waiting:
+            return
+        if name not in self.tenants:
+            self.tenants[name] = NaiveTenant()
+            self.tenants[name].num_served = self.virtual_time()
+        self.tenants[name].num_served += num_tokens
+
+    def groups(self) -> list[Group]:
+        return [*self.front, *(group for _, _, group in self.waiting)]
+
+
+TENANTS = st.sampled_from(["", "a", "b", "c"])
+
+
+class BacklogMachine(RuleBasedStateMachine):
+    """Whatever is done to both, both say whose turn it is."""
+
+    @initialize(policy=st.sampled_from(["fcfs", "priority"]))
+    def start(self, policy) -> None:
+        self.real = Backlog(policy, 2.0)
+        self.naive = NaiveBacklog(2.0 if policy == "priority" else 0.0)
+        self.names = (f"r{number}" for number in count())
+
+    @rule(
+        tenant=TENANTS,
+        now=st.integers(0, 5),
+        priority=st.integers(-2, 2),
+        num_prompt_tokens=st.integers(1, 9),
+        repeat=st.sampled_from([1, 1, 20]),
+    )
+    def push(self, tenant: str, now: int, priority: int, num_prompt_tokens: int, repeat: int) -> None:
+        for _ in range(repeat):
+            group = make_group(next(self.names), tenant, priority, num_prompt_tokens)
+            self.real.push(group, float(now))
+            self.naive.push(group, float(now))
+
+    @rule(tenants=st.lists(TENANTS, max_size=3))
+    def push_front(self, tenants: list[str]) -> None:
+        groups = [make_group(next(self.names), tenant) for tenant in tenants]
+        self.real.push_front(groups)
+        self.naive.front[:0] = groups
+
+    @rule(num_pops=st.sampled_from([1, 1, 3, 15]))
+    def pop(self, num_pops: int) -> None:
+        for _ in range(min(num_pops, len(self.real))):
+            assert self.real.pop() is self.naive.pop()
+
+    @precondition(lambda self: self.naive.groups())
+    @rule(data=st.data(), num_removed=st.sampled_from([1, 1, 10]))
+    def remove(self, data: st.DataObject, num_removed: int) -> None:
+        groups = self.naive.groups()
+        first = data.draw(st.integers(0, len(groups) - 1))
+        for group in groups[first : first + num_removed]:
+            assert self.real.remove(group)
+            assert not self.real.remove(group)
+            self.naive.remove(group)
+
+    @rule(tenant=TENANTS, num_tokens=st.integers(0, 30))
+    def charge(self, tenant: str, num_tokens: int) -> None:
+        self.real.charge(tenant, num_tokens)
+        self.naive.charge(tenant, num_tokens)
+
+    @invariant()
+    def agrees(self) -> None:
+        if not hasattr(self, "real"):
+            return
+        groups = self.naive.groups()
+        assert self.real.peek() is self.naive.peek()
+        assert (len(self.real), list(self.real)) == (len(groups), groups)
+        assert self.real.num_tokens == sum(group.prompt_length for group in groups)
+        assert count_places(self.real) <= 3 * len(groups) + 2 * 5 * backlog_module.MIN_HEAP_TO_SWEEP
+
+
+BacklogMachine.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestBacklogMachine = BacklogMachine.TestCase
+
+
+# What it costs
+
+
+def count_places(backlog: Backlog) -> int:
+    """Everything that a backlog keeps in its heaps."""
+    return len(backlog._turns) + sum(len(tenant.heap) for tenant in backlog._tenants.values())
+
+
+class CountedTime(float):
+    """A time that counts how often it is compared."""
+
+    num_compared = 0
+
+    def __lt__(self, other: float) -> bool:
+        CountedTime.num_compared += 1
+        return float.__lt__(self, other)
+
+    def __eq__(self, other: object) -> bool:
+        CountedTime.num_compared += 1
+        return float.__eq__(self, other)
+
+    __hash__ = float.__hash__
+
+
+@pytest.mark.parametrize("num_waiting", [100, 10_000])
+def test_many_that_wait_cost_a_logarithm(num_waiting: int) -> None:
+    backlog = Backlog("fcfs", 30.0)
+    for number in range(num_waiting):
+        backlog.push(make_group(f"r{number}"), CountedTime(number))
+    CountedTime.num_compared = 0
+    for number in range(50):
+        backlog.push(make_group(f"late{number}"), CountedTime(number + 0.5))
+        backlog.pop()
+    depth = num_waiting.bit_length() + 1
+    # An equality and an order at each level: up once for a push, down and up for a pop, with two children to choose of.
+    assert CountedTime.num_compared <= 50 * 2 * 4 * depth
+
+
+def test_removals_from_many_cost_no_walk() -> None:
+    backlog = Backlog("fcfs", 30.0)
+    groups = [make_group(f"r{number}") for number in range(10_000)]
+    for number, group in enumerate(groups):
+        backlog.push(group, CountedTime(number))
+    CountedTime.num_compared = 0
+    for group in groups[:0:-1]:
+        assert backlog.remove(group)
+        assert count_places(backlog) <= 2 * len(backlog) + 2 * backlog_module.MIN_HEAP_TO_SWEEP
+    assert CountedTime.num_compared <= 4 * len(groups)
+
+
+def test_tenants_that_come_once_leave_nothing_behind() -> None:
+    backlog = Backlog("fcfs", 30.0)
+    fill(backlog, "stays.1")
+    for number in range(3 * backlog_module.MAX_ABSENT_TENANTS):
+        group = make_group(f"r{number}", f"tenant {number}")
+        backlog.push(group, 0.0)
+        backlog.remove(group)
+    assert len(backlog._absent) == backlog_module.MAX_ABSENT_TENANTS
+    assert count_places(backlog) <= 2 + 2 * backlog_module.MIN_HEAP_TO_SWEEP
+    backlog.pop()
+    assert not backlog._absent
+    assert not count_places(backlog)
+
+
+def test_behind_those_that_ran_before_it_is_still_known_whose_turn_it_is() -> None:
+    backlog = Backlog("fcfs", 30.0)
+    backlog.push(make_group("new", "quiet"), 0.0)
+    backlog.push_front([make_group("front", "flood")])
+    front, new = backlog.peek(), backlog.peek_new()
+    assert front is not None and new is not None
+    assert (front.spec.request_id, new.spec.request_id) == ("front", "new")
+    backlog.take(new)
+    assert (backlog.peek(), backlog.peek_new()) == (front, None)
+    assert backlog.pop() is front
+    assert len(backlog) == 0

@@ -1,0 +1,79 @@
+"""The device thread: order, errors, waits that are given up, stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from worker_service.device.thread import DeviceThread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def device() -> Iterator[DeviceThread]:
+    thread = DeviceThread(1)
+    thread.start()
+    yield thread
+    assert thread.stop(10)
+
+
+async def test_work_runs_in_order_in_one_other_thread(device: DeviceThread) -> None:
+    seen: list[tuple[int, int]] = []
+    for number in range(5):
+        device.post(lambda number=number: seen.append((number, threading.get_ident())))
+    assert await device.run(lambda: len(seen)) == 5
+    assert [number for number, _ in seen] == list(range(5))
+    idents = {ident for _, ident in seen}
+    assert len(idents) == 1
+    assert threading.get_ident() not in idents
+
+
+async def test_an_error_reaches_who_waits(device: DeviceThread) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await device.run(lambda: 1 // 0)
+    assert await device.run(lambda: 7) == 7
+
+
+async def test_a_jobs_bug_is_logged_and_does_not_end_the_thread(
+    device: DeviceThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        device.post(lambda: [][0])
+        assert await device.run(lambda: 7) == 7
+    assert "a job of the device thread failed" in caplog.text
+
+
+async def test_who_gives_up_waiting_disturbs_nobody(device: DeviceThread) -> None:
+    gate = threading.Event()
+    waiting = asyncio.create_task(device.run(lambda: gate.wait(10)))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    gate.set()
+    assert await device.run(lambda: 7) == 7
+    assert waiting.cancelled()
+
+
+async def test_the_loop_turns_while_work_runs(device: DeviceThread) -> None:
+    gate = threading.Event()
+    working = asyncio.create_task(device.run(lambda: gate.wait(10)))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not working.done()
+    gate.set()
+    assert await working
+
+
+def test_stopping_tells_whether_it_ended() -> None:
+    thread = DeviceThread(1)
+    thread.start()
+    gate = threading.Event()
+    thread.post(lambda: gate.wait(10) and None)
+    assert not thread.stop(0.01)
+    gate.set()
+    assert thread.stop(10)

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from tests.kit.kernels.tiny_models import tiny_model
+from worker_service.cache_engine import BlockFormat, allocate_pool
+from worker_service.model_runner import ModelRunner, fewest_good_threads
+from worker_service.models.loader import load_model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chosen"),
+    [
+        ({1: 1e-4}, 1),
+        ({1: 1e-4, 2: 0.95e-4}, 1),
+        ({1: 1e-4, 2: 0.6e-4}, 2),
+        ({2: 1.5e-4, 1: 1e-4}, 1),
+        ({1: 1e-4, 4: 0.5e-4, 8: 0.49e-4}, 4),
+        ({1: 2e-3, 2: 1.9e-3}, 2),
+        ({2: 2e-3, 1: 1.5e-3}, 2),
+    ],
+)
+def test_a_small_step_gets_more_threads_only_where_they_gain(seconds: dict[int, float], chosen: int) -> None:
+    assert fewest_good_threads(seconds) == chosen
+
+
+def test_the_chosen_count_is_in_force(two_threads: None) -> None:
+    loaded = load_model(tiny_model("llama"), torch.float32, CPU, lambda done, total: None)
+    pool = allocate_pool(BlockFormat.of(loaded.config, 16), 2, CPU)
+    chosen = ModelRunner(loaded).settle_threads(pool, 16, 4)
+    assert chosen in (1, 2)
+    assert torch.get_num_threads() == chosen

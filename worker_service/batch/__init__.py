@@ -1,0 +1,1 @@
+"""The persistent batch: the rows of live sequences, and what one step computes of them."""

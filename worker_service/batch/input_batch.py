@@ -1,0 +1,294 @@
+"""The live sequences of the worker as rows: token ids, block tables, progress. Persistent, with stable indexes.
+
+Owns every row and nothing else: block contents are the cache engine's, and a step was checked before it comes here. A
+steady step touches no row in Python, and finds nothing out that the step before it knew: which rows its sequences have
+is kept until a row changes hands, and who does what in a step until that differs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from worker_service.batch.forward_batch import PromptPiece, StepRows, Work
+from worker_service.batch.row_requests import RequestTable, with_rows
+from worker_service.batch.step_layout import Roster, StepState, make_roster
+from worker_service.sampling.sampler import SampleRows
+from worker_service.step import no_ids
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from worker_service.batch.row_requests import Requests
+    from worker_service.step import Array, Fork, NewSequence, Step
+
+PROGRESS = np.dtype(
+    [
+        # Known ids: prompt and output.
+        ("num_tokens", np.int64),
+        # Of those, the ones whose KV exists.
+        ("num_computed_tokens", np.int64),
+        ("num_blocks", np.int64),
+        # A stop token was sampled, or the row failed: it computes nothing more.
+        ("ended", np.bool_),
+    ],
+    align=True,
+)
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far one sequence is: a record PROGRESS as a value."""
+
+    num_tokens: int = 0
+    num_computed_tokens: int = 0
+    num_blocks: int = 0
+    ended: bool = False
+
+    def record(self) -> tuple[int, int, int, bool]:
+        """What a record is set to."""
+        return self.num_tokens, self.num_computed_tokens, self.num_blocks, self.ended
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """The sizes that rows are made for, and the largest step."""
+
+    max_model_len: int
+    max_num_seqs: int
+    block_size: int
+    vocab_size: int
+    max_num_batched_tokens: int
+
+    @property
+    def max_num_blocks(self) -> int:
+        """Blocks of one table, at most: a full sequence's, and one that is handed out ahead."""
+        return -(-self.max_model_len // self.block_size) + 1
+
+
+class InputBatch:
+    """Rows of live sequences."""
+
+    def __init__(self, limits: BatchLimits) -> None:
+        self.limits = limits
+        self._row_of: dict[int, int] = {}
+        self._free: list[int] = []
+        self._requests = RequestTable(limits.vocab_size)
+        # The last row is nobody's and stays zero.
+        self._progress = np.zeros(1, PROGRESS)
+        self._token_ids = np.zeros((0, limits.max_model_len + 1), np.int32)
+        self._block_tables = np.zeros((0, limits.max_num_blocks), np.int32)
+        self._found: tuple[tuple[int, ...], Array] = ((), no_ids())
+        self._roster: Roster | None = None
+        self._grow(limits.max_num_seqs)
+
+    def __len__(self) -> int:
+        return len(self._row_of)
+
+    def __contains__(self, sequence_id: int) -> bool:
+        return sequence_id in self._row_of
+
+    def clear(self) -> None:
+        """Forgets every sequence."""
+        self.forget(tuple(self._row_of))
+
+    def unknown(self, sequence_ids: set[int]) -> set[int]:
+        """Gives those of some sequences that have no row."""
+        return sequence_ids.difference(self._row_of)
+
+    def progress_of(self, sequence_ids: tuple[int, ...]) -> npt.NDArray[np.void]:
+        """Gives copies of how far sequences are, as records PROGRESS [n]; an unknown id's are zero."""
+        return self._progress.take(self._find(sequence_ids))
+
+    def progress(self, sequence_id: int) -> Progress:
+        """Tells how far a sequence is; an unknown one has not begun."""
+        return Progress(*self._progress[self._row_of.get(sequence_id, -1)].item())
+
+    def _find(self, sequence_ids: tuple[int, ...]) -> Array:
+        """Gives the rows of sequences, -1 for an unknown one: the same array as long as the question is the same."""
+        known_ids, rows = self._found
+        if known_ids != sequence_ids:
+            rows = np.array([self._row_of.get(sequence_id, -1) for sequence_id in sequence_ids], np.int64)
+            self._found = (sequence_ids, rows)
+        return rows
+
+    def _rows_change_hands(self) -> None:
+        self._found = ((), no_ids())
+
+    def token_ids(self, sequence_id: int) -> Array:
+        """Gives a copy of a sequence's ids."""
+        row = self._row_of[sequence_id]
+        return self._token_ids[row, : self._progress["num_tokens"][row]].astype(np.int64)
+
+    def block_table(self, sequence_id: int) -> Array:
+        """Gives a copy of a sequence's block table."""
+        row = self._row_of[sequence_id]
+        return self._block_tables[row, : self._progress["num_blocks"][row]].astype(np.int64)
+
+    def apply(self, step: Step) -> None:
+        """Makes a checked step's changes to rows: fork, forget, add, take the scheduler's ids, update tables.
+
+        A parent that starts in this very step is forked after it was added: there is nothing of it before. A child has
+        its parent's ids without the one that this step brings, and may be brought another. A whole table is the last
+        word on what a sequence's table is.
+        """
+        new = {sequence.sequence_id for sequence in step.new_sequences}
+        for fork in step.forks:
+            if fork.parent_id not in new:
+                self._fork(fork)
+        self.forget(step.finished_sequence_ids)
+        for sequence in step.new_sequences:
+            self._add(sequence)
+        for fork in step.forks:
+            if fork.parent_id in new:
+                self._fork(fork)
+        if step.input_sequence_ids:
+            self._append_inputs(step.input_sequence_ids, step.input_token_ids)
+        if step.appended_sequence_ids:
+            self._append_blocks(step.appended_sequence_ids, step.appended_block_ids)
+        for sequence_id, block_ids in step.replaced_tables:
+            self._write_table(self._row_of[sequence_id], block_ids)
+
+    def forget(self, sequence_ids: Iterable[int]) -> None:
+        """Frees the rows of sequences; unknown ids are no error."""
+        for sequence_id in sequence_ids:
+            row = self._row_of.pop(sequence_id, None)
+            if row is not None:
+                self._rows_change_hands()
+                self._requests.forget(row)
+                self._free.append(row)
+
+    def _take_row(self, sequence_id: int) -> int:
+        self._rows_change_hands()
+        if not self._free:
+            self._grow(2 * len(self._token_ids))
+        row = self._row_of[sequence_id] = self._free.pop()
+        return row
+
+    def _grow(self, num_rows: int) -> None:
+        """Adds rows. Pages of the new arrays cost memory only where a sequence uses them."""
+        old = len(self._token_ids)
+        lengths = self._progress["num_tokens"][:old].tolist()
+        token_ids = np.zeros((num_rows, self._token_ids.shape[1]), np.int32)
+        for row, length in enumerate(lengths):
+            token_ids[row, :length] = self._token_ids[row, :length]
+        self._token_ids = token_ids
+        self._progress = with_rows(self._progress, num_rows + 1)
+        self._block_tables = with_rows(self._block_tables, num_rows)
+        self._requests.grow(num_rows)
+        self._free.extend(range(num_rows - 1, old - 1, -1))
+
+    def _add(self, sequence: NewSequence) -> None:
+        row = self._take_row(sequence.sequence_id)
+        self._requests.add(row, sequence)
+        self._progress[row] = (len(sequence.token_ids), sequence.num_computed_tokens, 0, False)
+        self._token_ids[row, : len(sequence.token_ids)] = sequence.token_ids
+        self._write_table(row, sequence.block_ids)
+
+    def _fork(self, fork: Fork) -> None:
+        parent = self._row_of[fork.parent_id]
+        child = self._take_row(fork.child_id)
+        num_tokens = self._progress["num_tokens"][parent]
+        self._requests.fork(parent, child, fork.sequence_index)
+        self._progress[child] = self._progress[parent]
+        self._token_ids[child, :num_tokens] = self._token_ids[parent, :num_tokens]
+        self._write_table(child, fork.block_ids)
+
+    def _write_table(self, row: int, block_ids: Array) -> None:
+        self._block_tables[row, : len(block_ids)] = block_ids
+        self._progress["num_blocks"][row] = len(block_ids)
+
+    def _append_inputs(self, sequence_ids: tuple[int, ...], token_ids: Array) -> None:
+        rows = np.array([self._row_of[sequence_id] for sequence_id in sequence_ids], np.int64)
+        live = ~self._progress["ended"][rows]
+        rows = rows[live]
+        self._append_tokens(rows, self._requests.of(rows), token_ids[live])
+
+    def _append_tokens(self, rows: Array, requests: Requests, token_ids: Array) -> None:
+        """Adds an id to each of these rows."""
+        num_tokens = self._progress["num_tokens"]
+        lengths = num_tokens[rows]
+        self._token_ids[rows, lengths] = token_ids
+        num_tokens[rows] = lengths + 1
+        for place, counts in requests.counts:
+            counts.add(int(token_ids[place]))
+
+    def _append_blocks(self, sequence_ids: tuple[int, ...], block_ids: Array) -> None:
+        num_blocks = self._progress["num_blocks"]
+        for sequence_id, block_id in zip(sequence_ids, block_ids.tolist(), strict=True):
+            row = self._row_of[sequence_id]
+            self._block_tables[row, num_blocks[row]] = block_id
+            num_blocks[row] += 1
+
+    def plan(self, step: Step) -> Work:
+        """Resolves what a step computes; its changes were applied."""
+        rows = self._find(step.sequence_ids)
+        progress = self._progress
+        lengths = progress["num_computed_tokens"][rows] + step.num_new_tokens
+        is_due = lengths == progress["num_tokens"][rows]
+        roster = self._call_roster(step, StepState(rows, step.num_new_tokens, progress["ended"][rows], is_due))
+        seq_lens = lengths[roster.computing]
+        return Work(
+            rows=roster.rows,
+            num_new_tokens=roster.num_new_tokens,
+            seq_lens=seq_lens,
+            block_tables=self._tables(roster.rows, seq_lens),
+            token_ids=self._inputs(roster, seq_lens),
+            sampled=roster.sampled,
+            beams=roster.beams,
+            prompts=tuple(self._prompts(step, roster)) if roster.asking else (),
+            computed_rows=roster.computed_rows,
+            computed_lengths=lengths[roster.sources],
+            skipped_ids=roster.skipped_ids,
+        )
+
+    def _call_roster(self, step: Step, state: StepState) -> Roster:
+        if self._roster is None or not self._roster.state.equals(state):
+            self._roster = make_roster(step, state, self._requests)
+        return self._roster
+
+    def _prompts(self, step: Step, roster: Roster) -> Iterator[PromptPiece]:
+        """Finds what the step can tell of prompts; nothing of one that is past."""
+        for place in roster.asking:
+            row, count = roster.state.rows[place], int(step.num_new_tokens[place])
+            request = self._requests.columns[row]
+            first = int(self._progress["num_computed_tokens"][row]) + 1
+            token_ids = self._token_ids[row, first : min(first + count, int(request["prompt_length"]))]
+            if len(token_ids):
+                first_hidden = int(roster.last_hidden[place]) + 1 - count
+                num_best = int(request["prompt_logprobs"])
+                yield PromptPiece(step.sequence_ids[place], first, token_ids.astype(np.int64), first_hidden, num_best)
+
+    def _tables(self, rows: Array, seq_lens: Array) -> npt.NDArray[np.int32]:
+        widest = -(-int(seq_lens.max(initial=0)) // self.limits.block_size)
+        return self._block_tables[rows, :widest]
+
+    def _inputs(self, roster: Roster, seq_lens: Array) -> Array:
+        """Gathers the ids of each computing row from its first token that has no KV."""
+        owners = roster.owners
+        return self._token_ids[roster.rows[owners], seq_lens[owners] + roster.offsets].astype(np.int64)
+
+    def sample_rows(self, rows: StepRows) -> SampleRows:
+        """Gives the sampler what some rows ask for."""
+        requests = rows.requests
+        positions = self._progress["num_tokens"][rows.rows] - requests.columns["prompt_length"]
+        outputs = {place: self._output(rows.rows[place]) for place in requests.has_bad_words}
+        return SampleRows(requests.columns, positions, requests.lists, outputs)
+
+    def _output(self, row: int) -> npt.NDArray[np.int32]:
+        return self._token_ids[row, self._requests.columns["prompt_length"][row] : self._progress["num_tokens"][row]]
+
+    def commit(self, work: Work, token_ids: Array, failed: npt.NDArray[np.bool_]) -> None:
+        """Takes what a step computed and sampled: [R] each. Rows that failed or sampled a stop token have ended."""
+        progress, sampled = self._progress, work.sampled
+        progress["num_computed_tokens"][work.computed_rows] = work.computed_lengths
+        is_stop = sampled.requests.are_stops(token_ids, progress["num_tokens"][sampled.rows])
+        progress["ended"][sampled.rows] = failed | is_stop
+        self._append_tokens(sampled.rows, sampled.requests, token_ids)
+
+    def end(self, rows: StepRows, failed: npt.NDArray[np.bool_]) -> None:
+        """Ends rows that failed."""
+        self._progress["ended"][rows.rows[failed]] = True

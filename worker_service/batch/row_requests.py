@@ -1,0 +1,107 @@
+"""What the rows of the input batch ask for: columns and lists that never change while a sequence has its row.
+
+Owns them for every row. Knows neither what is known of a sequence so far nor what a step computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from worker_service.sampling.sampling_state import SAMPLING_FIELDS, SequenceLists, TokenCounts, write_sampling
+
+if TYPE_CHECKING:
+    from worker_service.step import Array, NewSequence
+
+ROW = np.dtype([("prompt_length", np.int64), *SAMPLING_FIELDS], align=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Requests:
+    """What some rows [R] ask for.
+
+    `columns` are records ROW, `counts` the token counts of those that keep them, and `has_bad_words` those that have
+    bad words, both by their place.
+    """
+
+    columns: npt.NDArray[np.void]
+    lists: list[SequenceLists]
+    counts: list[tuple[int, TokenCounts]]
+    has_bad_words: list[int]
+    stop_token_ids: Array
+    # A stop token ends a row that has so many tokens before it.
+    least_tokens: Array
+    # Each row takes its likeliest token as the network gives it, and nothing is told of it.
+    is_plain_greedy: bool
+
+    def are_stops(self, token_ids: Array, num_tokens: Array) -> npt.NDArray[np.bool_]:
+        """Tells which of these tokens, one a row, end their rows, which had so many tokens before."""
+        is_stop = (self.stop_token_ids == token_ids[:, None]).any(-1)
+        return is_stop & (num_tokens >= self.least_tokens)
+
+
+class RequestTable:
+    """The requests of all rows."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.columns = np.zeros(0, ROW)
+        self._vocab_size = vocab_size
+        self._lists: dict[int, SequenceLists] = {}
+        self._stop_token_ids = np.zeros((0, 1), np.int64)
+
+    def grow(self, num_rows: int) -> None:
+        """Makes room for rows."""
+        self.columns = with_rows(self.columns, num_rows)
+        self._stop_token_ids = with_rows(self._stop_token_ids, num_rows)
+
+    def add(self, row: int, sequence: NewSequence) -> None:
+        """Writes what a new sequence asks for."""
+        lists = self._lists[row] = SequenceLists(sequence, self._vocab_size)
+        record: Any = self.columns[row]
+        write_sampling(record, sequence, lists, self._vocab_size)
+        record["prompt_length"] = sequence.prompt_length
+        self._write_stop_token_ids(row, lists.stop_token_ids)
+
+    def _write_stop_token_ids(self, row: int, token_ids: Array) -> None:
+        missing = len(token_ids) - self._stop_token_ids.shape[1]
+        if missing > 0:
+            self._stop_token_ids = np.pad(self._stop_token_ids, ((0, 0), (0, missing)), constant_values=-1)
+        self._stop_token_ids[row] = -1
+        self._stop_token_ids[row, : len(token_ids)] = token_ids
+
+    def fork(self, parent: int, child: int, sequence_index: int) -> None:
+        """Copies a row's request; counts of tokens go their own ways."""
+        self.columns[child] = self.columns[parent]
+        self.columns["sequence_index"][child] = sequence_index
+        self._stop_token_ids[child] = self._stop_token_ids[parent]
+        self._lists[child] = self._lists[parent].copy()
+
+    def forget(self, row: int) -> None:
+        """Forgets a row's lists."""
+        del self._lists[row]
+
+    def of(self, rows: Array) -> Requests:
+        """Gathers the requests of some rows. Valid as long as each of them belongs to the sequence that it does now."""
+        columns = self.columns.take(rows)
+        lists = [self._lists[row] for row in rows.tolist()]
+        editing = np.flatnonzero(columns["edits_logits"]).tolist()
+        is_plain = (columns["temperature"] == 0) & ~columns["edits_logits"] & (columns["logprobs"] < 0)
+        return Requests(
+            columns=columns,
+            lists=lists,
+            counts=[(place, counts) for place in editing if (counts := lists[place].counts) is not None],
+            has_bad_words=[place for place in editing if lists[place].bad_words],
+            stop_token_ids=self._stop_token_ids[rows],
+            least_tokens=columns["prompt_length"] + columns["min_tokens"],
+            is_plain_greedy=np.count_nonzero(is_plain) == len(rows),
+        )
+
+
+def with_rows(array: npt.NDArray[Any], num_rows: int) -> npt.NDArray[Any]:
+    """Copies an array into one of more rows, which are zero."""
+    grown = np.zeros((num_rows, *array.shape[1:]), array.dtype)
+    grown[: len(array)] = array
+    return grown

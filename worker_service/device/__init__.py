@@ -1,0 +1,1 @@
+"""The device that computes: its choice, its memory and its one thread."""

@@ -1,0 +1,106 @@
+"""Loads a model folder onto a device: configuration, backend, weights. Knows no requests and no hub."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from blockyard.model_config.fields import unusable
+from blockyard.model_files import model_digest
+from blockyard.telemetry import EventLogger
+from kernels.ops import get_backend
+from worker_service.device.memory import room_for_weights
+from worker_service.models.decoder import DecoderModel, build_decoder
+from worker_service.models.model_config import ModelConfig, read_config
+from worker_service.models.random_weights import RandomWeights
+from worker_service.models.weight_files import WeightFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import torch
+
+    from kernels.ops import Backend
+
+__all__ = ["LoadedModel", "ModelConfig", "load_model"]
+
+log = EventLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that can run."""
+
+    model: DecoderModel
+    backend: Backend
+    config: ModelConfig
+    weights_digest: str
+    """Hash over every tensor's name, shape, dtype and a sample of its bytes, in hex."""
+    model_digest: str
+    """SHA-256 of config.json, in hex."""
+    parameter_bytes: int
+    """Bytes of the weights as they are held."""
+    quantization: str
+    """How the weights of products are held: one of `kernels.ops.QUANTIZATIONS`."""
+
+
+def load_model(
+    folder: Path,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    progress: Callable[[int, int], None],
+    cpu_kernels: str = "auto",
+    quantization: str = "none",
+    load_format: str = "auto",
+) -> LoadedModel:
+    """Loads a model, one tensor at a time: memory stays near one copy of the weights.
+
+    Args:
+        folder: config.json and safetensors files, as `blockyard.model_files.resolve_model` gives it.
+        dtype: what to compute in; None: as config.json says.
+        device: where to.
+        progress: told (bytes read, bytes in all) after each tensor.
+        cpu_kernels: one of `kernels.ops.CPU_KERNELS`, for a device that is a CPU.
+        quantization: one of `kernels.ops.QUANTIZATIONS`.
+        load_format: "auto", or "random" for weights that are made on the device, of a folder that has none.
+
+    Raises:
+        BlockyardError: MODEL_NOT_LOADED, with a message that says what to do.
+    """
+    config = read_config(folder, dtype)
+    for remark in config.remarks:
+        log.warning(remark)
+    is_random = load_format == "random"
+    files = RandomWeights(config, device, progress) if is_random else WeightFiles(folder, progress)
+    _check_room(_weights_bytes(files.num_elements, config, quantization), config, quantization, device)
+    try:
+        backend = get_backend(device, config.dtype, cpu_kernels, quantization)
+    except ValueError as error:
+        raise unusable(str(error)) from None
+    model = build_decoder(config, backend, files)
+    if is_random:
+        log.warning("the weights are random: answers have no sense")
+    if files.unread:
+        log.warning("weights that the model does not use", num_tensors=len(files.unread), first=files.unread[0])
+    return LoadedModel(
+        model, backend, config, files.finish(), model_digest(folder), model.parameter_bytes, quantization
+    )
+
+
+def _weights_bytes(num_elements: int, config: ModelConfig, quantization: str) -> int:
+    """What the weights will take at most, in bytes: quantized ones a byte each, beside the embedding as it was."""
+    if quantization == "none":
+        return num_elements * config.dtype.itemsize
+    return num_elements + config.vocab_size * config.hidden_size * config.dtype.itemsize
+
+
+def _check_room(weights_bytes: int, config: ModelConfig, quantization: str, device: torch.device) -> None:
+    """Refuses weights that the memory cannot hold: loading them would end this process, and tell nobody why."""
+    room_bytes = room_for_weights(device)
+    if weights_bytes > room_bytes:
+        held = str(config.dtype).removeprefix("torch.") if quantization == "none" else quantization
+        raise unusable(
+            f"the weights take {weights_bytes / 2**30:.1f} GiB in {held}, and {room_bytes / 2**30:.1f} GiB of memory "
+            f"are free ({device.type}): take a smaller model, a smaller --dtype, or a larger machine"
+        )

@@ -1,0 +1,77 @@
+"""What a worker tells Prometheus: its catalogue, what is measured of each step, and what is read of its state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from blockyard.service.metrics import READY, Registry, counter, gauge, geometric, histogram
+
+if TYPE_CHECKING:
+    from worker_service.step import Step, StepResult
+    from worker_service.worker import Worker
+
+PHASES = ("queue", "cache_operations", "forward", "sample")
+
+STEP_SECONDS = histogram(
+    "blockyard_worker_step_seconds",
+    "A step by phase: `queue` is from its arrival to its start, behind the step before it; `cache_operations` are swaps"
+    " and copies; `forward` has the preparation of its inputs; `sample` chooses tokens.",
+    geometric(20e-6, 10),
+    "phase",
+)
+STEPS = counter("blockyard_worker_steps_total", "Steps that were executed.")
+REFUSED_STEPS = counter("blockyard_worker_refused_steps_total", "Steps that were refused: each ends its epoch.")
+COMPUTED_TOKENS = counter("blockyard_worker_computed_tokens_total", "Tokens of prompts and outputs that got their KV.")
+SAMPLED_TOKENS = counter("blockyard_worker_sampled_tokens_total", "Tokens that were chosen.")
+STATE = gauge("blockyard_worker_state", "1 for the state that the worker is in, 0 for the others.", "state")
+EPOCH = gauge("blockyard_worker_epoch", "The highest epoch that it has seen: it grows when a scheduler attaches anew.")
+WEIGHTS = gauge("blockyard_worker_weights_bytes", "The weights; 0 before they are loaded.")
+POOLS = gauge(
+    "blockyard_worker_pool_bytes", "The KV blocks of a pool, `device` or `host`; 0 before they exist.", "pool"
+)
+
+CATALOGUE = (STEPS, REFUSED_STEPS, STEP_SECONDS, COMPUTED_TOKENS, SAMPLED_TOKENS, STATE, EPOCH, WEIGHTS, POOLS)
+
+
+class WorkerMetrics:
+    """The values. Those of steps are written in the device thread."""
+
+    def __init__(self) -> None:
+        self.registry = registry = Registry("worker", CATALOGUE)
+        phases = (registry.histogram(STEP_SECONDS, phase) for phase in PHASES)
+        self._queue, self._cache_operations, self._forward, self._sample = phases
+        self._steps = registry.counter(STEPS)
+        self._refused = registry.counter(REFUSED_STEPS)
+        self._computed = registry.counter(COMPUTED_TOKENS)
+        self._sampled = registry.counter(SAMPLED_TOKENS)
+
+    def executed(self, step: Step, result: StepResult) -> None:
+        """A step was executed, or refused."""
+        if result.refusal is not None:
+            self._refused.add()
+            return
+        times = result.times
+        self._queue.observe(times.queue_seconds)
+        self._cache_operations.observe(times.cache_operations_seconds)
+        self._forward.observe(times.forward_seconds)
+        self._sample.observe(times.sample_seconds)
+        self._steps.add()
+        self._computed.add(count=int(step.num_new_tokens.sum()))
+        self._sampled.add(count=len(result.token_ids))
+
+    def watch(self, worker: Worker) -> None:
+        """Reads the rest from where it is known."""
+        read = self.registry.read
+        read(READY, lambda: int(not worker.is_draining))
+        read(STATE, lambda: {(state.value,): state is worker.state for state in type(worker.state)})
+        read(EPOCH, lambda: worker.epoch)
+        read(WEIGHTS, lambda: worker.loaded.parameter_bytes if worker.loaded is not None else 0)
+        read(POOLS, lambda: _pool_bytes(worker))
+
+
+def _pool_bytes(worker: Worker) -> dict[tuple[str, ...], float]:
+    cache = worker.cache
+    if cache is None:
+        return {("device",): 0, ("host",): 0}
+    num_blocks = {"device": cache.request.num_device_blocks, "host": cache.request.num_host_blocks}
+    return {(pool,): count * cache.cache_block_bytes for pool, count in num_blocks.items()}

@@ -1,0 +1,1 @@
+"""From logits to tokens: edits, penalties, filters, draws and log probabilities."""

@@ -1,0 +1,197 @@
+"""Chooses the next token of each row, or tells of its candidates: V1's order of edits, penalties and filters.
+
+Knows no sequences' ids, no blocks and no filter's arithmetic. A row's token follows from its own logits and parameters:
+each edit is of named tokens of named rows, and the ops of `kernels.sampling` keep rows apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from kernels.sampling import Choices
+from worker_service.sampling import logit_edits as edits
+from worker_service.sampling import logprobs
+from worker_service.step import NO_LOGPROBS, Logprobs, no_ids
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kernels.ops import Backend
+    from kernels.sampling import SamplingOps
+    from worker_service.sampling.sampling_state import SequenceLists
+    from worker_service.step import Array
+
+Flags = npt.NDArray[np.bool_]
+
+
+# At most as many copies of all logits live at once: given, and kept as they were.
+LOGITS_COPIES = 2
+
+
+def sampling_bytes(ops: SamplingOps, num_rows: int, vocab_size: int) -> int:
+    """The most memory that sampling so many rows takes, their logits among it."""
+    kept = LOGITS_COPIES * num_rows * vocab_size * torch.float32.itemsize
+    return kept + max(ops.choosing_bytes(num_rows, vocab_size), ops.telling_bytes(num_rows, vocab_size))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleRows:
+    """What is sampled in a step.
+
+    `columns` are records [R] with SAMPLING_FIELDS, `positions` [R] the place of the token among the row's output from
+    0, `lists` [R] the rows' lists, `outputs` the output so far of those that have bad words, by their place.
+    """
+
+    columns: npt.NDArray[np.void]
+    positions: Array
+    lists: Sequence[SequenceLists]
+    outputs: Mapping[int, npt.NDArray[np.int32]]
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampled:
+    """What was chosen for rows [R].
+
+    A row failed when its logits are not `finite` numbers or when edits left it no token; its token id means nothing.
+    `logprobs` tell of the rows that are `told`: those that asked and did not fail.
+    """
+
+    token_ids: Array = field(default_factory=no_ids)
+    failed: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
+    told: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
+    logprobs: Logprobs = NO_LOGPROBS
+    finite: Flags = field(default_factory=lambda: np.ones(0, np.bool_))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """The candidates of the rows that did not fail, of [R]. Why a row failed: as of `Sampled`."""
+
+    failed: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
+    logprobs: Logprobs = NO_LOGPROBS
+    finite: Flags = field(default_factory=lambda: np.ones(0, np.bool_))
+
+
+class _FlatColumns:
+    """Collects (row, token id, values…) entries of many rows for one indexed operation."""
+
+    def __init__(self) -> None:
+        self._rows: list[Array] = []
+        self._token_ids: list[Array] = []
+        self._values: list[tuple[npt.NDArray[Any], ...]] = []
+
+    def add(self, row: int, token_ids: Array, *values: Any) -> None:
+        """Adds entries of one row; a value is an array of their length, or a scalar of the row."""
+        self._rows.append(np.full(len(token_ids), row, np.int64))
+        self._token_ids.append(token_ids)
+        self._values.append(tuple(np.broadcast_to(np.float32(value), len(token_ids)) for value in values))
+
+    def tensors(self, device: torch.device) -> list[Tensor]:
+        """Gives the columns: rows, token ids, then each value."""
+        parts = [self._rows, self._token_ids, *zip(*self._values, strict=True)]
+        return [torch.from_numpy(np.concatenate(part)).to(device) for part in parts]
+
+    def __bool__(self) -> bool:
+        return bool(self._rows)
+
+
+class Sampler:
+    """Samples rows of logits on one device."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._ops = backend.sampling
+        self._device = backend.device
+
+    @torch.inference_mode()
+    def sample(self, logits: Tensor, rows: SampleRows, finite: Flags | None = None) -> Sampled:
+        """Chooses a token for each row.
+
+        Args:
+            logits: float32 [R, vocabulary], on the device; overwritten.
+            rows: what the rows ask for.
+            finite: [R], which rows hold finite numbers alone, if that is known.
+        """
+        columns = rows.columns
+        if finite is None:
+            finite = self._ops.finite_rows(logits)
+        asks, edited = columns["logprobs"] >= 0, columns["edits_logits"]
+        # What is told is of the logits before anything changed them.
+        spoiled = self._tensor(np.flatnonzero(asks & edited))
+        raw = logits[spoiled]
+        if edited.any():
+            self._edit(logits, rows)
+        token_ids = self._ops.choose(logits, _choices(rows))
+        failed = ~finite | (token_ids < 0)
+        told = asks & ~failed
+        if not told.any():
+            return Sampled(token_ids, failed, told, finite=finite)
+        logits[spoiled] = raw
+        places = np.flatnonzero(told)
+        found = logprobs.of_tokens(self._ops, logits, places, token_ids[places], columns["logprobs"][places])
+        return Sampled(token_ids, failed, told, found, finite)
+
+    @torch.inference_mode()
+    def candidates(self, logits: Tensor, rows: SampleRows, finite: Flags | None = None) -> Candidates:
+        """Finds the likeliest tokens of each row of a beam search, after the edits that come before the temperature.
+
+        Args: as of `sample`.
+        """
+        if finite is None:
+            finite = self._ops.finite_rows(logits)
+        if rows.columns["edits_logits"].any():
+            self._edit(logits, rows)
+        places = np.flatnonzero(finite)
+        found = logprobs.of_best(self._ops, logits, places, rows.columns["num_beam_candidates"][places])
+        has_some = found.num_candidates > 0
+        failed = np.ones(len(rows), np.bool_)
+        failed[places[has_some]] = False
+        return Candidates(failed, replace(found, num_candidates=found.num_candidates[has_some]), finite)
+
+    def _tensor(self, column: npt.NDArray[Any]) -> Tensor:
+        return torch.from_numpy(column).to(self._device)
+
+    def _edit(self, logits: Tensor, rows: SampleRows) -> None:
+        """Allows, masks, adds biases, applies penalties: in this order, each for all rows.
+
+        What is masked completes a bad word, or is a stop token before min_tokens.
+        """
+        allowed, masked, biased, penalized = _FlatColumns(), _FlatColumns(), _FlatColumns(), _FlatColumns()
+        for row in np.flatnonzero(rows.columns["edits_logits"]).tolist():
+            columns, lists = rows.columns[row], rows.lists[row]
+            if len(lists.allowed_token_ids):
+                allowed.add(row, lists.allowed_token_ids)
+            if lists.bad_words:
+                masked.add(row, lists.bad_words.completing(rows.outputs[row]))
+            if rows.positions[row] < columns["min_tokens"]:
+                masked.add(row, lists.stop_token_ids)
+            if len(lists.bias_token_ids):
+                biased.add(row, lists.bias_token_ids, lists.bias_values)
+            if lists.counts is not None:
+                names = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+                values = (columns[name] for name in names)
+                penalized.add(row, lists.counts.token_ids, lists.counts.output_counts, *values)
+        if allowed:
+            edits.allow_only(logits, *allowed.tensors(self._device))
+        if masked:
+            edits.mask_tokens(logits, *masked.tensors(self._device))
+        if biased:
+            edits.add_bias(logits, *biased.tensors(self._device))
+        if penalized:
+            at_rows, token_ids, counts, *penalties = penalized.tensors(self._device)
+            repetition, frequency, presence = penalties
+            edits.apply_penalties(logits, at_rows, token_ids, counts, (repetition, frequency, presence))
+
+
+def _choices(rows: SampleRows) -> Choices:
+    names = ("temperature", "top_k", "top_p", "min_p", "seed", "sequence_index")
+    temperature, top_k, top_p, min_p, seed, index = (np.ascontiguousarray(rows.columns[name]) for name in names)
+    return Choices(temperature, top_k, top_p, min_p, seed, rows.positions, index)

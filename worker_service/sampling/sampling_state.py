@@ -1,0 +1,126 @@
+"""What the sampler keeps of each sequence: scalar columns of its row, and the lists that only some requests have.
+
+Owns what of a request's parameters counts as off. Knows no tensors and no batch.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from worker_service.sampling.bad_words import BadWords
+
+if TYPE_CHECKING:
+    from worker_service.step import Array, NewSequence
+
+# Below this a temperature would only divide by next to nothing.
+GREEDY_TEMPERATURE = 1e-5
+
+SAMPLING_FIELDS: list[tuple[str, type[np.generic]]] = [
+    ("edits_logits", np.bool_),
+    # 0: the likeliest token.
+    ("temperature", np.float32),
+    ("top_k", np.int64),
+    ("top_p", np.float32),
+    ("min_p", np.float32),
+    ("repetition_penalty", np.float32),
+    ("frequency_penalty", np.float32),
+    ("presence_penalty", np.float32),
+    ("seed", np.int64),
+    ("sequence_index", np.int64),
+    ("min_tokens", np.int64),
+    # How many of the best tokens to tell of beside the chosen one, and beside each of the prompt; -1: nothing.
+    ("logprobs", np.int64),
+    ("prompt_logprobs", np.int64),
+    # If not 0: nothing is sampled, so many candidates are told.
+    ("num_beam_candidates", np.int64),
+]
+
+
+class TokenCounts:
+    """The distinct tokens of a sequence and how often each stands in its output, grown token by token."""
+
+    def __init__(self, prompt_token_ids: Array, output_token_ids: Array) -> None:
+        distinct = np.unique(np.concatenate([prompt_token_ids, output_token_ids]))
+        self._place = {token_id: place for place, token_id in enumerate(distinct.tolist())}
+        self._token_ids = distinct.astype(np.int64)
+        self._counts = np.zeros(len(distinct), np.float32)
+        for token_id in output_token_ids.tolist():
+            self.add(token_id)
+
+    def add(self, token_id: int) -> None:
+        """Counts one more token of the output."""
+        place = self._place.setdefault(token_id, len(self._place))
+        if place == len(self._token_ids):
+            self._token_ids = np.concatenate([self._token_ids, np.zeros(place + 16, np.int64)])
+            self._counts = np.concatenate([self._counts, np.zeros(place + 16, np.float32)])
+        self._token_ids[place] = token_id
+        self._counts[place] += 1
+
+    @property
+    def token_ids(self) -> Array:
+        """Every distinct token id: int64 [n]."""
+        return self._token_ids[: len(self._place)]
+
+    @property
+    def output_counts(self) -> npt.NDArray[np.float32]:
+        """How often each stands in the output: float32 [n]; 0 for one of the prompt alone."""
+        return self._counts[: len(self._place)]
+
+    def copy(self) -> TokenCounts:
+        """Makes one that grows apart."""
+        twin = object.__new__(TokenCounts)
+        twin._place = dict(self._place)
+        twin._token_ids = self._token_ids.copy()
+        twin._counts = self._counts.copy()
+        return twin
+
+
+class SequenceLists:
+    """What a sequence's sampling needs besides scalars. Forks share all but the counts."""
+
+    def __init__(self, sequence: NewSequence, vocab_size: int) -> None:
+        bias = sequence.sampling.logit_bias
+        # An id beyond the vocabulary (a checkpoint may name one as its end) can never be sampled.
+        self.stop_token_ids = np.array([t for t in sequence.stop_token_ids if t < vocab_size], np.int64)
+        self.bias_token_ids = np.array(list(bias), np.int64)
+        self.bias_values = np.array(list(bias.values()), np.float32)
+        self.allowed_token_ids = np.array(sequence.sampling.allowed_token_ids, np.int64)
+        self.bad_words = BadWords(sequence.sampling.bad_token_sequences, vocab_size)
+        self.counts: TokenCounts | None = None
+        if sequence.sampling.has_penalties:
+            ids = sequence.token_ids
+            self.counts = TokenCounts(ids[: sequence.prompt_length], ids[sequence.prompt_length :])
+
+    @property
+    def edit_logits(self) -> bool:
+        """Whether logits are changed for longer than min_tokens."""
+        some_lists = len(self.bias_token_ids) > 0 or len(self.allowed_token_ids) > 0 or bool(self.bad_words)
+        return some_lists or self.counts is not None
+
+    def copy(self) -> SequenceLists:
+        """Makes a fork's."""
+        twin = copy(self)
+        twin.counts = self.counts.copy() if self.counts else None
+        return twin
+
+
+def write_sampling(row: Any, sequence: NewSequence, lists: SequenceLists, vocab_size: int) -> None:
+    """Writes a sequence's scalars into its row, a numpy record with SAMPLING_FIELDS."""
+    sampling = sequence.sampling
+    row["edits_logits"] = lists.edit_logits or (sequence.min_tokens > 0 and len(lists.stop_token_ids) > 0)
+    row["top_k"] = sampling.top_k if sampling.top_k < vocab_size else 0
+    row["temperature"] = 0 if sampling.temperature < GREEDY_TEMPERATURE else sampling.temperature
+    for name in ("top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"):
+        row[name] = getattr(sampling, name)
+    # 64 bits, whatever their sign.
+    row["seed"] = np.uint64(sampling.seed).astype(np.int64)
+    row["sequence_index"] = sequence.sequence_index
+    row["min_tokens"] = sequence.min_tokens
+    for name in ("logprobs", "prompt_logprobs"):
+        asked = getattr(sampling, name)
+        row[name] = -1 if asked is None else min(asked, vocab_size)
+    row["num_beam_candidates"] = min(sequence.num_beam_candidates, vocab_size)

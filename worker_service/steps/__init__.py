@@ -1,0 +1,1 @@
+"""The step stream: steps in order, checked, executed and answered."""

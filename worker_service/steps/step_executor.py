@@ -1,0 +1,146 @@
+"""Executes steps in the device thread: check, change rows, move blocks, compute, sample.
+
+A step that is wrong changes nothing; one that breaks half-way ends its epoch, and with it all that it changed. Owns the
+identity of the epoch that runs. Knows no messages and no streams.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from blockyard.errors import BlockyardError, Reason
+from blockyard.telemetry import EventLogger
+from worker_service.step import Step, StepResult, StepTimes
+from worker_service.steps.validation import check_step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from worker_service.batch.forward_batch import StepRows, Work
+    from worker_service.batch.input_batch import InputBatch
+    from worker_service.cache_engine import CacheEngine
+    from worker_service.model_runner import ModelRunner, Outcome
+    from worker_service.observe.profiler import Recording
+    from worker_service.sampling.sampler import Candidates, Sampled
+
+log = EventLogger(__name__)
+
+
+class StepExecutor:
+    """The rows, the blocks and the network of one worker, under one epoch at a time."""
+
+    def __init__(self, batch: InputBatch, cache: CacheEngine, runner: ModelRunner) -> None:
+        self.batch = batch
+        self.cache = cache
+        self._runner = runner
+        self._epoch = 0
+        self._last_step_id = 0
+        self._refused: int | None = None
+        # Takes note of what steps do, while an operator wants it.
+        self.recording: Recording | None = None
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Forgets the sequences of the epoch before and expects step 1 of this one."""
+        self.forget()
+        self._epoch, self._last_step_id, self._refused = epoch, 0, None
+
+    def forget(self) -> None:
+        """Forgets every sequence. What their blocks hold stays until it is written over."""
+        self.batch.clear()
+
+    def execute(self, step: Step, arrival: float) -> StepResult:
+        """Executes a step, or answers why not. Never raises: an unexpected error refuses this step and all later ones.
+
+        Args:
+            step: not checked yet.
+            arrival: when it came, by time.perf_counter().
+        """
+        begin = time.perf_counter()
+        times = StepTimes(queue_seconds=begin - arrival)
+        try:
+            refusal = self._wrong(step)
+            if refusal is None:
+                result = self._execute(step, times)
+                if self.recording is not None:
+                    self.recording.record(step, begin, times)
+                return result
+        except Exception as error:
+            log.exception("a step failed", epoch=step.epoch, step_id=step.step_id)
+            refusal = BlockyardError(Reason.BUG, f"step {step.step_id} failed: {type(error).__name__}")
+            if isinstance(error, torch.OutOfMemoryError):
+                torch.cuda.empty_cache()
+        return self._refuse(step, refusal, times)
+
+    def _wrong(self, step: Step) -> BlockyardError | None:
+        if self._refused is not None:
+            return BlockyardError(Reason.WRONG_STATE, f"step {self._refused} of epoch {self._epoch} was refused")
+        if step.epoch != self._epoch:
+            return BlockyardError(Reason.WRONG_STATE, f"epoch {step.epoch}, where epoch {self._epoch} runs")
+        if step.step_id != self._last_step_id + 1:
+            message = f"step {step.step_id}, where step {self._last_step_id + 1} of epoch {self._epoch} is due"
+            return BlockyardError(Reason.WRONG_STATE, message)
+        return step.wrong or check_step(step, self.batch, self.cache.num_device_blocks, self.cache.num_host_blocks)
+
+    def _refuse(self, step: Step, refusal: BlockyardError, times: StepTimes) -> StepResult:
+        if self._refused is None:
+            self._refused = step.step_id
+            log.error("a step was refused", epoch=step.epoch, step_id=step.step_id, reason=str(refusal))
+        return StepResult(step.epoch, step.step_id, refusal=refusal, times=times)
+
+    def _execute(self, step: Step, times: StepTimes) -> StepResult:
+        """The order of a step."""
+        self._last_step_id = step.step_id
+        self.batch.apply(step)
+        started = time.perf_counter()
+        self.cache.transfer(step.blocks_to_swap_out, step.blocks_to_swap_in, step.blocks_to_copy)
+        moved = time.perf_counter()
+        work = self.batch.plan(step)
+        planned = time.perf_counter()
+        outcome = self._runner.run(work, self.batch, self.cache.device_pool)
+        self.batch.commit(work, outcome.sampled.token_ids, outcome.sampled.failed)
+        self.batch.end(work.beams, outcome.candidates.failed)
+        times.begun_at = started
+        times.cache_operations_seconds = moved - started
+        times.forward_seconds = planned - moved + outcome.forward_seconds
+        times.sample_seconds = outcome.sample_seconds
+        return _result(step, work, outcome, times)
+
+
+def _result(step: Step, work: Work, outcome: Outcome, times: StepTimes) -> StepResult:
+    sampled, candidates = outcome.sampled, outcome.candidates
+    sequence_ids, token_ids, beam_ids = work.sampled.sequence_ids, sampled.token_ids, work.beams.sequence_ids
+    failures: tuple[tuple[int, BlockyardError], ...] = ()
+    if np.count_nonzero(sampled.failed) or np.count_nonzero(candidates.failed):
+        failures = (*_failures(work.sampled, sampled), *_failures(work.beams, candidates))
+        sequence_ids, token_ids = work.sampled.ids(~sampled.failed), token_ids[~sampled.failed]
+        beam_ids = work.beams.ids(~candidates.failed)
+    return StepResult(
+        step.epoch,
+        step.step_id,
+        sequence_ids,
+        tuple(token_ids.tolist()),
+        work.skipped_ids,
+        failures,
+        logprob_sequence_ids=work.sampled.ids(sampled.told),
+        logprobs=sampled.logprobs,
+        prompt_logprobs=outcome.prompt_logprobs,
+        beam_sequence_ids=beam_ids,
+        beam_candidates=candidates.logprobs,
+        times=times,
+    )
+
+
+def _failures(rows: StepRows, outcome: Sampled | Candidates) -> Iterator[tuple[int, BlockyardError]]:
+    """Why each of the rows failed that did."""
+    if not np.count_nonzero(outcome.failed):
+        return
+    for sequence_id in rows.ids(outcome.failed & ~outcome.finite):
+        message = "the model's logits are not finite numbers: its weights may be damaged, or too large for its dtype"
+        yield sequence_id, BlockyardError(Reason.NOT_FINITE, message)
+    for sequence_id in rows.ids(outcome.failed & outcome.finite):
+        message = "no token is possible here: what the request allows, forbids and needs before it may end excludes all"
+        yield sequence_id, BlockyardError(Reason.NO_TOKEN_POSSIBLE, message)

@@ -1,0 +1,176 @@
+"""The epochs' steps on their way to the device thread and their answers on their way back, in order.
+
+Owns which of the open streams runs. Lives in the event loop. Knows neither what a step means nor how it travels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from blockyard.errors import BlockyardError, Reason
+from blockyard.telemetry import EventLogger
+from worker_service.device.thread import DeviceThread, call_soon
+from worker_service.step import StepResult
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from worker_service.step import Step
+    from worker_service.steps.step_executor import StepExecutor
+
+    Executed = Callable[[Step, StepResult], None]
+
+log = EventLogger(__name__)
+
+# An epoch is one more than the largest that any worker of the replica saw. One that is this far ahead is nobody's: if
+# such were taken, soon no number would be left for those that come.
+MAX_EPOCH_JUMP = 2**32
+
+
+class StepStream:
+    """One epoch: steps in, answers out. Stopped, it drops the steps that did not start."""
+
+    def __init__(self, device: DeviceThread, executor: StepExecutor, executed: Executed) -> None:
+        self.epoch: int | None = None
+        self.executor = executor
+        self._executed = executed
+        self._device = device
+        self._loop = asyncio.get_running_loop()
+        self._answers: asyncio.Queue[StepResult | BlockyardError | None] = asyncio.Queue()
+        # The device thread's own: whatever it told last, a refusal too.
+        self._last_step_id = 0
+        # Read by the device thread between two steps.
+        self.is_stopped = False
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Rows that a step may have."""
+        return self.executor.batch.limits.max_num_seqs
+
+    def submit(self, step: Step) -> None:
+        """Queues a step for the device thread."""
+        arrival = time.perf_counter()
+        self._device.post(lambda: self._run(step, arrival))
+
+    def _run(self, step: Step, arrival: float) -> None:
+        if not self.is_stopped:
+            result = self.executor.execute(step, arrival)
+            self._last_step_id = step.step_id
+            self._tell(result)
+            self._executed(step, result)
+
+    def _tell(self, what: StepResult | BlockyardError | None) -> None:
+        call_soon(self._loop, self._answers.put_nowait, what)
+
+    def answer(self, result: StepResult) -> None:
+        """Answers a step that does not reach the device thread."""
+        self._answers.put_nowait(result)
+
+    def finish(self) -> None:
+        """Ends after the steps that wait: no more will come."""
+        self._device.post(lambda: self._tell(None))
+
+    def stop(self, error: BlockyardError | None = None) -> None:
+        """Ends after the step that runs; those that wait are dropped. `error` tells the scheduler why."""
+        if not self.is_stopped:
+            self.is_stopped = True
+            self._device.post(lambda: self._tell(error))
+
+    def drain(self) -> None:
+        """Drops the steps that wait and says so after the step that runs; stays open for the scheduler to close it."""
+        self.is_stopped = True
+        self._device.post(lambda: self._tell(StepResult(self.epoch or 0, self._last_step_id, draining=True)))
+
+    def end(self, error: BlockyardError) -> None:
+        """Ends now, whatever the device thread does."""
+        self._answers.put_nowait(error)
+
+    async def answers(self) -> AsyncIterator[StepResult]:
+        """Gives the answers in order; raises the error that the stream was ended with."""
+        while (answer := await self._answers.get()) is not None:
+            if isinstance(answer, Exception):
+                raise answer
+            yield answer
+
+
+class StepStreams:
+    """All open streams of a worker. The one whose first step had the highest epoch runs."""
+
+    def __init__(self, device: DeviceThread, executed: Executed = lambda step, result: None) -> None:
+        """`executed` is told of each step in the device thread, when its answer is on its way."""
+        self.epoch = 0
+        self._device = device
+        self._executed = executed
+        self._open: set[StepStream] = set()
+        self._running: StepStream | None = None
+        self._all_closed = asyncio.Event()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether an epoch runs."""
+        return self._running is not None
+
+    def open(self, executor: StepExecutor) -> StepStream:
+        """Opens a stream. Its first step makes it the one that runs, or not: see `submit`."""
+        stream = StepStream(self._device, executor, self._executed)
+        self._open.add(stream)
+        return stream
+
+    def submit(self, stream: StepStream, step: Step) -> None:
+        """Takes a step of a stream. The first one of a higher epoch ends the stream of the epoch before."""
+        if stream.is_stopped:
+            return
+        if stream.epoch is None:
+            stream.epoch = step.epoch
+            if self.epoch < step.epoch <= self.epoch + MAX_EPOCH_JUMP:
+                self._take_over(stream, step.epoch)
+        if self._running is stream:
+            stream.submit(step)
+        else:
+            error = BlockyardError(Reason.WRONG_STATE, self._why(step.epoch), metadata={"epoch": str(self.epoch)})
+            stream.answer(StepResult(step.epoch, step.step_id, refusal=error))
+
+    def _why(self, epoch: int) -> str:
+        """Tells what is wrong with an epoch that does not run."""
+        if epoch > self.epoch + MAX_EPOCH_JUMP:
+            return f"epoch {epoch} is too far ahead: epoch {self.epoch} was seen, and {self.epoch + 1} comes next"
+        return f"epoch {epoch} is over: epoch {self.epoch} was seen"
+
+    def _take_over(self, stream: StepStream, epoch: int) -> None:
+        if self._running is not None:
+            self._running.stop(BlockyardError(Reason.WRONG_STATE, f"epoch {epoch} took over"))
+        self._running, self.epoch = stream, epoch
+        self._device.post(lambda: stream.executor.begin_epoch(epoch))
+        log.info("epoch begins", epoch=epoch)
+
+    def close(self, stream: StepStream) -> None:
+        """Closes a stream, however it ended: its steps that wait are dropped, and its sequences forgotten."""
+        stream.stop()
+        self._open.discard(stream)
+        if not self._open:
+            self._all_closed.set()
+        if self._running is stream:
+            self._running = None
+            self._device.post(stream.executor.forget)
+            log.info("epoch ends", epoch=stream.epoch)
+
+    def drain(self) -> None:
+        """Has every stream say that it drains. No stream may be opened any more."""
+        for stream in self._open:
+            stream.drain()
+
+    async def end(self, error: BlockyardError, seconds: float) -> bool:
+        """Gives the other side some seconds to close every stream, ends those that are left, and tells whether any was.
+
+        An end that comes from the other side cannot be lost on its way, as a server's last words can.
+        """
+        if self._open:
+            self._all_closed.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._all_closed.wait(), seconds)
+        for stream in self._open:
+            stream.end(error)
+        return bool(self._open)

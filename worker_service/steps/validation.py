@@ -1,0 +1,329 @@
+"""Checks a whole step against what the worker holds, before anything of it is touched.
+
+Owns the rules of the step stream: identities, lengths, block numbers, order of reads and writes. Knows no tensors and
+changes nothing. What is wrong here is a bug of the scheduler's, so that violations are told together, up to as many as
+help. Long columns are looked at as columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from blockyard.errors import BlockyardError, Violation, invalid
+from worker_service.batch.input_batch import Progress
+from worker_service.step import MAX_BEAMS, MAX_LOGPROBS, MAX_VIOLATIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from worker_service.batch.input_batch import InputBatch
+    from worker_service.step import Array, BlockPairs, Fork, NewSequence, Sampling, Step
+
+
+# A checkpoint may name ends that its vocabulary does not have.
+_MAX_FOREIGN_STOPS = 64
+
+
+class _Enough(Exception):
+    """So much is wrong that nothing else is looked for."""
+
+
+def check_step(step: Step, batch: InputBatch, num_device_blocks: int, num_host_blocks: int) -> BlockyardError | None:
+    """Tells what is wrong with a step; None: nothing.
+
+    Its epoch and step_id are the stream's to check.
+    """
+    check = _StepCheck(step, batch, num_device_blocks)
+    with suppress(_Enough):
+        check.run()
+        for violation in check_transfers(step, num_device_blocks, num_host_blocks):
+            check.tell(violation.field, violation.description)
+    return invalid(check.violations) if check.violations else None
+
+
+class _StepCheck:
+    """One step's check: `changed` holds how far sequences are once the step's changes are made, by their id."""
+
+    def __init__(self, step: Step, batch: InputBatch, num_device_blocks: int) -> None:
+        self.violations: list[Violation] = []
+        self._step = step
+        self._batch = batch
+        self._num_device_blocks = num_device_blocks
+        self._finished = set(step.finished_sequence_ids)
+        self._new = {sequence.sequence_id for sequence in step.new_sequences}
+        self._changed: dict[int, Progress] = {}
+
+    def run(self) -> None:
+        """Finds every violation."""
+        self._new_sequences()
+        self._forks()
+        self._inputs()
+        self._tables()
+        if self._columns_fit():
+            self._scheduled()
+
+    def tell(self, field: str, description: str) -> None:
+        """Takes note of a violation; raises _Enough with the last that is told."""
+        self.violations.append(Violation(field, description))
+        if len(self.violations) == MAX_VIOLATIONS:
+            raise _Enough
+
+    def _is_live(self, sequence_id: int) -> bool:
+        """Whether it is known when the step computes."""
+        known = sequence_id in self._batch and sequence_id not in self._finished
+        return known or sequence_id in self._changed
+
+    def _progress(self, sequence_id: int) -> Progress:
+        """Gives how far a live sequence is, to be changed."""
+        if sequence_id not in self._changed:
+            self._changed[sequence_id] = self._batch.progress(sequence_id)
+        return self._changed[sequence_id]
+
+    def _blocks(self, field: str, block_ids: Array) -> None:
+        if len(block_ids) > self._batch.limits.max_num_blocks:
+            self.tell(field, f"{len(block_ids)} blocks hold more than max_model_len")
+        if self._out_of_range(block_ids):
+            self.tell(field, f"device blocks must be from 1 to {self._num_device_blocks - 1}")
+
+    def _out_of_range(self, block_ids: Array) -> bool:
+        return len(block_ids) > 0 and bool(np.count_nonzero((block_ids < 1) | (block_ids >= self._num_device_blocks)))
+
+    def _new_sequences(self) -> None:
+        for index, sequence in enumerate(self._step.new_sequences):
+            name = f"new_sequences[{index}]"
+            sequence_id = sequence.sequence_id
+            if sequence_id in self._changed:
+                self.tell(f"{name}.sequence_id", f"sequence {sequence_id} stands twice")
+            elif sequence_id in self._batch and sequence_id not in self._finished:
+                self.tell(f"{name}.sequence_id", f"sequence {sequence_id} is known already")
+            self._contents(name, sequence)
+            self._changed[sequence_id] = Progress(
+                len(sequence.token_ids), sequence.num_computed_tokens, len(sequence.block_ids)
+            )
+
+    def _contents(self, name: str, sequence: NewSequence) -> None:
+        limits = self._batch.limits
+        num_tokens = len(sequence.token_ids)
+        if not 1 <= num_tokens <= limits.max_model_len:
+            self.tell(f"{name}.token_ids", f"{num_tokens} ids where 1 to {limits.max_model_len} fit")
+        elif sequence.token_ids.max() >= limits.vocab_size:
+            self.tell(f"{name}.token_ids", f"token ids must be below {limits.vocab_size}")
+        if not 1 <= sequence.prompt_length <= num_tokens:
+            self.tell(f"{name}.prompt_length", f"{sequence.prompt_length} of {num_tokens} tokens")
+        if sequence.num_computed_tokens >= max(num_tokens, 1):
+            self.tell(f"{name}.num_computed_tokens", "the last token known has to be computed")
+        if sequence.num_computed_tokens > len(sequence.block_ids) * limits.block_size:
+            self.tell(f"{name}.num_computed_tokens", "more than the table's blocks hold")
+        self._blocks(f"{name}.block_ids", sequence.block_ids)
+        for field, description in _wrong_request(sequence, limits.vocab_size):
+            self.tell(f"{name}.{field}", description)
+
+    def _forks(self) -> None:
+        children: set[int] = set()
+        for index, fork in enumerate(self._step.forks):
+            name = f"forks[{index}]"
+            parent, child = fork.parent_id, fork.child_id
+            if parent in children or not (parent in self._batch or parent in self._new):
+                self.tell(f"{name}.parent_sequence_id", f"sequence {parent} is not known")
+            if child in children or child in self._batch or child in self._new:
+                self.tell(f"{name}.child_sequence_id", f"sequence {child} is known already")
+            children.add(child)
+            self._blocks(f"{name}.block_ids", fork.block_ids)
+        for fork in self._step.forks:
+            if fork.child_id not in self._finished:
+                self._changed[fork.child_id] = self._child(fork)
+
+    def _child(self, fork: Fork) -> Progress:
+        parent = fork.parent_id
+        progress = self._changed[parent] if parent in self._new else self._batch.progress(parent)
+        return replace(progress, num_blocks=len(fork.block_ids))
+
+    def _inputs(self) -> None:
+        """Checks the ids that the scheduler chose: each is its sequence's next and is computed by this step."""
+        step = self._step
+        if len(step.input_sequence_ids) != len(step.input_token_ids):
+            self.tell("input_token_ids", "must have the length of input_sequence_ids")
+            return
+        if not step.input_sequence_ids:
+            return
+        if len(set(step.input_sequence_ids)) != len(step.input_sequence_ids):
+            self.tell("input_sequence_ids", "a sequence stands twice")
+        if (step.input_token_ids >= self._batch.limits.vocab_size).any():
+            self.tell("input_token_ids", f"token ids must be below {self._batch.limits.vocab_size}")
+        num_new_tokens = dict(zip(step.sequence_ids, step.num_new_tokens.tolist(), strict=False))
+        for sequence_id in step.input_sequence_ids:
+            self._input(sequence_id, num_new_tokens.get(sequence_id, 0))
+
+    def _input(self, sequence_id: int, num_new_tokens: int) -> None:
+        if not self._is_live(sequence_id):
+            self.tell("input_sequence_ids", f"sequence {sequence_id} is not known")
+            return
+        progress = self._progress(sequence_id)
+        if num_new_tokens != 1:
+            self.tell("input_sequence_ids", f"sequence {sequence_id}: the step does not compute one token of it")
+        elif not progress.ended and progress.num_computed_tokens != progress.num_tokens:
+            self.tell("input_sequence_ids", f"sequence {sequence_id}: its next token is known already")
+        progress.num_tokens += 1
+
+    def _tables(self) -> None:
+        step = self._step
+        if len(step.appended_sequence_ids) != len(step.appended_block_ids):
+            self.tell("appended_block_ids", "must have the length of appended_sequence_ids")
+            return
+        for sequence_id, num_blocks in Counter(step.appended_sequence_ids).items():
+            self._grow_table(sequence_id, num_blocks)
+        if self._out_of_range(step.appended_block_ids):
+            self.tell("appended_block_ids", f"device blocks must be from 1 to {self._num_device_blocks - 1}")
+        for index, (sequence_id, block_ids) in enumerate(step.replaced_tables):
+            name = f"replaced_tables[{index}]"
+            self._blocks(f"{name}.block_ids", block_ids)
+            if self._is_live(sequence_id):
+                self._progress(sequence_id).num_blocks = len(block_ids)
+            else:
+                self.tell(f"{name}.sequence_id", f"sequence {sequence_id} is not known")
+
+    def _grow_table(self, sequence_id: int, num_blocks: int) -> None:
+        if not self._is_live(sequence_id):
+            self.tell("appended_sequence_ids", f"sequence {sequence_id} is not known")
+            return
+        progress = self._progress(sequence_id)
+        progress.num_blocks += num_blocks
+        if progress.num_blocks > self._batch.limits.max_num_blocks:
+            self.tell("appended_block_ids", f"sequence {sequence_id}: the table holds more than max_model_len")
+
+    def _columns_fit(self) -> bool:
+        step = self._step
+        if len(step.sequence_ids) != len(step.num_new_tokens):
+            self.tell("num_new_tokens", "must have the length of sequence_ids")
+            return False
+        limits = self._batch.limits
+        if len(step.sequence_ids) > limits.max_num_seqs:
+            self.tell("sequence_ids", f"{len(step.sequence_ids)} are more than max_num_seqs, {limits.max_num_seqs}")
+        num_tokens, most = int(step.num_new_tokens.sum()), limits.max_num_batched_tokens
+        if num_tokens > most:
+            self.tell("num_new_tokens", f"{num_tokens} tokens are more than max_num_batched_tokens, {most}")
+        named = set(step.sequence_ids)
+        if len(named) != len(step.sequence_ids):
+            self.tell("sequence_ids", "a sequence stands twice")
+            return False
+        unknown = (self._batch.unknown(named) | (named & self._finished)).difference(self._changed)
+        if unknown:
+            self.tell("sequence_ids", f"sequences {sorted(unknown)[:8]} are not known")
+        return not unknown
+
+    def _scheduled(self) -> None:
+        """Checks the columns of what is computed: lengths, tables, children."""
+        step, limits = self._step, self._batch.limits
+        progress = self._batch.progress_of(step.sequence_ids)
+        if self._changed:
+            for index, sequence_id in enumerate(step.sequence_ids):
+                if sequence_id in self._changed:
+                    progress[index] = self._changed[sequence_id].record()
+        live, num_tokens = ~progress["ended"], progress["num_tokens"]
+        lengths = progress["num_computed_tokens"] + step.num_new_tokens
+        self._rows("num_new_tokens", live & (lengths > num_tokens), "computes more tokens than are known")
+        self._rows("num_new_tokens", live & (lengths > limits.max_model_len), "computes past max_model_len")
+        short = lengths > progress["num_blocks"] * limits.block_size
+        self._rows("num_new_tokens", live & short, "has too short a block table")
+        if np.count_nonzero(step.num_new_tokens) < len(live):
+            children = live & (step.num_new_tokens == 0)
+            samples = (lengths == num_tokens) & (step.num_new_tokens > 0) & live
+            self._rows("num_new_tokens", children & ~self._has_sampling_parent(samples), "has no parent that samples")
+
+    def _rows(self, field: str, wrong: npt.NDArray[np.bool_], description: str) -> None:
+        if np.count_nonzero(wrong):
+            names = [self._step.sequence_ids[index] for index in np.flatnonzero(wrong)[:8].tolist()]
+            self.tell(field, f"sequences {names}: {description}")
+
+    def _has_sampling_parent(self, samples: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        step = self._step
+        sampling = {step.sequence_ids[index] for index in np.flatnonzero(samples).tolist()}
+        good = {fork.child_id for fork in step.forks if fork.parent_id in sampling}
+        return np.array([sequence_id in good for sequence_id in step.sequence_ids], np.bool_)
+
+
+def _wrong_request(sequence: NewSequence, vocab_size: int) -> Iterable[tuple[str, str]]:
+    """Tells what would break the sampler: (field, description). The gateway has checked what a client may ask for."""
+    num_stop_ids = len(sequence.stop_token_ids)
+    if num_stop_ids > vocab_size + _MAX_FOREIGN_STOPS:
+        yield "stop_token_ids", f"{num_stop_ids} ids of a vocabulary of {vocab_size}"
+    most = MAX_BEAMS * max(2, 1 + num_stop_ids)
+    if sequence.num_beam_candidates > most:
+        yield "num_beam_candidates", f"{sequence.num_beam_candidates}, where {most} are enough for any beams"
+    if not sequence.has_sampling:
+        yield "sampling", "must be set"
+    for field, description in wrong_sampling(sequence.sampling, vocab_size):
+        yield f"sampling.{field}", description
+
+
+def wrong_sampling(sampling: Sampling, vocab_size: int) -> Iterable[tuple[str, str]]:
+    """The same of its sampling parameters."""
+    for name, low, high in (
+        ("temperature", 0, math.inf),
+        ("top_p", 0, 1),
+        ("min_p", 0, 1),
+        ("presence_penalty", -math.inf, math.inf),
+        ("frequency_penalty", -math.inf, math.inf),
+        ("repetition_penalty", 0, math.inf),
+    ):
+        value = getattr(sampling, name)
+        if not (math.isfinite(value) and low <= value <= high):
+            yield name, f"{value} is not from {low} to {high}"
+    for name in ("top_p", "repetition_penalty"):
+        if getattr(sampling, name) == 0:
+            yield name, "must be above 0"
+    for token_id, bias in sampling.logit_bias.items():
+        if token_id >= vocab_size or not math.isfinite(bias):
+            yield "logit_bias", f"{bias} for token id {token_id} of {vocab_size}"
+    if max(sampling.allowed_token_ids, default=0) >= vocab_size:
+        yield "allowed_token_ids", f"token ids must be below {vocab_size}"
+    if not all(sampling.bad_token_sequences):
+        yield "bad_token_sequences", "none may be empty"
+    elif max(map(max, sampling.bad_token_sequences), default=0) >= vocab_size:
+        yield "bad_token_sequences", f"token ids must be below {vocab_size}"
+    for name in ("logprobs", "prompt_logprobs"):
+        asked = getattr(sampling, name)
+        if asked is not None and asked > MAX_LOGPROBS:
+            yield name, f"{asked} is more than {MAX_LOGPROBS}"
+
+
+def check_transfers(step: Step, num_device_blocks: int, num_host_blocks: int) -> list[Violation]:
+    """Tells what is wrong with a step's swaps and copies: ranges, and that no read sees a write that it should not."""
+    out, into, copy = step.blocks_to_swap_out, step.blocks_to_swap_in, step.blocks_to_copy
+    if not any(len(pairs.sources) or len(pairs.destinations) for pairs in (out, into, copy)):
+        return []
+    device, host = (1, num_device_blocks), (0, num_host_blocks)
+    found = [
+        *_pair_violations("blocks_to_swap_out", out, device, host),
+        *_pair_violations("blocks_to_swap_in", into, host, device),
+        *_pair_violations("blocks_to_copy", copy, device, device),
+    ]
+    if np.intersect1d(copy.sources, copy.destinations).size:
+        found.append(Violation("blocks_to_copy", "a destination is a source in the same list"))
+    if np.intersect1d(into.sources, out.destinations).size:
+        found.append(Violation("blocks_to_swap_in.sources", "a block is written by blocks_to_swap_out in this step"))
+    if np.intersect1d(into.destinations, copy.destinations).size:
+        found.append(Violation("blocks_to_copy.destinations", "a block is written by blocks_to_swap_in in this step"))
+    return found
+
+
+def _pair_violations(
+    name: str, pairs: BlockPairs, sources: tuple[int, int], destinations: tuple[int, int]
+) -> Iterable[Violation]:
+    if len(pairs.sources) != len(pairs.destinations):
+        yield Violation(name, "sources and destinations must have the same length")
+    for side, column, (low, high) in (
+        ("sources", pairs.sources, sources),
+        ("destinations", pairs.destinations, destinations),
+    ):
+        if column.size and (column.min() < low or column.max() >= high):
+            yield Violation(f"{name}.{side}", f"blocks must be from {low} to {high - 1}")
+    if len(np.unique(pairs.destinations)) != len(pairs.destinations):
+        yield Violation(f"{name}.destinations", "a block stands twice")
