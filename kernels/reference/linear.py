@@ -106,13 +106,17 @@ class ReferenceLinear:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Multiplies rows [R, in_features] by all rows of the weight: gates and ups stand side by side."""
+        return self.unrounded(hidden).to(self.dtype)
+
+    def unrounded(self, hidden: Tensor) -> Tensor:
+        """Multiplies, and gives the products in the dtype that they are computed in: float32 or the weight's own."""
         num_rows = hidden.shape[0]
         if num_rows == 0:
             return hidden.new_empty(0, self._num_rows)
         rows = hidden.to(self._compute_dtype)
         if num_rows <= self.max_rows or self.method is Method.PLAIN:
-            return self._products(rows)[:num_rows].to(self.dtype)
-        return torch.cat([self._products(part)[: len(part)].to(self.dtype) for part in rows.split(self.max_rows)])
+            return self._products(rows)[:num_rows]
+        return torch.cat([self._products(part)[: len(part)] for part in rows.split(self.max_rows)])
 
     def _products(self, hidden: Tensor) -> Tensor:
         match self.method:

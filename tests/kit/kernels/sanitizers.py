@@ -7,6 +7,7 @@ runs each program under each sanitizer for each instruction set that this proces
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -49,9 +50,12 @@ class Sanitized:
         flags = [*common, *WARNING_FLAGS, *INSTRUCTION_SETS[self.instruction_set], self.optimization, "-g"]
         flags += [f"-fsanitize={self.sanitizers}", "-fno-sanitize-recover=all", f"-I{SOURCES}"]
         subprocess.run([compiler, *flags, "-o", binary, PROGRAMS / f"{self.program}.cpp"], check=True)
+        # A sanitizer must be the first library of its process.
+        environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
         done = subprocess.run(
-            [binary, *self.arguments], capture_output=True, text=True, timeout=RUN_SECONDS, check=False
-        )
+            [binary, *self.arguments],
+            env=environment, capture_output=True, text=True, timeout=RUN_SECONDS, check=False,
+        )  # fmt: skip
         assert (done.returncode, done.stdout) == (0, "clean\n"), f"{self}: {done.returncode}\n{done.stderr}"
 
 
