@@ -19,7 +19,7 @@ def main() -> None:
         print(PROMPT, end="", flush=True)
         begin, num_tokens = time.perf_counter(), 0
         for event in llm.stream(PROMPT, max_tokens=NUM_TOKENS, temperature=0.6, top_p=0.9, seed=5):
-            if isinstance(event, blockyard.client.Delta):
+            if isinstance(event, blockyard.Delta):
                 print(event.text, end="", flush=True)
                 num_tokens = event.num_tokens
         seconds = time.perf_counter() - begin

@@ -90,7 +90,7 @@ def test_failed_tests_are_named(tmp_path: Path) -> None:
 
 def test_packages_that_are_missing_are_named() -> None:
     assert gpu_stage.missing(["torch", "no-such-package-anywhere"]) == ["no-such-package-anywhere"]
-    lines = (ROOT / "benchmarks" / "gpu_wheels.txt").read_text().splitlines()
+    lines = (ROOT / "benchmarks" / "gpu" / "wheels.txt").read_text().splitlines()
     names = [line for line in lines if not line.startswith("#")]
     assert names == sorted(names)
     assert gpu_stage.missing(names) == [], "all are what a checkout installs"

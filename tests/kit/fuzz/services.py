@@ -118,6 +118,9 @@ _OPERATIONS: dict[str, Message] = {
     "DumpState": admin_pb2.DumpStateRequest(max_requests=3),
     "DrainReplica": admin_pb2.DrainReplicaRequest(replica="0"),
     "UndrainReplica": admin_pb2.UndrainReplicaRequest(replica="0"),
+    "SetLogLevel": admin_pb2.SetLogLevelRequest(process="scheduler", level=2),
+    "StartProfile": admin_pb2.StartProfileRequest(replica="0"),
+    "StopProfile": admin_pb2.StopProfileRequest(replica="0"),
 }
 
 
@@ -133,9 +136,18 @@ async def fuzz_operations(report: Report) -> None:
                 report.outcomes["no message"] += 1
                 continue
             with report.case():
-                await getattr(scheduler if rpc == "CancelRequests" else admin, rpc)(changed, Context())
+                await _take(getattr(scheduler if rpc == "CancelRequests" else admin, rpc)(changed, Context()))
             if number % 64 == 0:
                 await asyncio.sleep(0)
+
+
+async def _take(answer: Any) -> None:
+    """Waits for an answer: a message, or a stream of them."""
+    if hasattr(answer, "__aiter__"):
+        async for _message in answer:
+            pass
+    else:
+        await answer
 
 
 class _NoDevice:
@@ -188,12 +200,7 @@ async def fuzz_lifecycle(report: Report) -> None:
         worker._set_up_as = state
         worker._choice = DeviceChoice(torch.device("cpu"), None, 0)
         with report.case():
-            answer = getattr(servicer, rpc)(changed, Context())
-            if hasattr(answer, "__aiter__"):
-                async for _message in answer:
-                    pass
-            else:
-                await answer
+            await _take(getattr(servicer, rpc)(changed, Context()))
         worker._choice = None
 
 
