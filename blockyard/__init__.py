@@ -6,34 +6,40 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from blockyard.extras import explained
+from blockyard.version import __version__
 
 if TYPE_CHECKING:
-    from blockyard.client.access import ClientTls
-    from blockyard.client.asynchronous import AsyncClient, AsyncStream
-    from blockyard.client.chat import Message, Role, Tool, ToolCall, ToolChoice
-    from blockyard.client.results import (
+    from blockyard.client import (
         Accepted,
+        AsyncClient,
+        AsyncStream,
         BeamSearch,
         Choice,
+        Client,
+        ClientTls,
         Completion,
         Delta,
         EarlyStopping,
         Event,
         Finished,
         FinishReason,
+        Message,
         Model,
         PromptLogprobs,
         Recovered,
+        RetryPolicy,
+        Role,
+        Stream,
         TokenLogprob,
         TokenLogprobs,
+        Tool,
+        ToolCall,
+        ToolChoice,
         Usage,
     )
-    from blockyard.client.retry import RetryPolicy
-    from blockyard.client.sync import Client, Stream
     from blockyard.errors import BlockyardError, Reason, Violation
     from blockyard.local.llm import LLM
 
-__version__ = "0.1.0"
 __all__ = [
     "LLM",
     "Accepted",
@@ -68,25 +74,12 @@ __all__ = [
     "__version__",
 ]
 
-_NAMES_OF_MODULE = {
-    "blockyard.client.asynchronous": ("AsyncClient", "AsyncStream"),
-    "blockyard.client.chat": ("Message", "Role", "Tool", "ToolCall", "ToolChoice"),
-    "blockyard.client.sync": ("Client", "Stream"),
-    "blockyard.client.access": ("ClientTls",),
-    "blockyard.errors": ("BlockyardError", "Reason", "Violation"),
-    "blockyard.local.llm": ("LLM",),
-    "blockyard.client.results": (
-        *("Accepted", "BeamSearch", "Choice", "Completion", "Delta", "EarlyStopping", "Event", "FinishReason"),
-        *("Finished", "Model", "PromptLogprobs", "Recovered", "TokenLogprob", "TokenLogprobs", "Usage"),
-    ),
-    "blockyard.client.retry": ("RetryPolicy",),
-}
-_HOMES = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
+_HOMES = {"LLM": "blockyard.local.llm", **dict.fromkeys(("BlockyardError", "Reason", "Violation"), "blockyard.errors")}
 
 
 def __getattr__(name: str) -> Any:
     # Loaded on first use: a worker imports this package and has no need of a client.
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with explained(f"blockyard.{name}", "serve"):
-        return getattr(import_module(_HOMES[name]), name)
+        return getattr(import_module(_HOMES.get(name, "blockyard.client")), name)

@@ -14,8 +14,8 @@ import grpc
 from google.protobuf import duration_pb2
 from google.protobuf.message import DecodeError
 
-from blockyard.client.wrong_doors import in_plain_words
 from blockyard.google_rpc import error_details_pb2, status_pb2
+from blockyard.wrong_doors import in_plain_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from blockyard.security.authentication import CertificateGate, KeyGate, KeyRole
+from blockyard.security.authentication import CertificateGate, KeyGate
 from blockyard.security.exposure import is_loopback
-from blockyard.security.keys import KeyRing
+from blockyard.security.keys import KeyRing, KeyRole
 from blockyard.security.tls import CertificateError, CertificateFiles, server_credentials
 from blockyard.telemetry import EventLogger
 

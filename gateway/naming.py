@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
-from blockyard.security.authentication import CALLER, TENANT
+from blockyard.headers import TENANT_KEY, TENANT_PATTERN
+from blockyard.security.authentication import CALLER
 
-# Metadata over gRPC, a header over HTTP.
-TENANT_KEY = "x-blockyard-tenant"
 REQUEST_ID_RULE = "must be 1 to 128 characters of A-Z a-z 0-9 . _ : -"
 REQUEST_ID_PATTERN = r"[A-Za-z0-9._:-]{1,128}"
-TENANT_PATTERN = TENANT
 _REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
 _TENANT = re.compile(TENANT_PATTERN)
 

@@ -32,7 +32,7 @@ from blockyard.service.servers import (
 )
 from blockyard.settings import SettingsError, load
 from blockyard.telemetry import EventLogger, configure_logging
-from blockyard.tracing.spans import TracingUnavailable, traced_process
+from blockyard.tracing.process import TracingUnavailable, traced_process
 from gateway.access import make_access
 from gateway.config import GatewayConfiguration
 from gateway.fronts.grpc_api.admin import SERVICE_NAME as ADMIN_SERVICE_NAME

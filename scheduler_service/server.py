@@ -26,7 +26,7 @@ from blockyard.service.servers import (
 from blockyard.service.signals import on_stop_signal
 from blockyard.settings import load
 from blockyard.telemetry import EventLogger, configure_logging
-from blockyard.tracing.spans import TracingUnavailable, traced_process
+from blockyard.tracing.process import TracingUnavailable, traced_process
 from scheduler_service.admin.servicer import AdminServicer
 from scheduler_service.config import SchedulerConfiguration
 from scheduler_service.replicas.replica import Unusable

@@ -26,7 +26,7 @@ from blockyard.service.servers import (
 from blockyard.service.signals import on_stop_signal
 from blockyard.settings import load
 from blockyard.telemetry import EventLogger, configure_logging
-from blockyard.tracing.spans import TracingUnavailable, traced_process
+from blockyard.tracing.process import TracingUnavailable, traced_process
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from worker_service.config import WorkerConfiguration
 from worker_service.servicer import WorkerServicer

@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from blockyard.security.authentication import ANY_TENANT, TENANT, KeyRole
-from blockyard.security.keys import Key, add_key, digest, make_secret, read_keys, revoke_key
+from blockyard.headers import TENANT_PATTERN
+from blockyard.security.keys import ANY_TENANT, Key, KeyRole, add_key, digest, make_secret, read_keys, revoke_key
 
 app = typer.Typer(no_args_is_help=True, help="Make, list and revoke the keys of a server.")
 
@@ -40,7 +40,7 @@ def make(
     """Make a key: it is printed, this once, and its hash goes into the file."""
     tenant = tenant or name
     for option, value in (("NAME", name), ("--tenant", tenant)):
-        if not re.fullmatch(TENANT, value) and (option, value) != ("--tenant", ANY_TENANT):
+        if not re.fullmatch(TENANT_PATTERN, value) and (option, value) != ("--tenant", ANY_TENANT):
             raise typer.BadParameter(f"{value!r} is not 1 to 64 of A-Z a-z 0-9 . _ -", param_hint=option)
     secret = make_secret()
     entry = Key(

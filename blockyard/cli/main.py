@@ -11,13 +11,13 @@ import blockyard
 from blockyard.cli import bench, chat, connection, generate, keys, serve
 from blockyard.cli.admin import commands as admin
 from blockyard.cli.top import command as top
-from blockyard.client.wrong_doors import is_wrong_door
 from blockyard.errors import TRANSPORT_ORIGIN, BlockyardError
 from blockyard.local.supervisor import StartError
 from blockyard.security.keys import KeyFileError
 from blockyard.security.tls import CertificateError
 from blockyard.service.servers import PortTaken
 from blockyard.settings import SettingsError
+from blockyard.wrong_doors import is_wrong_door
 
 app = typer.Typer(
     help="Serves large language models over gRPC and HTTP, and talks to them.",

@@ -1,1 +1,74 @@
-"""The client library. Imports nothing of `blockyard.service`: it needs grpcio and protobuf alone."""
+"""The client library. Imports nothing of the services: it needs grpcio and protobuf alone."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from blockyard.client.access import ClientTls
+    from blockyard.client.asynchronous import AsyncClient, AsyncStream
+    from blockyard.client.chat import Message, Role, Tool, ToolCall, ToolChoice
+    from blockyard.client.results import (
+        Accepted,
+        BeamSearch,
+        Choice,
+        Completion,
+        Delta,
+        EarlyStopping,
+        Event,
+        Finished,
+        FinishReason,
+        Model,
+        PromptLogprobs,
+        Recovered,
+        TokenLogprob,
+        TokenLogprobs,
+        Usage,
+    )
+    from blockyard.client.retry import RetryPolicy
+    from blockyard.client.sync import Client, Stream
+
+__all__ = [
+    "Accepted",
+    "AsyncClient",
+    "AsyncStream",
+    "BeamSearch",
+    "Choice",
+    "Client",
+    "ClientTls",
+    "Completion",
+    "Delta",
+    "EarlyStopping",
+    "Event",
+    "FinishReason",
+    "Finished",
+    "Message",
+    "Model",
+    "PromptLogprobs",
+    "Recovered",
+    "RetryPolicy",
+    "Role",
+    "Stream",
+    "TokenLogprob",
+    "TokenLogprobs",
+    "Tool",
+    "ToolCall",
+    "ToolChoice",
+    "Usage",
+]
+
+_MODULES = {
+    **dict.fromkeys(("AsyncClient", "AsyncStream"), "asynchronous"),
+    **dict.fromkeys(("Client", "Stream"), "sync"),
+    **dict.fromkeys(("Message", "Role", "Tool", "ToolCall", "ToolChoice"), "chat"),
+    "ClientTls": "access",
+    "RetryPolicy": "retry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded on first use: the gateway reads the roles of chat messages and has no need of a client.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"blockyard.client.{_MODULES.get(name, 'results')}"), name)

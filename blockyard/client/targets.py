@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 from blockyard.channels import PUBLIC_MESSAGE_BYTES, Options, channel_options
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
-from blockyard.security.authentication import AUTHORIZATION_KEY, TENANT
+from blockyard.headers import AUTHORIZATION_KEY, TENANT_KEY, TENANT_PATTERN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 DEFAULT_TARGET = "127.0.0.1:50051"
-TENANT_HEADER = "x-blockyard-tenant"
 # A call of grpc.health.v1 without its messages: the empty question is about the server, and this answer says SERVING.
 HEALTH_METHOD = "/grpc.health.v1.Health/Check"
 SERVING = b"\x08\x01"
@@ -24,7 +23,7 @@ CANCEL_SECONDS = 1.0
 _KEEPALIVE_SECONDS = 10.0
 _LOOPBACK = ("127.", "localhost:", "[::1]:", "unix:")
 Metadata = tuple[tuple[str, str], ...]
-_TENANT = re.compile(TENANT)
+_TENANT = re.compile(TENANT_PATTERN)
 _API_KEY = re.compile(r"[!-~]{1,512}")
 
 
@@ -81,7 +80,7 @@ def call_metadata(tenant: str, api_key: str = "") -> Metadata:
     if api_key and not _API_KEY.fullmatch(api_key):
         # Without the key: an error is shown and logged.
         raise invalid([Violation("api_key", "is not made of visible ASCII characters")])
-    told = ((TENANT_HEADER, tenant), (AUTHORIZATION_KEY, f"Bearer {api_key}" if api_key else ""))
+    told = ((TENANT_KEY, tenant), (AUTHORIZATION_KEY, f"Bearer {api_key}" if api_key else ""))
     return tuple((name, value) for name, value in told if value)
 
 

@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
-from blockyard.client.wrong_doors import GRPC_AT_HTTP, HTTPS_PERHAPS, NO_HTTPS
 from blockyard.errors import TRANSPORT_ORIGIN, BlockyardError, Reason
+from blockyard.wrong_doors import GRPC_AT_HTTP, HTTPS_PERHAPS, NO_HTTPS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping

@@ -12,17 +12,18 @@ from collections import Counter
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from blockyard.errors import BlockyardError, Reason
+from blockyard.headers import API_KEY_KEY, AUTHORIZATION_KEY, TENANT_PATTERN
+from blockyard.security.keys import ANY_TENANT
 from blockyard.telemetry import EventLogger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
     from contextlib import AbstractContextManager
 
-    from blockyard.security.keys import Key, KeyRing
+    from blockyard.security.keys import Key, KeyRing, KeyRole
 
 log = EventLogger(__name__)
 
@@ -39,21 +40,8 @@ OPEN = (
 # What a key of any role opens, and no limit of its calls counts: who looks at a system that is busy has to see it.
 MONITORING = ("/metrics", "/status")
 
-AUTHORIZATION_KEY = "authorization"
-API_KEY_KEY = "api-key"
 REFUSALS_SECONDS = 10.0
-# A tenant's name, and one that stands for every tenant.
-TENANT = r"[A-Za-z0-9._-]{1,64}"
-ANY_TENANT = "*"
 _SCHEME = "bearer "
-
-
-class KeyRole(StrEnum):
-    """What a key opens."""
-
-    USER = "user"
-    ADMIN = "admin"
-    MONITOR = "monitor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +183,7 @@ class CertificateGate:
         name = evidence.common_name
         if not name:
             raise BlockyardError(Reason.UNAUTHENTICATED, "a client certificate with a common name is needed")
-        if not re.fullmatch(TENANT, name):
+        if not re.fullmatch(TENANT_PATTERN, name):
             message = "the common name of the certificate is no tenant's name: 1 to 64 of [A-Za-z0-9._-]"
             raise BlockyardError(Reason.PERMISSION_DENIED, message)
         if self._names is not None and name not in self._names:

@@ -11,13 +11,14 @@ import secrets
 import stat
 import time
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pydantic
 import yaml
 
-from blockyard.security.authentication import TENANT, KeyRole
+from blockyard.headers import TENANT_PATTERN
 from blockyard.security.file_state import file_state
 from blockyard.telemetry import EventLogger
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 log = EventLogger(__name__)
 
 PREFIX = "blockyard-"
+# Stands for every tenant.
+ANY_TENANT = "*"
 # A file that has changed is noticed within this; to look at it takes some microseconds.
 LOOK_SECONDS = 1.0
 _HEAD = "# API keys of Blockyard, by their SHA-256. The gateway reads this again when it changes.\n"
@@ -34,6 +37,14 @@ _HEAD = "# API keys of Blockyard, by their SHA-256. The gateway reads this again
 
 class KeyFileError(Exception):
     """A file of keys cannot be used; the message says why."""
+
+
+class KeyRole(StrEnum):
+    """What a key opens."""
+
+    USER = "user"
+    ADMIN = "admin"
+    MONITOR = "monitor"
 
 
 class Key(pydantic.BaseModel):
@@ -50,9 +61,9 @@ class Key(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
-    name: Annotated[str, pydantic.Field(pattern=f"^{TENANT}$")]
+    name: Annotated[str, pydantic.Field(pattern=f"^{TENANT_PATTERN}$")]
     sha256: Annotated[str, pydantic.Field(pattern="^[0-9a-f]{64}$")]
-    tenant: Annotated[str, pydantic.Field(pattern=rf"^(\*|{TENANT})$")]
+    tenant: Annotated[str, pydantic.Field(pattern=rf"^(\*|{TENANT_PATTERN})$")]
     role: KeyRole = KeyRole.USER
     expires: datetime | None = None
     max_calls: Annotated[int, pydantic.Field(ge=0)] = 0

@@ -29,9 +29,9 @@ from opentelemetry.trace import (
     TraceState,
 )
 
-from blockyard import __version__
 from blockyard.telemetry import EventLogger
 from blockyard.tracing.spans import ENDPOINT_VARIABLES, NO_SPAN, Attribute, Span, TraceContext
+from blockyard.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,27 +1,19 @@
 """Spans for services that know nothing of OpenTelemetry: begun under a W3C trace context, ended, sent elsewhere.
 
 Off, which is the default, nothing of OpenTelemetry is imported, and every span is NO_SPAN. Owns this process's tracer,
-as `logging` owns its handlers. How spans are made and sent is `blockyard.tracing.export`'s business.
+as `logging` owns its handlers; `blockyard.tracing.process` sets it. `blockyard.tracing.export` makes and sends spans.
 
 No text of a prompt or an answer is ever passed to a span.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import sys
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from blockyard.telemetry import EventLogger
-
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping
-
-    from blockyard.configuration import TracingSettings
-
-log = EventLogger(__name__)
+    from collections.abc import Iterable, Mapping
 
 Attribute = str | bool | int | float | tuple[str, ...]
 
@@ -32,7 +24,6 @@ _TRACEPARENT = re.compile(
 _MAX_TRACESTATE = 512
 # What says where to send traces, the first that is set.
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_STOP_SECONDS = 2.0
 
 
 class TraceContext(NamedTuple):
@@ -121,6 +112,11 @@ def use_tracer(tracer: Tracer | None, *, every_step: bool = False) -> None:
     _tracer, _every_step = tracer, every_step
 
 
+def current_tracer() -> Tracer | None:
+    """Gives this process's tracer; None where nothing is traced."""
+    return _tracer
+
+
 def is_tracing() -> bool:
     """Whether spans are recorded here."""
     return _tracer is not None
@@ -150,54 +146,6 @@ def begin_root_span(name: str, **attributes: Attribute) -> Span:
     if _tracer is None:
         return NO_SPAN
     return _tracer.begin(name, None, attributes, is_server=False, seconds_ago=0.0)
-
-
-class TracingUnavailable(Exception):
-    """Traces were asked for, and what makes them is not installed."""
-
-
-def start_tracing(service: str, settings: TracingSettings, environment: Mapping[str, str] = os.environ) -> None:
-    """Begins to trace, if the settings or OpenTelemetry's own variables say where to.
-
-    Raises TracingUnavailable where the settings say so and OpenTelemetry is not installed. For the variables, which a
-    platform may give to every process, a warning does.
-    """
-    if not (settings.trace_endpoint or _is_in(environment)):
-        return
-    try:
-        from blockyard.tracing.export import make_tracer  # noqa: PLC0415 - an optional feature
-    except ImportError as error:
-        message = f"no traces: install blockyard[tracing] ({error})"
-        if settings.trace_endpoint:
-            raise TracingUnavailable(message) from None
-        log.warning(message)
-        return
-    use_tracer(make_tracer(service, settings, environment), every_step=settings.trace_every_step)
-
-
-def _is_in(environment: Mapping[str, str]) -> bool:
-    is_off = (
-        environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or environment.get("OTEL_TRACES_EXPORTER") == "none"
-    )
-    return not is_off and any(environment.get(variable) for variable in ENDPOINT_VARIABLES)
-
-
-def stop_tracing(seconds: float = _STOP_SECONDS) -> None:
-    """Sends the spans that are left, and traces no more."""
-    tracer = _tracer
-    use_tracer(None)
-    if tracer is not None:
-        tracer.stop(seconds)
-
-
-@contextmanager
-def traced_process(service: str, settings: TracingSettings) -> Generator[None]:
-    """Traces, if that is asked for, as long as a process's work lasts; raises as `start_tracing` does."""
-    start_tracing(service, settings)
-    try:
-        yield
-    finally:
-        stop_tracing()
 
 
 def active_trace_metadata() -> tuple[tuple[str, str], ...]:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.duration_pb2 import Duration
 
-from blockyard import __version__
 from blockyard.common.v1 import status_pb2
+from blockyard.version import __version__
 
 if TYPE_CHECKING:
     from scheduler_service.core.values import SchedulerStats

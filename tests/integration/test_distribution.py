@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import blockyard
 from blockyard.extras import PACKAGES
 from tests.kit.fakes.fake_gateway import FakeGateway
 from tests.kit.processes.wheel import build_wheel
@@ -105,6 +106,10 @@ def alone(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", ALONE + program, *arguments],
         cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
+
+
+def test_the_package_says_which_version_it_is() -> None:
+    assert blockyard.__version__ == PROJECT["version"]
 
 
 def test_the_client_needs_nothing_but_grpcio_and_protobuf(gateway: FakeGateway) -> None:

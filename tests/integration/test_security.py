@@ -26,9 +26,8 @@ from blockyard.client.retry import RetryPolicy
 from blockyard.configuration import InternalSecuritySettings
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.scheduler.v1 import scheduler_pb2
-from blockyard.security.authentication import KeyRole
 from blockyard.security.identity import InternalIdentity
-from blockyard.security.keys import Key, add_key, digest, revoke_key
+from blockyard.security.keys import Key, KeyRole, add_key, digest, revoke_key
 from blockyard.service.servers import channel_options
 from blockyard.worker.v1 import worker_pb2
 from tests.integration.conftest import DEMO

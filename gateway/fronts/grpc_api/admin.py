@@ -9,13 +9,13 @@ import grpc
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
-from blockyard import __version__
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.common.v1 import status_pb2
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.security.authentication import CALLER
 from blockyard.service.log_level import check_level, set_log_level
 from blockyard.telemetry import EventLogger
+from blockyard.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

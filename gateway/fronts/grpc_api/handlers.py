@@ -10,8 +10,9 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from blockyard.errors import BlockyardError, Violation, invalid
+from blockyard.headers import TENANT_KEY
 from gateway.call_context import noting_grpc
-from gateway.naming import TENANT_KEY, check_tenant
+from gateway.naming import check_tenant
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from blockyard.client.wrong_doors import GRPC_PORT
 from blockyard.errors import BlockyardError, Reason
 from blockyard.security.authentication import Doorkeeper, Evidence, find_key
 from blockyard.telemetry import EventLogger
+from blockyard.wrong_doors import GRPC_PORT
 from gateway.fronts.openai.errors import error_response, response
 from gateway.fronts.wrong_doors import GRPC_PREFACE, TLS_PREFACE, WrongDoorLog, http_refusal
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
-from blockyard import __version__
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.open_inference.v2 import open_inference_pb2 as messages
 from blockyard.open_inference.v2 import open_inference_pb2_grpc
 from blockyard.telemetry import EventLogger
+from blockyard.version import __version__
 from gateway.fronts.grpc_api.handlers import add_service, tenant_of
 from gateway.fronts.open_inference.answer import Answer
 from gateway.fronts.open_inference.call import INPUTS, MODEL_VERSION, OUTPUTS, InferCall, is_version, understand

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
-from blockyard import __version__
+from blockyard.version import __version__
 from gateway.fronts.openai.endpoints import Calls
 from gateway.fronts.openai.error_boundary import set_boundary
 from gateway.fronts.openai.schema import document

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blockyard.errors import Violation, invalid
-from gateway.naming import REQUEST_ID_RULE, TENANT_KEY, check_tenant, is_request_id
+from blockyard.headers import TENANT_KEY
+from gateway.naming import REQUEST_ID_RULE, check_tenant, is_request_id
 
 if TYPE_CHECKING:
     from fastapi import Request

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi.responses import JSONResponse
 
-from blockyard import __version__
 from blockyard.errors import BlockyardError, Reason
+from blockyard.version import __version__
 
 if TYPE_CHECKING:
     from gateway.generation import GenerationService, ModelCard

@@ -27,8 +27,8 @@ from blockyard.client.retry import RetryPolicy
 from blockyard.configuration import ModelSettings, PublicSettings, SecuritySettings
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
-from blockyard.security.authentication import MONITORING, Doorkeeper, KeyRole
-from blockyard.security.keys import Key, KeyFileError, add_key, digest
+from blockyard.security.authentication import MONITORING, Doorkeeper
+from blockyard.security.keys import Key, KeyFileError, KeyRole, add_key, digest
 from blockyard.security.tls import CertificateError
 from blockyard.settings import SettingsError
 from gateway.access import make_access

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from pydantic.json_schema import models_json_schema
 
 from blockyard.errors import TABLE, Reason
+from blockyard.headers import TENANT_KEY, TENANT_PATTERN
 from gateway.fronts.openai.schema import answers
 from gateway.fronts.openai.schema.json_limits import tell_limits
 from gateway.fronts.openai.schema.requests import ChatBody, CompletionBody
 from gateway.fronts.openai.tokenization import DetokenizeBody, TokenizeBody, TokenizeChatBody
-from gateway.naming import REQUEST_ID_PATTERN, TENANT_KEY, TENANT_PATTERN
+from gateway.naming import REQUEST_ID_PATTERN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -12,8 +12,8 @@ from blockyard import AsyncClient, Client, ClientTls
 from blockyard.cli.main import main
 from blockyard.client.retry import RetryPolicy
 from blockyard.errors import BlockyardError, Reason
-from blockyard.security.authentication import KeyGate, KeyRole
-from blockyard.security.keys import Key, KeyRing, add_key, digest, read_keys
+from blockyard.security.authentication import KeyGate
+from blockyard.security.keys import Key, KeyRing, KeyRole, add_key, digest, read_keys
 from blockyard.security.tls import CertificateError, CertificateFiles, server_credentials
 from tests.kit.authority import Authority
 from tests.kit.fakes.fake_gateway import FakeGateway

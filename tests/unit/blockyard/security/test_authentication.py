@@ -22,12 +22,11 @@ from blockyard.security.authentication import (
     Doorkeeper,
     Evidence,
     KeyGate,
-    KeyRole,
     ServiceGate,
     find_key,
 )
 from blockyard.security.exposure import is_loopback
-from blockyard.security.keys import Key, KeyRing, add_key, digest
+from blockyard.security.keys import Key, KeyRing, KeyRole, add_key, digest
 from blockyard.service import servers as rpc
 
 if TYPE_CHECKING:

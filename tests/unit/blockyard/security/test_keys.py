@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockyard.security import keys
-from blockyard.security.authentication import KeyRole
 from blockyard.security.keys import (
     Key,
     KeyFileError,
     KeyRing,
+    KeyRole,
     add_key,
     digest,
     make_secret,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
-from blockyard import __version__
 from blockyard.service.metrics import (
     COMMON,
     PROCESS,
@@ -22,6 +21,7 @@ from blockyard.service.metrics import (
     geometric,
     histogram,
 )
+from blockyard.version import __version__
 from tests.kit.processes.scrape import Scrape
 
 if TYPE_CHECKING:

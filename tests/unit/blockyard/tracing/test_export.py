@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from blockyard.configuration import TracingSettings
 from blockyard.tracing import export as trace_export
-from blockyard.tracing import spans as tracing
+from blockyard.tracing.process import start_tracing, stop_tracing, traced_process
 from blockyard.tracing.spans import NO_SPAN, begin_server_span, begin_span
 from tests.kit.fakes.collector import Collector
 from tests.kit.processes.spans import CALLER, UNSAMPLED_CALLER, recorded_spans
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def off_afterwards() -> Iterator[None]:
     yield
-    tracing.stop_tracing()
+    stop_tracing()
 
 
 def test_a_call_is_its_callers_child_and_work_is_the_calls() -> None:
@@ -118,7 +118,7 @@ def test_spans_reach_a_collector_at_the_latest_at_the_end(protocol: str, monkeyp
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
     with Collector() as collector:
         endpoint = collector.grpc_endpoint if protocol == "grpc" else collector.http_endpoint
-        with tracing.traced_process("worker", TracingSettings(trace_endpoint=endpoint)):
+        with traced_process("worker", TracingSettings(trace_endpoint=endpoint)):
             begin_span("work", CALLER, n=1, text="é", share=0.5, names=("a", "b")).end(error="no")
         span = collector.seen.one("work")
     assert (span.service, span.trace_id, span.error) == ("blockyard-worker", CALLER.trace_id, "no")
@@ -128,10 +128,10 @@ def test_spans_reach_a_collector_at_the_latest_at_the_end(protocol: str, monkeyp
 def test_a_collector_that_is_away_is_told_once_and_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         endpoint = f"http://127.0.0.1:{nobody.getsockname()[1]}"
-        tracing.start_tracing("worker", TracingSettings(trace_endpoint=endpoint))
+        start_tracing("worker", TracingSettings(trace_endpoint=endpoint))
         begin_span("work", CALLER).end()
         # The port takes the connection and never answers: without the limit this would not end.
-        tracing.stop_tracing(0.2)
+        stop_tracing(0.2)
     assert [thread.name for thread in threading.enumerate() if "trace export" in thread.name] == []
     assert caplog.messages.count("traces cannot be sent") == 1
 

@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from blockyard.configuration import TracingSettings
 from blockyard.tracing import spans as tracing
 from blockyard.tracing.codec import decode_trace_context, encode_trace_context
+from blockyard.tracing.process import TracingUnavailable, start_tracing, stop_tracing, traced_process
 from blockyard.tracing.spans import NO_SPAN, TraceContext, active_trace_metadata, begin_server_span, begin_span
 from tests.kit.processes.spans import CALLER, recorded_spans
 
@@ -25,7 +26,7 @@ TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 @pytest.fixture(autouse=True)
 def off_afterwards() -> Iterator[None]:
     yield
-    tracing.stop_tracing()
+    stop_tracing()
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_without_a_parent_nothing_begins_inside() -> None:
 
 
 def test_neither_setting_nor_variable_is_off() -> None:
-    tracing.start_tracing("gateway", TracingSettings(), {})
+    start_tracing("gateway", TracingSettings(), {})
     assert not tracing.is_tracing()
 
 
@@ -91,27 +92,27 @@ def test_neither_setting_nor_variable_is_off() -> None:
 def test_the_variables_of_opentelemetry_turn_it_on(variable: str) -> None:
     environment = {variable: "http://127.0.0.1:1"}
     for off in ({"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}):
-        tracing.start_tracing("gateway", TracingSettings(), {**environment, **off})
+        start_tracing("gateway", TracingSettings(), {**environment, **off})
         assert not tracing.is_tracing()
-    tracing.start_tracing("gateway", TracingSettings(trace_every_step=True), environment)
+    start_tracing("gateway", TracingSettings(trace_every_step=True), environment)
     assert tracing.is_tracing()
     assert tracing.traces_every_step()
-    tracing.stop_tracing()
+    stop_tracing()
     assert not tracing.is_tracing()
     assert not tracing.traces_every_step()
 
 
 def test_what_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setitem(sys.modules, "blockyard.tracing.export", None)
-    with pytest.raises(tracing.TracingUnavailable, match=r"install blockyard\[tracing\]"):
-        tracing.start_tracing("gateway", TracingSettings(trace_endpoint="http://127.0.0.1:1"), {})
-    tracing.start_tracing("gateway", TracingSettings(), {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"})
+    with pytest.raises(TracingUnavailable, match=r"install blockyard\[tracing\]"):
+        start_tracing("gateway", TracingSettings(trace_endpoint="http://127.0.0.1:1"), {})
+    start_tracing("gateway", TracingSettings(), {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"})
     assert "install blockyard[tracing]" in caplog.text
     assert not tracing.is_tracing()
 
 
 def test_a_process_is_traced_as_long_as_its_work_lasts() -> None:
-    with tracing.traced_process("worker", TracingSettings(trace_endpoint="http://127.0.0.1:1")):
+    with traced_process("worker", TracingSettings(trace_endpoint="http://127.0.0.1:1")):
         assert tracing.is_tracing()
     assert not tracing.is_tracing()
 
@@ -126,7 +127,7 @@ def imported_by(program: str) -> set[str]:
 @pytest.mark.parametrize("module", ["blockyard", "scheduler_service.server"])
 def test_off_nothing_of_opentelemetry_is_imported(module: str) -> None:
     start = (
-        "from blockyard.configuration import TracingSettings\nfrom blockyard.tracing.spans import start_tracing\n"
+        "from blockyard.configuration import TracingSettings\nfrom blockyard.tracing.process import start_tracing\n"
         "start_tracing('x', TracingSettings())"
     )
     assert not {name for name in imported_by(f"import {module}\n{start}") if name.startswith("opentelemetry")}

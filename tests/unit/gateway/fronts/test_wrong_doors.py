@@ -16,11 +16,11 @@ from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.client.access import ClientTls
 from blockyard.client.asynchronous import AsyncClient
 from blockyard.client.retry import RetryPolicy
-from blockyard.client.wrong_doors import is_wrong_door
 from blockyard.configuration import ModelSettings, PublicSettings, SecuritySettings
 from blockyard.errors import BlockyardError, from_rpc_error
 from blockyard.load.http_stream import get_json
 from blockyard.local.supervisor import ROOT
+from blockyard.wrong_doors import is_wrong_door
 from gateway.config import GatewayConfiguration, ServiceSettings
 from gateway.fronts import wrong_doors
 from gateway.fronts.http.access import BoundedProtocol

@@ -12,8 +12,8 @@ import pytest
 from fastapi import FastAPI, Request, Response
 from starlette.staticfiles import StaticFiles
 
-from blockyard.security.authentication import CALLER, CertificateGate, KeyGate, KeyRole
-from blockyard.security.keys import Key, KeyRing, add_key, digest
+from blockyard.security.authentication import CALLER, CertificateGate, KeyGate
+from blockyard.security.keys import Key, KeyRing, KeyRole, add_key, digest
 from blockyard.security.tls import CertificateFiles
 from gateway.access import Access
 from gateway.fronts.http import access as http_access

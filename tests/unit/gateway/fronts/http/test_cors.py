@@ -10,8 +10,8 @@ import pytest
 from fastapi import FastAPI, Response
 from fastapi.responses import StreamingResponse
 
-from blockyard.security.authentication import KeyGate, KeyRole
-from blockyard.security.keys import Key, KeyRing, add_key, digest
+from blockyard.security.authentication import KeyGate
+from blockyard.security.keys import Key, KeyRing, KeyRole, add_key, digest
 from gateway.access import Access
 from gateway.fronts.http.server import HttpFront
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from blockyard import __version__
 from blockyard.errors import Reason
 from blockyard.open_inference.v2 import open_inference_pb2 as messages
+from blockyard.version import __version__
 from gateway.fronts.open_inference.call import INPUTS
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.unit.gateway.fronts.open_inference.harness import InferenceFront, infer, serving_inference

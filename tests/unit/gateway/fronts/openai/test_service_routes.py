@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import openai
 import pytest
 
-from blockyard import __version__
+from blockyard.version import __version__
 
 if TYPE_CHECKING:
     import httpx

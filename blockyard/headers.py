@@ -1,0 +1,10 @@
+"""What a call from outside carries beside its request: metadata over gRPC, headers over HTTP.
+
+Clients write it and gateways read it. Imports nothing.
+"""
+
+AUTHORIZATION_KEY = "authorization"
+API_KEY_KEY = "api-key"
+TENANT_KEY = "x-blockyard-tenant"
+# A tenant's name.
+TENANT_PATTERN = r"[A-Za-z0-9._-]{1,64}"

@@ -1,0 +1,67 @@
+"""Starts and stops the tracing of a service's process, by its settings or by OpenTelemetry's own variables."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from blockyard.telemetry import EventLogger
+from blockyard.tracing.spans import ENDPOINT_VARIABLES, current_tracer, use_tracer
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping
+
+    from blockyard.configuration import TracingSettings
+
+log = EventLogger(__name__)
+
+_STOP_SECONDS = 2.0
+
+
+class TracingUnavailable(Exception):
+    """Traces were asked for, and what makes them is not installed."""
+
+
+def start_tracing(service: str, settings: TracingSettings, environment: Mapping[str, str] = os.environ) -> None:
+    """Begins to trace, if the settings or OpenTelemetry's own variables say where to.
+
+    Raises TracingUnavailable where the settings say so and OpenTelemetry is not installed. For the variables, which a
+    platform may give to every process, a warning does.
+    """
+    if not (settings.trace_endpoint or _is_in(environment)):
+        return
+    try:
+        from blockyard.tracing.export import make_tracer  # noqa: PLC0415 - an optional feature
+    except ImportError as error:
+        message = f"no traces: install blockyard[tracing] ({error})"
+        if settings.trace_endpoint:
+            raise TracingUnavailable(message) from None
+        log.warning(message)
+        return
+    use_tracer(make_tracer(service, settings, environment), every_step=settings.trace_every_step)
+
+
+def _is_in(environment: Mapping[str, str]) -> bool:
+    is_off = (
+        environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or environment.get("OTEL_TRACES_EXPORTER") == "none"
+    )
+    return not is_off and any(environment.get(variable) for variable in ENDPOINT_VARIABLES)
+
+
+def stop_tracing(seconds: float = _STOP_SECONDS) -> None:
+    """Sends the spans that are left, and traces no more."""
+    tracer = current_tracer()
+    use_tracer(None)
+    if tracer is not None:
+        tracer.stop(seconds)
+
+
+@contextmanager
+def traced_process(service: str, settings: TracingSettings) -> Generator[None]:
+    """Traces, if that is asked for, as long as a process's work lasts; raises as `start_tracing` does."""
+    start_tracing(service, settings)
+    try:
+        yield
+    finally:
+        stop_tracing()
