@@ -48,8 +48,9 @@ SWEPT_BYTES = 128 << 20
 PROMPT_LENGTH = 128
 BLOCK_SIZE = 32
 FIRST_ID = 1_000_000
+# All prompts at once are one step.
 LIMITS = BatchLimits(
-    max_model_len=2048, max_num_seqs=64, block_size=BLOCK_SIZE, vocab_size=50_000, max_num_batched_tokens=2048
+    max_model_len=2048, max_num_seqs=64, block_size=BLOCK_SIZE, vocab_size=50_000, max_num_batched_tokens=16_384
 )
 GREEDY, DRAWING = Sampling(temperature=0.0), Sampling(temperature=1.0, top_k=40)
 PARTS = ("check", "apply", "plan", "sample_rows", "commit")
