@@ -29,16 +29,16 @@ from benchmarks.kit import record
 from kernels.ops import get_backend
 from worker_service.batch.input_batch import BatchLimits, InputBatch
 from worker_service.cache_engine import BlockFormat, CacheEngine
-from worker_service.model_runner import ModelRunner, Outcome
+from worker_service.model_runner import ModelRunner, RunnerOutput
 from worker_service.sampling.sampler import Sampled
-from worker_service.step import NewSequence, Sampling, Step
+from worker_service.step import NewSequence, SamplingParams, Step
 from worker_service.steps.step_executor import StepExecutor
 from worker_service.steps.validation import check_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from worker_service.batch.forward_batch import Work
+    from worker_service.batch.forward_batch import ForwardBatch
     from worker_service.step import Array
 
 COUNTS = (1, 8, 32, 64)
@@ -52,21 +52,21 @@ FIRST_ID = 1_000_000
 LIMITS = BatchLimits(
     max_model_len=2048, max_num_seqs=64, block_size=BLOCK_SIZE, vocab_size=50_000, max_num_batched_tokens=16_384
 )
-GREEDY, DRAWING = Sampling(temperature=0.0), Sampling(temperature=1.0, top_k=40)
+GREEDY, DRAWING = SamplingParams(temperature=0.0), SamplingParams(temperature=1.0, top_k=40)
 PARTS = ("check", "apply", "plan", "sample_rows", "commit")
 
 
 class FreeRunner:
     """A model runner that answers fixed tokens, having asked the batch for what it has to."""
 
-    def run(self, work: Work, batch: InputBatch, kv_pool: torch.Tensor) -> Outcome:
+    def run(self, work: ForwardBatch, batch: InputBatch, kv_pool: torch.Tensor) -> RunnerOutput:
         """Samples token 7 everywhere."""
         ask(work, batch)
         nothing = np.zeros(len(work.sampled), np.bool_)
-        return Outcome(Sampled(np.full(len(work.sampled), 7), nothing, nothing))
+        return RunnerOutput(Sampled(np.full(len(work.sampled), 7), nothing, nothing))
 
 
-def ask(work: Work, batch: InputBatch) -> None:
+def ask(work: ForwardBatch, batch: InputBatch) -> None:
     """Asks for what the sampler needs."""
     if not work.sampled.requests.is_plain_greedy:
         batch.sample_rows(work.sampled)
@@ -75,7 +75,7 @@ def ask(work: Work, batch: InputBatch) -> None:
 class Steps:
     """The steps that a scheduler sends: all prompts at once, then decodes. Blocks are full in different steps."""
 
-    def __init__(self, num_sequences: int, sampling: Sampling) -> None:
+    def __init__(self, num_sequences: int, sampling: SamplingParams) -> None:
         self._ids = np.arange(FIRST_ID, FIRST_ID + num_sequences)
         self._lengths = PROMPT_LENGTH + np.arange(num_sequences) % BLOCK_SIZE
         self._sampling = sampling
@@ -134,7 +134,7 @@ def run_in_parts(executor: StepExecutor, step: Step) -> list[float]:
     times.append(time.perf_counter())
     batch.apply(step)
     times.append(time.perf_counter())
-    work = batch.plan(step)
+    work = batch.make_forward_batch(step)
     times.append(time.perf_counter())
     ask(work, batch)
     times.append(time.perf_counter())
@@ -152,7 +152,7 @@ def run_whole(executor: StepExecutor, step: Step) -> list[float]:
     return [seconds]
 
 
-def measure(num_sequences: int, sampling: Sampling) -> dict[str, float]:
+def measure(num_sequences: int, sampling: SamplingParams) -> dict[str, float]:
     """Gives microseconds of the parts and of the wholes."""
     sweep = np.zeros(SWEPT_BYTES // 8)
 

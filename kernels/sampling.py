@@ -95,10 +95,10 @@ class SamplingOps(Protocol):
         """
         ...
 
-    def choosing_bytes(self, num_rows: int, vocab_size: int) -> int:
+    def choose_bytes(self, num_rows: int, vocab_size: int) -> int:
         """The most memory that `choose` takes for so many rows, beside their logits."""
         ...
 
-    def telling_bytes(self, num_rows: int, vocab_size: int) -> int:
+    def token_logprobs_bytes(self, num_rows: int, vocab_size: int) -> int:
         """The most memory that `token_logprobs` takes for so many rows, beside their logits."""
         ...

@@ -19,7 +19,7 @@ from worker_service.step import (
     BlockPairs,
     Fork,
     NewSequence,
-    Sampling,
+    SamplingParams,
     Step,
     StepResult,
     StepTimes,
@@ -108,8 +108,8 @@ def decode_step(message: worker_pb2.ExecuteModelRequest, max_num_seqs: int = 2**
 
 
 def _too_large(message: worker_pb2.ExecuteModelRequest, max_num_seqs: int) -> Step:
-    wrong = invalid(_find_too_large(message, max_num_seqs)[:MAX_VIOLATIONS])
-    return Step(message.epoch, message.step_id, wrong=wrong)
+    error = invalid(_find_too_large(message, max_num_seqs)[:MAX_VIOLATIONS])
+    return Step(message.epoch, message.step_id, decode_error=error)
 
 
 def _find_too_large(message: worker_pb2.ExecuteModelRequest, max_num_seqs: int) -> list[Violation]:
@@ -152,9 +152,9 @@ def _decode_new_sequence(message: worker_pb2.NewSequence) -> NewSequence:
     )
 
 
-def _decode_sampling(message: sampling_pb2.SamplingParams) -> Sampling:
+def _decode_sampling(message: sampling_pb2.SamplingParams) -> SamplingParams:
     """Decodes sampling parameters. Three proto defaults are not zero, so an absent field is not what it reads as."""
-    return Sampling(
+    return SamplingParams(
         temperature=message.temperature if message.HasField("temperature") else 1.0,
         top_p=message.top_p if message.HasField("top_p") else 1.0,
         top_k=message.top_k,
@@ -188,11 +188,11 @@ def encode_result(result: StepResult) -> worker_pb2.ExecuteModelResponse:
     if result.logprob_sequence_ids:
         message.logprob_sequence_ids.extend(result.logprob_sequence_ids)
         message.logprobs.CopyFrom(_encode_logprobs(result.logprobs))
-    for told in result.prompt_logprobs:
+    for part in result.prompt_logprobs:
         message.prompt_logprobs.add(
-            sequence_id=told.sequence_id,
-            first_position=told.first_position,
-            logprobs=_encode_logprobs(told.logprobs),
+            sequence_id=part.sequence_id,
+            first_position=part.first_position,
+            logprobs=_encode_logprobs(part.logprobs),
         )
     if result.beam_sequence_ids:
         message.beam_sequence_ids.extend(result.beam_sequence_ids)

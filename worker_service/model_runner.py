@@ -19,7 +19,7 @@ from worker_service.device.memory import read_peak_memory, reset_peak_memory
 from worker_service.sampling import logprobs
 from worker_service.sampling.sampler import Candidates, Sampled, Sampler, SampleRows, sampling_bytes
 from worker_service.sampling.sampling_state import SequenceLists, write_sampling
-from worker_service.step import MAX_LOGPROBS, Logprobs, NewSequence, PromptLogprobs, Sampling, no_ids
+from worker_service.step import MAX_LOGPROBS, Logprobs, NewSequence, PromptLogprobs, SamplingParams, no_ids
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from kernels.ops import CapturedStep
     from kernels.sampling import Flags
-    from worker_service.batch.forward_batch import PromptPiece, Work
+    from worker_service.batch.forward_batch import ForwardBatch, PromptPiece
     from worker_service.batch.input_batch import InputBatch
     from worker_service.models.loader import LoadedModel
     from worker_service.step import Array
@@ -51,7 +51,7 @@ MAX_PROMPT_LOGITS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outcome:
+class RunnerOutput:
     """What was chosen for a step's sampled rows, what is told of its beams and prompts, and how long it took."""
 
     sampled: Sampled = field(default_factory=Sampled)
@@ -87,31 +87,37 @@ class ModelRunner:
         self._captured = self._model.capture(kv_pool, sizes)
 
     @torch.inference_mode()
-    def run(self, work: Work, batch: InputBatch, kv_pool: Tensor) -> Outcome:
+    def run(self, forward_batch: ForwardBatch, batch: InputBatch, kv_pool: Tensor) -> RunnerOutput:
         """Computes a step's tokens, writes their KV, and chooses or tells what is due."""
         started = time.perf_counter()
-        if not len(work.rows):
-            return Outcome()
-        due = np.concatenate([work.sampled.last_hidden, work.beams.last_hidden])
-        if self._captured is not None and not work.prompts:
-            inputs = StepInputs(work.num_new_tokens, work.seq_lens, work.block_tables, work.token_ids, due)
+        if not len(forward_batch.rows):
+            return RunnerOutput()
+        due = np.concatenate([forward_batch.sampled.last_hidden, forward_batch.beams.last_hidden])
+        if self._captured is not None and not forward_batch.prompts:
+            inputs = StepInputs(
+                forward_batch.num_new_tokens,
+                forward_batch.seq_lens,
+                forward_batch.block_tables,
+                forward_batch.token_ids,
+                due,
+            )
             if self._captured.takes(inputs):
-                return self._replay(self._captured, inputs, work, batch, started)
-        hidden = self._forward(work, batch.limits.block_size, kv_pool)
+                return self._replay(self._captured, inputs, forward_batch, batch, started)
+        hidden = self._forward(forward_batch, batch.limits.block_size, kv_pool)
         logits = self._model.compute_logits(hidden[self._to_device(due)])
         self._synchronize()
         computed = time.perf_counter()
-        sampled, candidates = self._choose(logits, work, batch)
+        sampled, candidates = self._choose(logits, forward_batch, batch)
         # The rows of prompts need as much memory, so these go first.
         del logits
-        told = self._tell_prompts(work.prompts, hidden) if work.prompts else ()
-        return Outcome(sampled, candidates, told, computed - started, time.perf_counter() - computed)
+        prompt_logprobs = self._prompt_logprobs(forward_batch.prompts, hidden) if forward_batch.prompts else ()
+        return RunnerOutput(sampled, candidates, prompt_logprobs, computed - started, time.perf_counter() - computed)
 
     def _replay(
-        self, captured: CapturedStep, inputs: StepInputs, work: Work, batch: InputBatch, started: float
-    ) -> Outcome:
+        self, captured: CapturedStep, inputs: StepInputs, forward_batch: ForwardBatch, batch: InputBatch, started: float
+    ) -> RunnerOutput:
         """Computes a step that tells nothing of prompts; where all rows take their likeliest token, without logits."""
-        is_plain = not len(work.beams) and work.sampled.requests.is_plain_greedy
+        is_plain = not len(forward_batch.beams) and forward_batch.sampled.requests.is_plain_greedy
         outputs = captured.replay(inputs, with_logits=not is_plain)
         computed = time.perf_counter()
         if outputs.logits is None:
@@ -119,22 +125,24 @@ class ModelRunner:
             sampled = Sampled(outputs.best, ~finite, np.zeros_like(finite), finite=finite)
             candidates = Candidates()
         else:
-            sampled, candidates = self._choose(outputs.logits, work, batch, outputs.finite)
-        return Outcome(sampled, candidates, (), computed - started, time.perf_counter() - computed)
+            sampled, candidates = self._choose(outputs.logits, forward_batch, batch, outputs.finite)
+        return RunnerOutput(sampled, candidates, (), computed - started, time.perf_counter() - computed)
 
     def _choose(
-        self, logits: Tensor, work: Work, batch: InputBatch, finite: Flags | None = None
+        self, logits: Tensor, forward_batch: ForwardBatch, batch: InputBatch, finite: Flags | None = None
     ) -> tuple[Sampled, Candidates]:
         """Samples the first rows and finds the candidates of the others, which are beams'."""
-        sampled, candidates, num_sampled = Sampled(), Candidates(), len(work.sampled)
+        sampled, candidates, num_sampled = Sampled(), Candidates(), len(forward_batch.sampled)
         of_sampled, of_beams = (None, None) if finite is None else (finite[:num_sampled], finite[num_sampled:])
         if num_sampled:
-            sampled = self._sampler.sample(logits[:num_sampled], batch.sample_rows(work.sampled), of_sampled)
-        if len(work.beams):
-            candidates = self._sampler.candidates(logits[num_sampled:], batch.sample_rows(work.beams), of_beams)
+            sampled = self._sampler.sample(logits[:num_sampled], batch.sample_rows(forward_batch.sampled), of_sampled)
+        if len(forward_batch.beams):
+            candidates = self._sampler.candidates(
+                logits[num_sampled:], batch.sample_rows(forward_batch.beams), of_beams
+            )
         return sampled, candidates
 
-    def _tell_prompts(self, pieces: Sequence[PromptPiece], hidden: Tensor) -> tuple[PromptLogprobs, ...]:
+    def _prompt_logprobs(self, pieces: Sequence[PromptPiece], hidden: Tensor) -> tuple[PromptLogprobs, ...]:
         lengths = [len(piece.token_ids) for piece in pieces]
         places = [np.arange(piece.first_hidden, piece.first_hidden + len(piece.token_ids)) for piece in pieces]
         found = self._logprobs(
@@ -160,11 +168,15 @@ class ModelRunner:
     def _max_prompt_rows(self) -> int:
         return max(1, min(MAX_PROMPT_ROWS, MAX_PROMPT_LOGITS // self.config.vocab_size))
 
-    def _forward(self, work: Work, block_size: int, kv_pool: Tensor) -> Tensor:
+    def _forward(self, forward_batch: ForwardBatch, block_size: int, kv_pool: Tensor) -> Tensor:
         plan = self._backend.plan_attention(
-            work.num_new_tokens, work.seq_lens, work.block_tables, block_size, self.config.sliding_window
+            forward_batch.num_new_tokens,
+            forward_batch.seq_lens,
+            forward_batch.block_tables,
+            block_size,
+            self.config.sliding_window,
         )
-        return self._model.forward(self._to_device(work.token_ids), plan, kv_pool)
+        return self._model.forward(self._to_device(forward_batch.token_ids), plan, kv_pool)
 
     def _to_device(self, column: Array) -> Tensor:
         return torch.from_numpy(column).to(self._backend.device)
@@ -299,13 +311,13 @@ class ModelRunner:
         row = 4 * config.hidden_size + 3 * config.intermediate_size
         ops, num_prompt_rows = self._backend.sampling, min(self._max_prompt_rows(), num_tokens)
         sampling = sampling_bytes(ops, num_sequences, config.vocab_size)
-        prompts = logprobs.telling_bytes(ops, num_prompt_rows, config.vocab_size)
+        prompts = logprobs.logprobs_bytes(ops, num_prompt_rows, config.vocab_size)
         return num_tokens * row * config.dtype.itemsize + max(sampling, prompts)
 
 
 def worst_rows(num_rows: int, vocab_size: int) -> SampleRows:
     """Rows that cost the sampler most: both filters, a top_k that only the whole vocabulary settles, and logprobs."""
-    sampling = Sampling(top_k=vocab_size - 1, top_p=0.99, logprobs=MAX_LOGPROBS)
+    sampling = SamplingParams(top_k=vocab_size - 1, top_p=0.99, logprobs=MAX_LOGPROBS)
     sequence = NewSequence(0, 0, no_ids(), 0, 0, no_ids(), sampling)
     lists = SequenceLists(sequence, vocab_size)
     columns = np.zeros(num_rows, ROW)

@@ -52,17 +52,18 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[tuple[int, int] | None] = asyncio.Queue()
 
-        def progress(done_bytes: int, total_bytes: int) -> None:
+        def on_progress(done_bytes: int, total_bytes: int) -> None:
             loop.call_soon_threadsafe(events.put_nowait, (done_bytes, total_bytes))
 
         how = codec.decode_load(request)
-        load = asyncio.create_task(self._worker.load_model(request.model, request.revision, progress, *how))
+        load = asyncio.create_task(self._worker.load_model(request.model, request.revision, on_progress, *how))
         self._loads.add(load)
         load.add_done_callback(self._end_load)
         load.add_done_callback(lambda _: events.put_nowait(None))
         while (event := await events.get()) is not None:
-            told = worker_pb2.LoadProgress(done_bytes=event[0], total_bytes=event[1])
-            yield worker_pb2.LoadModelResponse(progress=told)
+            done_bytes, total_bytes = event
+            progress = worker_pb2.LoadProgress(done_bytes=done_bytes, total_bytes=total_bytes)
+            yield worker_pb2.LoadModelResponse(progress=progress)
         yield worker_pb2.LoadModelResponse(loaded=codec.encode_model(load.result()))
 
     def _end_load(self, load: asyncio.Task[Any]) -> None:
@@ -99,7 +100,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         try:
             async for result in stream.answers():
                 faults.reach(faults.BEFORE_ANSWER)
-                spans.answered(result)
+                spans.on_result(result)
                 yield codec.encode_result(result)
                 faults.reach(faults.AFTER_ANSWER)
         finally:
@@ -113,7 +114,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         try:
             async for message in request_iterator:
                 step = codec.decode_step(message, stream.max_num_seqs)
-                spans.received(step)
+                spans.on_step(step)
                 self._worker.submit(stream, step)
         finally:
             stream.finish()

@@ -36,7 +36,7 @@ def no_ids() -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class SamplingParams:
     """How the tokens of a sequence are chosen; the defaults change nothing."""
 
     temperature: float = 1.0
@@ -69,7 +69,7 @@ class NewSequence:
     prompt_length: int
     num_computed_tokens: int
     block_ids: Array
-    sampling: Sampling = Sampling()
+    sampling: SamplingParams = SamplingParams()
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     num_beam_candidates: int = 0
@@ -111,7 +111,7 @@ NO_PAIRS = BlockPairs()
 class Step:
     """What a worker is asked to do at once; worker.proto says what each field means, and in which order.
 
-    `wrong`: it was too large to be read, and this is why.
+    `decode_error` says why it was too large to be read.
     """
 
     epoch: int
@@ -129,7 +129,7 @@ class Step:
     finished_sequence_ids: tuple[int, ...] = ()
     input_sequence_ids: tuple[int, ...] = ()
     input_token_ids: Array = field(default_factory=no_ids)
-    wrong: BlockyardError | None = None
+    decode_error: BlockyardError | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -125,7 +125,7 @@ class Worker:
         self._set_up_as = State.CREATED
         self._executor: StepExecutor | None = None
         self.metrics = WorkerMetrics()
-        self._streams = StepStreams(self._thread, self.metrics.executed)
+        self._streams = StepStreams(self._thread, self.metrics.on_step)
         self.metrics.watch(self)
         self._profiler = Profiler(self._thread)
         self._operation = ""
@@ -205,11 +205,11 @@ class Worker:
         self,
         model: str,
         revision: str,
-        progress: Callable[[int, int], None],
+        on_progress: Callable[[int, int], None],
         quantization: str = "none",
         load_format: str = "auto",
     ) -> LoadedModel:
-        """Loads a model; `progress` is called in the device thread. Goes on to the end even if its caller leaves."""
+        """Loads a model; calls `on_progress` in the device thread. Goes on to the end even if its caller leaves."""
         with self._lifecycle("LoadModel", State.DEVICE_READY):
             choice = self._choice
             assert choice is not None
@@ -217,7 +217,7 @@ class Worker:
             def load() -> LoadedModel:
                 folder = resolve_model(model, revision, "config" if load_format == "random" else "weights")
                 loaded = load_model(
-                    folder, choice.dtype, choice.device, progress, self._cpu_kernels, quantization, load_format
+                    folder, choice.dtype, choice.device, on_progress, self._cpu_kernels, quantization, load_format
                 )
                 check_dtype(loaded.config.dtype, choice.device)
                 return loaded

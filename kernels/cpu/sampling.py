@@ -108,11 +108,11 @@ class CpuSampling:
         )
         return TokenLogprobs(candidates, logprobs, ranks)
 
-    def choosing_bytes(self, num_rows: int, vocab_size: int) -> int:
+    def choose_bytes(self, num_rows: int, vocab_size: int) -> int:
         """The most memory that `choose` takes beside the logits."""
         return self.executor.num_threads * vocab_size * SCRATCH_BYTES
 
-    def telling_bytes(self, num_rows: int, vocab_size: int) -> int:
+    def token_logprobs_bytes(self, num_rows: int, vocab_size: int) -> int:
         """The most memory that `token_logprobs` takes beside the logits."""
         return self.executor.num_threads * vocab_size * SCRATCH_BYTES
 

@@ -65,5 +65,7 @@ def token_logprobs(logits: Tensor, token_ids: Tensor | None, num_best: int) -> T
     if token_ids is not None:
         candidates = torch.cat([token_ids[:, None], candidates], 1)
     values = log_softmax(logits).gather(1, candidates)
-    told = candidates.cpu().numpy(), values.cpu().numpy()
-    return TokenLogprobs(*told) if token_ids is None else TokenLogprobs(*told, ranks(logits, token_ids).cpu().numpy())
+    columns = candidates.cpu().numpy(), values.cpu().numpy()
+    if token_ids is None:
+        return TokenLogprobs(*columns)
+    return TokenLogprobs(*columns, ranks(logits, token_ids).cpu().numpy())

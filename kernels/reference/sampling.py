@@ -317,12 +317,12 @@ class ReferenceSampling:
         some = logits if all_in_order else logits[self._tensor(rows)]
         return logprobs.token_logprobs(some, None if token_ids is None else self._tensor(token_ids), num_best)
 
-    def choosing_bytes(self, num_rows: int, vocab_size: int) -> int:
+    def choose_bytes(self, num_rows: int, vocab_size: int) -> int:
         """The most memory that `choose` takes beside the logits."""
         num_chosen = min(num_rows * vocab_size, max(MAX_CHOSEN_LOGITS, vocab_size))
         return SORTING_COPIES * num_chosen * torch.float32.itemsize
 
-    def telling_bytes(self, num_rows: int, vocab_size: int) -> int:
+    def token_logprobs_bytes(self, num_rows: int, vocab_size: int) -> int:
         """The most memory that `token_logprobs` takes beside the logits."""
         return TELLING_COPIES * num_rows * vocab_size * torch.float32.itemsize
 

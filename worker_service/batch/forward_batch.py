@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from worker_service.batch.row_requests import Requests
+    from worker_service.batch.row_requests import RowRequests
     from worker_service.step import Array
 
 
@@ -21,7 +21,7 @@ class StepRows:
     sequence_ids: tuple[int, ...]
     rows: Array
     last_hidden: Array
-    requests: Requests
+    requests: RowRequests
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -47,7 +47,7 @@ class PromptPiece:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Work:
+class ForwardBatch:
     """What a step computes, resolved to rows: C sequences compute tokens.
 
     `rows`, `num_new_tokens`, `seq_lens` int64 [C], `block_tables` int32 [C, widest] and `token_ids` int64 [T] feed the

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from worker_service.batch.forward_batch import PromptPiece, StepRows, Work
+from worker_service.batch.forward_batch import ForwardBatch, PromptPiece, StepRows
 from worker_service.batch.row_requests import RequestTable, with_rows
-from worker_service.batch.step_layout import Roster, StepState, make_roster
+from worker_service.batch.step_layout import StepLayout, StepState, make_layout
 from worker_service.sampling.sampler import SampleRows
 from worker_service.step import no_ids
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from worker_service.batch.row_requests import Requests
+    from worker_service.batch.row_requests import RowRequests
     from worker_service.step import Array, Fork, NewSequence, Step
 
 PROGRESS = np.dtype(
@@ -82,7 +82,7 @@ class InputBatch:
         self._token_ids = np.zeros((0, limits.max_model_len + 1), np.int32)
         self._block_tables = np.zeros((0, limits.max_num_blocks), np.int32)
         self._found: tuple[tuple[int, ...], Array] = ((), no_ids())
-        self._roster: Roster | None = None
+        self._layout: StepLayout | None = None
         self._grow(limits.max_num_seqs)
 
     def __len__(self) -> int:
@@ -207,7 +207,7 @@ class InputBatch:
         rows = rows[live]
         self._append_tokens(rows, self._requests.of(rows), token_ids[live])
 
-    def _append_tokens(self, rows: Array, requests: Requests, token_ids: Array) -> None:
+    def _append_tokens(self, rows: Array, requests: RowRequests, token_ids: Array) -> None:
         """Adds an id to each of these rows."""
         num_tokens = self._progress["num_tokens"]
         lengths = num_tokens[rows]
@@ -223,42 +223,42 @@ class InputBatch:
             self._block_tables[row, num_blocks[row]] = block_id
             num_blocks[row] += 1
 
-    def plan(self, step: Step) -> Work:
+    def make_forward_batch(self, step: Step) -> ForwardBatch:
         """Resolves what a step computes; its changes were applied."""
         rows = self._find(step.sequence_ids)
         progress = self._progress
         lengths = progress["num_computed_tokens"][rows] + step.num_new_tokens
         is_due = lengths == progress["num_tokens"][rows]
-        roster = self._call_roster(step, StepState(rows, step.num_new_tokens, progress["ended"][rows], is_due))
-        seq_lens = lengths[roster.computing]
-        return Work(
-            rows=roster.rows,
-            num_new_tokens=roster.num_new_tokens,
+        layout = self._find_layout(step, StepState(rows, step.num_new_tokens, progress["ended"][rows], is_due))
+        seq_lens = lengths[layout.computing]
+        return ForwardBatch(
+            rows=layout.rows,
+            num_new_tokens=layout.num_new_tokens,
             seq_lens=seq_lens,
-            block_tables=self._tables(roster.rows, seq_lens),
-            token_ids=self._inputs(roster, seq_lens),
-            sampled=roster.sampled,
-            beams=roster.beams,
-            prompts=tuple(self._prompts(step, roster)) if roster.asking else (),
-            computed_rows=roster.computed_rows,
-            computed_lengths=lengths[roster.sources],
-            skipped_ids=roster.skipped_ids,
+            block_tables=self._tables(layout.rows, seq_lens),
+            token_ids=self._inputs(layout, seq_lens),
+            sampled=layout.sampled,
+            beams=layout.beams,
+            prompts=tuple(self._prompts(step, layout)) if layout.asking else (),
+            computed_rows=layout.computed_rows,
+            computed_lengths=lengths[layout.sources],
+            skipped_ids=layout.skipped_ids,
         )
 
-    def _call_roster(self, step: Step, state: StepState) -> Roster:
-        if self._roster is None or not self._roster.state.equals(state):
-            self._roster = make_roster(step, state, self._requests)
-        return self._roster
+    def _find_layout(self, step: Step, state: StepState) -> StepLayout:
+        if self._layout is None or not self._layout.state.equals(state):
+            self._layout = make_layout(step, state, self._requests)
+        return self._layout
 
-    def _prompts(self, step: Step, roster: Roster) -> Iterator[PromptPiece]:
+    def _prompts(self, step: Step, layout: StepLayout) -> Iterator[PromptPiece]:
         """Finds what the step can tell of prompts; nothing of one that is past."""
-        for place in roster.asking:
-            row, count = roster.state.rows[place], int(step.num_new_tokens[place])
+        for place in layout.asking:
+            row, count = layout.state.rows[place], int(step.num_new_tokens[place])
             request = self._requests.columns[row]
             first = int(self._progress["num_computed_tokens"][row]) + 1
             token_ids = self._token_ids[row, first : min(first + count, int(request["prompt_length"]))]
             if len(token_ids):
-                first_hidden = int(roster.last_hidden[place]) + 1 - count
+                first_hidden = int(layout.last_hidden[place]) + 1 - count
                 num_best = int(request["prompt_logprobs"])
                 yield PromptPiece(step.sequence_ids[place], first, token_ids.astype(np.int64), first_hidden, num_best)
 
@@ -266,10 +266,10 @@ class InputBatch:
         widest = -(-int(seq_lens.max(initial=0)) // self.limits.block_size)
         return self._block_tables[rows, :widest]
 
-    def _inputs(self, roster: Roster, seq_lens: Array) -> Array:
+    def _inputs(self, layout: StepLayout, seq_lens: Array) -> Array:
         """Gathers the ids of each computing row from its first token that has no KV."""
-        owners = roster.owners
-        return self._token_ids[roster.rows[owners], seq_lens[owners] + roster.offsets].astype(np.int64)
+        owners = layout.owners
+        return self._token_ids[layout.rows[owners], seq_lens[owners] + layout.offsets].astype(np.int64)
 
     def sample_rows(self, rows: StepRows) -> SampleRows:
         """Gives the sampler what some rows ask for."""
@@ -281,10 +281,10 @@ class InputBatch:
     def _output(self, row: int) -> npt.NDArray[np.int32]:
         return self._token_ids[row, self._requests.columns["prompt_length"][row] : self._progress["num_tokens"][row]]
 
-    def commit(self, work: Work, token_ids: Array, failed: npt.NDArray[np.bool_]) -> None:
+    def commit(self, forward_batch: ForwardBatch, token_ids: Array, failed: npt.NDArray[np.bool_]) -> None:
         """Takes what a step computed and sampled: [R] each. Rows that failed or sampled a stop token have ended."""
-        progress, sampled = self._progress, work.sampled
-        progress["num_computed_tokens"][work.computed_rows] = work.computed_lengths
+        progress, sampled = self._progress, forward_batch.sampled
+        progress["num_computed_tokens"][forward_batch.computed_rows] = forward_batch.computed_lengths
         is_stop = sampled.requests.are_stops(token_ids, progress["num_tokens"][sampled.rows])
         progress["ended"][sampled.rows] = failed | is_stop
         self._append_tokens(sampled.rows, sampled.requests, token_ids)

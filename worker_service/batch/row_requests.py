@@ -20,7 +20,7 @@ ROW = np.dtype([("prompt_length", np.int64), *SAMPLING_FIELDS], align=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Requests:
+class RowRequests:
     """What some rows [R] ask for.
 
     `columns` are records ROW, `counts` the token counts of those that keep them, and `has_bad_words` those that have
@@ -83,13 +83,13 @@ class RequestTable:
         """Forgets a row's lists."""
         del self._lists[row]
 
-    def of(self, rows: Array) -> Requests:
+    def of(self, rows: Array) -> RowRequests:
         """Gathers the requests of some rows. Valid as long as each of them belongs to the sequence that it does now."""
         columns = self.columns.take(rows)
         lists = [self._lists[row] for row in rows.tolist()]
         editing = np.flatnonzero(columns["edits_logits"]).tolist()
         is_plain = (columns["temperature"] == 0) & ~columns["edits_logits"] & (columns["logprobs"] < 0)
-        return Requests(
+        return RowRequests(
             columns=columns,
             lists=lists,
             counts=[(place, counts) for place in editing if (counts := lists[place].counts) is not None],

@@ -26,7 +26,7 @@ NO_ROWS = StepRows((), no_ids(), no_ids(), RequestTable(0).of(no_ids()))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepState:
-    """All that a roster follows from, beside forks and requests, which come and go with rows.
+    """All that a layout follows from, beside forks and requests, which come and go with rows.
 
     `rows` [n] are those of the step's sequences; `is_due` tells which have all their tokens computed by this step.
     """
@@ -37,7 +37,7 @@ class StepState:
     is_due: Flags
 
     def equals(self, other: StepState) -> bool:
-        """Tells whether a roster can serve again: rows are the same array as long as none changed hands."""
+        """Tells whether a layout can serve again: rows are the same array as long as none changed hands."""
         return self.rows is other.rows and self._flags() == other._flags()
 
     def _flags(self) -> tuple[bytes, bytes, bytes]:
@@ -45,7 +45,7 @@ class StepState:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Roster:
+class StepLayout:
     """Who does what in a step, by places among its n sequences.
 
     `computing` [C] are the places of those that compute tokens, `rows` and `num_new_tokens` their columns. Token t of
@@ -69,7 +69,7 @@ class Roster:
     skipped_ids: tuple[int, ...]
 
 
-def make_roster(step: Step, state: StepState, requests: RequestTable) -> Roster:
+def make_layout(step: Step, state: StepState, requests: RequestTable) -> StepLayout:
     """Finds who does what in a step whose changes were applied."""
     live = ~state.ended
     computes = live & (state.num_new_tokens > 0)
@@ -94,7 +94,7 @@ def make_roster(step: Step, state: StepState, requests: RequestTable) -> Roster:
         ids = tuple(compress(step.sequence_ids, chosen.tolist()))
         return StepRows(ids, rows, last_hidden[chosen], requests.of(rows))
 
-    return Roster(
+    return StepLayout(
         state=state,
         computing=computing,
         rows=state.rows[computing],

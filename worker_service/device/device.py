@@ -58,8 +58,8 @@ def check_dtype(dtype: torch.dtype | None, device: torch.device) -> None:
 def check_gpu_dtype(dtype: torch.dtype | None, name: str, capability: tuple[int, int]) -> None:
     """Does so for a GPU of this name and compute capability."""
     if dtype is torch.bfloat16 and capability < BFLOAT16_CAPABILITY:
-        told = f"{name} has compute capability {capability[0]}.{capability[1]}"
-        raise invalid([Violation("dtype", f"bfloat16 needs a GPU of capability 8.0 or more; {told}: use float16")])
+        reason = f"{name} has compute capability {capability[0]}.{capability[1]}"
+        raise invalid([Violation("dtype", f"bfloat16 needs a GPU of capability 8.0 or more; {reason}: use float16")])
 
 
 def _processor() -> str:

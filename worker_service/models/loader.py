@@ -49,7 +49,7 @@ def load_model(
     folder: Path,
     dtype: torch.dtype | None,
     device: torch.device,
-    progress: Callable[[int, int], None],
+    on_progress: Callable[[int, int], None],
     cpu_kernels: str = "auto",
     quantization: str = "none",
     load_format: str = "auto",
@@ -60,7 +60,7 @@ def load_model(
         folder: config.json and safetensors files, as `blockyard.model_files.resolve_model` gives it.
         dtype: what to compute in; None: as config.json says.
         device: where to.
-        progress: told (bytes read, bytes in all) after each tensor.
+        on_progress: called with (bytes read, bytes in all) after each tensor.
         cpu_kernels: one of `kernels.ops.CPU_KERNELS`, for a device that is a CPU.
         quantization: one of `kernels.ops.QUANTIZATIONS`.
         load_format: "auto", or "random" for weights that are made on the device, of a folder that has none.
@@ -72,7 +72,7 @@ def load_model(
     for remark in config.remarks:
         log.warning(remark)
     is_random = load_format == "random"
-    files = RandomWeights(config, device, progress) if is_random else WeightFiles(folder, progress)
+    files = RandomWeights(config, device, on_progress) if is_random else WeightFiles(folder, on_progress)
     _check_room(_weights_bytes(files.num_elements, config, quantization), config, quantization, device)
     try:
         backend = get_backend(device, config.dtype, cpu_kernels, quantization)

@@ -34,5 +34,5 @@ def read_config(folder: Path, dtype: torch.dtype | None) -> ModelConfig:
         BlockyardError: MODEL_NOT_LOADED, where the file is missing, damaged, or asks for what is not supported.
     """
     network = read_network(folder, "auto" if dtype is None else str(dtype).removeprefix("torch."))
-    told = {field.name: getattr(network, field.name) for field in fields(NetworkConfig)}
-    return ModelConfig(**told, dtype=_DTYPES[network.dtype_name])
+    values = {field.name: getattr(network, field.name) for field in fields(NetworkConfig)}
+    return ModelConfig(**values, dtype=_DTYPES[network.dtype_name])

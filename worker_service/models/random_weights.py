@@ -34,14 +34,14 @@ class RandomWeights:
     """All tensors of a network, by name, made when they are read. Has what `WeightFiles` has."""
 
     def __init__(
-        self, config: ModelConfig, device: torch.device, progress: Callable[[int, int], None], seed: int = 0
+        self, config: ModelConfig, device: torch.device, on_progress: Callable[[int, int], None], seed: int = 0
     ) -> None:
         self.num_elements = count_weights(config)
         """Numbers in all tensors."""
         self.unread: list[str] = []
         self._config = config
         self._device = device
-        self._progress = progress
+        self._on_progress = on_progress
         self._seed = seed
         self._num_made = 0
         self._digest = hashlib.sha256(b"random weights 1\n")
@@ -59,7 +59,7 @@ class RandomWeights:
             tensor = random_tensor(f"{self._seed} {name}", shape, spread, dtype, self._device)
         self._digest.update(f"{self._seed} {name} {list(shape)} {dtype}\n".encode())
         self._num_made += tensor.numel()
-        self._progress(self._num_made * dtype.itemsize, self.num_elements * dtype.itemsize)
+        self._on_progress(self._num_made * dtype.itemsize, self.num_elements * dtype.itemsize)
         return tensor
 
     def finish(self) -> str:

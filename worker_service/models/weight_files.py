@@ -55,18 +55,18 @@ class _Entry:
 class WeightFiles:
     """All tensors of a model folder, by name."""
 
-    def __init__(self, folder: Path, progress: Callable[[int, int], None]) -> None:
+    def __init__(self, folder: Path, on_progress: Callable[[int, int], None]) -> None:
         """Reads the headers of all files.
 
         Args:
             folder: holds model.safetensors, or an index and its shards.
-            progress: told (bytes read, bytes in all) after each tensor.
+            on_progress: called with (bytes read, bytes in all) after each tensor.
 
         Raises:
             BlockyardError: MODEL_NOT_LOADED, where files are missing, damaged, or of another format.
         """
         self._folder = folder
-        self._progress = progress
+        self._on_progress = on_progress
         self._entries = _read_headers(folder)
         self._digests: dict[str, bytes] = {}
         self._done_bytes = 0
@@ -107,7 +107,7 @@ class WeightFiles:
         tensor = _map(entry)
         self._digests[name] = _sample_digest(name, entry, tensor)
         self._done_bytes += entry.num_bytes
-        self._progress(self._done_bytes, self._total_bytes)
+        self._on_progress(self._done_bytes, self._total_bytes)
         return tensor
 
     def finish(self) -> str:
@@ -116,7 +116,7 @@ class WeightFiles:
         It is the SHA-256 of the tensors' own digests in the order of their names; each of these covers name, shape,
         stored dtype and up to 64 KiB of bytes: all of them, or 64 pieces of 1 KiB at even distances.
         """
-        self._progress(self._total_bytes, self._total_bytes)
+        self._on_progress(self._total_bytes, self._total_bytes)
         return hashlib.sha256(b"".join(self._digests[name] for name in sorted(self._digests))).hexdigest()
 
 
@@ -175,11 +175,11 @@ def _read_header(path: Path) -> dict[str, _Entry]:
         header = json.loads(file.read(header_bytes))
         data_bytes = file.seek(0, os.SEEK_END) - 8 - header_bytes
     entries: dict[str, _Entry] = {}
-    for name, told in header.items():
+    for name, fields in header.items():
         if name == "__metadata__":
             continue
-        begin, end = map(int, told["data_offsets"])
-        entry = _Entry(path, tuple(map(int, told["shape"])), str(told["dtype"]), 8 + header_bytes + begin)
+        begin, end = map(int, fields["data_offsets"])
+        entry = _Entry(path, tuple(map(int, fields["shape"])), str(fields["dtype"]), 8 + header_bytes + begin)
         if not 0 <= begin <= end <= data_bytes or entry.num_bytes not in (0, end - begin):
             raise ValueError(f"{name} does not lie where it should")
         entries[name] = entry

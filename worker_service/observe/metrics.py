@@ -45,7 +45,7 @@ class WorkerMetrics:
         self._computed = registry.counter(COMPUTED_TOKENS)
         self._sampled = registry.counter(SAMPLED_TOKENS)
 
-    def executed(self, step: Step, result: StepResult) -> None:
+    def on_step(self, step: Step, result: StepResult) -> None:
         """A step was executed, or refused."""
         if result.refusal is not None:
             self._refused.add()

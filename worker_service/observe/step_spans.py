@@ -53,16 +53,16 @@ class StepSpans:
         # By time.perf_counter(), as the times of steps are.
         self._ended_at = 0.0
 
-    def received(self, step: Step) -> None:
+    def on_step(self, step: Step) -> None:
         """A step came, and is not checked yet."""
         if step.new_sequences and log.has_debug:
-            _tell_beginnings(step)
+            _log_new_sequences(step)
         if not self._is_on:
             return
         if self._traced or self._unanswered or any(new.trace_context for new in step.new_sequences):
             self._unanswered.append(step)
 
-    def answered(self, result: StepResult) -> None:
+    def on_result(self, result: StepResult) -> None:
         """A step is about to be answered."""
         if not self._unanswered or self._unanswered[0].step_id != result.step_id or result.draining:
             return
@@ -99,10 +99,10 @@ class StepSpans:
             if num_new_tokens == 1 and sequence_id not in new_ids:
                 decoding.add(sequence_id)
                 if traces_every_step():
-                    self._tell_step("decode step", sequence_id, num_new_tokens, step, result)
+                    self._add_step_span("decode step", sequence_id, num_new_tokens, step, result)
             else:
                 self._had_prefill = True
-                self._tell_step("prefill step", sequence_id, num_new_tokens, step, result)
+                self._add_step_span("prefill step", sequence_id, num_new_tokens, step, result)
         self._end_runs(self._runs.keys() - decoding)
         for sequence_id in decoding - self._runs.keys():
             context, request_id = self._traced[sequence_id]
@@ -116,7 +116,7 @@ class StepSpans:
             )
             self._runs[sequence_id] = _Run(span, step.step_id)
 
-    def _tell_step(self, name: str, sequence_id: int, num_new_tokens: int, step: Step, result: StepResult) -> None:
+    def _add_step_span(self, name: str, sequence_id: int, num_new_tokens: int, step: Step, result: StepResult) -> None:
         times, (context, request_id) = result.times, self._traced[sequence_id]
         begun_ago = _seconds_since(times.begun_at)
         begin_span(
@@ -149,7 +149,7 @@ class StepSpans:
         self._end_runs(set(self._runs), error=_STREAM_ENDED)
 
 
-def _tell_beginnings(step: Step) -> None:
+def _log_new_sequences(step: Step) -> None:
     for new in step.new_sequences:
         log.debug(
             "sequence begins",

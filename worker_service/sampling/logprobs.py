@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from worker_service.step import Array
 
 
-def telling_bytes(ops: SamplingOps, num_rows: int, vocab_size: int) -> int:
+def logprobs_bytes(ops: SamplingOps, num_rows: int, vocab_size: int) -> int:
     """The most memory that telling of so many rows takes, their logits among it."""
-    return num_rows * vocab_size * np.dtype(np.float32).itemsize + ops.telling_bytes(num_rows, vocab_size)
+    return num_rows * vocab_size * np.dtype(np.float32).itemsize + ops.token_logprobs_bytes(num_rows, vocab_size)
 
 
 def of_tokens(ops: SamplingOps, logits: Tensor, rows: Array, token_ids: Array, num_best: Array) -> Logprobs:

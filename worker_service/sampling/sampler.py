@@ -37,7 +37,7 @@ LOGITS_COPIES = 2
 def sampling_bytes(ops: SamplingOps, num_rows: int, vocab_size: int) -> int:
     """The most memory that sampling so many rows takes, their logits among it."""
     kept = LOGITS_COPIES * num_rows * vocab_size * torch.float32.itemsize
-    return kept + max(ops.choosing_bytes(num_rows, vocab_size), ops.telling_bytes(num_rows, vocab_size))
+    return kept + max(ops.choose_bytes(num_rows, vocab_size), ops.token_logprobs_bytes(num_rows, vocab_size))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,12 +62,12 @@ class Sampled:
     """What was chosen for rows [R].
 
     A row failed when its logits are not `finite` numbers or when edits left it no token; its token id means nothing.
-    `logprobs` tell of the rows that are `told`: those that asked and did not fail.
+    `logprobs` are of the rows that `has_logprobs` marks: those that asked for them and did not fail.
     """
 
     token_ids: Array = field(default_factory=no_ids)
     failed: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
-    told: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
+    has_logprobs: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
     logprobs: Logprobs = NO_LOGPROBS
     finite: Flags = field(default_factory=lambda: np.ones(0, np.bool_))
 
@@ -124,20 +124,20 @@ class Sampler:
         if finite is None:
             finite = self._ops.finite_rows(logits)
         asks, edited = columns["logprobs"] >= 0, columns["edits_logits"]
-        # What is told is of the logits before anything changed them.
+        # Log probabilities are those of the logits before anything changed them.
         spoiled = self._tensor(np.flatnonzero(asks & edited))
         raw = logits[spoiled]
         if edited.any():
             self._edit(logits, rows)
         token_ids = self._ops.choose(logits, _choices(rows))
         failed = ~finite | (token_ids < 0)
-        told = asks & ~failed
-        if not told.any():
-            return Sampled(token_ids, failed, told, finite=finite)
+        has_logprobs = asks & ~failed
+        if not has_logprobs.any():
+            return Sampled(token_ids, failed, has_logprobs, finite=finite)
         logits[spoiled] = raw
-        places = np.flatnonzero(told)
+        places = np.flatnonzero(has_logprobs)
         found = logprobs.of_tokens(self._ops, logits, places, token_ids[places], columns["logprobs"][places])
-        return Sampled(token_ids, failed, told, found, finite)
+        return Sampled(token_ids, failed, has_logprobs, found, finite)
 
     @torch.inference_mode()
     def candidates(self, logits: Tensor, rows: SampleRows, finite: Flags | None = None) -> Candidates:

@@ -20,10 +20,10 @@ from worker_service.steps.validation import check_step
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from worker_service.batch.forward_batch import StepRows, Work
+    from worker_service.batch.forward_batch import ForwardBatch, StepRows
     from worker_service.batch.input_batch import InputBatch
     from worker_service.cache_engine import CacheEngine
-    from worker_service.model_runner import ModelRunner, Outcome
+    from worker_service.model_runner import ModelRunner, RunnerOutput
     from worker_service.observe.profiler import Recording
     from worker_service.sampling.sampler import Candidates, Sampled
 
@@ -62,7 +62,7 @@ class StepExecutor:
         begin = time.perf_counter()
         times = StepTimes(queue_seconds=begin - arrival)
         try:
-            refusal = self._wrong(step)
+            refusal = self._find_refusal(step)
             if refusal is None:
                 result = self._execute(step, times)
                 if self.recording is not None:
@@ -75,7 +75,7 @@ class StepExecutor:
                 torch.cuda.empty_cache()
         return self._refuse(step, refusal, times)
 
-    def _wrong(self, step: Step) -> BlockyardError | None:
+    def _find_refusal(self, step: Step) -> BlockyardError | None:
         if self._refused is not None:
             return BlockyardError(Reason.WRONG_STATE, f"step {self._refused} of epoch {self._epoch} was refused")
         if step.epoch != self._epoch:
@@ -83,7 +83,9 @@ class StepExecutor:
         if step.step_id != self._last_step_id + 1:
             message = f"step {step.step_id}, where step {self._last_step_id + 1} of epoch {self._epoch} is due"
             return BlockyardError(Reason.WRONG_STATE, message)
-        return step.wrong or check_step(step, self.batch, self.cache.num_device_blocks, self.cache.num_host_blocks)
+        return step.decode_error or check_step(
+            step, self.batch, self.cache.num_device_blocks, self.cache.num_host_blocks
+        )
 
     def _refuse(self, step: Step, refusal: BlockyardError, times: StepTimes) -> StepResult:
         if self._refused is None:
@@ -98,49 +100,53 @@ class StepExecutor:
         started = time.perf_counter()
         self.cache.transfer(step.blocks_to_swap_out, step.blocks_to_swap_in, step.blocks_to_copy)
         moved = time.perf_counter()
-        work = self.batch.plan(step)
+        forward_batch = self.batch.make_forward_batch(step)
         planned = time.perf_counter()
-        outcome = self._runner.run(work, self.batch, self.cache.device_pool)
-        self.batch.commit(work, outcome.sampled.token_ids, outcome.sampled.failed)
-        self.batch.end(work.beams, outcome.candidates.failed)
+        output = self._runner.run(forward_batch, self.batch, self.cache.device_pool)
+        self.batch.commit(forward_batch, output.sampled.token_ids, output.sampled.failed)
+        self.batch.end(forward_batch.beams, output.candidates.failed)
         times.begun_at = started
         times.cache_operations_seconds = moved - started
-        times.forward_seconds = planned - moved + outcome.forward_seconds
-        times.sample_seconds = outcome.sample_seconds
-        return _result(step, work, outcome, times)
+        times.forward_seconds = planned - moved + output.forward_seconds
+        times.sample_seconds = output.sample_seconds
+        return _result(step, forward_batch, output, times)
 
 
-def _result(step: Step, work: Work, outcome: Outcome, times: StepTimes) -> StepResult:
-    sampled, candidates = outcome.sampled, outcome.candidates
-    sequence_ids, token_ids, beam_ids = work.sampled.sequence_ids, sampled.token_ids, work.beams.sequence_ids
+def _result(step: Step, forward_batch: ForwardBatch, output: RunnerOutput, times: StepTimes) -> StepResult:
+    sampled, candidates = output.sampled, output.candidates
+    sequence_ids, token_ids, beam_ids = (
+        forward_batch.sampled.sequence_ids,
+        sampled.token_ids,
+        forward_batch.beams.sequence_ids,
+    )
     failures: tuple[tuple[int, BlockyardError], ...] = ()
     if np.count_nonzero(sampled.failed) or np.count_nonzero(candidates.failed):
-        failures = (*_failures(work.sampled, sampled), *_failures(work.beams, candidates))
-        sequence_ids, token_ids = work.sampled.ids(~sampled.failed), token_ids[~sampled.failed]
-        beam_ids = work.beams.ids(~candidates.failed)
+        failures = (*_failures(forward_batch.sampled, sampled), *_failures(forward_batch.beams, candidates))
+        sequence_ids, token_ids = forward_batch.sampled.ids(~sampled.failed), token_ids[~sampled.failed]
+        beam_ids = forward_batch.beams.ids(~candidates.failed)
     return StepResult(
         step.epoch,
         step.step_id,
         sequence_ids,
         tuple(token_ids.tolist()),
-        work.skipped_ids,
+        forward_batch.skipped_ids,
         failures,
-        logprob_sequence_ids=work.sampled.ids(sampled.told),
+        logprob_sequence_ids=forward_batch.sampled.ids(sampled.has_logprobs),
         logprobs=sampled.logprobs,
-        prompt_logprobs=outcome.prompt_logprobs,
+        prompt_logprobs=output.prompt_logprobs,
         beam_sequence_ids=beam_ids,
         beam_candidates=candidates.logprobs,
         times=times,
     )
 
 
-def _failures(rows: StepRows, outcome: Sampled | Candidates) -> Iterator[tuple[int, BlockyardError]]:
+def _failures(rows: StepRows, output: Sampled | Candidates) -> Iterator[tuple[int, BlockyardError]]:
     """Why each of the rows failed that did."""
-    if not np.count_nonzero(outcome.failed):
+    if not np.count_nonzero(output.failed):
         return
-    for sequence_id in rows.ids(outcome.failed & ~outcome.finite):
+    for sequence_id in rows.ids(output.failed & ~output.finite):
         message = "the model's logits are not finite numbers: its weights may be damaged, or too large for its dtype"
         yield sequence_id, BlockyardError(Reason.NOT_FINITE, message)
-    for sequence_id in rows.ids(outcome.failed & outcome.finite):
+    for sequence_id in rows.ids(output.failed & output.finite):
         message = "no token is possible here: what the request allows, forbids and needs before it may end excludes all"
         yield sequence_id, BlockyardError(Reason.NO_TOKEN_POSSIBLE, message)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from worker_service.step import Step
     from worker_service.steps.step_executor import StepExecutor
 
-    Executed = Callable[[Step, StepResult], None]
+    OnStep = Callable[[Step, StepResult], None]
 
 log = EventLogger(__name__)
 
@@ -33,10 +33,10 @@ MAX_EPOCH_JUMP = 2**32
 class StepStream:
     """One epoch: steps in, answers out. Stopped, it drops the steps that did not start."""
 
-    def __init__(self, device: DeviceThread, executor: StepExecutor, executed: Executed) -> None:
+    def __init__(self, device: DeviceThread, executor: StepExecutor, on_step: OnStep) -> None:
         self.epoch: int | None = None
         self.executor = executor
-        self._executed = executed
+        self._on_step = on_step
         self._device = device
         self._loop = asyncio.get_running_loop()
         self._answers: asyncio.Queue[StepResult | BlockyardError | None] = asyncio.Queue()
@@ -59,11 +59,11 @@ class StepStream:
         if not self.is_stopped:
             result = self.executor.execute(step, arrival)
             self._last_step_id = step.step_id
-            self._tell(result)
-            self._executed(step, result)
+            self._queue_answer(result)
+            self._on_step(step, result)
 
-    def _tell(self, what: StepResult | BlockyardError | None) -> None:
-        call_soon(self._loop, self._answers.put_nowait, what)
+    def _queue_answer(self, answer: StepResult | BlockyardError | None) -> None:
+        call_soon(self._loop, self._answers.put_nowait, answer)
 
     def answer(self, result: StepResult) -> None:
         """Answers a step that does not reach the device thread."""
@@ -71,18 +71,18 @@ class StepStream:
 
     def finish(self) -> None:
         """Ends after the steps that wait: no more will come."""
-        self._device.post(lambda: self._tell(None))
+        self._device.post(lambda: self._queue_answer(None))
 
     def stop(self, error: BlockyardError | None = None) -> None:
         """Ends after the step that runs; those that wait are dropped. `error` tells the scheduler why."""
         if not self.is_stopped:
             self.is_stopped = True
-            self._device.post(lambda: self._tell(error))
+            self._device.post(lambda: self._queue_answer(error))
 
     def drain(self) -> None:
         """Drops the steps that wait and says so after the step that runs; stays open for the scheduler to close it."""
         self.is_stopped = True
-        self._device.post(lambda: self._tell(StepResult(self.epoch or 0, self._last_step_id, draining=True)))
+        self._device.post(lambda: self._queue_answer(StepResult(self.epoch or 0, self._last_step_id, draining=True)))
 
     def end(self, error: BlockyardError) -> None:
         """Ends now, whatever the device thread does."""
@@ -99,11 +99,11 @@ class StepStream:
 class StepStreams:
     """All open streams of a worker. The one whose first step had the highest epoch runs."""
 
-    def __init__(self, device: DeviceThread, executed: Executed = lambda step, result: None) -> None:
-        """`executed` is told of each step in the device thread, when its answer is on its way."""
+    def __init__(self, device: DeviceThread, on_step: OnStep = lambda step, result: None) -> None:
+        """Calls `on_step` in the device thread after each step, when its answer is on its way."""
         self.epoch = 0
         self._device = device
-        self._executed = executed
+        self._on_step = on_step
         self._open: set[StepStream] = set()
         self._running: StepStream | None = None
         self._all_closed = asyncio.Event()
@@ -115,7 +115,7 @@ class StepStreams:
 
     def open(self, executor: StepExecutor) -> StepStream:
         """Opens a stream. Its first step makes it the one that runs, or not: see `submit`."""
-        stream = StepStream(self._device, executor, self._executed)
+        stream = StepStream(self._device, executor, self._on_step)
         self._open.add(stream)
         return stream
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from worker_service.batch.input_batch import InputBatch
-    from worker_service.step import Array, BlockPairs, Fork, NewSequence, Sampling, Step
+    from worker_service.step import Array, BlockPairs, Fork, NewSequence, SamplingParams, Step
 
 
 # A checkpoint may name ends that its vocabulary does not have.
@@ -44,7 +44,7 @@ def check_step(step: Step, batch: InputBatch, num_device_blocks: int, num_host_b
     with suppress(_Enough):
         check.run()
         for violation in check_transfers(step, num_device_blocks, num_host_blocks):
-            check.tell(violation.field, violation.description)
+            check.add_violation(violation.field, violation.description)
     return invalid(check.violations) if check.violations else None
 
 
@@ -62,14 +62,14 @@ class _StepCheck:
 
     def run(self) -> None:
         """Finds every violation."""
-        self._new_sequences()
-        self._forks()
-        self._inputs()
-        self._tables()
+        self._check_new_sequences()
+        self._check_forks()
+        self._check_inputs()
+        self._check_tables()
         if self._columns_fit():
-            self._scheduled()
+            self._check_scheduled()
 
-    def tell(self, field: str, description: str) -> None:
+    def add_violation(self, field: str, description: str) -> None:
         """Takes note of a violation; raises _Enough with the last that is told."""
         self.violations.append(Violation(field, description))
         if len(self.violations) == MAX_VIOLATIONS:
@@ -86,139 +86,143 @@ class _StepCheck:
             self._changed[sequence_id] = self._batch.progress(sequence_id)
         return self._changed[sequence_id]
 
-    def _blocks(self, field: str, block_ids: Array) -> None:
+    def _check_block_ids(self, field: str, block_ids: Array) -> None:
         if len(block_ids) > self._batch.limits.max_num_blocks:
-            self.tell(field, f"{len(block_ids)} blocks hold more than max_model_len")
+            self.add_violation(field, f"{len(block_ids)} blocks hold more than max_model_len")
         if self._out_of_range(block_ids):
-            self.tell(field, f"device blocks must be from 1 to {self._num_device_blocks - 1}")
+            self.add_violation(field, f"device blocks must be from 1 to {self._num_device_blocks - 1}")
 
     def _out_of_range(self, block_ids: Array) -> bool:
         return len(block_ids) > 0 and bool(np.count_nonzero((block_ids < 1) | (block_ids >= self._num_device_blocks)))
 
-    def _new_sequences(self) -> None:
+    def _check_new_sequences(self) -> None:
         for index, sequence in enumerate(self._step.new_sequences):
             name = f"new_sequences[{index}]"
             sequence_id = sequence.sequence_id
             if sequence_id in self._changed:
-                self.tell(f"{name}.sequence_id", f"sequence {sequence_id} stands twice")
+                self.add_violation(f"{name}.sequence_id", f"sequence {sequence_id} stands twice")
             elif sequence_id in self._batch and sequence_id not in self._finished:
-                self.tell(f"{name}.sequence_id", f"sequence {sequence_id} is known already")
-            self._contents(name, sequence)
+                self.add_violation(f"{name}.sequence_id", f"sequence {sequence_id} is known already")
+            self._check_new_sequence(name, sequence)
             self._changed[sequence_id] = Progress(
                 len(sequence.token_ids), sequence.num_computed_tokens, len(sequence.block_ids)
             )
 
-    def _contents(self, name: str, sequence: NewSequence) -> None:
+    def _check_new_sequence(self, name: str, sequence: NewSequence) -> None:
         limits = self._batch.limits
         num_tokens = len(sequence.token_ids)
         if not 1 <= num_tokens <= limits.max_model_len:
-            self.tell(f"{name}.token_ids", f"{num_tokens} ids where 1 to {limits.max_model_len} fit")
+            self.add_violation(f"{name}.token_ids", f"{num_tokens} ids where 1 to {limits.max_model_len} fit")
         elif sequence.token_ids.max() >= limits.vocab_size:
-            self.tell(f"{name}.token_ids", f"token ids must be below {limits.vocab_size}")
+            self.add_violation(f"{name}.token_ids", f"token ids must be below {limits.vocab_size}")
         if not 1 <= sequence.prompt_length <= num_tokens:
-            self.tell(f"{name}.prompt_length", f"{sequence.prompt_length} of {num_tokens} tokens")
+            self.add_violation(f"{name}.prompt_length", f"{sequence.prompt_length} of {num_tokens} tokens")
         if sequence.num_computed_tokens >= max(num_tokens, 1):
-            self.tell(f"{name}.num_computed_tokens", "the last token known has to be computed")
+            self.add_violation(f"{name}.num_computed_tokens", "the last token known has to be computed")
         if sequence.num_computed_tokens > len(sequence.block_ids) * limits.block_size:
-            self.tell(f"{name}.num_computed_tokens", "more than the table's blocks hold")
-        self._blocks(f"{name}.block_ids", sequence.block_ids)
+            self.add_violation(f"{name}.num_computed_tokens", "more than the table's blocks hold")
+        self._check_block_ids(f"{name}.block_ids", sequence.block_ids)
         for field, description in _wrong_request(sequence, limits.vocab_size):
-            self.tell(f"{name}.{field}", description)
+            self.add_violation(f"{name}.{field}", description)
 
-    def _forks(self) -> None:
+    def _check_forks(self) -> None:
         children: set[int] = set()
         for index, fork in enumerate(self._step.forks):
             name = f"forks[{index}]"
             parent, child = fork.parent_id, fork.child_id
             if parent in children or not (parent in self._batch or parent in self._new):
-                self.tell(f"{name}.parent_sequence_id", f"sequence {parent} is not known")
+                self.add_violation(f"{name}.parent_sequence_id", f"sequence {parent} is not known")
             if child in children or child in self._batch or child in self._new:
-                self.tell(f"{name}.child_sequence_id", f"sequence {child} is known already")
+                self.add_violation(f"{name}.child_sequence_id", f"sequence {child} is known already")
             children.add(child)
-            self._blocks(f"{name}.block_ids", fork.block_ids)
+            self._check_block_ids(f"{name}.block_ids", fork.block_ids)
         for fork in self._step.forks:
             if fork.child_id not in self._finished:
-                self._changed[fork.child_id] = self._child(fork)
+                self._changed[fork.child_id] = self._child_progress(fork)
 
-    def _child(self, fork: Fork) -> Progress:
+    def _child_progress(self, fork: Fork) -> Progress:
         parent = fork.parent_id
         progress = self._changed[parent] if parent in self._new else self._batch.progress(parent)
         return replace(progress, num_blocks=len(fork.block_ids))
 
-    def _inputs(self) -> None:
+    def _check_inputs(self) -> None:
         """Checks the ids that the scheduler chose: each is its sequence's next and is computed by this step."""
         step = self._step
         if len(step.input_sequence_ids) != len(step.input_token_ids):
-            self.tell("input_token_ids", "must have the length of input_sequence_ids")
+            self.add_violation("input_token_ids", "must have the length of input_sequence_ids")
             return
         if not step.input_sequence_ids:
             return
         if len(set(step.input_sequence_ids)) != len(step.input_sequence_ids):
-            self.tell("input_sequence_ids", "a sequence stands twice")
+            self.add_violation("input_sequence_ids", "a sequence stands twice")
         if (step.input_token_ids >= self._batch.limits.vocab_size).any():
-            self.tell("input_token_ids", f"token ids must be below {self._batch.limits.vocab_size}")
+            self.add_violation("input_token_ids", f"token ids must be below {self._batch.limits.vocab_size}")
         num_new_tokens = dict(zip(step.sequence_ids, step.num_new_tokens.tolist(), strict=False))
         for sequence_id in step.input_sequence_ids:
-            self._input(sequence_id, num_new_tokens.get(sequence_id, 0))
+            self._check_input(sequence_id, num_new_tokens.get(sequence_id, 0))
 
-    def _input(self, sequence_id: int, num_new_tokens: int) -> None:
+    def _check_input(self, sequence_id: int, num_new_tokens: int) -> None:
         if not self._is_live(sequence_id):
-            self.tell("input_sequence_ids", f"sequence {sequence_id} is not known")
+            self.add_violation("input_sequence_ids", f"sequence {sequence_id} is not known")
             return
         progress = self._progress(sequence_id)
         if num_new_tokens != 1:
-            self.tell("input_sequence_ids", f"sequence {sequence_id}: the step does not compute one token of it")
+            self.add_violation(
+                "input_sequence_ids", f"sequence {sequence_id}: the step does not compute one token of it"
+            )
         elif not progress.ended and progress.num_computed_tokens != progress.num_tokens:
-            self.tell("input_sequence_ids", f"sequence {sequence_id}: its next token is known already")
+            self.add_violation("input_sequence_ids", f"sequence {sequence_id}: its next token is known already")
         progress.num_tokens += 1
 
-    def _tables(self) -> None:
+    def _check_tables(self) -> None:
         step = self._step
         if len(step.appended_sequence_ids) != len(step.appended_block_ids):
-            self.tell("appended_block_ids", "must have the length of appended_sequence_ids")
+            self.add_violation("appended_block_ids", "must have the length of appended_sequence_ids")
             return
         for sequence_id, num_blocks in Counter(step.appended_sequence_ids).items():
             self._grow_table(sequence_id, num_blocks)
         if self._out_of_range(step.appended_block_ids):
-            self.tell("appended_block_ids", f"device blocks must be from 1 to {self._num_device_blocks - 1}")
+            self.add_violation("appended_block_ids", f"device blocks must be from 1 to {self._num_device_blocks - 1}")
         for index, (sequence_id, block_ids) in enumerate(step.replaced_tables):
             name = f"replaced_tables[{index}]"
-            self._blocks(f"{name}.block_ids", block_ids)
+            self._check_block_ids(f"{name}.block_ids", block_ids)
             if self._is_live(sequence_id):
                 self._progress(sequence_id).num_blocks = len(block_ids)
             else:
-                self.tell(f"{name}.sequence_id", f"sequence {sequence_id} is not known")
+                self.add_violation(f"{name}.sequence_id", f"sequence {sequence_id} is not known")
 
     def _grow_table(self, sequence_id: int, num_blocks: int) -> None:
         if not self._is_live(sequence_id):
-            self.tell("appended_sequence_ids", f"sequence {sequence_id} is not known")
+            self.add_violation("appended_sequence_ids", f"sequence {sequence_id} is not known")
             return
         progress = self._progress(sequence_id)
         progress.num_blocks += num_blocks
         if progress.num_blocks > self._batch.limits.max_num_blocks:
-            self.tell("appended_block_ids", f"sequence {sequence_id}: the table holds more than max_model_len")
+            self.add_violation("appended_block_ids", f"sequence {sequence_id}: the table holds more than max_model_len")
 
     def _columns_fit(self) -> bool:
         step = self._step
         if len(step.sequence_ids) != len(step.num_new_tokens):
-            self.tell("num_new_tokens", "must have the length of sequence_ids")
+            self.add_violation("num_new_tokens", "must have the length of sequence_ids")
             return False
         limits = self._batch.limits
         if len(step.sequence_ids) > limits.max_num_seqs:
-            self.tell("sequence_ids", f"{len(step.sequence_ids)} are more than max_num_seqs, {limits.max_num_seqs}")
+            self.add_violation(
+                "sequence_ids", f"{len(step.sequence_ids)} are more than max_num_seqs, {limits.max_num_seqs}"
+            )
         num_tokens, most = int(step.num_new_tokens.sum()), limits.max_num_batched_tokens
         if num_tokens > most:
-            self.tell("num_new_tokens", f"{num_tokens} tokens are more than max_num_batched_tokens, {most}")
+            self.add_violation("num_new_tokens", f"{num_tokens} tokens are more than max_num_batched_tokens, {most}")
         named = set(step.sequence_ids)
         if len(named) != len(step.sequence_ids):
-            self.tell("sequence_ids", "a sequence stands twice")
+            self.add_violation("sequence_ids", "a sequence stands twice")
             return False
         unknown = (self._batch.unknown(named) | (named & self._finished)).difference(self._changed)
         if unknown:
-            self.tell("sequence_ids", f"sequences {sorted(unknown)[:8]} are not known")
+            self.add_violation("sequence_ids", f"sequences {sorted(unknown)[:8]} are not known")
         return not unknown
 
-    def _scheduled(self) -> None:
+    def _check_scheduled(self) -> None:
         """Checks the columns of what is computed: lengths, tables, children."""
         step, limits = self._step, self._batch.limits
         progress = self._batch.progress_of(step.sequence_ids)
@@ -228,19 +232,23 @@ class _StepCheck:
                     progress[index] = self._changed[sequence_id].record()
         live, num_tokens = ~progress["ended"], progress["num_tokens"]
         lengths = progress["num_computed_tokens"] + step.num_new_tokens
-        self._rows("num_new_tokens", live & (lengths > num_tokens), "computes more tokens than are known")
-        self._rows("num_new_tokens", live & (lengths > limits.max_model_len), "computes past max_model_len")
+        self._add_row_violation("num_new_tokens", live & (lengths > num_tokens), "computes more tokens than are known")
+        self._add_row_violation(
+            "num_new_tokens", live & (lengths > limits.max_model_len), "computes past max_model_len"
+        )
         short = lengths > progress["num_blocks"] * limits.block_size
-        self._rows("num_new_tokens", live & short, "has too short a block table")
+        self._add_row_violation("num_new_tokens", live & short, "has too short a block table")
         if np.count_nonzero(step.num_new_tokens) < len(live):
             children = live & (step.num_new_tokens == 0)
             samples = (lengths == num_tokens) & (step.num_new_tokens > 0) & live
-            self._rows("num_new_tokens", children & ~self._has_sampling_parent(samples), "has no parent that samples")
+            self._add_row_violation(
+                "num_new_tokens", children & ~self._has_sampling_parent(samples), "has no parent that samples"
+            )
 
-    def _rows(self, field: str, wrong: npt.NDArray[np.bool_], description: str) -> None:
+    def _add_row_violation(self, field: str, wrong: npt.NDArray[np.bool_], description: str) -> None:
         if np.count_nonzero(wrong):
             names = [self._step.sequence_ids[index] for index in np.flatnonzero(wrong)[:8].tolist()]
-            self.tell(field, f"sequences {names}: {description}")
+            self.add_violation(field, f"sequences {names}: {description}")
 
     def _has_sampling_parent(self, samples: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         step = self._step
@@ -263,7 +271,7 @@ def _wrong_request(sequence: NewSequence, vocab_size: int) -> Iterable[tuple[str
         yield f"sampling.{field}", description
 
 
-def wrong_sampling(sampling: Sampling, vocab_size: int) -> Iterable[tuple[str, str]]:
+def wrong_sampling(sampling: SamplingParams, vocab_size: int) -> Iterable[tuple[str, str]]:
     """The same of its sampling parameters."""
     for name, low, high in (
         ("temperature", 0, math.inf),

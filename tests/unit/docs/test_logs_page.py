@@ -10,7 +10,7 @@ SERVICES = ("gateway", "scheduler_service", "worker_service", "blockyard")
 SOURCE = "\n".join(path.read_text() for service in SERVICES for path in (ROOT / service).rglob("*.py"))
 LOGS = (ROOT / "docs" / "guides" / "logs.md").read_text()
 TRACES = (ROOT / "docs" / "guides" / "tracing.md").read_text()
-MAKERS = r"(?:begin_span|begin_server_span|begin_root_span|_tell_step|spans\.step)"
+MAKERS = r"(?:begin_span|begin_server_span|begin_root_span|_add_step_span|spans\.step)"
 SPANS = {*re.findall(MAKERS + r'\(\s*"([^"]+)"', SOURCE), "queue", "prefill", "decode"}
 
 

@@ -11,7 +11,7 @@ from kernels.ops import CaptureSizes
 from worker_service.batch.input_batch import BatchLimits, InputBatch
 from worker_service.cache_engine import BlockFormat, CacheEngine
 from worker_service.model_runner import ModelRunner
-from worker_service.step import NewSequence, Sampling, Step
+from worker_service.step import NewSequence, SamplingParams, Step
 from worker_service.steps.step_executor import StepExecutor
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def make_executor(
 
 
 def new_sequence(
-    sequence_id: int, token_ids: Sequence[int], block_ids: Sequence[int], sampling: Sampling, **fields: Any
+    sequence_id: int, token_ids: Sequence[int], block_ids: Sequence[int], sampling: SamplingParams, **fields: Any
 ) -> NewSequence:
     """A sequence that starts; all that is known of it is its prompt unless told otherwise."""
     fields = {"sequence_index": 0, "prompt_length": len(token_ids), "num_computed_tokens": 0} | fields

@@ -11,7 +11,7 @@ from kernels.ops import get_backend
 from worker_service.batch.row_requests import ROW
 from worker_service.sampling.sampler import Sampler, SampleRows
 from worker_service.sampling.sampling_state import SequenceLists, write_sampling
-from worker_service.step import NewSequence, Sampling, no_ids
+from worker_service.step import NewSequence, SamplingParams, no_ids
 
 VOCAB = 2000
 
@@ -22,7 +22,16 @@ def sequence(
 ) -> NewSequence:  # fmt: skip
     ids = np.array(token_ids or [3], np.int64)
     return NewSequence(
-        1, index, ids, prompt_length, 0, no_ids(), Sampling(**fields), min_tokens, stop_token_ids, num_beam_candidates
+        1,
+        index,
+        ids,
+        prompt_length,
+        0,
+        no_ids(),
+        SamplingParams(**fields),
+        min_tokens,
+        stop_token_ids,
+        num_beam_candidates,
     )
 
 

@@ -12,7 +12,7 @@ from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import BlockyardError, Reason, from_status
 from blockyard.worker.v1 import worker_pb2 as pb
 from worker_service import codec
-from worker_service.step import Sampling, StepResult, StepTimes
+from worker_service.step import SamplingParams, StepResult, StepTimes
 
 
 def test_a_step_arrives_whole() -> None:
@@ -70,10 +70,10 @@ def test_an_empty_step_has_empty_columns() -> None:
 
 def test_absent_parameters_are_those_that_change_nothing() -> None:
     new = codec.decode_step(pb.ExecuteModelRequest(new_sequences=[pb.NewSequence(token_ids=[1])])).new_sequences[0]
-    assert new.sampling == Sampling()
+    assert new.sampling == SamplingParams()
     zero = sampling_pb2.SamplingParams(temperature=0.0, top_p=0.5, repetition_penalty=1.5, min_p=0.25, top_k=3)
     new = codec.decode_step(pb.ExecuteModelRequest(new_sequences=[pb.NewSequence(sampling=zero)])).new_sequences[0]
-    assert new.sampling == Sampling(temperature=0.0, top_p=0.5, repetition_penalty=1.5, min_p=0.25, top_k=3)
+    assert new.sampling == SamplingParams(temperature=0.0, top_p=0.5, repetition_penalty=1.5, min_p=0.25, top_k=3)
 
 
 def test_whether_a_sequence_came_with_sampling_parameters_is_kept() -> None:
@@ -104,8 +104,8 @@ LONG_SAMPLING = sampling_pb2.SamplingParams(bad_token_sequences=[sampling_pb2.To
 def test_what_is_too_large_for_a_step_is_not_read(told: dict[str, Any], field: str) -> None:
     step = codec.decode_step(pb.ExecuteModelRequest(epoch=3, step_id=7, **told), max_num_seqs=4)
     assert (step.epoch, step.step_id, step.sequence_ids, step.new_sequences) == (3, 7, (), ())
-    assert step.wrong is not None
-    assert step.wrong.message.startswith(field)
+    assert step.decode_error is not None
+    assert step.decode_error.message.startswith(field)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from worker_service.batch.input_batch import BatchLimits, InputBatch, Progress
-from worker_service.step import Array, Fork, NewSequence, Sampling, Step
+from worker_service.step import Array, Fork, NewSequence, SamplingParams, Step
 
 LIMITS = BatchLimits(max_model_len=64, max_num_seqs=4, block_size=8, vocab_size=100, max_num_batched_tokens=70)
 
@@ -32,7 +32,7 @@ def run(batch: InputBatch, tokens: list[int] | None = None, failed: list[bool] |
     """Applies and commits a step, with these tokens as sampled."""
     asked = step(**fields)
     batch.apply(asked)
-    work = batch.plan(asked)
+    work = batch.make_forward_batch(asked)
     tokens = tokens if tokens is not None else [50] * len(work.sampled.sequence_ids)
     batch.commit(work, ints(*tokens), np.array(failed if failed is not None else [False] * len(tokens), np.bool_))
     return work
@@ -79,7 +79,7 @@ def test_computed_tokens_are_not_computed_again(batch: InputBatch) -> None:
 
 
 def test_a_fork_copies_its_parent_and_goes_its_own_way(batch: InputBatch) -> None:
-    penalties = Sampling(frequency_penalty=0.5, seed=9)
+    penalties = SamplingParams(frequency_penalty=0.5, seed=9)
     run(batch, new_sequences=(new(1, [1, 2, 3], [1], sampling=penalties),), sequence_ids=(1,), num_new_tokens=[2])
     forks = (Fork(1, 2, 1, ints(1)), Fork(1, 3, 2, ints(1)))
     asked = {"forks": forks, "sequence_ids": (1, 2, 3), "num_new_tokens": [1, 0, 0]}
@@ -176,7 +176,9 @@ def test_more_sequences_than_expected_find_rows(batch: InputBatch) -> None:
 
 
 def test_a_reused_row_remembers_nothing(batch: InputBatch) -> None:
-    heavy = new(1, [1, 2, 3], [1], stop_token_ids=(50, 51, 52), min_tokens=1, sampling=Sampling(logit_bias={3: 1.0}))
+    heavy = new(
+        1, [1, 2, 3], [1], stop_token_ids=(50, 51, 52), min_tokens=1, sampling=SamplingParams(logit_bias={3: 1.0})
+    )
     run(batch, [50], new_sequences=(heavy,), sequence_ids=(1,), num_new_tokens=[3])
     run(batch, finished_sequence_ids=(1,))
     for index in range(2, 6):

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from worker_service.batch.row_requests import Requests, RequestTable
-from worker_service.step import Array, NewSequence, Sampling, no_ids
+from worker_service.batch.row_requests import RequestTable, RowRequests
+from worker_service.step import Array, NewSequence, SamplingParams, no_ids
 
 VOCAB = 100
 
@@ -19,11 +19,11 @@ def ints(*values: int) -> Array:
 
 def request(stop_token_ids: tuple[int, ...] = (), min_tokens: int = 0, **fields: Any) -> NewSequence:
     """A sequence with a prompt of three tokens; what it asks for is greedy unless told otherwise."""
-    sampling = Sampling(**{"temperature": 0.0} | fields)
+    sampling = SamplingParams(**{"temperature": 0.0} | fields)
     return NewSequence(1, 0, np.arange(3), 3, 0, no_ids(), sampling, min_tokens, stop_token_ids)
 
 
-def requests_of(*sequences: NewSequence) -> Requests:
+def requests_of(*sequences: NewSequence) -> RowRequests:
     table = RequestTable(VOCAB)
     table.grow(len(sequences) + 1)
     for row, sequence in enumerate(sequences, 1):

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from worker_service.batch.input_batch import BatchLimits, InputBatch
-from worker_service.step import Array, Fork, NewSequence, Sampling, Step
+from worker_service.step import Array, Fork, NewSequence, SamplingParams, Step
 
 if TYPE_CHECKING:
-    from worker_service.batch.forward_batch import Work
+    from worker_service.batch.forward_batch import ForwardBatch
 
 LIMITS = BatchLimits(max_model_len=64, max_num_seqs=3, block_size=4, vocab_size=100, max_num_batched_tokens=70)
-GREEDY = Sampling(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 STOP = 99
 
 
@@ -23,7 +23,7 @@ def ints(*values: int) -> Array:
     return np.array(values, np.int64)
 
 
-def new(sequence_id: int, num_tokens: int = 2, sampling: Sampling = GREEDY, **fields: Any) -> NewSequence:
+def new(sequence_id: int, num_tokens: int = 2, sampling: SamplingParams = GREEDY, **fields: Any) -> NewSequence:
     fields = {"sequence_index": 0, "prompt_length": num_tokens, "num_computed_tokens": 0} | fields
     fields = {
         "token_ids": np.arange(num_tokens),
@@ -33,19 +33,21 @@ def new(sequence_id: int, num_tokens: int = 2, sampling: Sampling = GREEDY, **fi
     return NewSequence(sequence_id, sampling=sampling, **fields)
 
 
-def plan(batch: InputBatch, work: dict[int, int], **fields: Any) -> Work:
+def plan(batch: InputBatch, work: dict[int, int], **fields: Any) -> ForwardBatch:
     """Applies and plans a step that computes so many tokens of each sequence."""
     asked = Step(1, 1, sequence_ids=tuple(work), num_new_tokens=ints(*work.values()), **fields)
     batch.apply(asked)
-    return batch.plan(asked)
+    return batch.make_forward_batch(asked)
 
 
-def commit(batch: InputBatch, work: Work, token_id: int = 7, failed: bool = False) -> None:
+def commit(batch: InputBatch, work: ForwardBatch, token_id: int = 7, failed: bool = False) -> None:
     count = len(work.sampled)
     batch.commit(work, np.full(count, token_id), np.full(count, failed))
 
 
-def decode(batch: InputBatch, *sequence_ids: int, token_id: int = 7, failed: bool = False, **fields: Any) -> Work:
+def decode(
+    batch: InputBatch, *sequence_ids: int, token_id: int = 7, failed: bool = False, **fields: Any
+) -> ForwardBatch:
     """Does a step of one token each."""
     work = plan(batch, dict.fromkeys(sequence_ids, 1), **fields)
     commit(batch, work, token_id, failed)
@@ -60,11 +62,11 @@ def batch() -> InputBatch:
     return batch
 
 
-def kept(work: Work) -> tuple[Any, ...]:
+def kept(work: ForwardBatch) -> tuple[Any, ...]:
     return work.rows, work.num_new_tokens, work.sampled, work.beams, work.computed_rows
 
 
-def is_kept(before: Work, after: Work) -> bool:
+def is_kept(before: ForwardBatch, after: ForwardBatch) -> bool:
     return all(one is other for one, other in zip(kept(before), kept(after), strict=True))
 
 
@@ -133,7 +135,7 @@ def test_rows_that_fail_drop_out(batch: InputBatch) -> None:
 
 def test_a_sequence_that_was_finished_leaves_its_row_to_another(batch: InputBatch) -> None:
     first = decode(batch, 1, 2)
-    other = new(3, 5, Sampling(seed=4), stop_token_ids=())
+    other = new(3, 5, SamplingParams(seed=4), stop_token_ids=())
     work = plan(batch, {3: 5, 2: 1}, finished_sequence_ids=(1,), new_sequences=(other,))
     commit(batch, work, token_id=STOP)
     assert work.rows.tolist() == first.rows.tolist()
@@ -152,7 +154,7 @@ def test_a_preempted_sequence_starts_anew_under_its_id(batch: InputBatch) -> Non
 
 
 def test_a_preempted_sequence_that_finds_its_blocks_again_is_no_steady_decode(batch: InputBatch) -> None:
-    penalized = Sampling(temperature=0.0, frequency_penalty=1.0)
+    penalized = SamplingParams(temperature=0.0, frequency_penalty=1.0)
     commit(batch, plan(batch, {3: 2}, new_sequences=(new(3, sampling=penalized),)))
     before = decode(batch, 3)
     again = new(3, 4, penalized, prompt_length=2, token_ids=ints(0, 1, 7, 7), num_computed_tokens=3)
@@ -166,7 +168,7 @@ def test_a_preempted_sequence_that_finds_its_blocks_again_is_no_steady_decode(ba
 
 
 def test_a_fork_takes_a_row_and_its_own_counts(batch: InputBatch) -> None:
-    penalized = new(3, sampling=Sampling(temperature=0.0, frequency_penalty=1.0))
+    penalized = new(3, sampling=SamplingParams(temperature=0.0, frequency_penalty=1.0))
     commit(batch, plan(batch, {3: 2}, new_sequences=(penalized,)))
     before = decode(batch, 3)
     work = plan(batch, {3: 1, 4: 0}, forks=(Fork(3, 4, 1, ints(3, 51)),))
@@ -217,9 +219,9 @@ def test_arrays_are_as_the_forward_pass_takes_them(batch: InputBatch) -> None:
 
 SAMPLINGS = (
     GREEDY,
-    Sampling(seed=3, top_k=5, logprobs=2),
-    Sampling(temperature=0.0, frequency_penalty=0.5, prompt_logprobs=1),
-    Sampling(seed=5, bad_token_sequences=((7,), (7, 8))),
+    SamplingParams(seed=3, top_k=5, logprobs=2),
+    SamplingParams(temperature=0.0, frequency_penalty=0.5, prompt_logprobs=1),
+    SamplingParams(seed=5, bad_token_sequences=((7,), (7, 8))),
 )
 
 
@@ -271,11 +273,11 @@ class Traffic:
         self.missing[sequence_id] = max(0, self.missing[sequence_id] - count)
         return count
 
-    def tokens(self, work: Work) -> Array:
+    def tokens(self, work: ForwardBatch) -> Array:
         return ints(*(self.random.choice((7, 8, 9, 10, STOP)) for _ in range(len(work.sampled))))
 
 
-def told(batch: InputBatch, work: Work) -> list[Any]:
+def told(batch: InputBatch, work: ForwardBatch) -> list[Any]:
     """All that others see of what a step computes."""
     columns = (work.rows, work.num_new_tokens, work.seq_lens, work.block_tables, work.token_ids)
     settled = dict(zip(work.computed_rows.tolist(), work.computed_lengths.tolist(), strict=True))
@@ -299,7 +301,7 @@ def test_what_is_kept_is_what_would_be_found(seed: int) -> None:
         keeping.apply(asked)
         forgetting.apply(asked)
         forgetting.progress_of((-1,))
-        works = keeping.plan(asked), forgetting.plan(asked)
+        works = keeping.make_forward_batch(asked), forgetting.make_forward_batch(asked)
         assert told(keeping, works[0]) == told(forgetting, works[1])
         tokens, failed = traffic.tokens(works[0]), np.zeros(len(works[0].sampled), np.bool_)
         for batch, work in zip((keeping, forgetting), works, strict=True):

@@ -110,4 +110,4 @@ def test_choosing_takes_its_memory_for_some_rows_at_a_time() -> None:
     ops, vocab_size = ReferenceSampling(torch.device("cpu")), 100_000
     for_all = sampling_bytes(ops, MAX_CHOSEN_LOGITS // vocab_size, vocab_size)
     assert sampling_bytes(ops, 1000, vocab_size) < for_all + 4 * 1000 * vocab_size * 4
-    assert ops.choosing_bytes(1, 10 * MAX_CHOSEN_LOGITS) == 12 * 4 * 10 * MAX_CHOSEN_LOGITS, "one row at least"
+    assert ops.choose_bytes(1, 10 * MAX_CHOSEN_LOGITS) == 12 * 4 * 10 * MAX_CHOSEN_LOGITS, "one row at least"

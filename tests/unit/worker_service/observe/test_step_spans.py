@@ -44,11 +44,11 @@ class Stream:
 
     def answer(self, step: Step, refusal: BlockyardError | None = None) -> None:
         times = StepTimes(0.001, 0.002, 0.02, 0.008, begun_at=time.perf_counter() - BUSY)
-        self.spans.answered(StepResult(step.epoch, step.step_id, times=times, refusal=refusal))
+        self.spans.on_result(StepResult(step.epoch, step.step_id, times=times, refusal=refusal))
 
     def run(self, rows: dict[int, int], **fields: Any) -> None:
         step = self.make(rows, **fields)
-        self.spans.received(step)
+        self.spans.on_step(step)
         self.answer(step)
 
 
@@ -93,7 +93,7 @@ def test_steps_are_answered_later_than_they_come(recorder: Recorder) -> None:
     steps = [stream.make({1: 8}, new_sequences=(new(1),)), stream.make({1: 1}), stream.make({1: 1})]
     steps.append(stream.make({}, finished_sequence_ids=(1,)))
     for step in steps:
-        stream.spans.received(step)
+        stream.spans.on_step(step)
     for step in steps:
         stream.answer(step)
     assert recorder.seen.one("decode steps").attributes["num_steps"] == 2
@@ -149,7 +149,7 @@ def test_a_refusal_ends_what_decodes(recorder: Recorder) -> None:
     stream.run({1: 8}, new_sequences=(new(1),))
     stream.run({1: 1})
     refused = stream.make({1: 1})
-    stream.spans.received(refused)
+    stream.spans.on_step(refused)
     stream.answer(refused, BlockyardError(Reason.WRONG_STATE, "no"))
     assert recorder.seen.one("decode steps").error == "WRONG_STATE"
     stream.spans.close()
@@ -158,7 +158,7 @@ def test_a_refusal_ends_what_decodes(recorder: Recorder) -> None:
 def test_a_stream_without_traced_sequences_keeps_nothing(recorder: Recorder) -> None:
     stream = Stream()
     stream.run({1: 8}, new_sequences=(new(1, None),))
-    stream.spans.received(stream.make({1: 1}))
+    stream.spans.on_step(stream.make({1: 1}))
     assert not stream.spans._unanswered
     assert recorder.seen.spans == []
 
@@ -167,13 +167,13 @@ def test_after_the_last_traced_sequence_nothing_is_kept(recorder: Recorder) -> N
     stream = Stream()
     stream.run({1: 8, 2: 8}, new_sequences=(new(1), new(2, None)))
     stream.run({2: 1}, finished_sequence_ids=(1,))
-    stream.spans.received(stream.make({2: 1}))
+    stream.spans.on_step(stream.make({2: 1}))
     assert not stream.spans._unanswered
 
 
 def test_off_contexts_are_not_looked_at() -> None:
     stream = Stream()
-    stream.spans.received(stream.make({1: 8}, new_sequences=(new(1),)))
+    stream.spans.on_step(stream.make({1: 8}, new_sequences=(new(1),)))
     assert not stream.spans._unanswered
 
 
@@ -198,8 +198,8 @@ def test_every_step_can_have_a_span() -> None:
 def test_the_message_that_a_worker_drains_is_no_answer(recorder: Recorder) -> None:
     stream = Stream()
     stream.run({1: 8}, new_sequences=(new(1),))
-    stream.spans.received(stream.make({1: 1}))
-    stream.spans.answered(StepResult(3, 2, draining=True))
+    stream.spans.on_step(stream.make({1: 1}))
+    stream.spans.on_result(StepResult(3, 2, draining=True))
     assert len(stream.spans._unanswered) == 1
     stream.spans.close()
 

@@ -18,7 +18,7 @@ from tests.unit.worker_service.executor import Epoch, make_executor, new_sequenc
 from tests.unit.worker_service.rows import VOCAB, make_sampler, rows_of, sequence
 from worker_service.models.loader import load_model
 from worker_service.sampling.bad_words import BadWords
-from worker_service.step import BlockPairs, Fork, Sampling
+from worker_service.step import BlockPairs, Fork, SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -152,7 +152,7 @@ def loaded() -> LoadedModel:
 PROMPT = [5, 17, 3, 42, 8, 9]
 
 
-def generate(loaded: LoadedModel, sampling: Sampling, known: Sequence[int] = ()) -> list[int]:
+def generate(loaded: LoadedModel, sampling: SamplingParams, known: Sequence[int] = ()) -> list[int]:
     """Generates until there are NUM_OUTPUT tokens, going on from those that are known."""
     epoch = Epoch(make_executor(loaded), 1)
     output = list(known)
@@ -172,10 +172,10 @@ def forbid(output: list[int]) -> tuple[tuple[int, ...], ...]:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_no_generation_has_a_bad_word_and_a_restart_changes_nothing(loaded: LoadedModel, temperature: float) -> None:
-    plain = Sampling(temperature=temperature, seed=3)
+    plain = SamplingParams(temperature=temperature, seed=3)
     words: tuple[tuple[int, ...], ...] = ()
     for _ in range(3):
-        asked = Sampling(temperature=temperature, seed=3, bad_token_sequences=words)
+        asked = SamplingParams(temperature=temperature, seed=3, bad_token_sequences=words)
         output = generate(loaded, asked)
         found = {tuple(output[start:end]) for end in range(NUM_OUTPUT + 1) for start in range(end)}
         assert not found & set(words)
@@ -186,9 +186,9 @@ def test_no_generation_has_a_bad_word_and_a_restart_changes_nothing(loaded: Load
 
 
 def test_a_child_has_its_parents_bad_words_and_its_own_output(loaded: LoadedModel) -> None:
-    params = Sampling(seed=4, temperature=1.5)
+    params = SamplingParams(seed=4, temperature=1.5)
     words = forbid(generate(loaded, params))
-    asked = Sampling(seed=4, temperature=1.5, bad_token_sequences=words)
+    asked = SamplingParams(seed=4, temperature=1.5, bad_token_sequences=words)
     epoch = Epoch(make_executor(loaded), 1)
     table = np.arange(1, 6)
     parent = new_sequence(1, PROMPT, table, asked)

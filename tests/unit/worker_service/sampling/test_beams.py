@@ -16,7 +16,7 @@ from tests.unit.worker_service import driver
 from tests.unit.worker_service.executor import Epoch, candidates_of, make_executor, new_sequence
 from tests.unit.worker_service.rows import VOCAB, make_sampler, rows_of, sequence
 from worker_service.models.loader import load_model
-from worker_service.step import BlockPairs, Fork, Sampling
+from worker_service.step import BlockPairs, Fork, SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -143,10 +143,14 @@ def check_against_transformers(told: Told, token_ids: Sequence[int]) -> None:
 
 
 def new_beam(
-    sequence_id: int, token_ids: Sequence[int], table: Sequence[int], sampling: Sampling | None = None, **fields: Any
+    sequence_id: int,
+    token_ids: Sequence[int],
+    table: Sequence[int],
+    sampling: SamplingParams | None = None,
+    **fields: Any,
 ) -> NewSequence:
     fields = {"prompt_length": len(PROMPT), "num_beam_candidates": 6} | fields
-    return new_sequence(sequence_id, token_ids, table, sampling or Sampling(), **fields)
+    return new_sequence(sequence_id, token_ids, table, sampling or SamplingParams(), **fields)
 
 
 def start(epoch: Epoch, **fields: Any) -> Told:
@@ -231,7 +235,9 @@ def test_stop_tokens_do_not_end_a_beam(epoch: Epoch, loaded: LoadedModel) -> Non
 
 def test_min_tokens_and_penalties_go_by_the_ids_that_were_chosen(epoch: Epoch, loaded: LoadedModel) -> None:
     plain = alone(loaded, PROMPT)
-    asked = Sampling(frequency_penalty=1.5, repetition_penalty=1.3, bad_token_sequences=((60, 61), (plain[1][0],)))
+    asked = SamplingParams(
+        frequency_penalty=1.5, repetition_penalty=1.3, bad_token_sequences=((60, 61), (plain[1][0],))
+    )
     fields = {"sampling": asked, "min_tokens": 1, "stop_token_ids": (plain[0][0],)}
     told = start(epoch, **fields)
     assert not {token_id for token_id, _ in told} & {plain[0][0], plain[1][0]}
@@ -243,13 +249,13 @@ def test_min_tokens_and_penalties_go_by_the_ids_that_were_chosen(epoch: Epoch, l
 
 
 def test_beams_and_samples_share_a_step_and_do_not_touch(loaded: LoadedModel) -> None:
-    asked = Sampling(seed=7, logprobs=2, prompt_logprobs=1)
+    asked = SamplingParams(seed=7, logprobs=2, prompt_logprobs=1)
     lonely = Epoch(make_executor(loaded), 1)
     expected = lonely.execute(new_sequences=(new_sequence(9, PROMPT[3:], range(7, 10), asked),), work=[(9, 9)])
     epoch = Epoch(make_executor(loaded), 1)
     result = epoch.execute(
         new_sequences=(
-            new_beam(1, PROMPT, range(1, 6), Sampling(prompt_logprobs=0, logprobs=3)),
+            new_beam(1, PROMPT, range(1, 6), SamplingParams(prompt_logprobs=0, logprobs=3)),
             new_sequence(9, PROMPT[3:], range(7, 10), asked),
             new_beam(2, PROMPT[:5], range(20, 22), prompt_length=5),
         ),
@@ -266,7 +272,7 @@ def test_beams_and_samples_share_a_step_and_do_not_touch(loaded: LoadedModel) ->
 
 
 def test_a_beam_that_fails_is_skipped_from_then_on(epoch: Epoch) -> None:
-    impossible = Sampling(allowed_token_ids=(3,), bad_token_sequences=((4, 3),))
+    impossible = SamplingParams(allowed_token_ids=(3,), bad_token_sequences=((4, 3),))
     assert start(epoch, sampling=impossible) == [(3, 0.0)]
     result = epoch.execute(work=[(1, 1)], inputs=[(1, 4)])
     told = [(sequence_id, error.reason) for sequence_id, error in result.failures]
@@ -312,7 +318,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_an_id_that_is_not_the_next_is_refused(epoch: Epoch, name: str) -> None:
     start(epoch)
-    epoch.execute(new_sequences=(new_sequence(2, PROMPT, [7, 8], Sampling()),), work=[(2, 12)])
+    epoch.execute(new_sequences=(new_sequence(2, PROMPT, [7, 8], SamplingParams()),), work=[(2, 12)])
     epoch.execute(new_sequences=(new_beam(4, PROMPT, [9, 10]),), work=[(4, 7)])
     fields, words = BAD[name]
     refused = epoch.answer(**fields).refusal

@@ -22,7 +22,7 @@ from tests.unit.worker_service.rows import VOCAB, make_sampler, rows_of, sequenc
 from worker_service import model_runner
 from worker_service.models.loader import load_model
 from worker_service.sampling import logprobs
-from worker_service.step import NO_LOGPROBS, Fork, Sampling
+from worker_service.step import NO_LOGPROBS, Fork, SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -171,7 +171,7 @@ MIXED = [
 def test_only_rows_that_ask_are_told_of_and_alike_alone_and_together() -> None:
     logits = random_logits(len(MIXED))
     together = sampled(logits, *MIXED)
-    assert together.told.tolist() == [True, False, True, True, False, True]
+    assert together.has_logprobs.tolist() == [True, False, True, True, False, True]
     alone = [sampled(logits[row : row + 1], one) for row, one in enumerate(MIXED)]
     assert candidates_of(together.logprobs) == [told for one in alone for told in candidates_of(one.logprobs)]
     assert [len(told) for told in candidates_of(together.logprobs)] == [1, 21, 2, 3]
@@ -185,10 +185,10 @@ def test_a_row_that_fails_is_not_told_of() -> None:
     expected = candidates_of(sampled(logits, *MIXED).logprobs)
     logits[2, 9] = float("nan")
     found = sampled(logits, *MIXED)
-    assert found.told.tolist() == [True, False, False, True, False, True]
+    assert found.has_logprobs.tolist() == [True, False, False, True, False, True]
     assert candidates_of(found.logprobs) == [expected[0], *expected[2:]]
     logits[:] = float("nan")
-    assert not sampled(logits, *MIXED).told.any()
+    assert not sampled(logits, *MIXED).has_logprobs.any()
 
 
 # Through the network
@@ -226,7 +226,7 @@ def check_against(told: Told, token_ids: Sequence[int], expected: torch.Tensor, 
 @pytest.mark.parametrize("num_best", [0, 1, 20])
 def test_a_generation_is_told_as_transformers_sees_it(loaded: LoadedModel, num_best: int) -> None:
     epoch = Epoch(make_executor(loaded), 1)
-    asked = Sampling(seed=5, logprobs=num_best)
+    asked = SamplingParams(seed=5, logprobs=num_best)
     result = epoch.execute(new_sequences=(new_sequence(1, PROMPT, TABLE, asked),), work=[(1, len(PROMPT))])
     output, told = [*result.token_ids], candidates_of(result.logprobs)
     for _ in range(5):
@@ -239,14 +239,14 @@ def test_a_generation_is_told_as_transformers_sees_it(loaded: LoadedModel, num_b
 
 
 def tell_prompt(
-    loaded: LoadedModel, pieces: Sequence[int], asked: Sampling, *, company: bool = False, **fields: Any
+    loaded: LoadedModel, pieces: Sequence[int], asked: SamplingParams, *, company: bool = False, **fields: Any
 ) -> dict[int, Any]:
     """Computes PROMPT in pieces and gives what is told of it, by position."""
     epoch = Epoch(make_executor(loaded), 1)
     new = [new_sequence(1, PROMPT, TABLE, asked, **fields)]
     told: dict[int, Any] = {}
     if company:
-        other = Sampling(temperature=0.0, prompt_logprobs=7, logprobs=3)
+        other = SamplingParams(temperature=0.0, prompt_logprobs=7, logprobs=3)
         epoch.execute(new_sequences=(new_sequence(2, PROMPT[5:], range(11, 21), other),), work=[(2, 10)])
     for number, piece in enumerate(pieces):
         work = [(2, 3), (1, piece)] if company and number < 4 else [(1, piece)]
@@ -262,7 +262,7 @@ def tell_prompt(
 
 @pytest.mark.parametrize("num_best", [0, 3])
 def test_a_prompt_is_told_as_transformers_sees_it(loaded: LoadedModel, num_best: int) -> None:
-    told = tell_prompt(loaded, [len(PROMPT)], Sampling(prompt_logprobs=num_best))
+    told = tell_prompt(loaded, [len(PROMPT)], SamplingParams(prompt_logprobs=num_best))
     assert list(told) == list(range(1, len(PROMPT)))
     check_against(list(told.values()), PROMPT[1:], reference_logprobs(PROMPT)[:-1], num_best)
 
@@ -273,7 +273,7 @@ def test_a_prompt_in_pieces_is_told_as_the_whole(
     name: str, company: bool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model: LoadedModel = request.getfixturevalue(name)
-    asked = Sampling(prompt_logprobs=5)
+    asked = SamplingParams(prompt_logprobs=5)
     whole = tell_prompt(model, [29], asked)
     assert len(whole) == 28
     for pieces in ([1] * 29, [28, 1], [1, 28], [8, 8, 8, 5], [13, 16]):
@@ -290,17 +290,17 @@ def test_a_profile_counts_the_rows_of_a_prompt(loaded: LoadedModel) -> None:
 
 
 def test_of_a_sequence_that_starts_anew_only_the_prompt_is_told(loaded: LoadedModel) -> None:
-    whole = tell_prompt(loaded, [29], Sampling(prompt_logprobs=5))
-    restarted = tell_prompt(loaded, [29], Sampling(prompt_logprobs=5), prompt_length=12)
+    whole = tell_prompt(loaded, [29], SamplingParams(prompt_logprobs=5))
+    restarted = tell_prompt(loaded, [29], SamplingParams(prompt_logprobs=5), prompt_length=12)
     assert restarted == {position: whole[position] for position in range(1, 12)}
-    in_pieces = tell_prompt(loaded, [11, 1, 17], Sampling(prompt_logprobs=5), prompt_length=12)
+    in_pieces = tell_prompt(loaded, [11, 1, 17], SamplingParams(prompt_logprobs=5), prompt_length=12)
     assert in_pieces == restarted
 
 
 def test_of_computed_tokens_nothing_is_told(loaded: LoadedModel) -> None:
     executor = make_executor(loaded)
     epoch = Epoch(executor, 1)
-    asked = Sampling(prompt_logprobs=2)
+    asked = SamplingParams(prompt_logprobs=2)
     epoch.execute(new_sequences=(new_sequence(1, PROMPT, TABLE, asked),), work=[(1, 29)])
     result = epoch.execute(
         new_sequences=(new_sequence(2, PROMPT, TABLE, asked, num_computed_tokens=16),), work=[(2, 13)]
@@ -312,7 +312,7 @@ def test_of_computed_tokens_nothing_is_told(loaded: LoadedModel) -> None:
 def test_a_prompt_of_one_token_has_none(loaded: LoadedModel) -> None:
     epoch = Epoch(make_executor(loaded), 1)
     result = epoch.execute(
-        new_sequences=(new_sequence(1, [9], TABLE, Sampling(prompt_logprobs=2, logprobs=1)),), work=[(1, 1)]
+        new_sequences=(new_sequence(1, [9], TABLE, SamplingParams(prompt_logprobs=2, logprobs=1)),), work=[(1, 1)]
     )
     assert result.prompt_logprobs == ()
     assert result.logprob_sequence_ids == (1,)
@@ -320,7 +320,7 @@ def test_a_prompt_of_one_token_has_none(loaded: LoadedModel) -> None:
 
 def test_the_first_answer_of_a_group_tells_of_each_child(loaded: LoadedModel) -> None:
     epoch = Epoch(make_executor(loaded), 1)
-    asked = Sampling(seed=3, temperature=2.0, logprobs=1, prompt_logprobs=1)
+    asked = SamplingParams(seed=3, temperature=2.0, logprobs=1, prompt_logprobs=1)
     parent = new_sequence(1, PROMPT, TABLE, asked)
     forks = tuple(Fork(1, child, child, np.array(TABLE)) for child in (2, 3))
     result = epoch.execute(new_sequences=(parent,), forks=forks, work=[(1, 29), (2, 0), (3, 0)])

@@ -17,7 +17,7 @@ import torch
 from tests.kit.kernels.tiny_models import tiny_model
 from tests.unit.worker_service.executor import BLOCK_SIZE, candidates_of, make_executor
 from worker_service.models.loader import load_model
-from worker_service.step import BlockPairs, Fork, NewSequence, Sampling, Step
+from worker_service.step import BlockPairs, Fork, NewSequence, SamplingParams, Step
 
 if TYPE_CHECKING:
     from worker_service.models.loader import LoadedModel
@@ -28,12 +28,12 @@ NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS = 20, 12
 NUM_OUTPUT = 8
 BAD_WORDS = tuple((token_id, token_id % 7) for token_id in range(200))
 SAMPLINGS = (
-    Sampling(temperature=0.0),
-    Sampling(seed=1, logprobs=0, prompt_logprobs=4),
-    Sampling(seed=2, top_k=12, temperature=0.7),
-    Sampling(seed=3, top_p=0.85, repetition_penalty=1.2, frequency_penalty=0.4),
-    Sampling(seed=4, min_p=0.02, logit_bias={5: 2.0}, allowed_token_ids=tuple(range(0, 120, 3)), logprobs=3),
-    Sampling(
+    SamplingParams(temperature=0.0),
+    SamplingParams(seed=1, logprobs=0, prompt_logprobs=4),
+    SamplingParams(seed=2, top_k=12, temperature=0.7),
+    SamplingParams(seed=3, top_p=0.85, repetition_penalty=1.2, frequency_penalty=0.4),
+    SamplingParams(seed=4, min_p=0.02, logit_bias={5: 2.0}, allowed_token_ids=tuple(range(0, 120, 3)), logprobs=3),
+    SamplingParams(
         temperature=0.0,
         logprobs=2,
         prompt_logprobs=0,
@@ -49,7 +49,7 @@ class Live:
 
     sequence_id: int
     prompt: list[int]
-    sampling: Sampling
+    sampling: SamplingParams
     index: int = 0
     known: list[int] = field(default_factory=list)
     computed: int = 0
@@ -285,7 +285,7 @@ def test_any_schedule_gives_the_tokens_of_running_alone(loaded: LoadedModel, see
 
 def test_a_child_is_what_it_would_be_alone(loaded: LoadedModel) -> None:
     executor = small_executor(loaded)
-    prompt, params = list(range(3, 27)), Sampling(seed=9, temperature=0.9, presence_penalty=0.3)
+    prompt, params = list(range(3, 27)), SamplingParams(seed=9, temperature=0.9, presence_penalty=0.3)
     expected = [alone(executor, Live(i, prompt, params, i)) for i in range(3)]
     executor.begin_epoch(10**7)
     table = np.array([1, 2, 3])

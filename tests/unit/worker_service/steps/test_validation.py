@@ -9,7 +9,7 @@ import pytest
 
 from blockyard.errors import Reason
 from worker_service.batch.input_batch import BatchLimits, InputBatch, Progress
-from worker_service.step import MAX_VIOLATIONS, Array, BlockPairs, Fork, NewSequence, Sampling, Step
+from worker_service.step import MAX_VIOLATIONS, Array, BlockPairs, Fork, NewSequence, SamplingParams, Step
 from worker_service.steps.validation import check_step
 
 LIMITS = BatchLimits(max_model_len=64, max_num_seqs=4, block_size=8, vocab_size=100, max_num_batched_tokens=70)
@@ -49,7 +49,7 @@ def batch() -> InputBatch:
     )
     assert problem(batch, first) == ""
     batch.apply(first)
-    work = batch.plan(first)
+    work = batch.make_forward_batch(first)
     batch.commit(work, ints(49, 50), np.zeros(2, np.bool_))
     return batch
 
@@ -103,7 +103,7 @@ def test_a_good_step_is_taken(batch: InputBatch, name: str) -> None:
     asked = step(**GOOD[name])
     assert problem(batch, asked) == ""
     batch.apply(asked)
-    batch.plan(asked)
+    batch.make_forward_batch(asked)
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
@@ -248,7 +248,7 @@ def test_a_bad_step_is_refused_and_changes_nothing(batch: InputBatch, name: str)
 def test_parameters_that_would_break_the_sampler_are_refused(
     batch: InputBatch, fields: dict[str, Any], told: str
 ) -> None:
-    asked = step(new_sequences=(new(9, sampling=Sampling(**fields)),))
+    asked = step(new_sequences=(new(9, sampling=SamplingParams(**fields)),))
     assert f"new_sequences[0].sampling.{told}" in problem(batch, asked)
 
 
@@ -315,5 +315,5 @@ def test_a_full_sequence_cannot_compute_past_the_limit() -> None:
     first = step(new_sequences=(new(1, 64, tuple(range(1, 10))),), sequence_ids=(1,), num_new_tokens=(64,))
     assert problem(batch, first) == ""
     batch.apply(first)
-    batch.commit(batch.plan(first), ints(5), np.zeros(1, np.bool_))
+    batch.commit(batch.make_forward_batch(first), ints(5), np.zeros(1, np.bool_))
     assert "computes past max_model_len" in problem(batch, step(sequence_ids=(1,), num_new_tokens=(1,)))
