@@ -10,11 +10,10 @@ import pytest
 from blockyard.errors import BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2
 from gateway.admission import RETRY_SECONDS, Admission
-from gateway.fronts.openai.app import make_app
 from gateway.request import FinishReason, GenerationRequest, Position
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.unit.gateway.core import Core
-from tests.unit.gateway.fronts.openai.serving import serve
+from tests.unit.gateway.fronts.openai.serving import serve_openai
 from tests.unit.gateway.harness import refused, serving, spec
 
 
@@ -86,8 +85,8 @@ async def test_both_fronts_tell_it() -> None:
     async with (
         FakeScheduler(paused=True) as scheduler,
         serving(scheduler, max_requests=1) as front,
-        serve(make_app(front.service)) as url,
-        httpx.AsyncClient(base_url=url, timeout=20) as http,
+        serve_openai(front.service) as url,
+        httpx.AsyncClient(base_url=url, timeout=20, verify=False) as http,
     ):
         call = front.stream(spec())
         assert (await call.read()).event.HasField("accepted")

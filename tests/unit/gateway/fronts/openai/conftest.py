@@ -6,9 +6,8 @@ import httpx
 import openai
 import pytest
 
-from gateway.fronts.openai.app import make_app
 from tests.unit.gateway.fronts.openai.scripted import ScriptedService
-from tests.unit.gateway.fronts.openai.serving import serve
+from tests.unit.gateway.fronts.openai.serving import serve_openai
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -21,7 +20,7 @@ async def service() -> ScriptedService:
 
 @pytest.fixture
 async def url(service: ScriptedService) -> AsyncIterator[str]:
-    async with serve(make_app(service)) as address:
+    async with serve_openai(service) as address:
         yield address
 
 

@@ -1,4 +1,4 @@
-"""Serves an application with uvicorn on a free port, in the test's own event loop."""
+"""Serves applications with uvicorn on a free port, in the test's own event loop; the OpenAI front's are used again."""
 
 from __future__ import annotations
 
@@ -9,8 +9,37 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from gateway.fronts.openai.app import make_app
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
+
+    from fastapi import FastAPI
+
+
+class _CurrentService:
+    """Stands where an application has its service, and is the service of the test at hand."""
+
+    service: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.service, name)
+
+
+# To make an application of FastAPI takes longer than most tests of it.
+_IDLE: list[tuple[FastAPI, _CurrentService]] = []
+
+
+@contextlib.contextmanager
+def openai_app(service: Any) -> Iterator[FastAPI]:
+    """Gives the OpenAI front on a service. It is another test's later: do not change it."""
+    if not _IDLE:
+        current = _CurrentService()
+        _IDLE.append((make_app(current), current))  # type: ignore[arg-type]
+    app, current = _IDLE.pop()
+    current.service = service
+    yield app
+    _IDLE.append((app, current))
 
 
 class _Server(uvicorn.Server):
@@ -57,3 +86,11 @@ async def serve(app: Any) -> AsyncGenerator[str, None]:
     finally:
         server.stopping.set()
         await asyncio.wait_for(running, 10)
+
+
+@contextlib.asynccontextmanager
+async def serve_openai(service: Any) -> AsyncGenerator[str, None]:
+    """Gives the URL at which the OpenAI front answers from a service."""
+    with openai_app(service) as app:
+        async with serve(app) as url:
+            yield url

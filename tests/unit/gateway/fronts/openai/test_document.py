@@ -15,7 +15,7 @@ from gateway.fronts.openai.schema.requests import ChatBody, CompletionBody
 from gateway.validation import MAX_N
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.unit.gateway.fronts.openai.scripted import ScriptedService
-from tests.unit.gateway.fronts.openai.serving import serve
+from tests.unit.gateway.fronts.openai.serving import serve_openai
 from tests.unit.gateway.harness import serving
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
     async with (
         FakeScheduler() as scheduler,
         serving(scheduler) as front,
-        serve(make_app(front.service)) as url,
+        serve_openai(front.service) as url,
         httpx.AsyncClient(base_url=url, timeout=20, verify=False) as http,
     ):
         yield http

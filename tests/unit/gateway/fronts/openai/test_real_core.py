@@ -13,10 +13,9 @@ import pytest
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2
-from gateway.fronts.openai.app import make_app
 from gateway.fronts.openai.schema.requests import ChatBody, CompletionBody
 from tests.kit.fakes.fake_scheduler import FakeScheduler, scripted
-from tests.unit.gateway.fronts.openai.serving import serve
+from tests.unit.gateway.fronts.openai.serving import serve_openai
 from tests.unit.gateway.harness import Front, demo_tokenizer, ids_of, serving, spec
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ async def both() -> AsyncIterator[Both]:
     async with (
         FakeScheduler() as scheduler,
         serving(scheduler) as front,
-        serve(make_app(front.service)) as url,
+        serve_openai(front.service) as url,
         httpx.AsyncClient(base_url=url, timeout=20, verify=False) as http,
     ):
         client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http)
@@ -314,7 +313,7 @@ async def test_a_system_that_was_never_ready_says_when_to_come_again(tmp_path: P
     scheduler.address = f"unix:{tmp_path}/nobody"
     async with (
         serving(scheduler, attached=False) as front,
-        serve(make_app(front.service)) as url,
+        serve_openai(front.service) as url,
         httpx.AsyncClient(base_url=url, timeout=20, verify=False) as http,
     ):
         response = await http.post("/v1/completions", json={"prompt": "a"})

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from gateway.fronts.openai.app import make_app
 from tests.kit.fakes.fake_scheduler import FakeScheduler
-from tests.unit.gateway.fronts.openai.serving import serve
+from tests.unit.gateway.fronts.openai.serving import serve_openai
 from tests.unit.gateway.harness import Front, serving, spec
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ async def scheduler() -> AsyncIterator[FakeScheduler]:
 async def gateway_of(scheduler: FakeScheduler) -> AsyncIterator[Gateway]:
     async with (
         serving(scheduler) as front,
-        serve(make_app(front.service)) as url,
+        serve_openai(front.service) as url,
         httpx.AsyncClient(base_url=url, timeout=20, verify=False) as http,
     ):
         yield Gateway(http, front)

@@ -11,9 +11,8 @@ import httpx
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2
-from gateway.fronts.openai.app import make_app
 from tests.kit.fakes.fake_scheduler import FakeScheduler
-from tests.unit.gateway.fronts.openai.serving import serve
+from tests.unit.gateway.fronts.openai.serving import serve_openai
 from tests.unit.gateway.fronts.parity import fronts
 from tests.unit.gateway.fronts.parity.case import MAX_NUM_SEQS, named
 from tests.unit.gateway.fronts.parity.cases import BASES
@@ -42,7 +41,7 @@ async def running_gateway(tokenizer: Tokenizer) -> AsyncIterator[Gateway]:
     async with (
         FakeScheduler(step_seconds=0.0005, max_num_seqs=MAX_NUM_SEQS) as scheduler,
         serving(scheduler, tokenizer=tokenizer) as front,
-        serve(make_app(front.service)) as url,
+        serve_openai(front.service) as url,
         httpx.AsyncClient(base_url=url, timeout=20, verify=False) as http,
     ):
         yield Gateway(front.stub, http, scheduler)
