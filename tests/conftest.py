@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,3 +31,10 @@ def logging_as_it_was() -> Iterator[None]:
     root.handlers[:] = handlers
     for logger, level in zip(loggers, levels, strict=True):
         logger.setLevel(level)
+
+
+@pytest.fixture
+def sockets() -> Iterator[str]:
+    """A folder whose path is short enough for Unix sockets."""
+    with tempfile.TemporaryDirectory(prefix="by") as folder:
+        yield folder

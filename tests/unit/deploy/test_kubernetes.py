@@ -1,4 +1,4 @@
-"""The manifests keep to every rule: as files, and as kubectl renders base, overlays and components."""
+"""The manifests keep to every rule, as files."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from blockyard.service.healthcheck import check
 from blockyard.service.servers import HealthServer
 from blockyard.settings import settings_of
 from tests.unit.deploy import manifests
-from tests.unit.deploy.manifests import COMPONENTS, HAS_KUBECTL, K8S, OVERLAYS, Manifests
+from tests.unit.deploy.manifests import COMPONENTS, K8S, OVERLAYS
 from tests.unit.deploy.policies import IMAGES, RULES, lets_the_protocol_through
-from tests.unit.deploy.reachability import ADDED
 from tests.unit.deploy.services import CONFIGURATIONS
-from tests.unit.deploy.updates import CHANGEABLE, can_be_changed_into
+from tests.unit.deploy.updates import CHANGEABLE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,30 +22,11 @@ if TYPE_CHECKING:
     from tests.unit.deploy.policies import Rule
 
 BASE = manifests.base()
-# Of the whole, only this needs a program that is not installed with the rest.
-needs_kubectl = [] if HAS_KUBECTL else [pytest.mark.e2e]
 FOLDERS = [
     K8S / "base",
     *(K8S / "overlays" / name for name in OVERLAYS),
     *(K8S / "components" / name for name in COMPONENTS),
 ]
-SETS = [
-    pytest.param((overlay, components), marks=needs_kubectl, id="+".join((overlay, *components)))
-    for overlay in OVERLAYS
-    for components in (
-        (),
-        *((name,) for name in COMPONENTS),
-        ("model-volume", "monitoring", "queue-scaling"),
-        ("model-from-hub", "monitoring", "queue-scaling"),
-        ("api-keys", "tls", "internal-tls", "monitoring", "gateway-api"),
-    )
-]
-
-
-@pytest.fixture(scope="module", params=SETS)
-def rendered(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifests, set[str]]:
-    overlay, components = request.param
-    return manifests.render_with(overlay, components, tmp_path_factory.mktemp("k8s")), set(components)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -56,18 +36,6 @@ def test_the_base_keeps_to(rule: Rule) -> None:
 
 def test_the_base_lets_the_protocol_through_and_nothing_else() -> None:
     assert not list(lets_the_protocol_through(BASE))
-
-
-def test_what_is_rendered_keeps_to_every_rule(rendered: tuple[Manifests, set[str]]) -> None:
-    resources, components = rendered
-    assert {rule.__name__: told for rule in RULES if (told := list(rule(resources)))} == {}
-    added = set[tuple[str, str, str]]().union(*(ADDED.get(name, set()) for name in components))
-    assert not list(lets_the_protocol_through(resources, added))
-
-
-def test_what_is_rendered_can_be_applied_over_the_demo_and_back(rendered: tuple[Manifests, set[str]]) -> None:
-    resources, _ = rendered
-    assert not [*can_be_changed_into(BASE, resources), *can_be_changed_into(resources, BASE)]
 
 
 def test_there_are_three_services() -> None:

@@ -139,7 +139,7 @@ METRICS = By("tests/integration/test_metrics.py::test_what_is_told_is_what_happe
 SECURITY = "tests/unit/docs/test_security_guide.py::"
 COMPOSE = "tests/e2e/containers/test_compose.py::"
 EXAMPLES = By("tests/e2e/test_examples.py::test_a_text_streams")
-KUBECTL = By("tests/unit/deploy/test_kubernetes_guide.py::test_what_its_commands_name_exists")
+KUBECTL = By("tests/integration/deploy/test_kubernetes_guide.py::test_what_its_commands_name_exists")
 
 ADDED_MODEL = By("tests/kernels/test_add_a_model_guide.py::test_what_it_says_comes")
 
@@ -287,7 +287,7 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
         "curl http://127.0.0.1:8000/v1/models": AT_SERVICES,
         "docker compose down": By(COMPOSE + "test_down_drains"),
         "kubectl apply --kustomize k8s/overlays/cpu": By(
-            "tests/unit/deploy/test_kubernetes.py::test_what_is_rendered_keeps_to_every_rule"
+            "tests/integration/deploy/test_rendered.py::test_what_is_rendered_keeps_to_every_rule"
         ),
         "kubectl port-forward service/blockyard-gateway 8000 50051": A_CLUSTER,
     },

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 import pytest
 
+from blockyard.configuration import ModelSettings, PublicSettings
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from blockyard.service.servers import PUBLIC_MESSAGE_BYTES, bind, make_server
+from gateway.config import GatewayConfiguration, ServiceSettings
 from gateway.fronts.grpc_api.servicer import SERVICE, InferenceServicer, add_inference_service
 from gateway.generation import GenerationService
 from gateway.live.live_requests import LiveRequests
@@ -61,6 +63,15 @@ async def refused(call: Any) -> BlockyardError:
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await (call.read() if hasattr(call, "read") else call)
     return from_rpc_error(raised.value)
+
+
+def configuration(scheduler: FakeScheduler, **service: Any) -> GatewayConfiguration:
+    """A gateway's settings on free ports, for a scheduler that runs."""
+    return GatewayConfiguration(
+        model=ModelSettings(model=str(DEMO_MODEL)),
+        public=PublicSettings(grpc_port=0, http_port=0, admin_port=0),
+        service=ServiceSettings(scheduler_address=scheduler.address, gateway_health_port=0, **service),
+    )
 
 
 @dataclass

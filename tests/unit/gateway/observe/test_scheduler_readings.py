@@ -16,8 +16,7 @@ from gateway.scheduler_messages import ReplicaReading, SchedulerReading
 from gateway.server import Gateway
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.kit.processes.scrape import Scrape
-from tests.unit.gateway.harness import demo_tokenizer
-from tests.unit.gateway.test_server import configuration
+from tests.unit.gateway.harness import configuration, demo_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

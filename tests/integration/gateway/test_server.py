@@ -15,14 +15,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
-from blockyard.configuration import ModelSettings, PublicSettings, TextSettings
+from blockyard.configuration import ModelSettings, TextSettings
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from blockyard.service.servers import PortTaken
-from gateway.config import GatewayConfiguration, ServiceSettings
+from gateway.config import GatewayConfiguration
 from gateway.server import Gateway, model_name
 from tests.kit.fakes.fake_scheduler import FakeScheduler
-from tests.unit.gateway.harness import DEMO_MODEL, demo_tokenizer, spec
+from tests.unit.gateway.harness import DEMO_MODEL, configuration, demo_tokenizer, spec
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -36,14 +36,6 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 async def scheduler() -> AsyncIterator[FakeScheduler]:
     async with FakeScheduler(model_digest=demo_tokenizer().model_digest) as scheduler:
         yield scheduler
-
-
-def configuration(scheduler: FakeScheduler, **service: Any) -> GatewayConfiguration:
-    return GatewayConfiguration(
-        model=ModelSettings(model=str(DEMO_MODEL)),
-        public=PublicSettings(grpc_port=0, http_port=0, admin_port=0),
-        service=ServiceSettings(scheduler_address=scheduler.address, gateway_health_port=0, **service),
-    )
 
 
 @asynccontextmanager

@@ -1,0 +1,3 @@
+from tests.unit.gateway.conftest import scheduler
+
+__all__ = ["scheduler"]
