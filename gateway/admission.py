@@ -33,8 +33,8 @@ class Admission:
         `is_new`: nobody has a part of its answer.
         """
         if is_new and 0 < self._max_requests <= self._num_running() + self._num_beginning:
-            told = f"this gateway has {self._max_requests} requests, which is as many as it takes: try again"
-            raise BlockyardError(Reason.QUEUE_FULL, told, retry_after_seconds=RETRY_SECONDS)
+            message = f"this gateway has {self._max_requests} requests, which is as many as it takes: try again"
+            raise BlockyardError(Reason.QUEUE_FULL, message, retry_after_seconds=RETRY_SECONDS)
         self._num_beginning += 1
         try:
             yield

@@ -139,8 +139,8 @@ def _cut_behind_final_message(rendered: str) -> str:
     """Leaves out what the template puts behind the message that is continued: the rule of `transformers`."""
     end = rendered.rfind(_END_OF_MESSAGE.strip())
     if end < 0:
-        told = "the model's chat template leaves out the final message, or changes it"
-        raise invalid([Violation("conversation.continue_final_message", told)])
+        description = "the model's chat template leaves out the final message, or changes it"
+        raise invalid([Violation("conversation.continue_final_message", description)])
     # Of a template that trims its messages the prompt ends without white space too.
     return rendered[:end] if rendered.startswith(_END_OF_MESSAGE, end) else rendered[:end].rstrip()
 
@@ -148,7 +148,7 @@ def _cut_behind_final_message(rendered: str) -> str:
 def _message_for_template(message: Message) -> dict[str, Any]:
     """Gives what a template reads: only what is there, but for a content, which they all take for granted."""
     assert message.role is not None
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "role": (Role.SYSTEM if message.role is Role.DEVELOPER else message.role).value,
         "content": message.content or "",
         "name": message.name,
@@ -156,7 +156,7 @@ def _message_for_template(message: Message) -> dict[str, Any]:
         "tool_calls": [_call_for_template(call) for call in message.tool_calls] or None,
         "tool_call_id": message.tool_call_id,
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _call_for_template(call: ToolCall) -> dict[str, Any]:
@@ -168,8 +168,8 @@ def _call_for_template(call: ToolCall) -> dict[str, Any]:
 
 def _tool_for_template(tool: Tool) -> dict[str, Any]:
     parameters = _read_object(tool.parameters) if tool.parameters else None
-    told = {"name": tool.name, "description": tool.description or None, "parameters": parameters}
-    return {"type": "function", "function": {name: value for name, value in told.items() if value is not None}}
+    fields = {"name": tool.name, "description": tool.description or None, "parameters": parameters}
+    return {"type": "function", "function": {name: value for name, value in fields.items() if value is not None}}
 
 
 def _read_object(text: str) -> dict[str, Any] | None:
@@ -193,8 +193,8 @@ def find_violations(conversation: Conversation) -> Iterator[Violation]:
         yield from _of_message(message, f"conversation.messages[{number}]")
     yield from _of_tools(conversation)
     if taken := RESERVED_ARGUMENTS.intersection(conversation.template_arguments):
-        told = f"must not name {', '.join(sorted(taken))}: the call itself gives it"
-        yield Violation("conversation.template_arguments", told)
+        description = f"must not name {', '.join(sorted(taken))}: the call itself gives it"
+        yield Violation("conversation.template_arguments", description)
     yield from _of_the_end(conversation)
 
 
@@ -228,7 +228,7 @@ def _of_the_end(conversation: Conversation) -> Iterator[Violation]:
     if not conversation.continue_final_message:
         return
     if conversation.add_generation_prompt:
-        told = "does not go with add_generation_prompt, which begins a message of its own"
-        yield Violation("conversation.continue_final_message", told)
+        description = "does not go with add_generation_prompt, which begins a message of its own"
+        yield Violation("conversation.continue_final_message", description)
     if conversation.messages and conversation.messages[-1].content is None:
         yield Violation("conversation.continue_final_message", "needs a final message with content")

@@ -8,27 +8,28 @@ from __future__ import annotations
 import asyncio
 import secrets
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid, is_unknown_request
 from gateway.admission import Admission
 from gateway.codec import state as state_codec
-from gateway.live.continuation import NOWHERE, check_ends, check_positions, records_of
-from gateway.live.outstanding import RETRY_SECONDS, Outlet
+from gateway.live.continuation import NOWHERE, check_ends, check_positions, make_records
+from gateway.live.outstanding import RETRY_SECONDS
 from gateway.naming import check_request_id, is_request_id, wire_id
-from gateway.observe.request_log import begin_story, take_story_over
+from gateway.observe.request_log import begin_request_log, take_over_request_log
 from gateway.preparation import Preparation
 from gateway.scheduler_messages import Cancelled
 from gateway.text.encoding import Encoding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
+    from gateway.live.link import Link
     from gateway.live.live_requests import LiveRequests
     from gateway.live.reader import Reader
-    from gateway.live.request_state import Transcript
+    from gateway.live.request_state import RequestState
     from gateway.observe.metrics import GatewayMetrics
-    from gateway.observe.request_log import Story
+    from gateway.observe.request_log import RequestLog
     from gateway.request import GenerationRequest, Position, ResumeRequest
     from gateway.scheduler_messages import ModelFacts, Resumed, Submission
     from gateway.text.tokenizer import Tokenizer
@@ -48,24 +49,6 @@ class ModelCard:
     has_chat_template: bool
     determinism_id: str
     batch_invariant: bool
-
-
-class Link(Outlet, Protocol):
-    """The connection to the scheduler, as the core needs it."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether requests would be computed now."""
-        ...
-
-    @property
-    def has_other_model(self) -> bool:
-        """Whether the scheduler serves a model that is not this gateway's."""
-        ...
-
-    async def cancel(self, request_ids: Sequence[str]) -> Cancelled:
-        """Ends requests, whoever reads them. Raises BlockyardError NO_READY_WORKER."""
-        ...
 
 
 class GenerationService:
@@ -114,16 +97,16 @@ class GenerationService:
     def _is_new(self, request: GenerationRequest) -> bool:
         return self._live.find(wire_id(request.tenant, request.request_id)) is None
 
-    def _begin_story(self, request: GenerationRequest) -> Story:
+    def _begin_log(self, request: GenerationRequest) -> RequestLog:
         operation = "text_completion" if isinstance(request.prompt, str | tuple) else "chat"
-        return begin_story(wire_id(request.tenant, request.request_id), self.model_name, operation)
+        return begin_request_log(wire_id(request.tenant, request.request_id), self.model_name, operation)
 
-    def _find(self, submission: Submission) -> Transcript | None:
+    def _find(self, submission: Submission) -> RequestState | None:
         """The same request, if it is here; raises BlockyardError REQUEST_ID_CONFLICT for another one of its name."""
         known = self._live.find(submission.request_id)
         if known is not None and known.submission.body_digest != submission.body_digest:
-            told = f"request_id {known.origin.accepted.request_id!r} is that of another request"
-            raise BlockyardError(Reason.REQUEST_ID_CONFLICT, told)
+            message = f"request_id {known.origin.accepted.request_id!r} is that of another request"
+            raise BlockyardError(Reason.REQUEST_ID_CONFLICT, message)
         return known
 
     async def resume(self, resume: ResumeRequest, *, replay: bool = False) -> Reader:
@@ -134,51 +117,51 @@ class GenerationService:
         `start` does.
         """
         try:
-            transcript = await self._known(resume.request_id, resume.tenant)
+            state = await self._known(resume.request_id, resume.tenant)
         except BlockyardError as error:
             if not is_unknown_request(error) or resume.request is None:
                 raise
-            transcript = await self._begin(resume.request, resume.positions)
-        check_positions(resume.positions, transcript.submission)
-        transcript.story.resumed()
-        return self._live.read(transcript, resume.positions, replay=replay)
+            state = await self._begin(resume.request, resume.positions)
+        check_positions(resume.positions, state.submission)
+        state.request_log.on_resumed()
+        return self._live.read(state, resume.positions, replay=replay)
 
     async def find(self, request_id: str, tenant: str = "") -> GenerationRequest:
         """Tells what a request is, its prompt as ids and its defaults filled in; raises as `resume` does."""
         return state_codec.request_of((await self._known(request_id, tenant)).submission)
 
-    async def _known(self, request_id: str, tenant: str) -> Transcript:
+    async def _known(self, request_id: str, tenant: str) -> RequestState:
         check_request_id(request_id)
         name = wire_id(tenant, request_id)
-        return self._live.find(name) or await self._live.ask(name, self._adopt)
+        return self._live.find(name) or await self._live.look_up(name, self._adopt)
 
-    def _adopt(self, resumed: Resumed) -> Transcript:
+    def _adopt(self, resumed: Resumed) -> RequestState:
         # How much is left of the time that it had is the scheduler's to know.
         submission = replace(resumed.submission, remaining_seconds=None)
-        story = take_story_over(submission.request_id, submission.trace_context)
-        return self._preparation.transcript_of(submission, self._facts().determinism_id, story)
+        request_log = take_over_request_log(submission.request_id, submission.trace_context)
+        return self._preparation.make_state(submission, self._facts().determinism_id, request_log)
 
-    async def _begin(self, request: GenerationRequest, positions: Mapping[int, Position]) -> Transcript:
+    async def _begin(self, request: GenerationRequest, positions: Mapping[int, Position]) -> RequestState:
         """Begins a request that is not here. Where its client knows the tokens that it has, it goes on behind them."""
-        story = self._begin_story(request)
+        request_log = self._begin_log(request)
         is_new = not any(position.num_tokens for position in positions.values()) and self._is_new(request)
-        with story.beginning(), self._admission.beginning(is_new=is_new):
+        with request_log.beginning(), self._admission.beginning(is_new=is_new):
             self._facts()
-            submission = await self._preparation.submission_of(request, self._facts)
+            submission = await self._preparation.make_submission(request, self._facts)
             check_positions(positions, submission)
             if known := self._find(submission):
-                story.joined()
+                request_log.on_joined()
                 return known
-            records = records_of(positions, submission)
+            records = make_records(positions, submission)
             # Whose tokens the client has is not known: the answer may be one of two workers that differ.
             determinism_id = "" if records else self._facts().determinism_id
-            transcript = self._preparation.transcript_of(submission, determinism_id, story, is_known=bool(records))
+            state = self._preparation.make_state(submission, determinism_id, request_log, is_known=bool(records))
             if records:
-                transcript.take_records(records)
-                check_ends(positions, transcript)
-        story.submitted(submission, transcript.origin.accepted.warnings)
-        self._live.open(transcript)
-        return transcript
+                state.take_records(records)
+                check_ends(positions, state)
+        request_log.on_submitted(submission, state.origin.accepted.warnings)
+        self._live.open(state)
+        return state
 
     async def cancel(self, request_ids: Iterable[str], *, tenant: str = "") -> Cancelled:
         """Ends requests by id with CLIENT_CANCELLED, at whichever gateway they are read.
@@ -253,8 +236,8 @@ class GenerationService:
     def resolve_model(self, name: str) -> None:
         """Raises BlockyardError MODEL_NOT_FOUND unless the name is empty or the served model's."""
         if name not in ("", self.model_name):
-            told = f"{name!r} is not served; {self.model_name!r} is"
-            raise invalid([Violation("model", told, Reason.MODEL_NOT_FOUND)])
+            description = f"{name!r} is not served; {self.model_name!r} is"
+            raise invalid([Violation("model", description, Reason.MODEL_NOT_FOUND)])
 
     def _facts(self) -> ModelFacts:
         """The model's facts; raises BlockyardError NO_READY_WORKER while they are not known."""

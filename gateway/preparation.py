@@ -1,4 +1,4 @@
-"""Makes a request ready: tokenized, validated, completed, with a transcript for its answer. Sends nothing."""
+"""Makes a request ready: tokenized, validated, completed, with a state for its answer. Sends nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from blockyard.errors import BlockyardError, invalid
 from gateway.codec import state as state_codec
 from gateway.live.answer import AnswerRules, SequenceAnswer
 from gateway.live.prompt_answer import PromptAnswer
-from gateway.live.request_state import Origin, Transcript
+from gateway.live.request_state import Origin, RequestState
 from gateway.naming import wire_id
 from gateway.request import Accepted, OnDisconnect
 from gateway.request_warnings import with_clamped_length, with_tool_warning
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from blockyard.errors import Violation
-    from gateway.observe.request_log import Story
+    from gateway.observe.request_log import RequestLog
     from gateway.request import GenerationRequest
     from gateway.scheduler_messages import ModelFacts, Submission
     from gateway.text.encoding import Encoding
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-async def _told(work: Awaitable[T]) -> tuple[T | None, tuple[Violation, ...]]:
+async def _result_or_violations(work: Awaitable[T]) -> tuple[T | None, tuple[Violation, ...]]:
     """What comes of some work, or the violations that it ends with; raises any other BlockyardError."""
     try:
         return await work, ()
@@ -74,13 +74,13 @@ class Preparation:
             max_tokens = 1
         return max(1, max_model_len - max_tokens)
 
-    async def submission_of(self, request: GenerationRequest, facts: Callable[[], ModelFacts]) -> Submission:
+    async def make_submission(self, request: GenerationRequest, facts: Callable[[], ModelFacts]) -> Submission:
         """Makes what the scheduler is sent of a request, which has its id.
 
         Raises BlockyardError: every violation at once, or what `facts` raises, which is asked when they are needed.
         """
-        token_ids, wrong = await _told(self.prompt_of(request, facts))
-        bad_word_ids, wrong_words = await _told(self._encoding.bad_words_of(request))
+        token_ids, wrong = await _result_or_violations(self.prompt_of(request, facts))
+        bad_word_ids, wrong_words = await _result_or_violations(self._encoding.bad_words_of(request))
         known = facts()
         # What the tokenizer has and the model has not can never be generated.
         bad_word_ids = tuple(ids for ids in bad_word_ids or () if max(ids, default=0) < known.vocab_size)
@@ -110,21 +110,21 @@ class Preparation:
         name, prompt = wire_id(request.tenant, request.request_id), array("I", token_ids)
         return state_codec.with_state(replace(submission, request_id=name, prompt_token_ids=prompt), request)
 
-    def transcript_of(
-        self, submission: Submission, determinism_id: str, story: Story, *, is_known: bool = False
-    ) -> Transcript:
+    def make_state(
+        self, submission: Submission, determinism_id: str, request_log: RequestLog, *, is_known: bool = False
+    ) -> RequestState:
         """Makes the transcript of a request that this or another gateway has prepared, with nothing in it.
 
         `is_known`: a scheduler that is gone had accepted it.
         """
-        if (context := story.span.context) is not None:
+        if (context := request_log.span.context) is not None:
             submission = replace(submission, trace_context=context)
         request = state_codec.request_of(submission)
         now = asyncio.get_running_loop().time()
         remaining = submission.remaining_seconds
         prompt_token_ids, sampling = submission.prompt_token_ids, submission.sampling
         texts = self._tokenizer.token_texts(skip_special_tokens=request.skip_special_tokens)
-        return Transcript(
+        return RequestState(
             submission,
             Origin(
                 Accepted(
@@ -137,7 +137,7 @@ class Preparation:
             ),
             self._answers_of(request, submission),
             determinism_id=determinism_id,
-            story=story,
+            request_log=request_log,
             prompt=None if sampling.prompt_logprobs is None else PromptAnswer(len(prompt_token_ids), texts),
         )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.client.chat import ToolChoice
 from gateway.chat import Conversation
-from gateway.validation import told_length
+from gateway.validation import length_limit
 
 if TYPE_CHECKING:
     from gateway.request import GenerationRequest
@@ -28,7 +28,7 @@ def with_clamped_length(request: GenerationRequest, num_prompt_tokens: int, max_
         return request
     warning = (
         f"max_tokens: {room} instead of {max_tokens}, which do not fit behind a prompt of {num_prompt_tokens} tokens. "
-        f"{told_length(max_model_len)}"
+        f"{length_limit(max_model_len)}"
     )
     stop = replace(request.stop, max_tokens=room)
     return replace(request, stop=stop, warnings=(*request.warnings, warning))

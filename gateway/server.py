@@ -152,7 +152,7 @@ class Gateway:
             PUBLIC_MESSAGE_BYTES,
             service_names,
             gate=gate,
-            interceptors=[CallCounter(self.metrics.registry.grpc_calls, self.metrics.error_over_grpc)],
+            interceptors=[CallCounter(self.metrics.registry.grpc_calls, self.metrics.on_grpc_error)],
             max_connections=self._access.max_connections,
         )
         add_health(server, self.generation.is_ready, self._heartbeat.is_alive)

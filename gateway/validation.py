@@ -41,7 +41,7 @@ _MAX_SECONDS = 315_576_000_000
 _MAX_INT32 = 2**31 - 1
 _MAX_UINT32 = 2**32 - 1
 _MAX_UINT64 = 2**64 - 1
-_MAX_TOLD_IDS = 8
+_MAX_LISTED_IDS = 8
 
 _NEUTRAL = {
     "temperature": 1.0,
@@ -88,8 +88,8 @@ class _Range:
         # A NaN is neither.
         if not (above and number <= self.high):
             # As many digits as a float32 has: what came over gRPC as 1.01 reads like that.
-            told = value if isinstance(value, int) else f"{number:.7g}"
-            yield Violation(self.field, f"must be {self.description}, not {told}")
+            given = value if isinstance(value, int) else f"{number:.7g}"
+            yield Violation(self.field, f"must be {self.description}, not {given}")
 
     def _as_sent(self, value: float) -> float:
         return round(value, 9) if self.is_duration else as_float32(value)
@@ -201,14 +201,14 @@ def _prompt(request: GenerationRequest, token_ids: tuple[int, ...], limits: Mode
     elif len(token_ids) >= limits.max_model_len:
         yield Violation(
             "prompt",
-            f"has {len(token_ids)} tokens. {told_length(limits.max_model_len)}, so a prompt has at most "
+            f"has {len(token_ids)} tokens. {length_limit(limits.max_model_len)}, so a prompt has at most "
             f"{limits.max_model_len - 1}",
             Reason.PROMPT_TOO_LONG,
         )
     yield from _foreign_ids("prompt", token_ids, limits)
 
 
-def told_length(max_model_len: int) -> str:
+def length_limit(max_model_len: int) -> str:
     """States the model's length in OpenAI's words, which client libraries look for."""
     return f"This model's maximum context length is {max_model_len} tokens, of prompt and answer together"
 
@@ -222,8 +222,10 @@ def _truncation(request: GenerationRequest) -> Iterator[Violation]:
 def _foreign_ids(field: str, token_ids: tuple[int, ...], limits: ModelLimits) -> Iterator[Violation]:
     foreign = [i for i in token_ids if not 0 <= i < limits.vocab_size]
     if foreign:
-        told = ", ".join(str(i) for i in foreign[:_MAX_TOLD_IDS]) + (", …" if len(foreign) > _MAX_TOLD_IDS else "")
-        yield Violation(field, f"token ids must be from 0 to {limits.vocab_size - 1}, not {told}")
+        listed = ", ".join(str(i) for i in foreign[:_MAX_LISTED_IDS]) + (
+            ", …" if len(foreign) > _MAX_LISTED_IDS else ""
+        )
+        yield Violation(field, f"token ids must be from 0 to {limits.vocab_size - 1}, not {listed}")
 
 
 def _logit_bias(request: GenerationRequest, limits: ModelLimits) -> Iterator[Violation]:
@@ -234,8 +236,8 @@ def _logit_bias(request: GenerationRequest, limits: ModelLimits) -> Iterator[Vio
     yield from _foreign_ids("sampling.logit_bias", tuple(bias), limits)
     outside = [i for i, value in bias.items() if not -100 <= value <= 100]
     if outside:
-        told = ", ".join(str(i) for i in outside[:_MAX_TOLD_IDS])
-        yield Violation("sampling.logit_bias", f"values must be from -100 to 100; not so for token ids {told}")
+        listed = ", ".join(str(i) for i in outside[:_MAX_LISTED_IDS])
+        yield Violation("sampling.logit_bias", f"values must be from -100 to 100; not so for token ids {listed}")
 
 
 def _bad_words(request: GenerationRequest, limits: ModelLimits) -> Iterator[Violation]:
@@ -266,14 +268,14 @@ def _beams(request: GenerationRequest) -> Iterator[Violation]:
     if request.beam_search is None:
         return
     if request.n > request.beam_search.width >= MIN_BEAM_WIDTH:
-        told = f"must be at most the width of the beam search, {request.beam_search.width}, not {request.n}"
-        yield Violation("n", told)
+        description = f"must be at most the width of the beam search, {request.beam_search.width}, not {request.n}"
+        yield Violation("n", description)
     if request.stop.stop_strings:
-        told = "is not supported with a beam search, whose text is known only at its end: use stop_token_ids"
-        yield Violation("stop.stop_strings", told, Reason.UNSUPPORTED_PARAMETER)
+        description = "is not supported with a beam search, whose text is known only at its end: use stop_token_ids"
+        yield Violation("stop.stop_strings", description, Reason.UNSUPPORTED_PARAMETER)
     if request.sampling.logprobs is not None:
-        told = "is not supported with a beam search: each of its answers has a score instead"
-        yield Violation("sampling.logprobs", told, Reason.UNSUPPORTED_PARAMETER)
+        description = "is not supported with a beam search: each of its answers has a score instead"
+        yield Violation("sampling.logprobs", description, Reason.UNSUPPORTED_PARAMETER)
 
 
 def _rows(request: GenerationRequest, limits: ModelLimits) -> Iterator[Violation]:
@@ -282,8 +284,10 @@ def _rows(request: GenerationRequest, limits: ModelLimits) -> Iterator[Violation
         field, count, highest = "beam_search.width", request.beam_search.width, MAX_BEAM_WIDTH
     # What is out of its range has been told.
     if 0 < limits.max_num_seqs < count <= highest:
-        told = f"must be at most {limits.max_num_seqs}, the sequences that the scheduler runs at once, not {count}"
-        yield Violation(field, told)
+        description = (
+            f"must be at most {limits.max_num_seqs}, the sequences that the scheduler runs at once, not {count}"
+        )
+        yield Violation(field, description)
 
 
 def _stop(request: GenerationRequest, limits: ModelLimits) -> Iterator[Violation]:
@@ -305,7 +309,7 @@ def _length(request: GenerationRequest, num_prompt_tokens: int, limits: ModelLim
         is_served_alone = max_tokens < limits.max_model_len
         yield Violation(
             "stop.max_tokens",
-            f"is {max_tokens} behind a prompt of {num_prompt_tokens} tokens. {told_length(limits.max_model_len)}, so "
+            f"is {max_tokens} behind a prompt of {num_prompt_tokens} tokens. {length_limit(limits.max_model_len)}, so "
             f"{room} fit",
             Reason.PROMPT_TOO_LONG if is_served_alone else Reason.FIELD_INVALID,
         )

@@ -64,8 +64,8 @@ def _decode_message(message: inference_pb2.Message, number: int) -> Message:
     if len(message.content) > MAX_PARTS:
         raise invalid([Violation(field, f"at most {MAX_PARTS} parts")])
     if any(part.WhichOneof("part") != "text" for part in message.content):
-        told = "has parts other than text, which are not supported yet"
-        raise invalid([Violation(field, told, Reason.UNSUPPORTED_PARAMETER)])
+        description = "has parts other than text, which are not supported yet"
+        raise invalid([Violation(field, description, Reason.UNSUPPORTED_PARAMETER)])
     return Message(
         _ROLES.get(message.role),
         joined([part.text for part in message.content]),

@@ -79,8 +79,8 @@ def decode_chat(spec: inference_pb2.GenerationSpec) -> GenerationRequest:
     if kind in ("text", "token_ids"):
         raise invalid([Violation(kind, "is for Generate and StreamGenerate")])
     if spec.add_special_tokens:
-        told = "is not supported: the chat template has put special tokens where they belong"
-        raise invalid([Violation("add_special_tokens", told, Reason.UNSUPPORTED_PARAMETER)])
+        description = "is not supported: the chat template has put special tokens where they belong"
+        raise invalid([Violation("add_special_tokens", description, Reason.UNSUPPORTED_PARAMETER)])
     request = decode_spec(spec)
     return request if kind else replace(request, prompt=decode_conversation(spec.conversation))
 
@@ -221,13 +221,13 @@ def encode_prompt_logprobs(event: PromptLogprobs) -> inference_pb2.PromptLogprob
     return inference_pb2.PromptLogprobs(logprobs=map(_encode_token_logprobs, event.logprobs))
 
 
-def _encode_token_logprobs(told: TokenLogprobs) -> inference_pb2.TokenLogprobs:
-    chosen = _encode_token_logprob(told.chosen) if told.chosen else None
-    return inference_pb2.TokenLogprobs(chosen=chosen, top=map(_encode_token_logprob, told.top))
+def _encode_token_logprobs(logprobs: TokenLogprobs) -> inference_pb2.TokenLogprobs:
+    chosen = _encode_token_logprob(logprobs.chosen) if logprobs.chosen else None
+    return inference_pb2.TokenLogprobs(chosen=chosen, top=map(_encode_token_logprob, logprobs.top))
 
 
-def _encode_token_logprob(told: TokenLogprob) -> inference_pb2.TokenLogprob:
-    return inference_pb2.TokenLogprob(token_id=told.token_id, text=told.text, logprob=told.logprob, rank=told.rank)
+def _encode_token_logprob(token: TokenLogprob) -> inference_pb2.TokenLogprob:
+    return inference_pb2.TokenLogprob(token_id=token.token_id, text=token.text, logprob=token.logprob, rank=token.rank)
 
 
 def _encode_recovered(event: Recovered) -> inference_pb2.Recovered:
@@ -262,7 +262,7 @@ def encode_choice(deltas: Sequence[Delta], finished: Finished) -> inference_pb2.
         text="".join(delta.text for delta in deltas),
         token_ids=[token_id for delta in deltas for token_id in delta.token_ids],
         finished=_encode_finished(finished),
-        logprobs=[_encode_token_logprobs(told) for delta in deltas for told in delta.logprobs],
+        logprobs=[_encode_token_logprobs(entry) for delta in deltas for entry in delta.logprobs],
     )
 
 

@@ -124,7 +124,7 @@ class SequenceAnswer:
         """Takes the scheduler's word that the sequence ended with the token pushed last."""
         if self.ended is None:
             if reason is FinishReason.ERROR:
-                error = error or _untold()
+                error = error or _unknown_failure()
             self._finish(reason, score, error)
 
     def advance(self) -> bool:
@@ -134,13 +134,13 @@ class SequenceAnswer:
             return self.ended is not None
         return False
 
-    def take_up(self, record: SequenceRecord) -> None:
+    def take_record(self, record: SequenceRecord) -> None:
         """Goes on by what the scheduler has of it, which is all from its beginning, or less than is here."""
-        num_known, num_told = len(self.token_ids), len(record.token_ids)
+        num_known, num_recorded = len(self.token_ids), len(record.token_ids)
         if self.ended is None:
             self.token_ids.extend(record.token_ids[num_known:])
             self.logprobs.extend(record.logprobs[len(self.logprobs) :])
-        self._num_repeats = max(0, num_known - num_told)
+        self._num_repeats = max(0, num_known - num_recorded)
         self._num_repeated_logprobs = max(0, len(self.logprobs) - len(record.logprobs))
         if record.reason is not None:
             self.finish(record.reason, record.score, record.error)
@@ -156,7 +156,7 @@ class SequenceAnswer:
         token_ids = tuple(self.token_ids[num_tokens:end_tokens]) if rules.return_token_ids else ()
         logprobs = ()
         if rules.logprobs is not None:
-            logprobs = tuple(map(rules.logprobs.tell, self.logprobs[num_tokens:end_tokens]))
+            logprobs = tuple(map(rules.logprobs.logprobs_of, self.logprobs[num_tokens:end_tokens]))
         if num_text_bytes == self._piece_start and until is None:
             text = self._piece
         else:
@@ -223,6 +223,6 @@ class SequenceAnswer:
             self._release(self._matcher.flush())
 
 
-def _untold() -> BlockyardError:
+def _unknown_failure() -> BlockyardError:
     """The error of a failure that a scheduler of another version has no word for."""
     return BlockyardError(Reason.BUG, "the sequence failed; the scheduler's log has more")

@@ -12,7 +12,7 @@ from gateway.scheduler_messages import SequenceRecord
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from gateway.live.request_state import Transcript
+    from gateway.live.request_state import RequestState
     from gateway.scheduler_messages import Submission
 
 _NOTHING = Position()
@@ -34,22 +34,22 @@ def _find_violations(positions: Mapping[int, Position], submission: Submission) 
         if position.num_tokens > submission.max_tokens:
             yield Violation(f"{field}.num_tokens", f"is {position.num_tokens}, and max_tokens {submission.max_tokens}")
         if position.token_ids and len(position.token_ids) != position.num_tokens:
-            told = f"are {len(position.token_ids)}, and num_tokens is {position.num_tokens}: give all or none"
-            yield Violation(f"{field}.token_ids", told)
+            description = f"are {len(position.token_ids)}, and num_tokens is {position.num_tokens}: give all or none"
+            yield Violation(f"{field}.token_ids", description)
 
 
-def records_of(positions: Mapping[int, Position], submission: Submission) -> list[SequenceRecord]:
+def make_records(positions: Mapping[int, Position], submission: Submission) -> list[SequenceRecord]:
     """What a client knows of each sequence, to go on behind it. None at all unless it knows every token that it has.
 
     Without, the answer is generated from its beginning; so it is where each token has log probabilities to be told, and
     for a beam search, which goes on from nowhere.
     """
     have = [position for position in positions.values() if position.num_tokens]
-    is_told_more = submission.sampling.logprobs is not None or submission.beam_search is not None
-    if not have or is_told_more or not all(position.token_ids for position in have):
+    returns_more = submission.sampling.logprobs is not None or submission.beam_search is not None
+    if not have or returns_more or not all(position.token_ids for position in have):
         return []
-    told = (positions.get(index, _NOTHING).token_ids for index in range(submission.n))
-    return [SequenceRecord(token_ids, _reason_of(token_ids, submission)) for token_ids in told]
+    known = (positions.get(index, _NOTHING).token_ids for index in range(submission.n))
+    return [SequenceRecord(token_ids, _reason_of(token_ids, submission)) for token_ids in known]
 
 
 def _reason_of(token_ids: Sequence[int], submission: Submission) -> FinishReason | None:
@@ -59,11 +59,11 @@ def _reason_of(token_ids: Sequence[int], submission: Submission) -> FinishReason
     return FinishReason.LENGTH if len(token_ids) == submission.max_tokens else None
 
 
-def check_ends(positions: Mapping[int, Position], transcript: Transcript) -> None:
+def check_ends(positions: Mapping[int, Position], state: RequestState) -> None:
     """Raises BlockyardError FIELD_INVALID where a client has an end that is none, by its own tokens."""
     wrong = [
         Violation(f"positions[{answer.index}].finished", "these tokens do not end a sequence")
-        for answer in transcript.answers
+        for answer in state.answers
         if positions.get(answer.index, _NOTHING).finished and answer.ended is None
     ]
     if wrong:

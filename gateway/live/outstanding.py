@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gateway.live.answer import SequenceAnswer
+    from gateway.live.link import Link
     from gateway.live.registry import Registry
-    from gateway.live.request_state import Transcript
-    from gateway.live.token_router import Routes
-    from gateway.scheduler_messages import Acceptance, Failure, ModelFacts, Outgoing, Resumed, Submission
+    from gateway.live.request_state import RequestState
+    from gateway.live.token_router import TokenRouter
+    from gateway.scheduler_messages import Acceptance, Failure, Resumed, Submission
 
 log = EventLogger(__name__)
 
@@ -31,252 +32,235 @@ RETRY_SECONDS = 1.0
 SCHEDULER_LOST = "the scheduler was lost"
 
 
-class Outlet(Protocol):
-    """Where requests go: the link to the scheduler."""
-
-    @property
-    def facts(self) -> ModelFacts | None:
-        """What is known of the model."""
-        ...
-
-    @property
-    def takes_requests(self) -> bool:
-        """Whether requests can be sent; the scheduler lets them wait while no worker is ready."""
-        ...
-
-    @property
-    def message(self) -> str:
-        """If not ready: what is missing, for a person."""
-        ...
-
-    def send(self, item: Outgoing) -> None:
-        """Sends it, with all that is sent in this turn of the loop."""
-        ...
-
-
-class Owner(Protocol):
+class RequestLifecycle(Protocol):
     """Who decides what becomes of requests."""
 
-    def adopt(self, transcript: Transcript) -> None:
+    def adopt(self, state: RequestState) -> None:
         """Takes a request that another gateway had."""
         ...
 
-    def retire(self, transcript: Transcript) -> None:
+    def retire(self, state: RequestState) -> None:
         """Takes the end of the last sequence."""
         ...
 
-    def fail(self, transcript: Transcript, error: BlockyardError) -> None:
+    def fail(self, state: RequestState, error: BlockyardError) -> None:
         """Takes a failure."""
         ...
 
 
-class _Question:
+class _Lookup:
     """A name that the scheduler is asked for, by one caller or by several. `handle` is 0 while none was asked."""
 
-    def __init__(self, wire_id: str, make: Callable[[Resumed], Transcript]) -> None:
+    def __init__(self, wire_id: str, make: Callable[[Resumed], RequestState]) -> None:
         self.wire_id = wire_id
         self.make = make
         self.handle = 0
         self.num_callers = 0
-        self.answer: asyncio.Future[Transcript | BlockyardError] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[RequestState | BlockyardError] = asyncio.get_running_loop().create_future()
 
-    def resolve(self, answer: Transcript | BlockyardError) -> None:
+    def resolve(self, answer: RequestState | BlockyardError) -> None:
         if not self.answer.done():
             self.answer.set_result(answer)
 
 
-class Submissions:
+class OutstandingRequests:
     """What is at the scheduler, by handle, and what waits for one."""
 
     def __init__(
-        self, outlet: Outlet, registry: Registry, routes: Routes, owner: Owner, *, patience_seconds: float
+        self,
+        link: Link,
+        registry: Registry,
+        router: TokenRouter,
+        owner: RequestLifecycle,
+        *,
+        patience_seconds: float,
     ) -> None:
-        self._outlet = outlet
+        self._link = link
         self._registry = registry
-        self._routes = routes
+        self._routes = router
         self._owner = owner
         self._patience_seconds = patience_seconds
         self._handles = itertools.count(1)
-        self._by_handle: dict[int, Transcript | _Question] = {}
-        self._questions: dict[str, _Question] = {}
-        self._unsent = Timers["Transcript"]()
+        self._by_handle: dict[int, RequestState | _Lookup] = {}
+        self._lookups: dict[str, _Lookup] = {}
+        self._unsent = Timers["RequestState"]()
 
     # Up.
 
-    def send(self, transcript: Transcript) -> None:
+    def send(self, state: RequestState) -> None:
         """Sends a request, now or when there is a scheduler."""
-        if not self._outlet.takes_requests:
-            self._wait(transcript)
+        if not self._link.takes_requests:
+            self._wait(state)
             return
-        self._unsent.clear(transcript)
-        transcript.handle = self._new_handle(transcript)
+        self._unsent.clear(state)
+        state.handle = self._new_handle(state)
         now = asyncio.get_running_loop().time()
-        resubmission = transcript.resubmission(now)
-        age_seconds = now - transcript.origin.arrived_at if transcript.has_waited and resubmission is None else None
-        self._outlet.send(Add(transcript.handle, _timed(transcript, now), resubmission, age_seconds))
+        resubmission = state.make_resubmission(now)
+        age_seconds = now - state.origin.arrived_at if state.has_waited and resubmission is None else None
+        self._link.send(Add(state.handle, _with_remaining_times(state, now), resubmission, age_seconds))
 
-    def _new_handle(self, item: Transcript | _Question) -> int:
+    def _new_handle(self, item: RequestState | _Lookup) -> int:
         handle = next(self._handles)
         self._by_handle[handle] = item
         return handle
 
-    def _wait(self, transcript: Transcript) -> None:
-        transcript.has_waited = True
-        patience, longest = self._patience_seconds, transcript.submission.max_queue_seconds
-        reason, told = Reason.NO_READY_WORKER, ""
-        if longest is not None and not transcript.was_accepted:
-            left = longest - (asyncio.get_running_loop().time() - transcript.origin.arrived_at)
+    def _wait(self, state: RequestState) -> None:
+        state.has_waited = True
+        patience, longest = self._patience_seconds, state.submission.max_queue_seconds
+        reason, prefix = Reason.NO_READY_WORKER, ""
+        if longest is not None and not state.was_accepted:
+            left = longest - (asyncio.get_running_loop().time() - state.origin.arrived_at)
             if left < patience:
-                patience, reason, told = max(0.0, left), Reason.QUEUE_DEADLINE, "it waited longer than it was to: "
+                patience, reason, prefix = max(0.0, left), Reason.QUEUE_DEADLINE, "it waited longer than it was to: "
 
-        def give_up(transcript: Transcript) -> None:
-            message = told + self._outlet.message
-            self._owner.fail(transcript, BlockyardError(reason, message, retry_after_seconds=RETRY_SECONDS))
+        def give_up(state: RequestState) -> None:
+            message = prefix + self._link.message
+            self._owner.fail(state, BlockyardError(reason, message, retry_after_seconds=RETRY_SECONDS))
 
-        self._unsent.set(transcript, patience, give_up)
+        self._unsent.set(state, patience, give_up)
 
-    def abort(self, transcript: Transcript) -> None:
+    def abort(self, state: RequestState) -> None:
         """Ends a request that nobody wants any more; the scheduler lets it run on while another gateway reads it."""
-        if transcript.handle:
-            self._outlet.send(Abort(transcript.handle, transcript.wire_id))
+        if state.handle:
+            self._link.send(Abort(state.handle, state.wire_id))
 
-    def abort_sequence(self, transcript: Transcript, answer: SequenceAnswer) -> None:
+    def abort_sequence(self, state: RequestState, answer: SequenceAnswer) -> None:
         """Ends a sequence that a stop string has ended here."""
-        if transcript.handle:
-            wire_id, reason = transcript.wire_id, AbortReason.STOP_STRING
-            self._outlet.send(Abort(transcript.handle, wire_id, reason, answer.index, answer.num_tokens))
+        if state.handle:
+            wire_id, reason = state.wire_id, AbortReason.STOP_STRING
+            self._link.send(Abort(state.handle, wire_id, reason, answer.index, answer.num_tokens))
 
-    def forget(self, transcript: Transcript) -> None:
+    def forget(self, state: RequestState) -> None:
         """Takes nothing for a request any more."""
-        self._by_handle.pop(transcript.handle, None)
-        self._unsent.clear(transcript)
-        for answer in transcript.answers:
-            self._routes.remove(transcript, answer)
+        self._by_handle.pop(state.handle, None)
+        self._unsent.clear(state)
+        for answer in state.answers:
+            self._routes.remove(state, answer)
 
-    async def ask(self, wire_id: str, make: Callable[[Resumed], Transcript]) -> Transcript:
+    async def look_up(self, wire_id: str, make: Callable[[Resumed], RequestState]) -> RequestState:
         """Asks for a request that is not known here, and goes on with what `make` makes of it.
 
         Raises BlockyardError: REQUEST_EXPIRED when the scheduler does not know it either, NO_READY_WORKER when none
         comes in time.
         """
-        question = self._questions.setdefault(wire_id, _Question(wire_id, make))
-        question.num_callers += 1
+        lookup = self._lookups.setdefault(wire_id, _Lookup(wire_id, make))
+        lookup.num_callers += 1
         try:
-            if not question.handle and self._outlet.takes_requests:
-                self._put(question)
+            if not lookup.handle and self._link.takes_requests:
+                self._send_lookup(lookup)
             async with asyncio.timeout(self._patience_seconds):
-                answer = await asyncio.shield(question.answer)
+                answer = await asyncio.shield(lookup.answer)
         except TimeoutError:
-            answer = BlockyardError(Reason.NO_READY_WORKER, self._outlet.message, retry_after_seconds=RETRY_SECONDS)
+            answer = BlockyardError(Reason.NO_READY_WORKER, self._link.message, retry_after_seconds=RETRY_SECONDS)
         finally:
-            question.num_callers -= 1
+            lookup.num_callers -= 1
             # One that was put is answered, whoever still wants to know: the scheduler takes this gateway for a reader.
-            if not (question.num_callers or question.handle) and self._questions.get(wire_id) is question:
-                del self._questions[wire_id]
+            if not (lookup.num_callers or lookup.handle) and self._lookups.get(wire_id) is lookup:
+                del self._lookups[wire_id]
         if isinstance(answer, BlockyardError):
             raise answer
         return answer
 
-    def _put(self, question: _Question) -> None:
-        question.handle = self._new_handle(question)
-        self._outlet.send(Resume(question.handle, question.wire_id))
+    def _send_lookup(self, lookup: _Lookup) -> None:
+        lookup.handle = self._new_handle(lookup)
+        self._link.send(Resume(lookup.handle, lookup.wire_id))
 
-    def send_all(self) -> None:
+    def resend_all(self) -> None:
         """Tells a scheduler that has come all that is known, first what its predecessor had accepted."""
-        unsent = [transcript for transcript in self._registry.live if not transcript.handle]
-        for transcript in sorted(unsent, key=lambda transcript: not transcript.was_accepted):
-            if transcript.advance():
+        unsent = [state for state in self._registry.live if not state.handle]
+        for state in sorted(unsent, key=lambda state: not state.was_accepted):
+            if state.advance():
                 # A stop string was in what came last.
-                self._owner.retire(transcript)
+                self._owner.retire(state)
             else:
-                self.send(transcript)
-        for question in self._questions.values():
-            if not question.handle:
-                self._put(question)
-        whole = [transcript for transcript in self._registry.retained if not transcript.handle]
-        for transcript in whole:
-            self.send(transcript)
+                self.send(state)
+        for lookup in self._lookups.values():
+            if not lookup.handle:
+                self._send_lookup(lookup)
+        whole = [state for state in self._registry.retained if not state.handle]
+        for state in whole:
+            self.send(state)
         if unsent or whole:
             log.info("sent requests again", num_requests=len(unsent), num_answers=len(whole))
 
     # Down.
 
-    def lost(self) -> None:
+    def on_scheduler_lost(self) -> None:
         """The scheduler is gone, or the connection to it."""
         self._by_handle.clear()
         self._routes.clear()
-        for question in self._questions.values():
-            question.handle = 0
-        for transcript in self._registry.retained:
-            transcript.handle = 0
-        for transcript in self._registry.live:
-            transcript.handle = 0
-            transcript.story.scheduler_lost()
-            self._wait(transcript)
+        for lookup in self._lookups.values():
+            lookup.handle = 0
+        for state in self._registry.retained:
+            state.handle = 0
+        for state in self._registry.live:
+            state.handle = 0
+            state.request_log.on_scheduler_lost()
+            self._wait(state)
 
-    def accepted(self, acceptance: Acceptance) -> None:
+    def on_accepted(self, acceptance: Acceptance) -> None:
         """A request is queued; one that was so before is behind what has come of it."""
-        transcript = self._by_handle.get(acceptance.handle)
-        if transcript is None or isinstance(transcript, _Question):
+        state = self._by_handle.get(acceptance.handle)
+        if state is None or isinstance(state, _Lookup):
             return
-        if not self._registry.is_live(transcript):
+        if not self._registry.is_live(state):
             # It is whole: the scheduler keeps it for others.
             del self._by_handle[acceptance.handle]
             return
-        if transcript.is_accepted:
-            self._tell_recovery(transcript)
-        transcript.accept(acceptance.first_sequence_id)
-        self._routes.add(transcript)
+        if state.is_accepted:
+            self._on_scheduler_returned(state)
+        state.on_accepted(acceptance.first_sequence_id)
+        self._routes.add(state)
 
-    def _tell_recovery(self, transcript: Transcript) -> None:
-        facts = self._outlet.facts
-        exact = facts is not None and facts.batch_invariant and facts.determinism_id == transcript.determinism_id
-        transcript.recover(transcript.recovered(SCHEDULER_LOST, exact=exact))
+    def _on_scheduler_returned(self, state: RequestState) -> None:
+        facts = self._link.facts
+        exact = facts is not None and facts.batch_invariant and facts.determinism_id == state.determinism_id
+        state.on_recovered(state.make_recovered_event(SCHEDULER_LOST, exact=exact))
 
-    def resumed(self, resumed: Resumed) -> None:
+    def on_resumed(self, resumed: Resumed) -> None:
         """The scheduler has the request, from this gateway or another: what it has goes on behind what is here."""
-        transcript = self._by_handle.get(resumed.handle)
-        if isinstance(transcript, _Question):
-            transcript = self._answer(transcript, resumed)
-        if transcript is None:
+        state = self._by_handle.get(resumed.handle)
+        if isinstance(state, _Lookup):
+            state = self._adopt(state, resumed)
+        if state is None:
             return
-        transcript.take_up(resumed)
-        self._routes.add(transcript)
-        for answer, record in zip(transcript.answers, resumed.sequences, strict=True):
+        state.on_resumed(resumed)
+        self._routes.add(state)
+        for answer, record in zip(state.answers, resumed.sequences, strict=True):
             if answer.ended is not None and record.reason is None:
-                self.abort_sequence(transcript, answer)
-        if transcript.has_ended:
+                self.abort_sequence(state, answer)
+        if state.has_ended:
             self._by_handle.pop(resumed.handle, None)
-        if transcript.has_ended and self._registry.is_live(transcript):
-            self._owner.retire(transcript)
+        if state.has_ended and self._registry.is_live(state):
+            self._owner.retire(state)
 
-    def _answer(self, question: _Question, resumed: Resumed) -> Transcript | None:
+    def _adopt(self, lookup: _Lookup, resumed: Resumed) -> RequestState | None:
         """Makes a request of what the scheduler has, unless it has come here another way meanwhile."""
-        self._close(question)
-        known = self._registry.find(question.wire_id)
+        self._close_lookup(lookup)
+        known = self._registry.find(lookup.wire_id)
         if known is not None:
-            question.resolve(known)
+            lookup.resolve(known)
             return None
         try:
-            transcript = question.make(resumed)
+            state = lookup.make(resumed)
         except BlockyardError as error:
-            question.resolve(error)
+            lookup.resolve(error)
             return None
-        transcript.handle = resumed.handle
-        self._by_handle[resumed.handle] = transcript
-        self._owner.adopt(transcript)
-        question.resolve(transcript)
-        return transcript
+        state.handle = resumed.handle
+        self._by_handle[resumed.handle] = state
+        self._owner.adopt(state)
+        lookup.resolve(state)
+        return state
 
-    def _close(self, question: _Question) -> None:
-        self._by_handle.pop(question.handle, None)
-        self._questions.pop(question.wire_id, None)
+    def _close_lookup(self, lookup: _Lookup) -> None:
+        self._by_handle.pop(lookup.handle, None)
+        self._lookups.pop(lookup.wire_id, None)
 
-    def failed(self, failure: Failure) -> None:
+    def on_failed(self, failure: Failure) -> None:
         """The scheduler has refused or ended a request, or does not know it."""
         item = self._by_handle.get(failure.handle)
-        if isinstance(item, _Question):
-            self._close(item)
+        if isinstance(item, _Lookup):
+            self._close_lookup(item)
             item.resolve(self._registry.find(item.wire_id) or failure.error)
         elif item is not None and self._registry.is_live(item):
             self._owner.fail(item, failure.error)
@@ -285,19 +269,19 @@ class Submissions:
 
     def close(self, error: BlockyardError) -> None:
         """Waits for nothing any more."""
-        for question in list(self._questions.values()):
-            question.resolve(error)
-        self._questions.clear()
+        for lookup in list(self._lookups.values()):
+            lookup.resolve(error)
+        self._lookups.clear()
         self._unsent.clear_all()
 
 
-def _timed(transcript: Transcript, now: float) -> Submission:
+def _with_remaining_times(state: RequestState, now: float) -> Submission:
     """The submission, with the times that are left."""
-    submission, origin = transcript.submission, transcript.origin
+    submission, origin = state.submission, state.origin
     deadline, queueing = origin.deadline_at, submission.max_queue_seconds
     if deadline is None and queueing is None:
         return submission
-    if queueing is not None and not transcript.was_accepted:
+    if queueing is not None and not state.was_accepted:
         queueing = max(0.0, queueing - (now - origin.arrived_at))
     remaining = None if deadline is None else max(0.0, deadline - now)
     return replace(submission, max_queue_seconds=queueing, remaining_seconds=remaining)

@@ -25,9 +25,9 @@ class PromptAnswer:
         start = piece.first_position - 1
         self._entries[start : start + len(piece.candidates)] = piece.candidates
 
-    def event(self) -> PromptLogprobs | None:
+    def make_event(self) -> PromptLogprobs | None:
         """Tells all of them; None while some are missing."""
         known = [entry for entry in self._entries if entry is not None]
         if len(known) < len(self._entries):
             return None
-        return PromptLogprobs((TokenLogprobs(None), *map(self._texts.tell, known)))
+        return PromptLogprobs((TokenLogprobs(None), *map(self._texts.logprobs_of, known)))

@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gateway.live.answer import SequenceAnswer
-    from gateway.live.request_state import Transcript
+    from gateway.live.request_state import RequestState
     from gateway.request import Delta, Event, GenerationRequest, Recovered
 
 _START = Position()
 
 
-class Owner(Protocol):
+class ReaderEvents(Protocol):
     """Who is told what a reader finds and that it leaves."""
 
-    def stopped(self, transcript: Transcript, answer: SequenceAnswer) -> None:
+    def on_stop_string(self, state: RequestState, answer: SequenceAnswer) -> None:
         """Takes note that a stop string has ended an answer."""
         ...
 
-    def close(self, reader: Reader) -> None:
+    def on_reader_closed(self, reader: Reader) -> None:
         """Takes note that a reader has left."""
         ...
 
@@ -80,8 +80,8 @@ class _Cursor:
 _CONTINUATIONS = tuple(bytes([byte]) for byte in range(0x80, 0xC0))
 
 
-def _wrong(answer: SequenceAnswer, field: str, told: str) -> BlockyardError:
-    return invalid([Violation(f"positions[{answer.index}].{field}", told)])
+def _wrong(answer: SequenceAnswer, field: str, description: str) -> BlockyardError:
+    return invalid([Violation(f"positions[{answer.index}].{field}", description)])
 
 
 class Reader:
@@ -104,19 +104,19 @@ class Reader:
     """
 
     def __init__(
-        self, transcript: Transcript, owner: Owner, positions: Mapping[int, Position], *, replay: bool = False
+        self, state: RequestState, owner: ReaderEvents, positions: Mapping[int, Position], *, replay: bool = False
     ) -> None:
-        self.transcript = transcript
+        self.state = state
         self.is_patient = False
         self._owner = owner
-        self._untold = [
+        self._cursors = [
             _Cursor(answer, positions.get(answer.index, _START), replay=replay)
-            for answer in transcript.answers
+            for answer in state.answers
             if replay or not positions.get(answer.index, _START).finished
         ]
         self._has_begun = False
         has_text = any(position.num_tokens or position.num_text_bytes for position in positions.values())
-        self._prompt = None if has_text and not replay else transcript.prompt
+        self._prompt = None if has_text and not replay else state.prompt
         self._events: deque[Event] = deque()
         self._error: BlockyardError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -125,25 +125,25 @@ class Reader:
     @property
     def request_id(self) -> str:
         """The client's name of the request."""
-        return self.transcript.origin.accepted.request_id
+        return self.state.origin.accepted.request_id
 
     @property
     def failure(self) -> BlockyardError | None:
         """What reading raises at the end, where each of the sequences has failed by itself."""
-        return self.transcript.failure
+        return self.state.failure
 
     @property
     def request(self) -> GenerationRequest:
         """The request as it was sent, its prompt as ids and its defaults filled in."""
-        return state_codec.request_of(self.transcript.submission)
+        return state_codec.request_of(self.state.submission)
 
     def check(self) -> None:
         """Raises BlockyardError FIELD_INVALID for positions that are known to be none."""
-        for cursor in self._untold:
+        for cursor in self._cursors:
             if cursor.unchecked is None:
                 continue
             if cursor.answer.advance():
-                self._owner.stopped(self.transcript, cursor.answer)
+                self._owner.on_stop_string(self.state, cursor.answer)
             cursor.look()
 
     def __aiter__(self) -> Reader:
@@ -158,9 +158,9 @@ class Reader:
             if self._has_news:
                 self._has_news = False
                 self._collect()
-            elif error := self._error or self.transcript.error:
+            elif error := self._error or self.state.error:
                 raise error
-            elif not self._untold:
+            elif not self._cursors:
                 if failure := self.failure:
                     raise failure
                 raise StopAsyncIteration
@@ -178,34 +178,34 @@ class Reader:
         if (not self._has_begun or self._prompt is not None) and not self._begin():
             return
         has_ended = False
-        for cursor in self._untold:
+        for cursor in self._cursors:
             answer = cursor.answer
             if answer.advance():
-                self._owner.stopped(self.transcript, answer)
+                self._owner.on_stop_string(self.state, answer)
             if cursor.unchecked is not None and not self._reaches(cursor):
                 continue
-            self.transcript.meter.told(answer.index, answer.num_tokens)
+            self.state.meter.on_tokens_read(answer.index, answer.num_tokens)
             delta = answer.delta_after(cursor.num_tokens, cursor.num_text_bytes)
             if delta is not None:
                 cursor.num_tokens, cursor.num_text_bytes = delta.num_tokens, delta.num_text_bytes
                 self._events.append(delta)
             if answer.ended is not None:
                 cursor.is_done = has_ended = True
-                self._events.append(self.transcript.finished(answer))
+                self._events.append(self.state.make_finished_event(answer))
         if has_ended:
-            self._untold = [cursor for cursor in self._untold if not cursor.is_done]
+            self._cursors = [cursor for cursor in self._cursors if not cursor.is_done]
 
     def _begin(self) -> bool:
         """Tells what goes before all deltas, at each call one thing; returns whether these may come."""
         if not self._has_begun:
-            self._has_begun = self._has_news = self.transcript.is_accepted
+            self._has_begun = self._has_news = self.state.is_accepted
             if self._has_begun:
-                self._events.append(self.transcript.origin.accepted)
+                self._events.append(self.state.origin.accepted)
             return False
         if self._prompt is not None:
-            if (event := self._prompt.event()) is not None:
+            if (event := self._prompt.make_event()) is not None:
                 self._events.append(event)
-            elif not self.transcript.has_ended:
+            elif not self.state.has_ended:
                 return False
             # All may have failed before the prompt was computed: then nothing of it comes any more.
             self._prompt = None
@@ -225,14 +225,14 @@ class Reader:
     def be_patient(self) -> None:
         """Takes note that its front tells nothing before the end. Where a stop string may end it, tokens wake it still:
         one that nobody looks for costs the steps until somebody does."""
-        self.is_patient = not any(cursor.answer.looks_for_stops for cursor in self._untold)
+        self.is_patient = not any(cursor.answer.looks_for_stops for cursor in self._cursors)
 
-    def recover(self, event: Recovered) -> None:
+    def on_recovered(self, event: Recovered) -> None:
         """Takes note of a failure that was outlived, behind what came before it."""
         if not self._has_begun:
             return
         self._collect()
-        if self._untold:
+        if self._cursors:
             self._events.append(event)
         self.wake()
 
@@ -246,7 +246,7 @@ class Reader:
     def close(self) -> None:
         """Ends it; a request that nobody reads ends too, unless it is kept. Idempotent; for callbacks."""
         self._error = self._error or BlockyardError(Reason.CLIENT_CANCELLED, "the request was closed")
-        self._owner.close(self)
+        self._owner.on_reader_closed(self)
 
     async def aclose(self) -> None:
         """Ends it, as `close` does."""

@@ -9,7 +9,7 @@ from blockyard.retention import Retention
 from gateway.live.timers import Timers
 
 if TYPE_CHECKING:
-    from gateway.live.request_state import Transcript
+    from gateway.live.request_state import RequestState
 
 MAX_RETAINED = 10_000
 MAX_RETAINED_TOKENS = 64 * 2**20
@@ -20,19 +20,19 @@ class Registry:
 
     def __init__(self, window_seconds: float) -> None:
         self._window_seconds = window_seconds
-        self._live: dict[str, Transcript] = {}
-        self._retained = Retention[str, "Transcript"](
+        self._live: dict[str, RequestState] = {}
+        self._retained = Retention[str, "RequestState"](
             max_age_seconds=window_seconds, max_entries=MAX_RETAINED, max_weight=MAX_RETAINED_TOKENS
         )
         self._sweep = Timers[str]()
 
     @property
-    def live(self) -> list[Transcript]:
+    def live(self) -> list[RequestState]:
         """Those that run."""
         return list(self._live.values())
 
     @property
-    def retained(self) -> list[Transcript]:
+    def retained(self) -> list[RequestState]:
         """Those that have ended."""
         self._expire()
         return self._retained.values()
@@ -42,27 +42,27 @@ class Registry:
         """How many run."""
         return len(self._live)
 
-    def find(self, wire_id: str) -> Transcript | None:
+    def find(self, wire_id: str) -> RequestState | None:
         """The request of this name."""
         self._expire()
         return self._live.get(wire_id) or self._retained.get(wire_id)
 
-    def is_live(self, transcript: Transcript) -> bool:
+    def is_live(self, state: RequestState) -> bool:
         """Whether this very request runs."""
-        return self._live.get(transcript.wire_id) is transcript
+        return self._live.get(state.wire_id) is state
 
-    def add(self, transcript: Transcript) -> None:
+    def add(self, state: RequestState) -> None:
         """Takes one that runs."""
-        self._live[transcript.wire_id] = transcript
+        self._live[state.wire_id] = state
 
-    def remove(self, transcript: Transcript) -> None:
+    def remove(self, state: RequestState) -> None:
         """Forgets one that runs."""
-        del self._live[transcript.wire_id]
+        del self._live[state.wire_id]
 
-    def retain(self, transcript: Transcript) -> None:
+    def retain(self, state: RequestState) -> None:
         """Keeps one that ran."""
-        self.remove(transcript)
-        self._retained.add(transcript.wire_id, transcript, transcript.weight, asyncio.get_running_loop().time())
+        self.remove(state)
+        self._retained.add(state.wire_id, state, state.weight, asyncio.get_running_loop().time())
         self._sweep.set("retained", self._window_seconds, lambda _: self._expire())
 
     def _expire(self) -> None:

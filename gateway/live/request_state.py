@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gateway.live.prompt_answer import PromptAnswer
     from gateway.live.reader import Reader
     from gateway.observe.metrics import RequestMeter
-    from gateway.observe.request_log import Story
+    from gateway.observe.request_log import RequestLog
     from gateway.scheduler_messages import PromptPiece, Resumed, Submission
 
 
@@ -37,7 +37,7 @@ class Origin:
     is_known: bool = False
 
 
-class Transcript:
+class RequestState:
     """One request and its answer so far.
 
     Attributes:
@@ -48,7 +48,7 @@ class Transcript:
         error: what ended it, if nothing better did.
         determinism_id: empty once workers that differ have had a part in it.
         meter: measures it; given by who takes it in.
-        story: what is told of it to those who watch.
+        request_log: its log line and its span.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class Transcript:
         answers: Sequence[SequenceAnswer],
         *,
         determinism_id: str,
-        story: Story,
+        request_log: RequestLog,
         prompt: PromptAnswer | None = None,
     ) -> None:
         self.submission = submission
         self.origin = origin
         self.answers = answers
         self.determinism_id = determinism_id
-        self.story = story
+        self.request_log = request_log
         self.prompt = prompt
         self.handle = 0
         self.is_accepted = False
@@ -101,33 +101,33 @@ class Transcript:
     def weight(self) -> int:
         """What it costs to keep, in tokens, where a log probability counts as one."""
         num_tokens = len(self.submission.prompt_token_ids) + sum(len(answer.token_ids) for answer in self.answers)
-        return num_tokens + sum(len(told.token_ids) for answer in self.answers for told in answer.logprobs)
+        return num_tokens + sum(len(entry.token_ids) for answer in self.answers for entry in answer.logprobs)
 
-    def route_of(self, answer: SequenceAnswer) -> int:
+    def sequence_id_of(self, answer: SequenceAnswer) -> int:
         """The sequence id of one of its answers at the scheduler that has accepted it last."""
         return self._first_sequence_id + answer.index
 
     # What comes.
 
-    def accept(self, first_sequence_id: int) -> None:
+    def on_accepted(self, first_sequence_id: int) -> None:
         """Takes the scheduler's word that the request is queued."""
         self._first_sequence_id = first_sequence_id
         self.is_accepted = True
-        self.story.accepted()
+        self.request_log.on_accepted()
         self.wake()
 
-    def take_up(self, resumed: Resumed) -> None:
+    def on_resumed(self, resumed: Resumed) -> None:
         """Goes on by what the scheduler has of the request."""
         self.num_cached_tokens = resumed.num_cached_tokens
         for piece in resumed.prompt_logprobs:
             self.add_prompt_piece(piece)
         self.take_records(resumed.sequences)
-        self.accept(resumed.first_sequence_id)
+        self.on_accepted(resumed.first_sequence_id)
 
     def take_records(self, records: Sequence[SequenceRecord]) -> None:
         """Takes what somebody else knows of its sequences, by index."""
         for answer, record in zip(self.answers, records, strict=True):
-            answer.take_up(record)
+            answer.take_record(record)
             # A stop string ends it here and now: no more tokens may come that would make anybody look.
             answer.advance()
 
@@ -142,14 +142,14 @@ class Transcript:
         if self.prompt is not None:
             self.prompt.add(piece)
 
-    def recover(self, event: Recovered) -> None:
+    def on_recovered(self, event: Recovered) -> None:
         """Goes on after a failure, behind the tokens that came before."""
         if not event.exact:
             # What is one answer of two workers repeats neither's.
             self.determinism_id = ""
-        self.story.recovered(event)
+        self.request_log.on_recovered(event)
         for reader in self.readers:
-            reader.recover(event)
+            reader.on_recovered(event)
 
     def fail(self, error: BlockyardError) -> None:
         """Ends it with an error, which is raised to its readers after what has come."""
@@ -163,7 +163,7 @@ class Transcript:
 
     # What is told.
 
-    def finished(self, answer: SequenceAnswer) -> Finished:
+    def make_finished_event(self, answer: SequenceAnswer) -> Finished:
         """Tells how one of its answers ended."""
         assert answer.ended is not None
         return Finished(
@@ -178,13 +178,13 @@ class Transcript:
             error=answer.ended.error,
         )
 
-    def recovered(self, cause: str, *, exact: bool) -> Recovered:
+    def make_recovered_event(self, cause: str, *, exact: bool) -> Recovered:
         """Tells that a scheduler goes on with it that knew nothing of it."""
         running = [answer for answer in self.answers if answer.ended is None]
         num_tokens = len(self.submission.prompt_token_ids) + sum(len(answer.token_ids) for answer in running)
         return Recovered(cause, num_tokens, exact)
 
-    def resubmission(self, now: float) -> Resubmission | None:
+    def make_resubmission(self, now: float) -> Resubmission | None:
         """Tells a scheduler what is known; None for a request that none has accepted yet."""
         if not self.was_accepted:
             return None

@@ -49,14 +49,14 @@ _MAX_MESSAGE_TOKENS = 4 * 1024 * 1024
 _CANCEL_TIMEOUT_SECONDS = 5.0
 
 
-class Receiver(Protocol):
+class LinkEvents(Protocol):
     """Who is told what comes over the link."""
 
-    def received(self, progress: Progress) -> None:
+    def on_progress(self, progress: Progress) -> None:
         """Takes one message of the scheduler."""
         ...
 
-    def lost(self) -> None:
+    def on_scheduler_lost(self) -> None:
         """Takes note that nothing comes of what was sent, for now."""
         ...
 
@@ -69,19 +69,19 @@ class SchedulerLink:
         self._peer = peer
         self._gateway_id = gateway_id
         self._model_digest = model_digest
-        self._receiver: Receiver | None = None
+        self._receiver: LinkEvents | None = None
         self._facts: ModelFacts | None = None
         self._readiness = Readiness(False, self._unreachable())
-        self._told_readiness = (False, "")
+        self._logged_readiness = (False, "")
         # What of them was told on this stream.
-        self._is_told = False
+        self._has_facts = False
         self._outgoing: list[Outgoing] = []
         self._has_outgoing = asyncio.Event()
         self._is_attached = False
-        self._begin = time.monotonic()
+        self._created_at = time.monotonic()
         # A loss has a warning of its own, so this is for a scheduler that was never there.
         self._has_warned = False
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._channel: RenewedChannel | None = None
 
@@ -101,12 +101,12 @@ class SchedulerLink:
     @property
     def takes_requests(self) -> bool:
         """Whether requests can be sent: without a worker they wait in the scheduler."""
-        return self._is_told and not self.has_other_model
+        return self._has_facts and not self.has_other_model
 
     @property
     def has_other_model(self) -> bool:
         """Whether the scheduler serves a model that is not this gateway's."""
-        return self._is_told and self._facts is not None and self._facts.model_digest != self._model_digest
+        return self._has_facts and self._facts is not None and self._facts.model_digest != self._model_digest
 
     @property
     def message(self) -> str:
@@ -123,10 +123,10 @@ class SchedulerLink:
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Waits until what the scheduler tells (or that it is gone) makes a condition true."""
         while not condition():
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
 
-    def start(self, receiver: Receiver) -> None:
+    def start(self, receiver: LinkEvents) -> None:
         """Begins to attach."""
         self._receiver = receiver
         self._channel = RenewedChannel(self._address, self._peer)
@@ -202,7 +202,7 @@ class SchedulerLink:
             await self._read(call)
             reason = "the scheduler closed the connection"
         except grpc.RpcError as error:
-            reason = self._why(error)
+            reason = self._reason_of(error)
         except asyncio.CancelledError:
             reason = _STOPPING
             raise
@@ -213,15 +213,15 @@ class SchedulerLink:
             call.cancel()
             await channel.close(None)
             was_attached = self._is_attached
-            self._detached(reason)
+            self._on_detached(reason)
         return was_attached
 
-    def _why(self, error: grpc.RpcError) -> str:
-        told = from_rpc_error(error)
-        log.debug("attach ended", reason=str(told.reason), message=told.message)
+    def _reason_of(self, error: grpc.RpcError) -> str:
+        decoded = from_rpc_error(error)
+        log.debug("attach ended", reason=str(decoded.reason), message=decoded.message)
         if self._is_attached:
-            return f"the connection to the scheduler was lost: {told.message}"
-        return f"{self._unreachable()}: {told.message}"
+            return f"the connection to the scheduler was lost: {decoded.message}"
+        return f"{self._unreachable()}: {decoded.message}"
 
     async def _read(self, call: Any) -> None:
         while (message := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
@@ -230,36 +230,36 @@ class SchedulerLink:
                 self._is_attached = self._has_warned = True
                 log.info("attached to the scheduler", address=self._address)
             if progress.facts is not None:
-                self._facts, self._is_told = progress.facts, True
+                self._facts, self._has_facts = progress.facts, True
             if progress.readiness is not None:
                 self._readiness = progress.readiness
             if progress.facts is not None or progress.readiness is not None:
-                self._tell_readiness()
-                self._news.set()
+                self._log_readiness()
+                self._changed.set()
             assert self._receiver is not None
-            self._receiver.received(progress)
+            self._receiver.on_progress(progress)
 
-    def _tell_readiness(self) -> None:
+    def _log_readiness(self) -> None:
         """Each replica that comes or goes makes the scheduler tell it again: what is as it was is no news."""
-        told = (self.is_ready, self.message)
-        if told != self._told_readiness:
-            self._told_readiness = told
-            log.info("readiness", ready=told[0], message=told[1] or None)
+        readiness = (self.is_ready, self.message)
+        if readiness != self._logged_readiness:
+            self._logged_readiness = readiness
+            log.info("readiness", ready=readiness[0], message=readiness[1] or None)
 
-    def _detached(self, reason: str) -> None:
-        was_attached, self._is_attached, self._is_told = self._is_attached, False, False
+    def _on_detached(self, reason: str) -> None:
+        was_attached, self._is_attached, self._has_facts = self._is_attached, False, False
         self._readiness = Readiness(False, reason)
-        self._told_readiness = (False, "")
+        self._logged_readiness = (False, "")
         self._outgoing.clear()
         if was_attached:
             if reason != _STOPPING:
                 log.warning("lost the scheduler", address=self._address, reason=reason)
             assert self._receiver is not None
-            self._receiver.lost()
-        elif reason != _STOPPING and not self._has_warned and time.monotonic() - self._begin >= START_SECONDS:
+            self._receiver.on_scheduler_lost()
+        elif reason != _STOPPING and not self._has_warned and time.monotonic() - self._created_at >= START_SECONDS:
             self._has_warned = True
             log.warning("no scheduler", reason=reason)
-        self._news.set()
+        self._changed.set()
 
     async def _write(self, call: Any) -> None:
         while True:
@@ -300,5 +300,5 @@ _RANKS: dict[type[Outgoing], int] = {Add: 0, Abort: 1, Resume: 2}
 def _num_tokens(item: Outgoing) -> int:
     if not isinstance(item, Add):
         return 0
-    told = item.resubmission.sequences if item.resubmission else ()
-    return len(item.submission.prompt_token_ids) + sum(len(record.token_ids) for record in told)
+    records = item.resubmission.sequences if item.resubmission else ()
+    return len(item.submission.prompt_token_ids) + sum(len(record.token_ids) for record in records)

@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gateway.live.answer import SequenceAnswer
-    from gateway.live.request_state import Transcript
+    from gateway.live.request_state import RequestState
     from gateway.scheduler_messages import Progress
 
-    Listener = Callable[[Transcript, SequenceAnswer], None]
+    Listener = Callable[[RequestState, SequenceAnswer], None]
 
 
-class Routes:
+class TokenRouter:
     """The running sequences by the scheduler's ids.
 
     Args:
@@ -23,26 +23,26 @@ class Routes:
     """
 
     def __init__(self, on_stop: Listener, on_end: Listener) -> None:
-        self._routes: dict[int, tuple[Transcript, SequenceAnswer]] = {}
+        self._routes: dict[int, tuple[RequestState, SequenceAnswer]] = {}
         self._on_stop = on_stop
         self._on_end = on_end
 
-    def add(self, transcript: Transcript) -> None:
+    def add(self, state: RequestState) -> None:
         """Takes the sequences of a request that the scheduler has accepted, as far as they run."""
-        for answer in transcript.answers:
+        for answer in state.answers:
             if answer.ended is None:
-                self._routes[transcript.route_of(answer)] = (transcript, answer)
+                self._routes[state.sequence_id_of(answer)] = (state, answer)
 
-    def remove(self, transcript: Transcript, answer: SequenceAnswer) -> None:
+    def remove(self, state: RequestState, answer: SequenceAnswer) -> None:
         """Forgets a sequence. Idempotent."""
-        if self._routes.get(sequence_id := transcript.route_of(answer)) == (transcript, answer):
+        if self._routes.get(sequence_id := state.sequence_id_of(answer)) == (state, answer):
             del self._routes[sequence_id]
 
     def clear(self) -> None:
         """Forgets all: the scheduler's ids mean nothing any more."""
         self._routes.clear()
 
-    def apply(self, progress: Progress) -> None:
+    def route(self, progress: Progress) -> None:
         """Hands out a message. What belongs to a sequence that has ended here is dropped: the scheduler knows soon."""
         self._apply_prompts(progress)
         routes = self._routes
@@ -54,27 +54,27 @@ class Routes:
             route = routes.get(sequence_id)
             if route is None:
                 continue
-            transcript, answer = route
+            state, answer = route
             if answer.push(token_id):
-                self._on_stop(transcript, answer)
-            for reader in transcript.readers:
+                self._on_stop(state, answer)
+            for reader in state.readers:
                 if not reader.is_patient:
                     reader.wake()
         for sequence_id, reason, score, error in progress.ended:
             route = routes.get(sequence_id)
             if route is None:
                 continue
-            transcript, answer = route
+            state, answer = route
             answer.finish(reason, score, error)
-            self._on_end(transcript, answer)
-            transcript.wake()
+            self._on_end(state, answer)
+            state.wake()
 
     def _apply_prompts(self, progress: Progress) -> None:
         for sequence_id, num_cached_tokens in progress.prefilled:
             if (route := self._routes.get(sequence_id)) is not None:
                 route[0].num_cached_tokens = num_cached_tokens
-                route[0].story.prefilled()
-                route[0].meter.first_token()
+                route[0].request_log.on_prefilled()
+                route[0].meter.on_first_token()
         for piece in progress.prompt_logprobs:
             if (route := self._routes.get(piece.sequence_id)) is not None:
                 route[0].add_prompt_piece(piece)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from gateway.generation import GenerationService
     from gateway.live.live_requests import LiveRequests
-    from gateway.live.request_state import Transcript
+    from gateway.live.request_state import RequestState
     from gateway.live.scheduler_link import SchedulerLink
     from gateway.observe.scheduler_readings import SchedulerReadings
     from gateway.request import Position
@@ -146,20 +146,20 @@ CATALOGUE = (
 )
 
 # The errors that the HTTP call which runs here has told.
-_errors_told: ContextVar[list[Reason]] = ContextVar("errors_told")
+_call_errors: ContextVar[list[Reason]] = ContextVar("call_errors")
 
 
 def collect_errors() -> list[Reason]:
     """Begins a call: returns the list to which `note_error` adds, in this task and those that it makes."""
-    told: list[Reason] = []
-    _errors_told.set(told)
-    return told
+    errors: list[Reason] = []
+    _call_errors.set(errors)
+    return errors
 
 
 def note_error(reason: Reason) -> None:
     """An error is told to the client of the call that runs here."""
-    if (told := _errors_told.get(None)) is not None:
-        told.append(reason)
+    if (errors := _call_errors.get(None)) is not None:
+        errors.append(reason)
 
 
 class GatewayMetrics:
@@ -201,8 +201,8 @@ class GatewayMetrics:
         read = self.registry.read
         self.registry.before_scrape = readings.fetch
 
-        def of_replicas(tell: Callable[[ReplicaReading], float]) -> Callable[[], dict[tuple[str, ...], float]]:
-            return lambda: {(model_name, str(each.replica_id)): tell(each) for each in readings.replicas}
+        def of_replicas(read_value: Callable[[ReplicaReading], float]) -> Callable[[], dict[tuple[str, ...], float]]:
+            return lambda: {(model_name, str(each.replica_id)): read_value(each) for each in readings.replicas}
 
         def requests() -> dict[tuple[str, ...], float]:
             if (reading := readings.reading) is None:
@@ -215,17 +215,17 @@ class GatewayMetrics:
         read(MODEL_QUERY_TOKENS, of_replicas(lambda replica: replica.num_queried_tokens))
         read(MODEL_HIT_TOKENS, of_replicas(lambda replica: replica.num_cached_tokens))
 
-    def begin(self, transcript: Transcript) -> RequestMeter:
+    def begin_request(self, state: RequestState) -> RequestMeter:
         """Measures a request that is begun here."""
         self.requests.add()
-        self.prompt_tokens.observe(transcript.origin.accepted.num_prompt_tokens)
-        return RequestMeter(self, transcript.story.arrived_at)
+        self.prompt_tokens.observe(state.origin.accepted.num_prompt_tokens)
+        return RequestMeter(self, state.request_log.arrived_at)
 
-    def go_on(self) -> RequestMeter:
+    def resume_request(self) -> RequestMeter:
         """Measures a request that another gateway had before: how long it took is not known."""
         return RequestMeter(self, None)
 
-    def error_over_grpc(self, reason: Reason) -> None:
+    def on_grpc_error(self, reason: Reason) -> None:
         """A call over gRPC has ended with an error."""
         self.errors.add("grpc", str(reason))
 
@@ -238,49 +238,49 @@ class RequestMeter:
         began_at: when it came, by time.monotonic(); None for a request that another gateway had before.
     """
 
-    __slots__ = ("_began_at", "_first_at", "_metrics", "_num_told", "_told_at")
+    __slots__ = ("_began_at", "_first_at", "_metrics", "_num_read", "_read_at")
 
     def __init__(self, metrics: GatewayMetrics, began_at: float | None) -> None:
         self._metrics = metrics
         self._began_at = began_at
         self._first_at: float | None = None
         # By index: how many tokens were told, and when the last of them.
-        self._num_told: dict[int, int] = {}
-        self._told_at: dict[int, float] = {}
+        self._num_read: dict[int, int] = {}
+        self._read_at: dict[int, float] = {}
 
-    def knows(self, positions: Mapping[int, Position]) -> None:
+    def on_read_from(self, positions: Mapping[int, Position]) -> None:
         """A client has so much of the answer: that was counted where it was told."""
         for index, position in positions.items():
-            self._num_told[index] = max(self._num_told.get(index, 0), position.num_tokens)
+            self._num_read[index] = max(self._num_read.get(index, 0), position.num_tokens)
             # How long nobody read is no latency.
-            self._told_at.pop(index, None)
+            self._read_at.pop(index, None)
 
-    def first_token(self) -> None:
+    def on_first_token(self) -> None:
         """The prompt is computed, and the first token has come. Without effect when it happens again."""
         if self._first_at is None:
             self._first_at = time.monotonic()
             if self._began_at is not None:
                 self._metrics.time_to_first_token.observe(self._first_at - self._began_at)
 
-    def told(self, index: int, num_tokens: int) -> None:
+    def on_tokens_read(self, index: int, num_tokens: int) -> None:
         """A reader of the sequence `index` has come to so many tokens."""
-        num_new = num_tokens - self._num_told.get(index, 0)
+        num_new = num_tokens - self._num_read.get(index, 0)
         if num_new <= 0:
             return
-        metrics, now, before = self._metrics, time.monotonic(), self._told_at.get(index)
-        self._num_told[index] = num_tokens
-        self._told_at[index] = now
+        metrics, now, before = self._metrics, time.monotonic(), self._read_at.get(index)
+        self._num_read[index] = num_tokens
+        self._read_at[index] = now
         metrics.output_tokens.add(count=num_new)
         if before is not None:
             metrics.inter_token_latency.observe((now - before) / num_new, num_new)
 
-    def ended(self, transcript: Transcript) -> None:
+    def on_finished(self, state: RequestState) -> None:
         """The answer is whole."""
         metrics, now = self._metrics, time.monotonic()
-        lengths = [answer.num_tokens for answer in transcript.answers]
+        lengths = [answer.num_tokens for answer in state.answers]
         metrics.finished.add(WHOLE)
         metrics.answer_tokens.observe(sum(lengths))
-        for answer in transcript.answers:
+        for answer in state.answers:
             if answer.ended is not None:
                 metrics.sequences.add(answer.ended.reason.value)
         if self._began_at is None:
@@ -289,6 +289,6 @@ class RequestMeter:
         if self._first_at is not None and max(lengths) > 1:
             metrics.time_per_output_token.observe((now - self._first_at) / (max(lengths) - 1))
 
-    def failed(self, reason: Reason) -> None:
+    def on_failed(self, reason: Reason) -> None:
         """An error has ended the request."""
         self._metrics.finished.add(str(reason))

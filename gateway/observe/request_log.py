@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
 
     from blockyard.tracing.spans import Span, TraceContext
-    from gateway.live.request_state import Transcript
+    from gateway.live.request_state import RequestState
     from gateway.request import Recovered
     from gateway.scheduler_messages import Submission
 
@@ -40,7 +40,7 @@ _MAX_NAME = 200
 _OUR_FAULT = (Reason.BUG, Reason.NOT_FINITE, Reason.POISON_REQUEST)
 
 
-class Story:
+class RequestLog:
     """One request at this gateway, from its arrival to its end.
 
     Args:
@@ -83,15 +83,15 @@ class Story:
         try:
             yield
         except BlockyardError as error:
-            self._refused(error)
+            self._on_refused(error)
             raise
         except asyncio.CancelledError:
-            self._refused(BlockyardError(Reason.CLIENT_CANCELLED, "its client has left"))
+            self._on_refused(BlockyardError(Reason.CLIENT_CANCELLED, "its client has left"))
             raise
         finally:
             span.end()
 
-    def submitted(self, submission: Submission, warnings: Iterable[str] = ()) -> None:
+    def on_submitted(self, submission: Submission, warnings: Iterable[str] = ()) -> None:
         """It is understood, and on its way to the scheduler. `warnings`: what its client is warned of."""
         num_prompt_tokens = len(submission.prompt_token_ids)
         self.span.set(n=submission.n, **{_INPUT_TOKENS: num_prompt_tokens, _MAX_TOKENS: submission.max_tokens})
@@ -99,20 +99,20 @@ class Story:
         for warning in warnings:
             log.info("request warning", **self._fields(warning=warning))
 
-    def joined(self) -> None:
-        """It is one that runs already, or has run: that one's story goes on."""
+    def on_joined(self) -> None:
+        """It is one that runs already, or has run: that one has a log of its own."""
         self._debug("request joined")
         self.span.set(joined=True)
         self.span.end()
 
-    def _refused(self, error: BlockyardError) -> None:
+    def _on_refused(self, error: BlockyardError) -> None:
         """It does not begin."""
         fields = tuple(violation.field for violation in error.violations)
         log.info("request refused", **self._fields(reason=str(error.reason), fields=",".join(fields) or None))
         self.span.set(reason=str(error.reason), fields=fields)
         self.span.end(error=str(error.reason))
 
-    def resumed(self) -> None:
+    def on_resumed(self) -> None:
         """Somebody reads it from a position on."""
         by = current_call().method
         self._debug("request resumed", by=by)
@@ -120,12 +120,12 @@ class Story:
 
     # From the scheduler.
 
-    def scheduler_lost(self) -> None:
+    def on_scheduler_lost(self) -> None:
         """It waits to be sent to another scheduler."""
         if self._recovery is None:
             self._recovery = begin_span("recovery", self.span.context, cause="the scheduler was lost")
 
-    def accepted(self) -> None:
+    def on_accepted(self) -> None:
         """A scheduler has queued it, the first one or another."""
         if self._recovery is not None:
             self._recovery.end()
@@ -133,59 +133,59 @@ class Story:
         self._debug("request accepted")
         self.span.add_event("accepted")
 
-    def prefilled(self) -> None:
+    def on_prefilled(self) -> None:
         """Its prompt is computed, and with it its first token."""
         if self._first_token_at is None:
             self._first_token_at = time.monotonic()
             self._debug("first token", seconds=self._since_arrival(self._first_token_at))
             self.span.add_event("first token")
 
-    def recovered(self, event: Recovered) -> None:
+    def on_recovered(self, event: Recovered) -> None:
         """It goes on after something behind this gateway was lost."""
         self._num_recoveries += 1
-        told = {"cause": event.cause, "num_replayed_tokens": event.num_replayed_tokens, "exact": event.exact}
-        self._debug("request recovered", **told)
-        self.span.add_event("recovered", **told)
+        fields = {"cause": event.cause, "num_replayed_tokens": event.num_replayed_tokens, "exact": event.exact}
+        self._debug("request recovered", **fields)
+        self.span.add_event("recovered", **fields)
 
     # Ends.
 
-    def finished(self, transcript: Transcript) -> None:
+    def on_finished(self, state: RequestState) -> None:
         """Its answer is whole."""
-        told = self._counts(transcript)
-        ends = [answer.ended for answer in transcript.answers if answer.ended is not None]
+        counts = self._counts(state)
+        ends = [answer.ended for answer in state.answers if answer.ended is not None]
         reasons = tuple(ended.reason.value for ended in ends)
         errors = ",".join(dict.fromkeys(str(ended.error.reason) for ended in ends if ended.error)) or None
         log.info(
-            "request finished", **self._fields(finish_reasons=",".join(dict.fromkeys(reasons)), errors=errors, **told)
+            "request finished", **self._fields(finish_reasons=",".join(dict.fromkeys(reasons)), errors=errors, **counts)
         )
         self.span.set(**{_FINISH_REASONS: reasons})
-        self._end_span(transcript)
+        self._end_span(state)
 
-    def failed(self, transcript: Transcript, error: BlockyardError) -> None:
+    def on_failed(self, state: RequestState, error: BlockyardError) -> None:
         """It ended without a whole answer."""
-        told = self._fields(reason=str(error.reason), **self._counts(transcript))
+        fields = self._fields(reason=str(error.reason), **self._counts(state))
         self.span.set(reason=str(error.reason))
         if error.reason is Reason.CLIENT_CANCELLED:
-            log.info("request cancelled", **told)
-            self._end_span(transcript)
+            log.info("request cancelled", **fields)
+            self._end_span(state)
             return
-        _failure_log(error)("request failed", error=error.message, **told)
-        self._end_span(transcript, error=str(error.reason))
+        _failure_log(error)("request failed", error=error.message, **fields)
+        self._end_span(state, error=str(error.reason))
 
-    def _end_span(self, transcript: Transcript, *, error: str = "") -> None:
+    def _end_span(self, state: RequestState, *, error: str = "") -> None:
         if self._recovery is not None:
             self._recovery.end(error=error)
         if self.span is not NO_SPAN:
-            num_outputs = sum(answer.num_tokens for answer in transcript.answers)
-            cached = transcript.num_cached_tokens
+            num_outputs = sum(answer.num_tokens for answer in state.answers)
+            cached = state.num_cached_tokens
             self.span.set(num_cached_tokens=cached, **{_OUTPUT_TOKENS: num_outputs})
         self.span.end(error=error)
 
-    def _counts(self, transcript: Transcript) -> dict[str, Any]:
+    def _counts(self, state: RequestState) -> dict[str, Any]:
         return {
-            "num_prompt_tokens": len(transcript.submission.prompt_token_ids),
-            "num_cached_tokens": transcript.num_cached_tokens,
-            "num_completion_tokens": sum(answer.num_tokens for answer in transcript.answers),
+            "num_prompt_tokens": len(state.submission.prompt_token_ids),
+            "num_cached_tokens": state.num_cached_tokens,
+            "num_completion_tokens": sum(answer.num_tokens for answer in state.answers),
             "first_token_seconds": self._since_arrival(self._first_token_at),
             "seconds": self._since_arrival(time.monotonic()),
             "num_recoveries": self._num_recoveries or None,
@@ -212,20 +212,20 @@ def _failure_log(error: BlockyardError) -> Callable[..., None]:
     return log.error if error.reason in _OUR_FAULT else log.warning
 
 
-def begin_story(request_id: str, model: str, operation: str) -> Story:
+def begin_request_log(request_id: str, model: str, operation: str) -> RequestLog:
     """A request comes in by the current call: it is traced if its caller is, else as often as sampling says.
 
     `operation`: as OpenTelemetry calls it, `chat` or `text_completion`.
     """
     if not is_tracing():
-        return Story(request_id)
+        return RequestLog(request_id)
     call = current_call()
     attributes: dict[str, Any] = {"method": call.method, _MODEL: model, _OPERATION: operation}
     span = begin_server_span("request", call.trace_context, request_id=request_id[:_MAX_NAME], **attributes)
-    return Story(request_id, span)
+    return RequestLog(request_id, span)
 
 
-def take_story_over(request_id: str, context: TraceContext | None) -> Story:
+def take_over_request_log(request_id: str, context: TraceContext | None) -> RequestLog:
     """A request goes on here that another gateway had: in its trace."""
     span = begin_span("request", context, request_id=request_id, taken_over=True)
-    return Story(request_id, span, is_taken_over=True)
+    return RequestLog(request_id, span, is_taken_over=True)

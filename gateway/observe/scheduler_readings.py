@@ -26,7 +26,7 @@ ANSWER_SECONDS = 0.5
 LOOP_SECONDS = 1.0
 
 
-class Asked(Protocol):
+class SchedulerReader(Protocol):
     """The link, as it is needed here."""
 
     @property
@@ -42,7 +42,7 @@ class Asked(Protocol):
 class SchedulerReadings:
     """The latest reading. `refresh` belongs to the loop, the rest may be used by any thread."""
 
-    def __init__(self, link: Asked, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, link: SchedulerReader, clock: Callable[[], float] = time.monotonic) -> None:
         self._link = link
         self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -69,11 +69,11 @@ def add_vllm_names(metrics: ours.GatewayMetrics, readings: SchedulerReadings, mo
     registry, whole = metrics.registry, (model_name, _WHOLE)
     registry.extend(CATALOGUE)
 
-    def total(tell: Callable[[SchedulerReading], float]) -> Callable[[], Labelled]:
-        return lambda: {whole: tell(reading)} if (reading := readings.reading) else {}
+    def total(read_value: Callable[[SchedulerReading], float]) -> Callable[[], Labelled]:
+        return lambda: {whole: read_value(reading)} if (reading := readings.reading) else {}
 
-    def of_replicas(tell: Callable[[ReplicaReading], float]) -> Callable[[], Labelled]:
-        return lambda: {(model_name, str(each.replica_id)): tell(each) for each in readings.replicas}
+    def of_replicas(read_value: Callable[[ReplicaReading], float]) -> Callable[[], Labelled]:
+        return lambda: {(model_name, str(each.replica_id)): read_value(each) for each in readings.replicas}
 
     registry.read(RUNNING, total(lambda reading: reading.num_running_requests))
     registry.read(WAITING, total(lambda reading: reading.num_waiting_requests))

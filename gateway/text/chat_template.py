@@ -84,6 +84,6 @@ class ChatTemplate:
         try:
             return self._template.render({**self._special_tokens, **variables})
         except Exception as error:
-            told = str(error)[:_MAX_REASON_CHARACTERS]
-            refusal = Violation("conversation.messages", f"the model's chat template refuses them: {told}")
+            reason = str(error)[:_MAX_REASON_CHARACTERS]
+            refusal = Violation("conversation.messages", f"the model's chat template refuses them: {reason}")
             raise invalid([refusal]) from error

@@ -17,18 +17,18 @@ class TokenTexts:
     def __init__(self, detokenizers: DetokenizerFactory, *, skip_special_tokens: bool) -> None:
         self._detokenizers = detokenizers
         self._skip_special_tokens = skip_special_tokens
-        self._told: dict[int, tuple[str, bytes]] = {}
+        self._texts: dict[int, tuple[str, bytes]] = {}
 
     def of(self, token_id: int) -> tuple[str, bytes]:
         """Returns a token's own text, and the bytes that it adds to the text that is returned; see TokenLogprob."""
-        told = self._told.get(token_id)
-        if told is None:
+        texts = self._texts.get(token_id)
+        if texts is None:
             text = self._detokenizers.bytes_of(token_id, skip_special_tokens=False).decode(errors="replace")
             raw = self._detokenizers.bytes_of(token_id, skip_special_tokens=self._skip_special_tokens)
-            told = self._told[token_id] = (text, raw)
-        return told
+            texts = self._texts[token_id] = (text, raw)
+        return texts
 
-    def tell(self, candidates: Candidates) -> TokenLogprobs:
+    def logprobs_of(self, candidates: Candidates) -> TokenLogprobs:
         """Returns what is told of one token: itself, and the likeliest in its place."""
         token_ids, logprobs, ranks = candidates
         chosen, *top = (

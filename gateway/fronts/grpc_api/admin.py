@@ -60,8 +60,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         try:
             response.scheduler.CopyFrom(await self._link.get_status(STATUS_TIMEOUT_SECONDS))
         except grpc.RpcError as error:
-            told = f"the scheduler tells no status: {from_rpc_error(error).message}"
-            response.gateway.message = response.gateway.message or told
+            message = f"the scheduler tells no status: {from_rpc_error(error).message}"
+            response.gateway.message = response.gateway.message or message
         return response
 
     def _status(self) -> admin_pb2.GatewayStatus:
@@ -129,7 +129,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         try:
             return await getattr(self._stub(), method)(request, timeout=CALL_TIMEOUT_SECONDS)
         except grpc.RpcError as error:
-            raise _of_the_scheduler(error) from None
+            raise _from_scheduler(error) from None
 
     async def DrainReplica(  # type: ignore[override]
         self, request: admin_pb2.DrainReplicaRequest, context: Any
@@ -164,7 +164,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             async for piece in self._stub().StopProfile(request, timeout=CALL_TIMEOUT_SECONDS):
                 yield piece
         except grpc.RpcError as error:
-            raise _of_the_scheduler(error) from None
+            raise _from_scheduler(error) from None
 
     async def DumpState(  # type: ignore[override]
         self, request: admin_pb2.DumpStateRequest, context: Any
@@ -191,9 +191,9 @@ def _latency(histogram: Histogram) -> status_pb2.LatencyTotals:
     )
 
 
-def _of_the_scheduler(error: grpc.RpcError) -> BlockyardError:
+def _from_scheduler(error: grpc.RpcError) -> BlockyardError:
     """What the scheduler said, or that it does not answer."""
-    told = from_rpc_error(error)
-    if told.reason is not Reason.NO_READY_WORKER or "origin" not in told.metadata:
-        return told
-    return BlockyardError(Reason.NO_READY_WORKER, f"the scheduler does not answer: {told.message}")
+    decoded = from_rpc_error(error)
+    if decoded.reason is not Reason.NO_READY_WORKER or "origin" not in decoded.metadata:
+        return decoded
+    return BlockyardError(Reason.NO_READY_WORKER, f"the scheduler does not answer: {decoded.message}")

@@ -69,14 +69,14 @@ def with_bounded_head(app: ASGIApp) -> ASGIApp:
         if scope["type"] != "http" or _num_head_bytes(scope) <= MAX_HEADER_BYTES:
             await app(scope, receive, send)
             return
-        told = {
+        fields = {
             "message": f"the request line and the headers have more than {MAX_HEADER_BYTES} bytes",
             "type": "invalid_request_error",
             "param": None,
             "code": "headers_too_large",
         }
         # What else the client is sending is not waited for.
-        await response(told, 431, {"connection": "close"})(scope, receive, send)
+        await response(fields, 431, {"connection": "close"})(scope, receive, send)
 
     return bound
 
@@ -101,8 +101,8 @@ async def _refuse(error: BlockyardError, scope: Scope, receive: Receive, send: S
 
 
 async def _refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
-    told = "this server has as many connections as it takes: try again"
-    await _refuse(BlockyardError(Reason.QUEUE_FULL, told, retry_after_seconds=1.0), scope, receive, send)
+    message = "this server has as many connections as it takes: try again"
+    await _refuse(BlockyardError(Reason.QUEUE_FULL, message, retry_after_seconds=1.0), scope, receive, send)
 
 
 class BoundedProtocol(H11Protocol):

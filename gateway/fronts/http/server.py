@@ -34,19 +34,19 @@ _DATE_SECONDS = 1.0
 class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self._told_to_exit = asyncio.Event()
+        self._exit_requested = asyncio.Event()
 
     async def main_loop(self) -> None:
         """Waits to be told to exit, and keeps the date of answers: uvicorn's own wakes ten times a second for that."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_DATE_SECONDS):
-                    await self._told_to_exit.wait()
+                    await self._exit_requested.wait()
 
     def exit(self) -> None:
         """Ends the loop."""
         self.should_exit = True
-        self._told_to_exit.set()
+        self._exit_requested.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:

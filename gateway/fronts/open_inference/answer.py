@@ -45,7 +45,7 @@ class _Choice:
         self.num_new_tokens += num_tokens - self.num_tokens
         self.num_tokens = num_tokens
 
-    def told(self) -> None:
+    def clear(self) -> None:
         self.texts.clear()
         self.logprobs.clear()
         self.num_new_tokens = 0
@@ -87,7 +87,7 @@ class Answer:
             choice.advance(event.num_tokens)
             choice.texts.append(event.text)
             choice.logprobs.extend(event.logprobs)
-            choice.cumulative_logprob += sum(told.chosen.logprob for told in event.logprobs if told.chosen)
+            choice.cumulative_logprob += sum(entry.chosen.logprob for entry in event.logprobs if entry.chosen)
         else:
             choice.advance(event.num_completion_tokens)
             choice.finish_reason = event.reason.value.encode()
@@ -107,7 +107,7 @@ class Answer:
         outputs = [self._output(name) for name in self._call.outputs]
         write_outputs(response, outputs, raw=self._call.is_raw)
         for choice in self._choices:
-            choice.told()
+            choice.clear()
         return response
 
     def _output(self, name: str) -> Output:

@@ -14,7 +14,7 @@ import pydantic_core
 
 from blockyard.errors import Reason, Violation, invalid
 from gateway.fronts.open_inference.tensors import read_inputs
-from gateway.fronts.openai.call_spec import Call, understand_completion
+from gateway.fronts.openai.call_spec import CallSpec, understand_completion
 from gateway.fronts.openai.errors import from_validation, rename
 from gateway.fronts.openai.schema.body_types import Neutral
 from gateway.fronts.openai.schema.requests import MAX_PROMPTS, CompletionBody
@@ -90,7 +90,7 @@ class InferCall:
         timeout_seconds: what it may take.
     """
 
-    call: Call
+    call: CallSpec
     name: str
     stream: bool
     outputs: tuple[str, ...]
@@ -140,7 +140,7 @@ def understand(request: Request, tokenizer: Tokenizer) -> InferCall:
     )
 
 
-def _completion(body: dict[str, Any], tokenizer: Tokenizer) -> Call:
+def _completion(body: dict[str, Any], tokenizer: Tokenizer) -> CallSpec:
     try:
         # Not strict: clients of Triton give numbers as texts.
         understood = _Body.model_validate(body, strict=False)
@@ -193,10 +193,10 @@ class _Reading:
 
     def _single(self, name: str) -> Any:
         """What a tensor of one element, or a parameter, of this name says; None where there is none."""
-        told = self._parameters.pop(name, None)
+        parameter = self._parameters.pop(name, None)
         elements = self._inputs.get(name)
         if elements is None:
-            return told
+            return parameter
         if len(elements) != 1:
             self.refuse(name, f"must have one element, not {len(elements)}")
             return None
@@ -239,11 +239,11 @@ class _Reading:
         """The sampling parameters; those in the JSON object go before those among the request's parameters."""
         text = self._single("sampling_parameters")
         # What is left of the parameters when all others have been read.
-        told = self._parameters | self._object("sampling_parameters", text)
+        fields = self._parameters | self._object("sampling_parameters", text)
         for name, where in _ELSEWHERE.items():
-            if name in told:
+            if name in fields:
                 self.refuse(name, f"is not a sampling parameter here: {where}")
-        return told
+        return fields
 
     def _object(self, name: str, text: Any) -> dict[str, Any]:
         if text is None:

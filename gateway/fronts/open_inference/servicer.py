@@ -16,7 +16,7 @@ from blockyard.version import __version__
 from gateway.fronts.grpc_api.handlers import add_service, tenant_of
 from gateway.fronts.open_inference.answer import Answer
 from gateway.fronts.open_inference.call import INPUTS, MODEL_VERSION, OUTPUTS, InferCall, is_version, understand
-from gateway.fronts.openai.call_readers import Running
+from gateway.fronts.openai.call_readers import CallReaders
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -69,8 +69,8 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
         """Tells the tensors of the model."""
         self._generation.resolve_model(request.name)
         if not is_version(request.version):
-            told = f"{request.version!r} is not served; {MODEL_VERSION!r} is"
-            raise invalid([Violation("version", told, Reason.MODEL_NOT_FOUND)])
+            description = f"{request.version!r} is not served; {MODEL_VERSION!r} is"
+            raise invalid([Violation("version", description, Reason.MODEL_NOT_FOUND)])
         tensor = messages.ModelMetadataResponse.TensorMetadata
         return messages.ModelMetadataResponse(
             name=self._generation.model_name,
@@ -98,7 +98,7 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
     ) -> None:
         """Answers requests side by side, until no more come and all are answered."""
         places = asyncio.Semaphore(MAX_REQUESTS_OF_STREAM)
-        stream = _Stream(context, self._generation.metrics.error_over_grpc)
+        stream = _Stream(context, self._generation.metrics.on_grpc_error)
         try:
             async with asyncio.TaskGroup() as group:
                 async for request in request_iterator:
@@ -127,11 +127,11 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
 
     async def _responses(self, call: InferCall) -> AsyncGenerator[messages.ModelInferResponse, None]:
         """Runs a request and makes its responses: one when it has ended, or one for each of its events."""
-        running = Running(self._generation)
+        readers = CallReaders(self._generation)
         try:
-            await running.start(call.call)
-            answer = Answer(call, running.accepted)
-            async with aclosing(running.events()) as events:
+            await readers.start(call.call)
+            answer = Answer(call, readers.accepted)
+            async with aclosing(readers.events()) as events:
                 async for prompt, event in events:
                     # Where all have failed the error takes the place of the last response.
                     if answer.add(prompt, event) and call.stream and not answer.has_failed:
@@ -139,7 +139,7 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
             if not call.stream:
                 yield answer.take()
         finally:
-            await running.aclose()
+            await readers.aclose()
 
 
 class _Stream:

@@ -54,8 +54,8 @@ def read_inputs(request: Request, datatypes: Mapping[str, str], max_elements: in
     if len(inputs) > len(datatypes):
         raise invalid([Violation("inputs", f"at most {len(datatypes)} tensors, not {len(inputs)}")])
     if raw and len(raw) != len(inputs):
-        told = f"must have an entry for each of the {len(inputs)} inputs, or none at all; it has {len(raw)}"
-        raise invalid([Violation("raw_input_contents", told)])
+        description = f"must have an entry for each of the {len(inputs)} inputs, or none at all; it has {len(raw)}"
+        raise invalid([Violation("raw_input_contents", description)])
     violations: list[Violation] = []
     read: dict[str, list[Any]] = {}
     for number, tensor in enumerate(inputs):
@@ -82,8 +82,8 @@ def _misfits(
     if is_second:
         yield Violation(tensor.name, "is there twice")
     if tensor.parameters:
-        told = "has parameters, which are not supported: send its elements in the request"
-        yield Violation(tensor.name, told, Reason.UNSUPPORTED_PARAMETER)
+        description = "has parameters, which are not supported: send its elements in the request"
+        yield Violation(tensor.name, description, Reason.UNSUPPORTED_PARAMETER)
     if is_raw and tensor.HasField("contents"):
         yield Violation(tensor.name, "has contents beside those in raw_input_contents")
 

@@ -17,7 +17,7 @@ from gateway.request import Accepted, Delta, PromptLogprobs, Recovered
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gateway.fronts.openai.call_spec import Call
+    from gateway.fronts.openai.call_spec import CallSpec
     from gateway.request import Event, Finished, TokenLogprobs
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -56,7 +56,7 @@ class Tally:
         }
 
 
-def _head(call: Call, accepted: Accepted, created: int, *, chunk: bool, fingerprint: str) -> dict[str, Any]:
+def _head(call: CallSpec, accepted: Accepted, created: int, *, chunk: bool, fingerprint: str) -> dict[str, Any]:
     kind = ("chat.completion.chunk" if chunk else "chat.completion") if call.is_chat else "text_completion"
     return {
         "id": call.call_id,
@@ -69,23 +69,23 @@ def _head(call: Call, accepted: Accepted, created: int, *, chunk: bool, fingerpr
 
 def _warnings(accepted: Sequence[Accepted]) -> dict[str, Any]:
     """Gives what the client is warned of, each once; nothing where there is nothing."""
-    told = dict.fromkeys(warning for item in accepted for warning in item.warnings)
-    return {"warnings": list(told)} if told else {}
+    warnings = dict.fromkeys(warning for item in accepted for warning in item.warnings)
+    return {"warnings": list(warnings)} if warnings else {}
 
 
 def _ending(finished: Finished) -> dict[str, Any]:
-    told: dict[str, Any] = {"finish_reason": finished.reason.value, "stop_reason": finished.matched}
+    fields: dict[str, Any] = {"finish_reason": finished.reason.value, "stop_reason": finished.matched}
     if finished.score is not None:
-        told["score"] = finished.score
+        fields["score"] = finished.score
     if finished.error is not None:
-        told["error"] = described(finished.error)
-    return told
+        fields["error"] = described(finished.error)
+    return fields
 
 
 class _ChoiceLogprobs:
     """Makes the `logprobs` of one choice, as they come. Offsets of a completion are counted from its echo on."""
 
-    def __init__(self, call: Call, prompt: int) -> None:
+    def __init__(self, call: CallSpec, prompt: int) -> None:
         self._call = call
         self._prompt = prompt
         self._offsets = shapes.TextOffsets()
@@ -96,9 +96,9 @@ class _ChoiceLogprobs:
         if self._call.tokens_as_ids:
             prompt_logprobs = shapes.named_by_ids(prompt_logprobs)
             first_token = (shapes.name_of(self._call.prompt_token_ids(self._prompt)[0]), first_token[1])
-        told = shapes.echo_logprobs(first_token, prompt_logprobs, self._offsets)
+        logprobs = shapes.echo_logprobs(first_token, prompt_logprobs, self._offsets)
         self._offsets = shapes.TextOffsets(len(self._call.echoes[self._prompt]))
-        return told
+        return logprobs
 
     def more(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
         """Gives those of the next tokens."""
@@ -120,7 +120,7 @@ class _Choice:
 class WholeAnswer:
     """Collects the events of a call whose answer is told at once."""
 
-    def __init__(self, call: Call, accepted: list[Accepted], created: int) -> None:
+    def __init__(self, call: CallSpec, accepted: list[Accepted], created: int) -> None:
         self._call = call
         self._accepted = accepted[0]
         self._warnings = _warnings(accepted)
@@ -167,40 +167,40 @@ class WholeAnswer:
 
     def _choice(self, number: int, choice: _Choice) -> dict[str, Any]:
         text = "".join(choice.texts)
-        told: dict[str, Any] = {"index": number, "logprobs": self._logprobs(number // self._call.n, choice)}
+        fields: dict[str, Any] = {"index": number, "logprobs": self._logprobs(number // self._call.n, choice)}
         if self._call.is_chat:
-            told["message"] = {"role": "assistant", "content": text, "refusal": None}
+            fields["message"] = {"role": "assistant", "content": text, "refusal": None}
         else:
-            told |= {"text": text} | self._prompt(number // self._call.n)
+            fields |= {"text": text} | self._prompt(number // self._call.n)
         if choice.finished is not None:
-            told |= _ending(choice.finished)
+            fields |= _ending(choice.finished)
         if self._call.returns_token_ids:
-            told["token_ids"] = choice.token_ids
-        return told
+            fields["token_ids"] = choice.token_ids
+        return fields
 
     def _prompt(self, prompt: int) -> dict[str, Any]:
         """Gives what a completion's choice tells of its prompt."""
-        told: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if self._call.returns_token_ids:
-            told["prompt_token_ids"] = self._call.prompt_token_ids(prompt)
+            fields["prompt_token_ids"] = self._call.prompt_token_ids(prompt)
         if self._call.tells_prompt_logprobs:
-            told["prompt_logprobs"] = shapes.prompt_logprobs(self._prompt_logprobs.get(prompt, ()))
-        return told
+            fields["prompt_logprobs"] = shapes.prompt_logprobs(self._prompt_logprobs.get(prompt, ()))
+        return fields
 
     def _logprobs(self, prompt: int, choice: _Choice) -> dict[str, Any] | None:
         if not self._call.returns_logprobs:
             return None
-        teller = _ChoiceLogprobs(self._call, prompt)
+        logprobs = _ChoiceLogprobs(self._call, prompt)
         if not self._call.echoes_logprobs:
-            return teller.more(choice.logprobs)
-        echo = teller.echo(self._prompt_logprobs.get(prompt, ()))
-        return shapes.joined(echo, teller.more(choice.logprobs))
+            return logprobs.more(choice.logprobs)
+        echo = logprobs.echo(self._prompt_logprobs.get(prompt, ()))
+        return shapes.joined(echo, logprobs.more(choice.logprobs))
 
 
 class ChunkedAnswer:
     """Makes the chunks of a stream, as JSON texts."""
 
-    def __init__(self, call: Call, accepted: list[Accepted], created: int, fingerprint: str) -> None:
+    def __init__(self, call: CallSpec, accepted: list[Accepted], created: int, fingerprint: str) -> None:
         self._call = call
         self._tally = Tally()
         for item in accepted:
@@ -252,8 +252,8 @@ class ChunkedAnswer:
             return self._delta(number, event)
         self._tally.add_choice(number, event)
         self._num_unfinished -= 1
-        told: dict[str, Any] = {"delta": {}} if self._call.is_chat else {"text": ""}
-        chunk = self._chunk({"index": number, **told, "logprobs": None, **_ending(event)})
+        fields: dict[str, Any] = {"delta": {}} if self._call.is_chat else {"text": ""}
+        chunk = self._chunk({"index": number, **fields, "logprobs": None, **_ending(event)})
         is_last = not self._num_unfinished and not self._call.include_usage
         return self._with_warnings(chunk) if is_last else chunk
 
@@ -268,22 +268,22 @@ class ChunkedAnswer:
         return f'{self._before}{{"index":{number},{content}{token_ids}}}{self._end()}'
 
     def _delta_with_logprobs(self, number: int, delta: Delta) -> str:
-        told: dict[str, Any] = {"delta": {"content": delta.text}} if self._call.is_chat else {"text": delta.text}
+        fields: dict[str, Any] = {"delta": {"content": delta.text}} if self._call.is_chat else {"text": delta.text}
         if self._call.returns_token_ids:
-            told["token_ids"] = delta.token_ids
+            fields["token_ids"] = delta.token_ids
         logprobs = self._logprobs[number].more(delta.logprobs)
-        return self._chunk({"index": number, **told, **_UNFINISHED, "logprobs": logprobs})
+        return self._chunk({"index": number, **fields, **_UNFINISHED, "logprobs": logprobs})
 
     def _prompt(self, prompt: int, entries: Sequence[TokenLogprobs]) -> str | None:
         """Makes the chunk of a prompt's log probabilities, for all of its choices: the echo, or what was asked for."""
-        told = {"prompt_logprobs": shapes.prompt_logprobs(entries)} if self._call.tells_prompt_logprobs else {}
+        fields = {"prompt_logprobs": shapes.prompt_logprobs(entries)} if self._call.tells_prompt_logprobs else {}
         numbers = range(prompt * self._call.n, (prompt + 1) * self._call.n)
         if self._call.is_chat:
             choice = _encode({"index": numbers[0], "delta": {}, **_UNFINISHED})
-            return f"{self._before}{choice}],{_encode(told)[1:-1]}{self._end()[1:]}" if told else None
-        if not (told or self._call.echoes_logprobs):
+            return f"{self._before}{choice}],{_encode(fields)[1:-1]}{self._end()[1:]}" if fields else None
+        if not (fields or self._call.echoes_logprobs):
             return None
-        choices = [_encode({**self._echo(number, prompt, entries), **told}) for number in numbers]
+        choices = [_encode({**self._echo(number, prompt, entries), **fields}) for number in numbers]
         return f"{self._before}{','.join(choices)}{self._end()}"
 
     def _echo(self, number: int, prompt: int, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:

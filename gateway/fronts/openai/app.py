@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from blockyard.version import __version__
-from gateway.fronts.openai.endpoints import Calls
+from gateway.fronts.openai.endpoints import CallEndpoints
 from gateway.fronts.openai.error_boundary import set_boundary
 from gateway.fronts.openai.schema import document
 from gateway.fronts.openai.service import Service
@@ -28,14 +28,14 @@ def make_app(generation: GenerationService) -> FastAPI:
         redoc_url=None,
     )
     set_boundary(app)
-    _add_calls(app, Calls(generation))
+    _add_calls(app, CallEndpoints(generation))
     _add_tokenization(app, Tokenization(generation))
     _add_service(app, Service(generation))
     document.describe(app)
     return app
 
 
-def _add_calls(app: FastAPI, calls: Calls) -> None:
+def _add_calls(app: FastAPI, calls: CallEndpoints) -> None:
     app.add_api_route("/v1/completions", calls.complete, methods=["POST"], **document.COMPLETIONS)
     app.add_api_route("/v1/chat/completions", calls.chat, methods=["POST"], **document.CHATS)
     app.add_api_route("/v1/requests/{request_id}/stream", calls.resume, methods=["GET"], **document.RESUME)

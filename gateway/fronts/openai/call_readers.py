@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from blockyard.errors import BlockyardError, Reason, is_unknown_request
 from gateway.fronts.openai import call_state as state
 from gateway.fronts.openai import errors
-from gateway.fronts.openai.call_spec import Call, tokenized
-from gateway.fronts.openai.event_ids import Told
+from gateway.fronts.openai.call_spec import CallSpec, tokenized
+from gateway.fronts.openai.event_ids import StreamPosition
 from gateway.request import Accepted, ResumeRequest
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from gateway.request import Event, GenerationRequest, Position
 
 Numbered = tuple[int, "Event"]
-_NOTHING = Told()
+_NOTHING = StreamPosition()
 
 
-class Running:
+class CallReaders:
     """A call's readers. Whoever makes it calls `start` or `resume`, once, and `aclose` in any case.
 
     Attributes:
@@ -36,17 +36,17 @@ class Running:
     def __init__(self, service: GenerationService) -> None:
         self._service = service
         self._readers: list[Reader] = []
-        self.call: Call
+        self.call: CallSpec
         self.accepted: list[Accepted] = []
         self.created = 0
 
-    async def start(self, call: Call, told: Told = _NOTHING) -> None:
+    async def start(self, call: CallSpec, known: StreamPosition = _NOTHING) -> None:
         """Starts every request of a call and waits until all are queued, or reads on one that runs or ran; tells again
         what its client has. Raises the first BlockyardError of any."""
         self.call = await tokenized(call, self._service)
         try:
             for number, request in enumerate(self.call.requests):
-                self._readers.append(await self._start_one(request, told.of_request(number, call.n)))
+                self._readers.append(await self._start_one(request, known.positions_of(number, call.n)))
             await self._begin()
         except BlockyardError as error:
             raise errors.rename(error, call.names) from None
@@ -62,7 +62,7 @@ class Running:
         request = replace(request, stop=replace(request.stop, max_tokens=None))
         return await self._service.start(request, positions, replay=True)
 
-    async def resume(self, call_id: str, tenant: str, told: Told) -> None:
+    async def resume(self, call_id: str, tenant: str, known: StreamPosition) -> None:
         """Reads a call again, at whichever gateway it ran, and tells again what its client has.
 
         Raises BlockyardError REQUEST_EXPIRED when not all of its requests are remembered.
@@ -71,7 +71,7 @@ class Running:
         num_requests = state.read_state(first).num_requests
         names = [first.request_id] if num_requests == 1 else [f"{call_id}-{number}" for number in range(num_requests)]
         for number, name in enumerate(names):
-            resume = ResumeRequest(name, tenant, told.of_request(number, first.n))
+            resume = ResumeRequest(name, tenant, known.positions_of(number, first.n))
             try:
                 self._readers.append(await self._service.resume(resume, replay=True))
             except BlockyardError as error:

@@ -33,7 +33,7 @@ _EARLY_STOPPING = {True: EarlyStopping.FIRST, "never": EarlyStopping.NEVER}
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallSpec:
     """One call of a client.
 
     Each prompt is a request of its own. Choice number `prompt * n + index` of the answer is the sequence `index` of
@@ -92,11 +92,11 @@ class Call:
 
     def prompt_token_ids(self, prompt: int) -> tuple[int, ...]:
         """Gives the ids of a prompt, once `tokenized`."""
-        told = self.requests[prompt].prompt
-        return told if isinstance(told, tuple) else ()
+        token_ids = self.requests[prompt].prompt
+        return token_ids if isinstance(token_ids, tuple) else ()
 
 
-def understand_completion(body: CompletionBody, tokenizer: Tokenizer) -> Call:
+def understand_completion(body: CompletionBody, tokenizer: Tokenizer) -> CallSpec:
     """Makes a call of a body of /v1/completions."""
     call_id = body.request_id or f"cmpl-{uuid.uuid4().hex}"
     prompts: list[str | tuple[int, ...]] = body.prompt
@@ -104,7 +104,7 @@ def understand_completion(body: CompletionBody, tokenizer: Tokenizer) -> Call:
     request = _with_logprobs(_request(body, max_tokens), body.logprobs, for_prompt=bool(body.echo))
     request = replace(request, add_special_tokens=body.add_special_tokens is not False)
     ids = [call_id] if len(prompts) == 1 else [f"{call_id}-{number}" for number in range(len(prompts))]
-    return Call(
+    return CallSpec(
         call_id,
         is_chat=False,
         requests=tuple(
@@ -113,11 +113,11 @@ def understand_completion(body: CompletionBody, tokenizer: Tokenizer) -> Call:
         ),
         default_length=body.max_tokens is None,
         echoes=tuple(_text_of(prompt, tokenizer) for prompt in prompts) if body.echo else (),
-        **_told(body),
+        **_answer_options(body),
     )
 
 
-def understand_chat(body: ChatBody, _tokenizer: Tokenizer) -> Call:
+def understand_chat(body: ChatBody, _tokenizer: Tokenizer) -> CallSpec:
     """Makes a call of a body of /v1/chat/completions."""
     call_id = body.request_id or f"chatcmpl-{uuid.uuid4().hex}"
     length_name, max_tokens = "max_completion_tokens", body.max_completion_tokens
@@ -126,17 +126,17 @@ def understand_chat(body: ChatBody, _tokenizer: Tokenizer) -> Call:
     request = _with_logprobs(_request(body, max_tokens), body.top_logprobs or 0 if body.logprobs else None)
     conversation = body.conversation()
     request = replace(request, request_id=call_id, prompt=conversation)
-    return Call(
+    return CallSpec(
         call_id,
         is_chat=True,
         requests=(request,),
         echoes=_echo_of(conversation) if body.echo else (),
-        **_told(body),
+        **_answer_options(body),
         names={"prompt": "messages", "max_tokens": length_name, "logprobs": "top_logprobs"},
     )
 
 
-async def tokenized(call: Call, service: GenerationService) -> Call:
+async def tokenized(call: CallSpec, service: GenerationService) -> CallSpec:
     """Turns prompts that are text into ids, where the answer has to show these or what they are like."""
     if not call.needs_token_ids:
         return call
@@ -217,7 +217,7 @@ def _with_logprobs(request: GenerationRequest, logprobs: int | None, *, for_prom
     return replace(request, sampling=replace(request.sampling, logprobs=logprobs, prompt_logprobs=prompt_logprobs))
 
 
-def _told(body: GenerationBody) -> dict[str, Any]:
+def _answer_options(body: GenerationBody) -> dict[str, Any]:
     """What a body of either kind says of its answer."""
     options = body.stream_options or StreamOptions()
     return {

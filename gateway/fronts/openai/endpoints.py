@@ -17,10 +17,10 @@ from blockyard.errors import Violation, invalid
 from gateway.fronts.openai import call_state as state
 from gateway.fronts.openai import errors
 from gateway.fronts.openai.answer import ChunkedAnswer, WholeAnswer
-from gateway.fronts.openai.call_readers import Running
+from gateway.fronts.openai.call_readers import CallReaders
 from gateway.fronts.openai.call_spec import understand_chat, understand_completion
 from gateway.fronts.openai.error_boundary import known, parse_body, read_json
-from gateway.fronts.openai.event_ids import Places, Told, parse
+from gateway.fronts.openai.event_ids import StreamPosition, StreamTracker, parse
 from gateway.fronts.openai.headers import read_key, read_tenant
 from gateway.fronts.openai.schema.requests import MAX_PROMPTS, ChatBody, CompletionBody, GenerationBody
 from gateway.fronts.openai.streaming import Connection, EventStream, ServerSentEvent
@@ -29,15 +29,15 @@ from gateway.naming import check_request_id
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine
 
-    from gateway.fronts.openai.call_spec import Call
+    from gateway.fronts.openai.call_spec import CallSpec
     from gateway.generation import GenerationService
     from gateway.text.tokenizer import Tokenizer
 
 B = TypeVar("B", bound=GenerationBody)
-_PLACE = "Last-Event-ID"
+_POSITION = "Last-Event-ID"
 
 
-class Calls:
+class CallEndpoints:
     """Endpoints of completions, chats, and what is done with either under its name."""
 
     def __init__(self, generation: GenerationService) -> None:
@@ -51,20 +51,22 @@ class Calls:
         """Answers a chat: OpenAI's chat completions."""
         return await self._answer(request, ChatBody, understand_chat)
 
-    async def _answer(self, request: Request, kind: type[B], understand: Callable[[B, Tokenizer], Call]) -> Response:
-        tenant, key, told = read_tenant(request), read_key(request), _read_place(request)
+    async def _answer(
+        self, request: Request, kind: type[B], understand: Callable[[B, Tokenizer], CallSpec]
+    ) -> Response:
+        tenant, key, position = read_tenant(request), read_key(request), _read_position(request)
         body = _named(parse_body(kind, await read_json(request)), key)
-        _check_place(told, body)
+        _check_position(position, body)
         self._generation.resolve_model(body.model or "")
         call = understand(body, self._generation.tokenizer)
         keeps = key is not None and body.on_disconnect is None
-        call = state.completed(call, tenant=tenant, keeps=keeps, created=int(time.time()))
-        return await self._run(request, lambda running: running.start(call, told), told)
+        call = state.with_state(call, tenant=tenant, keeps=keeps, created=int(time.time()))
+        return await self._run(request, lambda readers: readers.start(call, position), position)
 
     async def resume(self, request: Request, request_id: str) -> Response:
         """Streams the answer of a call again, behind the event that Last-Event-ID names."""
-        tenant, told = read_tenant(request), _read_place(request)
-        return await self._run(request, lambda running: running.resume(request_id, tenant, told), told)
+        tenant, position = read_tenant(request), _read_position(request)
+        return await self._run(request, lambda readers: readers.resume(request_id, tenant, position), position)
 
     async def cancel(self, request: Request, request_id: str) -> Response:
         """Cancels a call, all of its requests, wherever they run."""
@@ -74,71 +76,75 @@ class Calls:
         if not cancelled:
             several = (f"{request_id}-{number}" for number in range(MAX_PROMPTS))
             cancelled, _ = await self._generation.cancel(several, tenant=tenant)
-        told = {"pending": True} if pending and not cancelled else {}
-        return JSONResponse({"id": request_id, "cancelled": bool(cancelled), **told})
+        fields = {"pending": True} if pending and not cancelled else {}
+        return JSONResponse({"id": request_id, "cancelled": bool(cancelled), **fields})
 
     async def _run(
-        self, request: Request, begin: Callable[[Running], Coroutine[Any, Any, None]], told: Told
+        self, request: Request, begin: Callable[[CallReaders], Coroutine[Any, Any, None]], position: StreamPosition
     ) -> Response:
         async with AsyncExitStack() as resources:
             connection = Connection(request.receive)
             resources.push_async_callback(connection.aclose)
-            running = Running(self._generation)
-            resources.push_async_callback(running.aclose)
-            await connection.run(begin(running))
-            headers = {"x-request-id": running.call.call_id}
-            if running.call.stream:
-                events = self._chunks(running, Places(running.call, told), told)
+            readers = CallReaders(self._generation)
+            resources.push_async_callback(readers.aclose)
+            await connection.run(begin(readers))
+            headers = {"x-request-id": readers.call.call_id}
+            if readers.call.stream:
+                events = self._chunks(readers, StreamTracker(readers.call, position), position)
                 return EventStream(events, connection, resources.pop_all(), headers)
-            whole = await connection.run(_whole(running))
+            whole = await connection.run(_whole(readers))
             return Response(whole, headers=headers, media_type="application/json")
 
-    async def _chunks(self, running: Running, places: Places, told: Told) -> AsyncGenerator[ServerSentEvent, None]:
+    async def _chunks(
+        self, readers: CallReaders, tracker: StreamTracker, position: StreamPosition
+    ) -> AsyncGenerator[ServerSentEvent, None]:
         """Makes the events of a stream. One that fails ends with its error, and without [DONE].
 
         What the client has already goes through the answer too, which counts by it, and is not told again.
         """
         cards = self._generation.models()
         fingerprint = cards[0].determinism_id if cards else ""
-        answer = ChunkedAnswer(running.call, running.accepted, running.created, fingerprint)
+        answer = ChunkedAnswer(readers.call, readers.accepted, readers.created, fingerprint)
         try:
-            if not told.has_begun:
+            if not position.has_begun:
                 for chunk in answer.openings():
                     # Before the first token there is nothing behind which to go on.
                     yield ServerSentEvent(chunk)
-            async with aclosing(running.events()) as events:
+            async with aclosing(readers.events()) as events:
                 async for prompt, event in events:
-                    is_new, chunk = places.take(prompt, event), answer.add(prompt, event)
+                    is_new, chunk = tracker.take(prompt, event), answer.add(prompt, event)
                     if is_new and chunk is not None:
-                        yield ServerSentEvent(chunk, places.id())
+                        yield ServerSentEvent(chunk, tracker.id())
         except Exception as error:  # noqa: BLE001 - the boundary of what fails after the status line
             yield ServerSentEvent(json.dumps({"error": errors.error_object(known(error))}))
             return
-        if not told.usage and (chunk := answer.usage()) is not None:
-            yield ServerSentEvent(chunk, places.id(usage=True))
+        if not position.usage and (chunk := answer.usage()) is not None:
+            yield ServerSentEvent(chunk, tracker.id(usage=True))
         yield ServerSentEvent("[DONE]")
 
 
-async def _whole(running: Running) -> bytes:
-    running.be_patient()
-    answer = WholeAnswer(running.call, running.accepted, running.created)
-    async with aclosing(running.events()) as events:
+async def _whole(readers: CallReaders) -> bytes:
+    readers.be_patient()
+    answer = WholeAnswer(readers.call, readers.accepted, readers.created)
+    async with aclosing(readers.events()) as events:
         async for prompt, event in events:
             answer.add(prompt, event)
     return answer.encode()
 
 
-def _read_place(request: Request) -> Told:
+def _read_position(request: Request) -> StreamPosition:
     """Reads how far the client of a stream has come; raises BlockyardError FIELD_INVALID."""
-    return parse(request.headers.get(_PLACE, ""))
+    return parse(request.headers.get(_POSITION, ""))
 
 
-def _check_place(told: Told, body: GenerationBody) -> None:
+def _check_position(position: StreamPosition, body: GenerationBody) -> None:
     """Raises BlockyardError FIELD_INVALID for a place in the answer to a body that has none."""
-    if told.has_begun and body.request_id is None:
-        raise invalid([Violation(_PLACE, "goes with the header Idempotency-Key, which names the call that it is of")])
-    if told.has_begun and not body.stream:
-        raise invalid([Violation(_PLACE, 'is of a stream, and the body does not say "stream": true')])
+    if position.has_begun and body.request_id is None:
+        raise invalid(
+            [Violation(_POSITION, "goes with the header Idempotency-Key, which names the call that it is of")]
+        )
+    if position.has_begun and not body.stream:
+        raise invalid([Violation(_POSITION, 'is of a stream, and the body does not say "stream": true')])
 
 
 def _named(body: B, key: str | None) -> B:

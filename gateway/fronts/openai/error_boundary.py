@@ -62,13 +62,13 @@ def set_boundary(app: FastAPI) -> None:
 async def _answer_http_exception(request: Request, error: Exception) -> Response:
     """Answers what HTTP itself forbids: an unknown path or method, a body of another type."""
     assert isinstance(error, HTTPException)
-    told = {
+    fields = {
         "message": f"{error.detail}: {request.method} {request.url.path}",
         "type": "invalid_request_error",
         "param": None,
         "code": _CODES.get(error.status_code),
     }
-    return errors.response(told, error.status_code, error.headers or {})
+    return errors.response(fields, error.status_code, error.headers or {})
 
 
 async def _answer_wrong_parameters(_request: Request, error: Exception) -> Response:

@@ -114,14 +114,14 @@ def described(error: BlockyardError) -> dict[str, Any]:
         for violation in error.violations
     ]
     code = _CODES.get(error.reason)
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "message": f"{error.message} ({code})" if code else error.message,
         "type": _TYPES.get(error.http_status, "server_error" if error.http_status >= 500 else "invalid_request_error"),
         "param": violations[0]["param"] if violations else None,
         "code": code or str(error.reason),
         "reason": str(error.reason),
     }
-    return told | ({"violations": violations} if violations else {})
+    return fields | ({"violations": violations} if violations else {})
 
 
 def error_response(error: BlockyardError) -> Response:
@@ -136,8 +136,8 @@ def error_response(error: BlockyardError) -> Response:
     return response(error_object(error), error.http_status, headers)
 
 
-def response(told: dict[str, Any], status: int, headers: Mapping[str, str]) -> Response:
+def response(fields: dict[str, Any], status: int, headers: Mapping[str, str]) -> Response:
     """Answers with the value of "error". Nobody is to try again who is not told to."""
     return Response(
-        json.dumps({"error": told}), status, {"x-should-retry": "false", **headers}, media_type="application/json"
+        json.dumps({"error": fields}), status, {"x-should-retry": "false", **headers}, media_type="application/json"
     )

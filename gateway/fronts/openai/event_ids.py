@@ -16,7 +16,7 @@ from gateway.request import Delta, Finished, Position, PromptLogprobs
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gateway.fronts.openai.call_spec import Call
+    from gateway.fronts.openai.call_spec import CallSpec
     from gateway.request import Event
 
 # A call with more choices has events without ids, and is resumed from its beginning: an id names them all.
@@ -25,7 +25,7 @@ _PLACE = re.compile(r"(\d{1,10}):(\d{1,10}):(\d{1,18})([fp]?)", re.ASCII)
 _USAGE = "u"
 
 
-class Told(NamedTuple):
+class StreamPosition(NamedTuple):
     """What a client has of a stream: of each choice, and of the rest. `has_begun`: anything at all."""
 
     positions: Mapping[int, Position] = {}
@@ -33,12 +33,12 @@ class Told(NamedTuple):
     usage: bool = False
     has_begun: bool = False
 
-    def of_request(self, number: int, n: int) -> dict[int, Position]:
+    def positions_of(self, number: int, n: int) -> dict[int, Position]:
         """The positions of the sequences of one of the call's requests."""
         return {choice - number * n: each for choice, each in self.positions.items() if choice // n == number}
 
 
-def parse(text: str) -> Told:
+def parse(text: str) -> StreamPosition:
     """Reads an id; raises BlockyardError FIELD_INVALID. An empty one is the beginning."""
     positions: dict[int, Position] = {}
     prompts: set[int] = set()
@@ -52,24 +52,24 @@ def parse(text: str) -> Told:
         positions[int(match[1])] = position
         if match[4] or position.num_tokens:
             prompts.add(int(match[1]))
-    return Told(positions, frozenset(prompts), usage, bool(parts))
+    return StreamPosition(positions, frozenset(prompts), usage, bool(parts))
 
 
 def _wrong(description: str) -> BlockyardError:
     return invalid([Violation("Last-Event-ID", description)])
 
 
-class Places:
+class StreamTracker:
     """Follows a stream of which the client may have a part already.
 
     Raises BlockyardError FIELD_INVALID for choices that the call has not.
     """
 
-    def __init__(self, call: Call, told: Told) -> None:
+    def __init__(self, call: CallSpec, known: StreamPosition) -> None:
         self._n = call.n
-        self._told = told
+        self._known = known
         num_choices = call.n * len(call.requests)
-        if any(number >= num_choices for number in told.positions):
+        if any(number >= num_choices for number in known.positions):
             raise _wrong(f"has a choice that is not one of the call's {num_choices}")
         self._parts = [f"{number}:0:0" for number in range(num_choices)] if num_choices <= MAX_CHOICES else []
 
@@ -82,18 +82,18 @@ class Places:
         if isinstance(event, Delta):
             number = prompt * self._n + event.index
             self._note(number, f"{number}:{event.num_tokens}:{event.num_text_bytes}")
-            known = self._told.positions.get(number)
+            known = self._known.positions.get(number)
             return known is None or (event.num_tokens, event.num_text_bytes) > (known.num_tokens, known.num_text_bytes)
         if isinstance(event, Finished):
             number = prompt * self._n + event.index
             self._note(number, self._parts[number] + "f" if self._parts else "")
-            known = self._told.positions.get(number)
+            known = self._known.positions.get(number)
             return known is None or not known.finished
         if isinstance(event, PromptLogprobs):
             numbers = range(prompt * self._n, (prompt + 1) * self._n)
             for number in numbers:
                 self._note(number, f"{number}:0:0p")
-            return self._told.prompts.isdisjoint(numbers)
+            return self._known.prompts.isdisjoint(numbers)
         return True
 
     def _note(self, number: int, part: str) -> None:

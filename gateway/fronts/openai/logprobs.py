@@ -54,14 +54,14 @@ def name_of(token_id: int) -> str:
 
 def completion_logprobs(entries: Iterable[TokenLogprobs], offsets: TextOffsets) -> dict[str, Any]:
     """Gives a completion's `logprobs`: a column for each property, a row for each token."""
-    told: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    fields: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for chosen, top in entries:
         assert chosen is not None
-        told["tokens"].append(chosen.text)
-        told["token_logprobs"].append(_finite(chosen.logprob))
-        told["top_logprobs"].append(_by_text(chosen, top))
-        told["text_offset"].append(offsets.add(chosen.raw))
-    return told
+        fields["tokens"].append(chosen.text)
+        fields["token_logprobs"].append(_finite(chosen.logprob))
+        fields["top_logprobs"].append(_by_text(chosen, top))
+        fields["text_offset"].append(offsets.add(chosen.raw))
+    return fields
 
 
 def echo_logprobs(
@@ -79,11 +79,11 @@ def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 
 
 def _by_text(chosen: TokenLogprob, top: Sequence[TokenLogprob]) -> dict[str, float]:
-    told: dict[str, float] = {}
+    logprobs: dict[str, float] = {}
     # Of several with one text the likeliest is told, which comes first.
     for token in (*top, chosen):
-        told.setdefault(token.text, _finite(token.logprob))
-    return told
+        logprobs.setdefault(token.text, _finite(token.logprob))
+    return logprobs
 
 
 def chat_logprobs(entries: Iterable[TokenLogprobs]) -> dict[str, Any]:

@@ -65,13 +65,13 @@ class Tokenization:
         except BlockyardError as error:
             raise errors.rename(error, {}) from None
         models = self._generation.models()
-        told = {
+        fields = {
             "count": len(token_ids),
             "max_model_len": models[0].max_model_len if models else None,
             "tokens": token_ids,
             "token_strs": self._generation.tokenizer.pieces(token_ids) if body.return_token_strs else None,
         }
-        return JSONResponse(told)
+        return JSONResponse(fields)
 
     async def detokenize(self, request: Request) -> JSONResponse:
         """Turns token ids into text, special tokens too."""

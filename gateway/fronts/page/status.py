@@ -48,7 +48,7 @@ class StatusBoard:
         return await asyncio.shield(answer)
 
     async def _make(self) -> bytes:
-        told = json_format.MessageToDict(
+        fields = json_format.MessageToDict(
             await self._ask(), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
         )
-        return json.dumps(told).encode()
+        return json.dumps(fields).encode()

@@ -59,7 +59,7 @@ class Link:
 
     def _answer(self, item: Outgoing) -> None:
         if isinstance(item, Resume):
-            self.live.received(Progress(**(NOTHING | {"failed": [Failure(item.handle, GONE)]})))
+            self.live.on_progress(Progress(**(NOTHING | {"failed": [Failure(item.handle, GONE)]})))
         elif isinstance(item, Add):
             first, n = self._next_id, item.submission.n
             self._next_id += 2 * n
@@ -70,7 +70,7 @@ class Link:
                 "token_ids": [17] * (2 * n),
                 "ended": [Ending(sequence_id, FinishReason.LENGTH) for sequence_id in ids],
             }
-            self.live.received(Progress(**(NOTHING | told)))
+            self.live.on_progress(Progress(**(NOTHING | told)))
 
     async def cancel(self, request_ids: Sequence[str]) -> Cancelled:
         return Cancelled()
@@ -240,13 +240,13 @@ async def fuzz_attach_responses(report: Report) -> None:
             report.outcomes["no message"] += 1
             continue
         try:
-            live.received(scheduler_codec.decode_progress(changed))
+            live.on_progress(scheduler_codec.decode_progress(changed))
             report.outcomes["taken"] += 1
         except Exception as error:  # noqa: BLE001 - the link's boundary takes all of them
             report.outcomes[f"stream broken by {type(error).__name__}"] += 1
-            live.lost()
+            live.on_scheduler_lost()
             readers.first.clear()
-            live.received(Progress(**NOTHING, facts=FACTS))
+            live.on_progress(Progress(**NOTHING, facts=FACTS))
         if number % 8 == 0:
             await asyncio.sleep(0)
     for task in readers.tasks:
@@ -260,8 +260,8 @@ async def fuzz_attach_responses(report: Report) -> None:
 async def _check_that_it_serves(link: Link, live: LiveRequests, service: GenerationService) -> None:
     """After all that a plain request is answered as ever."""
     live.cancel([each.wire_id for each in live._registry.live])
-    live.lost()
-    live.received(Progress(**NOTHING, facts=FACTS))
+    live.on_scheduler_lost()
+    live.on_progress(Progress(**NOTHING, facts=FACTS))
     link._answers, link._next_id = True, 10**12
     reader = await service.start(GenerationRequest(prompt=(5, 6), request_id="last", n=2))
     async with asyncio.timeout(10):

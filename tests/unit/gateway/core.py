@@ -105,7 +105,7 @@ class Core:
     def told(self, **fields: Any) -> None:
         """Receives a message of the scheduler."""
         empty = Progress(accepted=[], failed=[], prefilled=[], sequence_ids=[], token_ids=[], ended=[])
-        self.live.received(replace(empty, **fields))
+        self.live.on_progress(replace(empty, **fields))
 
     def tokens(self, sequence_id: int, *token_ids: int, end: FinishReason | None = None) -> None:
         ended = [] if end is None else [Ending(sequence_id, end)]
@@ -119,7 +119,7 @@ class Core:
     def lost(self) -> None:
         """The scheduler is gone."""
         self.link.takes_requests = False
-        self.live.lost()
+        self.live.on_scheduler_lost()
 
     async def accepted(self, request_id: str = "r", first: int = 10, **fields: Any) -> Reader:
         reader = await self.start(request_id, **fields)

@@ -27,17 +27,17 @@ def unsupported(description: str) -> PydanticCustomError:
 class Neutral:
     """Marks a parameter that is not served yet: null and the values given here are taken, as they ask for nothing.
 
-    `told` is what is said to other values.
+    `message` describes what is wrong with other values.
     """
 
-    def __init__(self, *values: Any, told: str = "is not supported yet") -> None:
+    def __init__(self, *values: Any, message: str = "is not supported yet") -> None:
         self._values = values
-        self._told = told
+        self._message = message
 
     def _check(self, value: Any) -> None:
         if value is None or any(value == neutral and type(value) is type(neutral) for neutral in self._values):
             return
-        raise unsupported(self._told)
+        raise unsupported(self._message)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.no_info_after_validator_function(self._check, handler(source))
@@ -47,7 +47,7 @@ class Neutral:
     ) -> dict[str, Any]:
         return {
             "enum": [None, *self._values],
-            "description": f"{self._told[:1].upper()}{self._told[1:]}: leave it out.",
+            "description": f"{self._message[:1].upper()}{self._message[1:]}: leave it out.",
         }
 
 

@@ -92,14 +92,14 @@ _PLACE = _header("Last-Event-ID", "the id of the last event that came; without i
 
 def _failures(reasons: Iterable[Reason], *others: int) -> dict[int | str, dict[str, Any]]:
     """Describes the answers that tell of failures, a status for several reasons."""
-    told: dict[int, list[str]] = {}
+    causes: dict[int, list[str]] = {}
     for reason in reasons:
-        told.setdefault(TABLE[reason].http_status, []).append(reason)
-    told |= {status: ["the body is not JSON"] for status in others}
+        causes.setdefault(TABLE[reason].http_status, []).append(reason)
+    causes |= {status: ["the body is not JSON"] for status in others}
     return {
         status: {"description": ", ".join(names), **_content(_ref(answers.Failure))}
         | ({"headers": _RETRY_AFTER} if status in _RETRIED else {})
-        for status, names in sorted(told.items())
+        for status, names in sorted(causes.items())
     }
 
 
@@ -123,12 +123,12 @@ def _documented(
 
 def _streamed(documented: dict[str, Any], *chunks: type[Shape], only: bool = False) -> dict[str, Any]:
     """Adds that the answer may be a stream, or is nothing else. What is said of a stream is said of each event."""
-    told = {"type": "string", "contentMediaType": JSON, "contentSchema": _any_of((*chunks, answers.Failure))}
+    data = {"type": "string", "contentMediaType": JSON, "contentSchema": _any_of((*chunks, answers.Failure))}
     event = {
         "type": "object",
         "description": "The last one is [DONE], or a Failure instead.",
         "required": ["data"],
-        "properties": {"data": {"anyOf": [told, {"const": "[DONE]"}]}, "id": {"type": "string"}},
+        "properties": {"data": {"anyOf": [data, {"const": "[DONE]"}]}, "id": {"type": "string"}},
     }
     content = documented["responses"][200]["content"]
     content[EVENTS] = {"schema": event}
@@ -193,7 +193,7 @@ def _leave_out_defaults(operation: dict[str, Any]) -> None:
     """Takes out what FastAPI says where we say better, and its own errors, which nobody is answered with here."""
     operation["responses"].pop("422", None)
     if parameters := operation.get("parameters"):
-        operation["parameters"] = list({(told["in"], told["name"]): told for told in parameters}.values())
-    for told in operation["responses"].values():
-        if len(content := told.get("content", {})) > 1 and content.get(JSON) == {"schema": {}}:
+        operation["parameters"] = list({(each["in"], each["name"]): each for each in parameters}.values())
+    for each in operation["responses"].values():
+        if len(content := each.get("content", {})) > 1 and content.get(JSON) == {"schema": {}}:
             del content[JSON]

@@ -65,22 +65,22 @@ def _tell_lengths(properties: dict[str, Any]) -> None:
     bias: dict[str, Any] = {"minimum": -_MAX_BIAS, "maximum": _MAX_BIAS}
     _form(properties["request_id"], "string")["pattern"] = f"^{REQUEST_ID_PATTERN}$"
     _form(properties["stop"], "string").update(stop)
-    _tell_items(properties["stop"], stop, MAX_STOP_STRINGS)
-    _tell_items(properties["bad_words"], word, MAX_BAD_WORDS)
-    _tell_items(properties["stop_token_ids"], {"minimum": 0})
-    _tell_items(properties["allowed_token_ids"], {"minimum": 0})
+    _set_item_limits(properties["stop"], stop, MAX_STOP_STRINGS)
+    _set_item_limits(properties["bad_words"], word, MAX_BAD_WORDS)
+    _set_item_limits(properties["stop_token_ids"], {"minimum": 0})
+    _set_item_limits(properties["allowed_token_ids"], {"minimum": 0})
     biases = _form(properties["logit_bias"], "object")
     biases["additionalProperties"].update(bias)
     biases |= {"maxProperties": MAX_LOGIT_BIASES, "propertyNames": {"pattern": "^[0-9]{1,10}$"}}
 
 
-def _tell_items(told: dict[str, Any], limits: dict[str, Any], max_items: int | None = None) -> None:
-    array = _form(told, "array")
+def _set_item_limits(schema: dict[str, Any], limits: dict[str, Any], max_items: int | None = None) -> None:
+    array = _form(schema, "array")
     array["items"].update(limits)
     if max_items is not None:
         array["maxItems"] = max_items
 
 
-def _form(told: dict[str, Any], kind: str) -> dict[str, Any]:
+def _form(schema: dict[str, Any], kind: str) -> dict[str, Any]:
     """That of a parameter's forms which has a type."""
-    return next(form for form in told["anyOf"] if form.get("type") == kind)
+    return next(form for form in schema["anyOf"] if form.get("type") == kind)

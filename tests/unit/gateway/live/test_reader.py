@@ -1,4 +1,4 @@
-"""Several readers of one transcript, each from its own position."""
+"""Several readers of one request, each from its own position."""
 
 from __future__ import annotations
 

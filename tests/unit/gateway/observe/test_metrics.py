@@ -193,7 +193,7 @@ async def test_live_requests_and_streams_are_what_they_are() -> None:
     of_scheduler = [MODEL_REQUESTS, MODEL_KV_USAGE, MODEL_QUERY_TOKENS, MODEL_HIT_TOKENS]
     assert metrics.registry.missing == [each.name for each in (TASKS, *of_scheduler)]
     readers = [await core.accepted(f"r{number}", 10 * number) for number in range(1, 4)]
-    core.live.close(await core.start("r1"))
+    core.live.on_reader_closed(await core.start("r1"))
     seen = scrape(core)
     assert seen.sum("blockyard_live_requests") == seen.sum("blockyard_live_streams") == 3
     assert seen.sum("blockyard_scheduler_attached") == seen.sum("blockyard_ready") == 1
@@ -211,16 +211,16 @@ def test_tokens_told_at_once_share_the_time_before_them(monkeypatch: pytest.Monk
     monkeypatch.setattr("gateway.observe.metrics.time.monotonic", lambda: now)
     metrics = GatewayMetrics()
     meter = RequestMeter(metrics, 90.0)
-    meter.first_token()
-    meter.told(0, 1)
+    meter.on_first_token()
+    meter.on_tokens_read(0, 1)
     now = 100.5
-    meter.told(0, 6)
-    meter.told(0, 6)
-    meter.told(0, 4)
+    meter.on_tokens_read(0, 6)
+    meter.on_tokens_read(0, 6)
+    meter.on_tokens_read(0, 4)
     now = 101.0
-    meter.told(1, 3)
+    meter.on_tokens_read(1, 3)
     now = 101.25
-    meter.told(1, 4)
+    meter.on_tokens_read(1, 4)
     assert metrics.time_to_first_token.sum == 10.0
     assert metrics.inter_token_latency.count == 6
     assert metrics.inter_token_latency.sum == pytest.approx(0.5 + 0.25)
@@ -234,12 +234,12 @@ def test_the_time_in_which_nobody_reads_is_no_latency(monkeypatch: pytest.Monkey
     monkeypatch.setattr("gateway.observe.metrics.time.monotonic", lambda: now)
     metrics = GatewayMetrics()
     meter = RequestMeter(metrics, 90.0)
-    meter.told(0, 5)
+    meter.on_tokens_read(0, 5)
     now = 160.0
-    meter.knows({0: Position(num_tokens=4)})
-    meter.told(0, 25)
+    meter.on_read_from({0: Position(num_tokens=4)})
+    meter.on_tokens_read(0, 25)
     assert metrics.inter_token_latency.count == 0
     now = 160.5
-    meter.told(0, 26)
+    meter.on_tokens_read(0, 26)
     assert metrics.inter_token_latency.sum == 0.5
     assert dict(metrics.output_tokens.samples()) == {(): 26}

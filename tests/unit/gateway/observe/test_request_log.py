@@ -311,7 +311,7 @@ async def test_a_trace_is_no_part_of_what_is_asked(core: Core, recorder: Recorde
         with called(context):
             reader = await other.start("r")
         core.link.sent.extend(other.link.adds)
-        other.live.close(reader)
+        other.live.on_reader_closed(reader)
     first, second = core.link.adds
     assert first.submission.trace_context != second.submission.trace_context
     assert first.submission.body_digest == second.submission.body_digest

@@ -17,13 +17,13 @@ SKIPPED = demo_tokenizer().token_texts(skip_special_tokens=True)
 def test_a_token_is_told_with_its_text_and_the_likeliest_in_its_place() -> None:
     tokenizer = demo_tokenizer()
     [hello, world] = [tokenizer.encode(text, False)[0] for text in ("he", " w")]
-    told = SKIPPED.tell(Candidates([hello, world, hello], [-2.0, -0.25, -2.0], [2, 1, 2]))
+    told = SKIPPED.logprobs_of(Candidates([hello, world, hello], [-2.0, -0.25, -2.0], [2, 1, 2]))
     chosen = TokenLogprob(hello, "he", -2.0, 2, b"he")
     assert told == TokenLogprobs(chosen, (TokenLogprob(world, " w", -0.25, 1, b" w"), chosen))
 
 
 def test_a_token_alone_has_no_others() -> None:
-    assert SKIPPED.tell(Candidates([5], [-1.0], [9])).top == ()
+    assert SKIPPED.logprobs_of(Candidates([5], [-1.0], [9])).top == ()
 
 
 def test_part_of_a_character_is_told_by_its_bytes() -> None:

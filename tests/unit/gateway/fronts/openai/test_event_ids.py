@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockyard.errors import BlockyardError, Reason
-from gateway.fronts.openai.call_spec import Call
-from gateway.fronts.openai.event_ids import MAX_CHOICES, Places, Told, parse
+from gateway.fronts.openai.call_spec import CallSpec
+from gateway.fronts.openai.event_ids import MAX_CHOICES, StreamPosition, StreamTracker, parse
 from gateway.request import (
     Accepted,
     Delta,
@@ -21,8 +21,8 @@ from gateway.request import (
 )
 
 
-def call(*, num_requests: int = 1, n: int = 1) -> Call:
-    return Call("c", is_chat=False, requests=(GenerationRequest("a", n=n),) * num_requests)
+def call(*, num_requests: int = 1, n: int = 1) -> CallSpec:
+    return CallSpec("c", is_chat=False, requests=(GenerationRequest("a", n=n),) * num_requests)
 
 
 def delta(index: int, num_tokens: int, num_text_bytes: int) -> Delta:
@@ -34,7 +34,7 @@ def end(index: int = 0) -> Finished:
 
 
 def test_an_id_names_all_choices() -> None:
-    places = Places(call(num_requests=2, n=2), Told())
+    places = StreamTracker(call(num_requests=2, n=2), StreamPosition())
     assert places.id() == "0:0:0,1:0:0,2:0:0,3:0:0"
     assert places.take(0, delta(1, 12, 57))
     assert places.take(1, delta(0, 3, 11))
@@ -52,11 +52,11 @@ def test_it_reads_what_it_writes() -> None:
         3: Position(0, 0),
     }
     assert (told.prompts, told.usage, told.has_begun) == ({1, 2}, True, True)
-    assert told.of_request(1, 2) == {0: Position(3, 11, finished=True), 1: Position(0, 0)}
+    assert told.positions_of(1, 2) == {0: Position(3, 11, finished=True), 1: Position(0, 0)}
 
 
 def test_nothing_is_the_beginning() -> None:
-    assert parse("") == Told()
+    assert parse("") == StreamPosition()
     assert not parse("").has_begun
 
 
@@ -72,11 +72,11 @@ def test_what_is_no_id_is_refused(text: str) -> None:
 
 def test_a_choice_that_is_not_there_is_refused() -> None:
     with pytest.raises(BlockyardError, match="Last-Event-ID"):
-        Places(call(n=2), parse("2:1:1"))
+        StreamTracker(call(n=2), parse("2:1:1"))
 
 
 def test_what_was_told_is_not_new() -> None:
-    places = Places(call(n=2), parse("0:5:20,1:2:9f"))
+    places = StreamTracker(call(n=2), parse("0:5:20,1:2:9f"))
     assert not places.take(0, delta(0, 5, 20))
     assert not places.take(0, delta(1, 2, 9))
     assert not places.take(0, end(1))
@@ -89,25 +89,25 @@ def test_what_was_told_is_not_new() -> None:
 
 def test_log_probabilities_of_a_prompt_are_told_once() -> None:
     event = PromptLogprobs((TokenLogprobs(None),))
-    places = Places(call(num_requests=2), Told())
+    places = StreamTracker(call(num_requests=2), StreamPosition())
     assert places.take(1, event)
     assert places.id() == "0:0:0,1:0:0p"
-    again = Places(call(num_requests=2), parse(places.id()))
+    again = StreamTracker(call(num_requests=2), parse(places.id()))
     assert again.take(0, event)
     assert not again.take(1, event)
     # Where tokens have come, they came before.
-    assert not Places(call(), parse("0:1:0")).take(0, event)
+    assert not StreamTracker(call(), parse("0:1:0")).take(0, event)
 
 
 def test_a_call_of_very_many_choices_has_no_ids() -> None:
-    places = Places(call(n=MAX_CHOICES + 1), Told())
+    places = StreamTracker(call(n=MAX_CHOICES + 1), StreamPosition())
     assert places.take(0, delta(64, 1, 1)) and places.take(0, end())
     assert places.id() == ""
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2**32 - 1), st.integers(0, 2**50), st.booleans())))
 def test_every_place_is_read_as_it_was_written(steps: list[tuple[int, int, int, bool]]) -> None:
-    places, expected = Places(call(n=4), Told()), {index: Position() for index in range(4)}
+    places, expected = StreamTracker(call(n=4), StreamPosition()), {index: Position() for index in range(4)}
     for index, num_tokens, num_text_bytes, is_end in steps:
         places.take(0, delta(index, num_tokens, num_text_bytes))
         expected[index] = Position(num_tokens, num_text_bytes, finished=is_end)

@@ -65,7 +65,7 @@ async def test_what_comes_here_another_way_answers_a_question() -> None:
             core.told(resumed=[core.resumed(handle, core.link.adds[0].submission, (20,))])
         else:
             core.told(failed=[core.failure(handle, Reason.REQUEST_EXPIRED)])
-        assert (await asking).transcript is reader.transcript
+        assert (await asking).state is reader.state
 
 
 async def test_stopping_answers_questions() -> None:

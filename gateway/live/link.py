@@ -1,0 +1,47 @@
+"""The connection to the scheduler, as the gateway's core needs it: `scheduler_link` has one, and tests have others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gateway.scheduler_messages import Cancelled, ModelFacts, Outgoing
+
+
+class Link(Protocol):
+    """Sends requests to the scheduler, and knows its model and whether it is ready."""
+
+    @property
+    def facts(self) -> ModelFacts | None:
+        """What the scheduler said of its model last; None before it said anything."""
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests would be computed now."""
+        ...
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether requests can be sent; the scheduler lets them wait while no worker is ready."""
+        ...
+
+    @property
+    def has_other_model(self) -> bool:
+        """Whether the scheduler serves a model that is not this gateway's."""
+        ...
+
+    @property
+    def message(self) -> str:
+        """If not ready: what is missing, for a person; else empty."""
+        ...
+
+    def send(self, item: Outgoing) -> None:
+        """Sends an item, in one message with all that is sent in this turn of the loop."""
+        ...
+
+    async def cancel(self, request_ids: Sequence[str]) -> Cancelled:
+        """Ends requests, whoever reads them. Raises BlockyardError NO_READY_WORKER."""
+        ...
