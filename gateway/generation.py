@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid, is_unknown_request
@@ -18,6 +18,7 @@ from gateway.live.outstanding import RETRY_SECONDS
 from gateway.naming import check_request_id, is_request_id, wire_id
 from gateway.observe.request_log import begin_request_log, take_over_request_log
 from gateway.preparation import Preparation
+from gateway.request import ModelCard
 from gateway.scheduler_messages import Cancelled
 from gateway.text.encoding import Encoding
 
@@ -37,18 +38,6 @@ if TYPE_CHECKING:
 
 _STOPPING = "the gateway is stopping"
 _DRAINED = "the gateway was drained"
-
-
-@dataclass(frozen=True, slots=True)
-class ModelCard:
-    """A model that is served."""
-
-    name: str
-    max_model_len: int
-    vocab_size: int
-    has_chat_template: bool
-    determinism_id: str
-    batch_invariant: bool
 
 
 class GenerationService:

@@ -214,3 +214,15 @@ class Recovered:
 
 
 Event = Accepted | PromptLogprobs | Delta | Finished | Recovered
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """A model that is served."""
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    has_chat_template: bool
+    determinism_id: str
+    batch_invariant: bool

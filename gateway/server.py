@@ -109,7 +109,13 @@ class Gateway:
             clamps_max_tokens=configuration.text.clamp_max_tokens,
             max_requests=configuration.service.max_requests,
         )
-        self.metrics.watch(self.generation, self._live, self._link)
+        self.metrics.watch(
+            num_requests=lambda: self._live.num_running,
+            num_readers=lambda: self._live.num_readers,
+            is_attached=lambda: self._link.takes_requests,
+            is_ready=self.generation.is_ready,
+            models=self.generation.models,
+        )
         self._readings = SchedulerReadings(self._link)
         self.metrics.watch_scheduler(self._readings, self.generation.model_name)
         if configuration.service.vllm_metric_names:

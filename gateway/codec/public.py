@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gateway.chat import Conversation
-    from gateway.generation import ModelCard
-    from gateway.request import Event, TokenLogprob, TokenLogprobs
+    from gateway.request import Event, ModelCard, TokenLogprob, TokenLogprobs
 
 _ON_DISCONNECT_NUMBERS = {
     OnDisconnect.ABORT: inference_pb2.ON_DISCONNECT_ABORT,

@@ -81,7 +81,9 @@ class LiveRequests:
         """Begins a request, or goes on with one that nobody else remembers."""
         self.adopt(state)
         if not state.origin.is_known:
-            state.meter = self.metrics.begin_request(state)
+            state.meter = self.metrics.begin_request(
+                state.origin.accepted.num_prompt_tokens, state.request_log.arrived_at
+            )
         self._outstanding.send(state)
         if state.has_ended:
             # There is nothing to wait for; the scheduler keeps it for others.
@@ -156,7 +158,7 @@ class LiveRequests:
         """Forgets a request that runs; its readers are told why after what has come."""
         self._forget(state)
         self._registry.remove(state)
-        state.request_log.on_failed(state, error)
+        state.request_log.on_failed(state.token_counts, error)
         state.meter.on_failed(error.reason)
         state.fail(error)
 
@@ -165,11 +167,13 @@ class LiveRequests:
         self._forget(state)
         self._registry.retain(state)
         if (failure := state.failure) is not None:
-            state.request_log.on_failed(state, failure)
+            state.request_log.on_failed(state.token_counts, failure)
             state.meter.on_failed(failure.reason)
         else:
-            state.request_log.on_finished(state)
-            state.meter.on_finished(state)
+            ends = state.ends
+            reasons = [end.reason for end in ends]
+            state.request_log.on_finished(state.token_counts, reasons, [end.error for end in ends if end.error])
+            state.meter.on_finished([answer.num_tokens for answer in state.answers], reasons)
 
     def _forget(self, state: RequestState) -> None:
         self._outstanding.forget(state)

@@ -6,8 +6,9 @@ Knows what came, not how: the scheduler's messages are brought by `live_requests
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from gateway.observe.request_log import TokenCounts
 from gateway.request import Accepted, Finished, Recovered
 from gateway.scheduler_messages import Resubmission, SequenceRecord
 
@@ -15,9 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from blockyard.errors import BlockyardError
-    from gateway.live.answer import SequenceAnswer
+    from gateway.live.answer import Ended, SequenceAnswer
     from gateway.live.prompt_answer import PromptAnswer
-    from gateway.live.reader import Reader
     from gateway.observe.metrics import RequestMeter
     from gateway.observe.request_log import RequestLog
     from gateway.scheduler_messages import PromptPiece, Resumed, Submission
@@ -35,6 +35,23 @@ class Origin:
     outlives_readers: bool = False
     deadline_at: float | None = None
     is_known: bool = False
+
+
+class Listener(Protocol):
+    """A reader of the answer, as far as the state of the request needs it."""
+
+    @property
+    def is_patient(self) -> bool:
+        """Whether tokens need not wake it."""
+        ...
+
+    def wake(self) -> None:
+        """Takes note that there is something new."""
+        ...
+
+    def on_recovered(self, event: Recovered) -> None:
+        """Takes note of a failure that was outlived."""
+        ...
 
 
 class RequestState:
@@ -72,7 +89,7 @@ class RequestState:
         self.has_waited = False
         self.num_cached_tokens = 0
         self.error: BlockyardError | None = None
-        self.readers: list[Reader] = []
+        self.readers: list[Listener] = []
         self.meter: RequestMeter
         self._first_sequence_id = 0
 
@@ -92,10 +109,21 @@ class RequestState:
         return all(answer.ended is not None for answer in self.answers)
 
     @property
+    def ends(self) -> list[Ended]:
+        """The ends of those sequences that have one, by index."""
+        return [answer.ended for answer in self.answers if answer.ended is not None]
+
+    @property
     def failure(self) -> BlockyardError | None:
         """Why there is no answer though all have their end: each of its sequences has failed by itself."""
-        errors = [answer.ended.error for answer in self.answers if answer.ended is not None]
+        errors = [end.error for end in self.ends]
         return errors[0] if len(errors) == len(self.answers) and all(errors) else None
+
+    @property
+    def token_counts(self) -> TokenCounts:
+        """How many tokens it has had so far."""
+        num_completion_tokens = sum(answer.num_tokens for answer in self.answers)
+        return TokenCounts(len(self.submission.prompt_token_ids), self.num_cached_tokens, num_completion_tokens)
 
     @property
     def weight(self) -> int:

@@ -14,14 +14,10 @@ from blockyard.service.metrics import READY, Registry, counter, gauge, geometric
 from gateway.request import FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from gateway.generation import GenerationService
-    from gateway.live.live_requests import LiveRequests
-    from gateway.live.request_state import RequestState
-    from gateway.live.scheduler_link import SchedulerLink
     from gateway.observe.scheduler_readings import SchedulerReadings
-    from gateway.request import Position
+    from gateway.request import ModelCard, Position
     from gateway.scheduler_messages import ReplicaReading
 
 WHOLE = "whole"
@@ -187,14 +183,22 @@ class GatewayMetrics:
         self.http_requests = registry.counter(HTTP_REQUESTS)
         self.scheduler_losses = registry.counter(SCHEDULER_LOSSES)
 
-    def watch(self, generation: GenerationService, live: LiveRequests, link: SchedulerLink) -> None:
-        """Reads the rest from where it is known."""
+    def watch(
+        self,
+        *,
+        num_requests: Callable[[], int],
+        num_readers: Callable[[], int],
+        is_attached: Callable[[], bool],
+        is_ready: Callable[[], bool],
+        models: Callable[[], Sequence[ModelCard]],
+    ) -> None:
+        """Reads the gauges from where they are known, at each scrape."""
         read = self.registry.read
-        read(LIVE_REQUESTS, lambda: live.num_running)
-        read(LIVE_STREAMS, lambda: live.num_readers)
-        read(ATTACHED, lambda: int(link.takes_requests))
-        read(READY, lambda: int(generation.is_ready()))
-        read(MODEL_INFO, lambda: {(card.name, card.determinism_id): 1.0 for card in generation.models()})
+        read(LIVE_REQUESTS, num_requests)
+        read(LIVE_STREAMS, num_readers)
+        read(ATTACHED, lambda: int(is_attached()))
+        read(READY, lambda: int(is_ready()))
+        read(MODEL_INFO, lambda: {(card.name, card.determinism_id): 1.0 for card in models()})
 
     def watch_scheduler(self, readings: SchedulerReadings, model_name: str) -> None:
         """Reads what the scheduler says of itself, for who scrapes the gateway alone; nothing where it is away."""
@@ -215,11 +219,11 @@ class GatewayMetrics:
         read(MODEL_QUERY_TOKENS, of_replicas(lambda replica: replica.num_queried_tokens))
         read(MODEL_HIT_TOKENS, of_replicas(lambda replica: replica.num_cached_tokens))
 
-    def begin_request(self, state: RequestState) -> RequestMeter:
-        """Measures a request that is begun here."""
+    def begin_request(self, num_prompt_tokens: int, arrived_at: float) -> RequestMeter:
+        """Counts a request that is begun here and measures it; `arrived_at` is by time.monotonic()."""
         self.requests.add()
-        self.prompt_tokens.observe(state.origin.accepted.num_prompt_tokens)
-        return RequestMeter(self, state.request_log.arrived_at)
+        self.prompt_tokens.observe(num_prompt_tokens)
+        return RequestMeter(self, arrived_at)
 
     def resume_request(self) -> RequestMeter:
         """Measures a request that another gateway had before: how long it took is not known."""
@@ -274,15 +278,13 @@ class RequestMeter:
         if before is not None:
             metrics.inter_token_latency.observe((now - before) / num_new, num_new)
 
-    def on_finished(self, state: RequestState) -> None:
-        """The answer is whole."""
+    def on_finished(self, lengths: Sequence[int], reasons: Sequence[FinishReason]) -> None:
+        """The answer is whole: the tokens of each of its sequences, and why each has ended."""
         metrics, now = self._metrics, time.monotonic()
-        lengths = [answer.num_tokens for answer in state.answers]
         metrics.finished.add(WHOLE)
         metrics.answer_tokens.observe(sum(lengths))
-        for answer in state.answers:
-            if answer.ended is not None:
-                metrics.sequences.add(answer.ended.reason.value)
+        for reason in reasons:
+            metrics.sequences.add(reason.value)
         if self._began_at is None:
             return
         metrics.request_latency.observe(now - self._began_at)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grpc import StatusCode
 
@@ -18,11 +18,10 @@ from blockyard.tracing.spans import NO_SPAN, begin_server_span, begin_span, is_t
 from gateway.call_context import current_call
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     from blockyard.tracing.spans import Span, TraceContext
-    from gateway.live.request_state import RequestState
-    from gateway.request import Recovered
+    from gateway.request import FinishReason, Recovered
     from gateway.scheduler_messages import Submission
 
 log = EventLogger(__name__)
@@ -38,6 +37,14 @@ _FINISH_REASONS = "gen_ai.response.finish_reasons"
 _MAX_NAME = 200
 # What a user is told that something here is to blame for.
 _OUR_FAULT = (Reason.BUG, Reason.NOT_FINITE, Reason.POISON_REQUEST)
+
+
+class TokenCounts(NamedTuple):
+    """Tokens of a request: of its prompt, of that from the prefix cache, and of all its sequences together."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_completion_tokens: int
 
 
 class RequestLog:
@@ -149,43 +156,43 @@ class RequestLog:
 
     # Ends.
 
-    def on_finished(self, state: RequestState) -> None:
-        """Its answer is whole."""
-        counts = self._counts(state)
-        ends = [answer.ended for answer in state.answers if answer.ended is not None]
-        reasons = tuple(ended.reason.value for ended in ends)
-        errors = ",".join(dict.fromkeys(str(ended.error.reason) for ended in ends if ended.error)) or None
+    def on_finished(
+        self, counts: TokenCounts, reasons: Sequence[FinishReason], errors: Sequence[BlockyardError]
+    ) -> None:
+        """Its answer is whole. `reasons`: why each sequence has ended; `errors`: of those that failed."""
+        names = tuple(reason.value for reason in reasons)
         log.info(
-            "request finished", **self._fields(finish_reasons=",".join(dict.fromkeys(reasons)), errors=errors, **counts)
+            "request finished",
+            **self._fields(
+                finish_reasons=",".join(dict.fromkeys(names)),
+                errors=",".join(dict.fromkeys(str(error.reason) for error in errors)) or None,
+                **self._end_fields(counts),
+            ),
         )
-        self.span.set(**{_FINISH_REASONS: reasons})
-        self._end_span(state)
+        self.span.set(**{_FINISH_REASONS: names})
+        self._end_span(counts)
 
-    def on_failed(self, state: RequestState, error: BlockyardError) -> None:
+    def on_failed(self, counts: TokenCounts, error: BlockyardError) -> None:
         """It ended without a whole answer."""
-        fields = self._fields(reason=str(error.reason), **self._counts(state))
+        fields = self._fields(reason=str(error.reason), **self._end_fields(counts))
         self.span.set(reason=str(error.reason))
         if error.reason is Reason.CLIENT_CANCELLED:
             log.info("request cancelled", **fields)
-            self._end_span(state)
+            self._end_span(counts)
             return
         _failure_log(error)("request failed", error=error.message, **fields)
-        self._end_span(state, error=str(error.reason))
+        self._end_span(counts, error=str(error.reason))
 
-    def _end_span(self, state: RequestState, *, error: str = "") -> None:
+    def _end_span(self, counts: TokenCounts, *, error: str = "") -> None:
         if self._recovery is not None:
             self._recovery.end(error=error)
         if self.span is not NO_SPAN:
-            num_outputs = sum(answer.num_tokens for answer in state.answers)
-            cached = state.num_cached_tokens
-            self.span.set(num_cached_tokens=cached, **{_OUTPUT_TOKENS: num_outputs})
+            self.span.set(num_cached_tokens=counts.num_cached_tokens, **{_OUTPUT_TOKENS: counts.num_completion_tokens})
         self.span.end(error=error)
 
-    def _counts(self, state: RequestState) -> dict[str, Any]:
+    def _end_fields(self, counts: TokenCounts) -> dict[str, Any]:
         return {
-            "num_prompt_tokens": len(state.submission.prompt_token_ids),
-            "num_cached_tokens": state.num_cached_tokens,
-            "num_completion_tokens": sum(answer.num_tokens for answer in state.answers),
+            **counts._asdict(),
             "first_token_seconds": self._since_arrival(self._first_token_at),
             "seconds": self._since_arrival(time.monotonic()),
             "num_recoveries": self._num_recoveries or None,

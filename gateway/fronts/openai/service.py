@@ -11,7 +11,8 @@ from blockyard.errors import BlockyardError, Reason
 from blockyard.version import __version__
 
 if TYPE_CHECKING:
-    from gateway.generation import GenerationService, ModelCard
+    from gateway.generation import GenerationService
+    from gateway.request import ModelCard
 
 _OK = {"status": "ok"}
 

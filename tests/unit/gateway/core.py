@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gateway.live.reader import Reader
+    from gateway.observe.metrics import GatewayMetrics
 
 FACTS = ModelFacts("digest", 4096, 1024, 16, "id", True)
 
@@ -40,6 +41,17 @@ async def passed(seconds: float) -> None:
     later = asyncio.get_running_loop().create_future()
     asyncio.get_running_loop().call_later(seconds, later.set_result, None)
     await later
+
+
+def watch(metrics: GatewayMetrics, service: GenerationService, live: LiveRequests, link: Any) -> None:
+    """Lets metrics read what a gateway's process lets them read."""
+    metrics.watch(
+        num_requests=lambda: live.num_running,
+        num_readers=lambda: live.num_readers,
+        is_attached=lambda: link.takes_requests,
+        is_ready=lambda: service.is_ready(),
+        models=service.models,
+    )
 
 
 class HandLink:

@@ -20,7 +20,7 @@ from gateway.observe.metrics import (
 from gateway.request import Delta, FinishReason, Position, StopOptions
 from gateway.scheduler_messages import Acceptance, Failure, Prefill
 from tests.kit.processes.scrape import Scrape
-from tests.unit.gateway.core import Core
+from tests.unit.gateway.core import Core, watch
 from tests.unit.gateway.harness import ids_of
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ async def test_a_request_that_fails_is_counted_by_its_reason(reason: Reason) -> 
 async def test_live_requests_and_streams_are_what_they_are() -> None:
     core = Core()
     metrics = core.live.metrics
-    metrics.watch(core.service, core.live, core.link)  # type: ignore[arg-type]
+    watch(metrics, core.service, core.live, core.link)
     # The heartbeat of a process counts its tasks, and its link asks the scheduler.
     of_scheduler = [MODEL_REQUESTS, MODEL_KV_USAGE, MODEL_QUERY_TOKENS, MODEL_HIT_TOKENS]
     assert metrics.registry.missing == [each.name for each in (TASKS, *of_scheduler)]

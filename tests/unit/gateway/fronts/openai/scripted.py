@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from blockyard.errors import BlockyardError, Reason
 from gateway.chat import Conversation, prompt_of
-from gateway.generation import ModelCard
-from gateway.request import Accepted, Delta, Finished, FinishReason, Recovered, TokenLogprob, TokenLogprobs
+from gateway.request import Accepted, Delta, Finished, FinishReason, ModelCard, Recovered, TokenLogprob, TokenLogprobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

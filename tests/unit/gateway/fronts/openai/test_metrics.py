@@ -13,6 +13,7 @@ from gateway.fronts.openai.app import make_app
 from gateway.fronts.openai.errors import error_object
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.kit.processes.scrape import Scrape
+from tests.unit.gateway.core import watch
 from tests.unit.gateway.fronts.openai.serving import serve
 from tests.unit.gateway.harness import serving
 
@@ -42,7 +43,7 @@ class Gateway:
 async def gateway() -> AsyncIterator[Gateway]:
     async with FakeScheduler() as scheduler, serving(scheduler) as front:
         app, metrics = make_app(front.service), front.live.metrics
-        metrics.watch(front.service, front.live, front.link)
+        watch(metrics, front.service, front.live, front.link)
         add_metrics(app, metrics)
         async with (
             serve(counted(app, metrics)) as url,

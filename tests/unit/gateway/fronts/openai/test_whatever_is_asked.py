@@ -15,8 +15,8 @@ from gateway.fronts.openai.call_spec import tokenized, understand_chat, understa
 from gateway.fronts.openai.error_boundary import parse_body
 from gateway.fronts.openai.errors import error_object, rename
 from gateway.fronts.openai.schema.requests import ChatBody, CompletionBody
-from gateway.generation import ModelCard
 from gateway.preparation import Preparation
+from gateway.request import ModelCard
 from gateway.scheduler_messages import ModelFacts
 from gateway.text.encoding import Encoding
 from tests.unit.gateway.harness import demo_tokenizer
@@ -64,7 +64,7 @@ async def ask(core: Any, body: dict[str, Any]) -> None:
         call = understand_completion(parse_body(CompletionBody, raw), core.tokenizer)
     try:
         for request in (await tokenized(call, core)).requests:
-            await core.preparation.submission_of(request, lambda: FACTS)
+            await core.preparation.make_submission(request, lambda: FACTS)
     except BlockyardError as error:
         raise rename(error, call.names) from None
 
