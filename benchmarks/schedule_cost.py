@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.kit import record
-from scheduler_service.core.scheduler import Scheduler, SchedulerConfig
+from scheduler_service.core.scheduler import CoreConfig, Scheduler
 from scheduler_service.core.values import GroupSpec, SchedulerOutput, StepResult
 
 NUM_RUNNING = 256
@@ -42,7 +42,7 @@ def answer(step: SchedulerOutput) -> StepResult:
 
 def start(num_waiting: int) -> tuple[Scheduler, deque[SchedulerOutput]]:
     """A scheduler with all rows in decode, and one step in flight."""
-    config = SchedulerConfig(
+    config = CoreConfig(
         block_size=BLOCK_SIZE,
         num_device_blocks=NUM_RUNNING * 100,
         num_host_blocks=1000,

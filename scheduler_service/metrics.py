@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from scheduler_service.core.values import SchedulerStats
     from scheduler_service.gateways.codec import Recovery
     from scheduler_service.replicas.engine import Engine
-    from scheduler_service.service import Scheduling
+    from scheduler_service.service import SchedulerService
 
 # Told before they have happened: an alert sees a first time only as the increase of what was there.
 _REFUSALS = (
@@ -52,31 +52,31 @@ class SchedulerMetrics:
 
     # As it happens.
 
-    def refused(self, reason: Reason) -> None:
+    def on_refused(self, reason: Reason) -> None:
         """A request was not let in."""
         self._refused.add(str(reason))
 
-    def failed(self, reason: Reason) -> None:
+    def on_failed(self, reason: Reason) -> None:
         """A request that was let in ended with an error."""
         self._failed.add(str(reason))
 
-    def given(self, group: Group, now: float) -> None:
+    def on_taken(self, group: Group, now: float) -> None:
         """A replica takes a request that has no tokens yet, and lost none."""
         if not group.num_outputs:
             self._queue.observe(now - group.arrived_at)
 
-    def lost(self, cause: str) -> None:
+    def on_worker_lost(self, cause: str) -> None:
         """A replica's epoch broke."""
         self._losses.add(cause)
 
-    def recovered(self, recovery: Recovery) -> None:
+    def on_recovered(self, recovery: Recovery) -> None:
         """A request goes on after the loss of its worker."""
         self._recoveries.add(catalogue.WORKER)
         self._recomputed.add(catalogue.WORKER, count=recovery.num_replayed_tokens)
         if not recovery.exact:
             self._inexact.add()
 
-    def taken_over(self, group: Group) -> None:
+    def on_taken_over(self, group: Group) -> None:
         """A request goes on that a scheduler had which is gone."""
         if group.num_outputs and not group.is_finished:
             self._recoveries.add(catalogue.SCHEDULER)
@@ -84,42 +84,42 @@ class SchedulerMetrics:
 
     # When it is asked for, in the thread of who asks.
 
-    def watch(self, scheduling: Scheduling) -> None:
+    def watch(self, service: SchedulerService) -> None:
         """Reads the rest from where it is known."""
         read = self.registry.read
-        read(READY, lambda: int(scheduling.is_ready))
-        read(catalogue.REQUESTS, lambda: _count_requests(scheduling))
-        read(catalogue.WAITING_TOKENS, lambda: _count_waiting_tokens(scheduling))
-        read(catalogue.WORKERS, lambda: _count_workers(scheduling))
-        read(catalogue.LEFT_ASIDE, lambda: sum(engine.conduct.is_left_aside for engine in scheduling.engines))
-        read(catalogue.READY_REPLICAS, lambda: sum(engine.is_ready for engine in scheduling.engines))
-        read(catalogue.GATEWAYS, lambda: len(scheduling.requests.attachments))
-        for metric, tell in _OF_REPLICAS.items():
-            read(metric, partial(_of_replicas, scheduling, tell))
+        read(READY, lambda: int(service.is_ready))
+        read(catalogue.REQUESTS, lambda: _count_requests(service))
+        read(catalogue.WAITING_TOKENS, lambda: _count_waiting_tokens(service))
+        read(catalogue.WORKERS, lambda: _count_workers(service))
+        read(catalogue.LEFT_ASIDE, lambda: sum(engine.conduct.is_left_aside for engine in service.engines))
+        read(catalogue.READY_REPLICAS, lambda: sum(engine.is_ready for engine in service.engines))
+        read(catalogue.GATEWAYS, lambda: len(service.requests.outboxes))
+        for metric, read_values in _OF_REPLICAS.items():
+            read(metric, partial(_of_replicas, service, read_values))
 
 
-def _count_requests(scheduling: Scheduling) -> Labelled:
-    num_waiting = len(scheduling.backlog)
+def _count_requests(service: SchedulerService) -> Labelled:
+    num_waiting = len(service.backlog)
     # Between the two readings a request may end.
-    return {("waiting",): num_waiting, ("running",): max(0, len(scheduling.requests.live) - num_waiting)}
+    return {("waiting",): num_waiting, ("running",): max(0, len(service.requests.live) - num_waiting)}
 
 
-def _count_waiting_tokens(scheduling: Scheduling) -> int:
-    return scheduling.backlog.num_tokens + sum(stats.num_waiting_tokens for stats in scheduling.stats())
+def _count_waiting_tokens(service: SchedulerService) -> int:
+    return service.backlog.num_tokens + sum(stats.num_waiting_tokens for stats in service.stats())
 
 
-def _count_workers(scheduling: Scheduling) -> Labelled:
-    states = Tally(engine.replica.state for engine in scheduling.engines)
+def _count_workers(service: SchedulerService) -> Labelled:
+    states = Tally(engine.replica.state for engine in service.engines)
     return {(state.value,): states[state] for state in WorkerState}
 
 
-def _of_replicas(scheduling: Scheduling, tell: Callable[[Engine, SchedulerStats], Labelled]) -> Labelled:
-    told: Labelled = {}
-    for engine in list(scheduling.engines):
+def _of_replicas(service: SchedulerService, read_values: Callable[[Engine, SchedulerStats], Labelled]) -> Labelled:
+    labelled: Labelled = {}
+    for engine in list(service.engines):
         if engine.scheduler is not None:
-            values = tell(engine, engine.scheduler.stats())
-            told |= {(str(engine.replica_id), *labels): value for labels, value in values.items()}
-    return told
+            values = read_values(engine, engine.scheduler.stats())
+            labelled |= {(str(engine.replica_id), *labels): value for labels, value in values.items()}
+    return labelled
 
 
 def _sequences(engine: Engine, stats: SchedulerStats) -> Labelled:

@@ -30,7 +30,7 @@ from blockyard.tracing.process import TracingUnavailable, traced_process
 from scheduler_service.admin.servicer import AdminServicer
 from scheduler_service.config import SchedulerConfiguration
 from scheduler_service.replicas.replica import Unusable
-from scheduler_service.service import Scheduling
+from scheduler_service.service import SchedulerService
 from scheduler_service.servicer import SchedulerServicer
 
 if TYPE_CHECKING:
@@ -55,32 +55,32 @@ class Server:
         self.metrics_address = ""
         self.error: BaseException | None = None
         self._settings = configuration.service
-        self.scheduling = Scheduling(configuration)
+        self.service = SchedulerService(configuration)
         self._heartbeat = Heartbeat()
         self._server = self._make_server()
         self._health: HealthServer | None = None
-        self._metrics = MetricsServer(self.scheduling.metrics.registry)
-        self.scheduling.metrics.registry.read(TASKS, self._heartbeat.num_tasks)
-        self._certificates = CertificateWatch({"internal": self.scheduling.identity.files})
-        self.scheduling.metrics.registry.read(CERTIFICATE_EXPIRY, self._certificates.expiries)
+        self._metrics = MetricsServer(self.service.metrics.registry)
+        self.service.metrics.registry.read(TASKS, self._heartbeat.num_tasks)
+        self._certificates = CertificateWatch({"internal": self.service.identity.files})
+        self.service.metrics.registry.read(CERTIFICATE_EXPIRY, self._certificates.expiries)
         self._running: asyncio.Task[None] | None = None
 
     def _make_server(self) -> grpc.aio.Server:
-        gate = self.scheduling.identity.gate("gateway")
-        counter = CallCounter(self.scheduling.metrics.registry.grpc_calls)
+        gate = self.service.identity.gate("gateway")
+        counter = CallCounter(self.service.metrics.registry.grpc_calls)
         names = [SERVICE_NAME, ADMIN_SERVICE_NAME]
         server = make_server(INTERNAL_MESSAGE_BYTES, names, gate=gate, interceptors=[counter])
-        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerServicer(self.scheduling), server)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.scheduling), server)
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerServicer(self.service), server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.service), server)
         add_health(server, self._is_ready, self._heartbeat.is_alive)
         return server
 
     def _is_ready(self) -> bool:
-        return self.scheduling.is_ready
+        return self.service.is_ready
 
     async def start(self) -> None:
         """Listens, and begins to look for workers."""
-        identity, address = self.scheduling.identity, self._settings.scheduler_address
+        identity, address = self.service.identity, self._settings.scheduler_address
         self.address = _with_port(address, bind(self._server, address, identity.credentials()))
         identity.warn_if_exposed(address)
         host = "127.0.0.1" if self.address.startswith("unix:") else self.address.rpartition(":")[0]
@@ -92,7 +92,7 @@ class Server:
         self._heartbeat.start()
         self._certificates.start()
         await self._server.start()
-        self._running = asyncio.create_task(self.scheduling.run(), name="scheduling")
+        self._running = asyncio.create_task(self.service.run(), name="scheduler")
         log.info(
             "listening",
             scheduler_address=self.address,
@@ -102,7 +102,7 @@ class Server:
         )
 
     async def run_until(self, stopping: asyncio.Event) -> None:
-        """Waits for `stopping`. Raises what ended the scheduling, should it end by itself: a bug."""
+        """Waits for `stopping`. Raises what ended the service, if it ends by itself: a bug."""
         assert self._running is not None
         waiting = asyncio.create_task(stopping.wait())
         await asyncio.wait({waiting, self._running}, return_when=asyncio.FIRST_COMPLETED)
@@ -112,7 +112,7 @@ class Server:
 
     async def stop(self) -> None:
         """Ends all streams with DRAINING, and closes everything. The workers go on: a successor takes them over."""
-        self.scheduling.close()
+        self.service.close()
         await self._server.stop(STOP_SECONDS)
         if self._running:
             self._running.cancel()

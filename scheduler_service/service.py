@@ -1,4 +1,4 @@
-"""The scheduler's parts put together and run: the gateways' reception, the dispatcher, an engine for each worker."""
+"""The scheduler's parts put together and run: admission of requests, the dispatcher, an engine for each worker."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from scheduler_service.replicas.engine import Engine
 from scheduler_service.replicas.fleet import Fleet
 from scheduler_service.replicas.steps.step_meter import StepMeter
 from scheduler_service.replicas.worker_link import WorkerLink
-from scheduler_service.requests.admission import Reception
+from scheduler_service.requests.admission import Admission
 from scheduler_service.requests.dispatcher import Dispatcher
-from scheduler_service.requests.registry import Requests
+from scheduler_service.requests.registry import RequestRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = EventLogger(__name__)
 
 
-class Scheduling:
+class SchedulerService:
     """All that serves, but for the server. Ends by `close` and the cancelling of `run`."""
 
     def __init__(self, configuration: SchedulerConfiguration, clock: Callable[[], float] = time.monotonic) -> None:
@@ -39,12 +39,12 @@ class Scheduling:
         self._configuration = configuration
         self._clock = clock
         self._started_at = clock()
-        self.requests = Requests(configuration.resume.resume_window_seconds)
+        self.requests = RequestRegistry(configuration.resume.resume_window_seconds)
         order = configuration.scheduler
         self.backlog = Backlog(order.policy, order.aging_seconds, limits)
         self.metrics = SchedulerMetrics()
         self.dispatcher = Dispatcher(self.requests, self.backlog, self.metrics, clock)
-        self.reception = Reception(configuration, self.requests, self.backlog, self.dispatcher, self.metrics, clock)
+        self.admission = Admission(configuration, self.requests, self.backlog, self.dispatcher, self.metrics, clock)
         self.metrics.watch(self)
         self._fleet = Fleet(service.worker_address, self)
         self._num_replicas = 0
@@ -81,7 +81,7 @@ class Scheduling:
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                tasks.create_task(self.reception.keep_time())
+                tasks.create_task(self.admission.keep_time())
                 tasks.create_task(self._fleet.run())
         except BaseExceptionGroup as errors:
             # One is enough to end it, and says more by itself.
@@ -92,18 +92,18 @@ class Scheduling:
 
     def close(self) -> None:
         """Ends every gateway's stream with DRAINING, and begins no further epoch."""
-        self.reception.close()
+        self.admission.close()
         for engine in self.engines:
             engine.close()
-        self.requests.phases.close()
+        self.requests.spans.close()
 
-    def link_of(self, engine: Engine) -> WorkerLink:
+    def get_link(self, engine: Engine) -> WorkerLink:
         """The connection to a replica's worker."""
         return self._links[engine]
 
     # The fleet's host.
 
-    def join(self, address: str) -> None:
+    def on_worker_found(self, address: str) -> None:
         """A worker was found: a replica more."""
         assert self._tasks is not None
         link = WorkerLink(address, self.identity.peer("worker"))
@@ -113,16 +113,16 @@ class Scheduling:
         )
         self._num_replicas += 1
         self._links[engine] = link
-        self.dispatcher.join(engine)
+        self.dispatcher.add_engine(engine)
         self._running[engine] = self._tasks.create_task(engine.run())
 
-    def part(self, address: str) -> bool:
+    def on_worker_gone(self, address: str) -> bool:
         """A worker is not told of any more: its replica ends, unless it serves."""
         engine = next(each for each in self.engines if each.replica.address == address)
         if engine.is_ready:
             return False
         log.info("a worker is gone", replica_id=engine.replica_id, worker_address=address)
-        self.dispatcher.part(engine)
+        self.dispatcher.remove_engine(engine)
         assert self._tasks is not None
         self._tasks.create_task(self._end(engine))
         return True

@@ -14,8 +14,8 @@ from scheduler_service.gateways import codec
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from scheduler_service.gateways.outbox import Attachment
-    from scheduler_service.service import Scheduling
+    from scheduler_service.gateways.outbox import GatewayOutbox
+    from scheduler_service.service import SchedulerService
 
 log = EventLogger(__name__)
 
@@ -23,9 +23,9 @@ log = EventLogger(__name__)
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     """The scheduler, for gateways."""
 
-    def __init__(self, scheduling: Scheduling) -> None:
-        self._scheduling = scheduling
-        self._reception = scheduling.reception
+    def __init__(self, service: SchedulerService) -> None:
+        self._service = service
+        self._admission = service.admission
 
     async def Attach(  # type: ignore[override]
         self, request_iterator: AsyncIterator[scheduler_pb2.AttachRequest], context: Any
@@ -35,54 +35,54 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         first = await anext(requests, None)
         if first is None or not first.hello.gateway_id:
             raise invalid([Violation("hello.gateway_id", "must be in the first message")])
-        attachment = self._reception.attach(first.hello.gateway_id)
-        reader = asyncio.create_task(self._read(attachment, first, requests))
+        outbox = self._admission.attach(first.hello.gateway_id)
+        reader = asyncio.create_task(self._read(outbox, first, requests))
         try:
-            while outgoing := await attachment.take():
-                # Waits while the gateway is slow; what the steps give meanwhile merges in the attachment.
+            while outgoing := await outbox.take():
+                # Waits while the gateway is slow; what the steps give meanwhile merges in the outbox.
                 await context.write(codec.encode_outgoing(outgoing))
         finally:
             reader.cancel()
-            self._reception.detach(attachment)
+            self._admission.detach(outbox)
 
     async def _read(
         self,
-        attachment: Attachment,
+        outbox: GatewayOutbox,
         first: scheduler_pb2.AttachRequest,
         requests: AsyncIterator[scheduler_pb2.AttachRequest],
     ) -> None:
         """Passes on all that a gateway sends; its end, or a failure here, ends the stream."""
         try:
-            self._apply(attachment, first)
+            self._apply(outbox, first)
             async for message in requests:
-                self._apply(attachment, message)
+                self._apply(outbox, message)
         except Exception:
-            log.exception("a gateway's stream failed", gateway=attachment.owner)
-            attachment.close(BlockyardError(Reason.BUG, "internal error; the scheduler's log has more"))
+            log.exception("a gateway's stream failed", gateway=outbox.owner)
+            outbox.close(BlockyardError(Reason.BUG, "internal error; the scheduler's log has more"))
         else:
-            attachment.close()
+            outbox.close()
 
-    def _apply(self, attachment: Attachment, message: scheduler_pb2.AttachRequest) -> None:
+    def _apply(self, outbox: GatewayOutbox, message: scheduler_pb2.AttachRequest) -> None:
         for add in message.add:
             handle = add.handle
             try:
-                self._reception.add(attachment, codec.decode_add(add, attachment.owner))
+                self._admission.add(outbox, codec.decode_add(add, outbox.owner))
             except BlockyardError as error:
-                self._reception.refuse(attachment, add.request_id, handle, error)
+                self._admission.refuse(outbox, add.request_id, handle, error)
         for abort in message.abort:
-            self._reception.abort(attachment, codec.decode_abort(abort))
+            self._admission.abort(outbox, codec.decode_abort(abort))
         for resume in message.resume:
-            self._reception.resume(attachment, resume.request_id, resume.handle)
+            self._admission.resume(outbox, resume.request_id, resume.handle)
 
     async def CancelRequests(  # type: ignore[override]
         self, request: scheduler_pb2.CancelRequestsRequest, context: Any
     ) -> scheduler_pb2.CancelRequestsResponse:
         """Ends requests, whoever reads them."""
-        cancelled, pending = self._reception.cancel(request.request_ids)
+        cancelled, pending = self._admission.cancel(request.request_ids)
         return scheduler_pb2.CancelRequestsResponse(cancelled_request_ids=cancelled, pending_request_ids=pending)
 
     async def GetSchedulerStatus(  # type: ignore[override]
         self, request: scheduler_pb2.GetSchedulerStatusRequest, context: Any
     ) -> scheduler_pb2.GetSchedulerStatusResponse:
         """Tells how things are."""
-        return scheduler_pb2.GetSchedulerStatusResponse(status=encode_status(self._scheduling))
+        return scheduler_pb2.GetSchedulerStatusResponse(status=encode_status(self._service))

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.kit.batch_process import BatchProcess, Line
 from blockyard.common.v1 import sampling_pb2
-from scheduler_service.core.scheduler import Scheduler, SchedulerConfig
+from scheduler_service.core.scheduler import CoreConfig, Scheduler
 from scheduler_service.core.values import GroupSpec, SchedulerOutput, StepResult
 from scheduler_service.replicas.codec import encode_step
 from worker_service.codec import decode_step
@@ -69,7 +69,7 @@ class Planner:
 
     def __init__(self, settings: Settings) -> None:
         self._scheduler = Scheduler(
-            SchedulerConfig(
+            CoreConfig(
                 block_size=settings.block_size,
                 num_device_blocks=settings.num_device_blocks,
                 num_host_blocks=0,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from blockyard.common.v1 import administration_pb2
     from scheduler_service.replicas.engine import Engine
-    from scheduler_service.service import Scheduling
+    from scheduler_service.service import SchedulerService
 
 log = EventLogger(__name__)
 
@@ -28,35 +28,35 @@ DEFAULT_MAX_REQUESTS = 1000
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """The scheduler, for operators. What is a gateway's is not answered here."""
 
-    def __init__(self, scheduling: Scheduling) -> None:
-        self._scheduling = scheduling
+    def __init__(self, service: SchedulerService) -> None:
+        self._service = service
 
     def _find(self, name: str) -> Engine:
         """The replica of this name; raises BlockyardError FIELD_INVALID with those that there are."""
-        engines = self._scheduling.engines
+        engines = self._service.engines
         found = [engine for engine in engines if not name or name in _names(engine)]
         if len(found) == 1:
             return found[0]
         there = ", ".join(f"{engine.replica_id} ({engine.replica.address})" for engine in engines) or "none"
-        told = "several may be meant" if found else f"there is no replica {name!r}"
-        raise invalid([Violation("replica", f"{told}; there are: {there}")])
+        problem = "several may be meant" if found else f"there is no replica {name!r}"
+        raise invalid([Violation("replica", f"{problem}; there are: {there}")])
 
     async def GetStatus(  # type: ignore[override]
         self, request: admin_pb2.GetStatusRequest, context: Any
     ) -> admin_pb2.GetStatusResponse:
         """Tells how the scheduler is, and nothing of a gateway."""
-        return admin_pb2.GetStatusResponse(scheduler=encode_status(self._scheduling))
+        return admin_pb2.GetStatusResponse(scheduler=encode_status(self._service))
 
     async def DrainReplica(  # type: ignore[override]
         self, request: admin_pb2.DrainReplicaRequest, context: Any
     ) -> admin_pb2.DrainReplicaResponse:
         """Has a replica take no requests."""
-        engine, dispatcher = self._find(request.replica), self._scheduling.dispatcher
+        engine, dispatcher = self._find(request.replica), self._service.dispatcher
         hands_over = dispatcher.serves_without(engine)
         if not engine.drain.is_wanted:
             log.info("draining a replica", replica_id=engine.replica_id, hands_over=hands_over)
             engine.drain.begin()
-            dispatcher.changed(engine)
+            dispatcher.on_readiness_changed(engine)
         return admin_pb2.DrainReplicaResponse(replica=encode_replica(engine), hands_over=hands_over)
 
     async def UndrainReplica(  # type: ignore[override]
@@ -67,14 +67,14 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         if engine.drain.is_wanted:
             log.info("a replica is drained no more", replica_id=engine.replica_id)
             engine.drain.end()
-            self._scheduling.dispatcher.changed(engine)
+            self._service.dispatcher.on_readiness_changed(engine)
         return admin_pb2.UndrainReplicaResponse(replica=encode_replica(engine))
 
     async def ResetPrefixCache(  # type: ignore[override]
         self, request: admin_pb2.ResetPrefixCacheRequest, context: Any
     ) -> admin_pb2.ResetPrefixCacheResponse:
         """Forgets what nobody holds of prefix caches."""
-        engines = [self._find(request.replica)] if request.replica else self._scheduling.engines
+        engines = [self._find(request.replica)] if request.replica else self._service.engines
         return admin_pb2.ResetPrefixCacheResponse(replicas=[reset for each in engines if (reset := _reset(each))])
 
     async def SetLogLevel(  # type: ignore[override]
@@ -86,9 +86,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         if request.process in ("", SCHEDULER):
             response.processes.add(process=SCHEDULER, previous_level=set_log_level(request.level))
         if request.process != SCHEDULER:
-            engines = [self._find(request.process)] if request.process else self._scheduling.engines
-            told = (self._set_worker_log_level(engine, request.level) for engine in engines)
-            response.processes.extend(await asyncio.gather(*told))
+            engines = [self._find(request.process)] if request.process else self._service.engines
+            changes = (self._set_worker_log_level(engine, request.level) for engine in engines)
+            response.processes.extend(await asyncio.gather(*changes))
         return response
 
     async def _set_worker_log_level(
@@ -96,7 +96,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.ProcessLogLevel:
         process = admin_pb2.ProcessLogLevel(process=engine.replica.address)
         try:
-            process.previous_level = await self._scheduling.link_of(engine).set_log_level(level)
+            process.previous_level = await self._service.get_link(engine).set_log_level(level)
         except BlockyardError as error:
             process.message = error.message
         return process
@@ -106,7 +106,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.StartProfileResponse:
         """Begins to profile a worker."""
         engine = self._find(request.replica)
-        options = await self._scheduling.link_of(engine).start_profile(request.options)
+        options = await self._service.get_link(engine).start_profile(request.options)
         log.info("profiling a worker", replica_id=engine.replica_id, max_steps=options.max_steps)
         return admin_pb2.StartProfileResponse(replica_id=engine.replica_id, options=options)
 
@@ -115,7 +115,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> AsyncIterator[admin_pb2.StopProfileResponse]:
         """Passes the profile of a worker on, piece by piece."""
         engine = self._find(request.replica)
-        async for piece in self._scheduling.link_of(engine).stop_profile():
+        async for piece in self._service.get_link(engine).stop_profile():
             summary = piece.summary if piece.HasField("summary") else None
             yield admin_pb2.StopProfileResponse(summary=summary, data=piece.data)
 
@@ -124,19 +124,19 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.DumpStateResponse:
         """Tells what the scheduler has."""
         max_requests = request.max_requests or DEFAULT_MAX_REQUESTS
-        return admin_pb2.DumpStateResponse(state=encode_state(self._scheduling, max_requests))
+        return admin_pb2.DumpStateResponse(state=encode_state(self._service, max_requests))
 
     async def DrainGateway(  # type: ignore[override]
         self, request: admin_pb2.DrainGatewayRequest, context: Any
     ) -> admin_pb2.DrainGatewayResponse:
         """Is a gateway's."""
-        raise _not_here()
+        raise _make_not_here_error()
 
     async def UndrainGateway(  # type: ignore[override]
         self, request: admin_pb2.UndrainGatewayRequest, context: Any
     ) -> admin_pb2.UndrainGatewayResponse:
         """Is a gateway's."""
-        raise _not_here()
+        raise _make_not_here_error()
 
 
 def _names(engine: Engine) -> set[str]:
@@ -160,5 +160,5 @@ def _reset(engine: Engine) -> admin_pb2.PrefixCacheReset | None:
     )
 
 
-def _not_here() -> BlockyardError:
+def _make_not_here_error() -> BlockyardError:
     return BlockyardError(Reason.FEATURE_DISABLED, "this is the scheduler: ask the gateway that is meant")

@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from scheduler_service.core.sequence import Sequence
     from scheduler_service.replicas.engine import Engine
     from scheduler_service.requests.registry import Request
-    from scheduler_service.service import Scheduling
+    from scheduler_service.service import SchedulerService
 
 
-def encode_state(scheduling: Scheduling, max_requests: int) -> admin_pb2.SchedulerState:
+def encode_state(service: SchedulerService, max_requests: int) -> admin_pb2.SchedulerState:
     """Encodes what the scheduler has, of the requests so many, those that came first."""
-    live, now = scheduling.requests.live, scheduling.now
+    live, now = service.requests.live, service.now
     return admin_pb2.SchedulerState(
-        status=encode_status(scheduling),
-        replicas=[_encode_replica(engine) for engine in scheduling.engines if engine.scheduler is not None],
+        status=encode_status(service),
+        replicas=[_encode_replica(engine) for engine in service.engines if engine.scheduler is not None],
         requests=[_encode_request(request, now) for request in islice(live.values(), max_requests)],
         num_requests=len(live),
-        gateway_ids=[attachment.gateway_id for attachment in scheduling.requests.attachments],
-        suspect_request_ids=scheduling.dispatcher.suspect_request_ids,
+        gateway_ids=[outbox.gateway_id for outbox in service.requests.outboxes],
+        suspect_request_ids=service.dispatcher.suspect_request_ids,
     )
 
 
@@ -50,7 +50,7 @@ def _encode_request(request: Request, now: float) -> admin_pb2.RequestState:
         num_prompt_tokens=group.prompt_length,
         num_cached_tokens=group.num_cached_tokens,
         max_length=group.max_length,
-        readers=[attachment.owner for attachment in request.handles],
+        readers=[outbox.owner for outbox in request.handles],
         is_recovering=request.lost is not None,
         is_beam_search=group.beams is not None,
         sequences=map(_encode_sequence, group.computed),

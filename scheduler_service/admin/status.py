@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from scheduler_service.replicas.engine import Engine
     from scheduler_service.replicas.facts import WorkerInfo
     from scheduler_service.requests.dispatcher import RecoveryRecord
-    from scheduler_service.service import Scheduling
+    from scheduler_service.service import SchedulerService
 
 
-def encode_status(scheduling: Scheduling) -> status_pb2.SchedulerStatus:
+def encode_status(service: SchedulerService) -> status_pb2.SchedulerStatus:
     """Encodes how the scheduler and its replicas are."""
-    stats, dispatcher, now = scheduling.stats(), scheduling.dispatcher, scheduling.now
+    stats, dispatcher, now = service.stats(), service.dispatcher, service.now
     return status_pb2.SchedulerStatus(
-        replicas=map(encode_replica, scheduling.engines),
-        num_gateways=len(scheduling.requests.attachments),
-        num_waiting_requests=len(scheduling.backlog) + sum(each.num_waiting for each in stats),
+        replicas=map(encode_replica, service.engines),
+        num_gateways=len(service.requests.outboxes),
+        num_waiting_requests=len(service.backlog) + sum(each.num_waiting for each in stats),
         num_preemptions=sum(each.num_preemptions_total for each in stats),
         num_cached_tokens=sum(each.num_cached_tokens_total for each in stats),
         num_prompt_tokens=sum(each.num_prompt_tokens_total for each in stats),
@@ -31,9 +31,9 @@ def encode_status(scheduling: Scheduling) -> status_pb2.SchedulerStatus:
         num_recoveries=dispatcher.num_recoveries,
         num_replayed_tokens=dispatcher.num_replayed_tokens,
         version=__version__,
-        uptime=duration(scheduling.uptime_seconds),
-        num_waiting_tokens=scheduling.backlog.num_tokens,
-        num_requests=len(scheduling.requests.live),
+        uptime=duration(service.uptime_seconds),
+        num_waiting_tokens=service.backlog.num_tokens,
+        num_requests=len(service.requests.live),
         recoveries=[_encode_recovery(record, now) for record in dispatcher.recoveries],
     )
 

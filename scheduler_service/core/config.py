@@ -36,7 +36,7 @@ _CHOICES = {
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulerConfig:
+class CoreConfig:
     """What the scheduler may use. Blocks count as the worker's pools do; device block 0 is never handed out.
 
     - `max_prefill_chunk`: tokens of one sequence's prefill in a step, 0 for no limit but the budget.

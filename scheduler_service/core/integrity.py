@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from scheduler_service.core.blocks.block_manager import BlockManager
-    from scheduler_service.core.config import SchedulerConfig
+    from scheduler_service.core.config import CoreConfig
     from scheduler_service.core.queues.queues import Queues
     from scheduler_service.core.sequence import Beams, Group, Sequence
     from scheduler_service.core.step import StepInFlight
@@ -22,7 +22,7 @@ def check(
     queues: Queues,
     blocks: BlockManager,
     in_flight: list[StepInFlight],
-    config: SchedulerConfig,
+    config: CoreConfig,
 ) -> None:
     """Raise AssertionError with what is wrong: leaked blocks, wrong references, two writers, a lost sequence."""
     assert len(in_flight) <= config.max_steps_in_flight, "too many steps in flight"

@@ -37,7 +37,7 @@ class Totals:
             setattr(self, field.name, getattr(self, field.name) + getattr(others, field.name))
 
 
-class Roster:
+class LiveGroups:
     """Groups by request id. Whoever ends leaves its queue and its blocks.
 
     `ended_ids`: sequences that the worker knows and must forget.
@@ -53,7 +53,7 @@ class Roster:
         self.ended_ids: list[int] = []
         self._totals = totals
 
-    def enter(self, group: Group) -> None:
+    def add(self, group: Group) -> None:
         """Let a group wait, each of its sequences that has something to compute by itself."""
         self.groups[group.spec.request_id] = group
         for sequence in group.live:
@@ -115,11 +115,11 @@ class Roster:
         With a leader those that were to be forked from it, for they have its logits; with a beam its search.
         """
         group = sequence.group
-        told, ended = [sequence], [sequence]
+        failed, ended = [sequence], [sequence]
         if group.unforked or group.beams:
-            told, ended = [each for each in group.sequences if each.finish_reason is None], group.live
+            failed, ended = [each for each in group.sequences if each.finish_reason is None], group.live
         update = updates.setdefault(sequence.owner, OwnerUpdate())
-        for each in told:
+        for each in failed:
             each.error = error
             update.finished.append(FinishedSequence(each.sequence_id, FinishReason.ERROR, error=error))
         self.end(group, ended, FinishReason.ERROR)
@@ -146,4 +146,4 @@ class Roster:
         """The best that have ended become the sequences, with all their tokens at once."""
         self.end(group, group.live)
         update = updates.setdefault(group.spec.owner, OwnerUpdate())
-        self._totals.num_completion_tokens += branching.tell(group, beams.search.hypotheses, update)
+        self._totals.num_completion_tokens += branching.emit(group, beams.search.hypotheses, update)

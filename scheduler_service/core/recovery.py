@@ -13,7 +13,7 @@ from scheduler_service.core.sequence import SequenceStatus
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from scheduler_service.core.config import SchedulerConfig
+    from scheduler_service.core.config import CoreConfig
     from scheduler_service.core.queues.queues import Queues
     from scheduler_service.core.sequence import Group, Sequence
 
@@ -67,7 +67,7 @@ def _start_anew(sequence: Sequence) -> None:
     sequence.block_hashes = []
 
 
-def fit(group: Group, config: SchedulerConfig) -> list[Sequence]:
+def fit(group: Group, config: CoreConfig) -> list[Sequence]:
     """Limit a group to other pools. Returns the sequences that are too long to go on. Raises NeverFits."""
     group.max_length = config.find_max_length(group.prompt_length, group.spec.max_tokens)
     for sequence in group.sequences:

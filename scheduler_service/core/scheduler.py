@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from scheduler_service.core import integrity, recovery
 from scheduler_service.core.blocks.block_manager import BlockManager
-from scheduler_service.core.config import DuplicateRequest, NeverFits, Room, SchedulerConfig, StepMismatch
+from scheduler_service.core.config import CoreConfig, DuplicateRequest, NeverFits, Room, StepMismatch
 from scheduler_service.core.cost import CostModel
-from scheduler_service.core.live_groups import Roster, Totals
+from scheduler_service.core.live_groups import LiveGroups, Totals
 from scheduler_service.core.planning.answers import Answers
 from scheduler_service.core.planning.planner import Planner
 from scheduler_service.core.queues.queues import Queues
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from scheduler_service.core.step import StepBuilder, StepInFlight
     from scheduler_service.core.values import CacheReset, GroupSpec, SchedulerOutput, StepResult
 
-__all__ = ["DuplicateRequest", "NeverFits", "Scheduler", "SchedulerConfig", "StepMismatch"]
+__all__ = ["CoreConfig", "DuplicateRequest", "NeverFits", "Scheduler", "StepMismatch"]
 
 
 class Scheduler:
     """Continuous batching over a paged cache: one object for each replica. Not for several threads."""
 
-    def __init__(self, config: SchedulerConfig, suspects: Suspects | None = None) -> None:
+    def __init__(self, config: CoreConfig, suspects: Suspects | None = None) -> None:
         self.config = config
         self._costs = CostModel(config.block_size)
         self._blocks = BlockManager(config, self._costs)
@@ -42,9 +42,9 @@ class Scheduler:
         self._planner = Planner(config, self._queues, self._blocks, self._costs)
         self._planner.suspects = suspects or Suspects()
         self._totals = Totals()
-        self._roster = Roster(self._queues, self._blocks, self._totals)
-        self._answers = Answers(self._roster, self._blocks, self._totals)
-        self._groups = self._roster.groups
+        self._live = LiveGroups(self._queues, self._blocks, self._totals)
+        self._answers = Answers(self._live, self._blocks, self._totals)
+        self._groups = self._live.groups
         self._in_flight: deque[StepInFlight] = deque()
         self._next_sequence_id = 1
         self._next_step_id = 1
@@ -73,7 +73,7 @@ class Scheduler:
         """
         updates: dict[str, OwnerUpdate] = {}
         for group in groups:
-            self._roster.enter(group)
+            self._live.add(group)
             self._fit(group, updates)
         self._note_change()
         return updates
@@ -84,7 +84,7 @@ class Scheduler:
         Whatever is not answered did not happen, no block is held, and steps count from 1 again.
         """
         evacuated = recovery.give_up(self._queues, self._groups.values())
-        self._roster.clear()
+        self._live.clear()
         self._blocks.reset()
         self._in_flight.clear()
         self._next_step_id = 1
@@ -117,7 +117,7 @@ class Scheduler:
         if sequence_index is not None and group.beams:
             return False
         live = [s for s in group.live if sequence_index is None or s.sequence_index == sequence_index]
-        self._roster.end(group, live, reason, num_tokens)
+        self._live.end(group, live, reason, num_tokens)
         self._note_change()
         return bool(live)
 
@@ -127,7 +127,7 @@ class Scheduler:
 
     def take_ended(self) -> list[Group]:
         """The requests that ended since the last call, whatever they ended by."""
-        return self._roster.take_ended()
+        return self._live.take_ended()
 
     # Steps
 
@@ -135,7 +135,7 @@ class Scheduler:
         """Whether `schedule` is worth a call. After one that found nothing: not before something changed."""
         if len(self._in_flight) >= self.config.max_steps_in_flight:
             return False
-        return bool(self._roster.ended_ids) or (self._has_changed and bool(self._groups))
+        return bool(self._live.ended_ids) or (self._has_changed and bool(self._groups))
 
     def schedule(self, now: float) -> SchedulerOutput | None:
         """The next step; None if nothing is to be sent now. `now` is for policies that age: this one does not."""
@@ -147,7 +147,7 @@ class Scheduler:
             self._totals.num_stalls += 1
             step = self._fill_step()
         self._has_changed = not step.is_idle or not self._in_flight
-        output = None if step.is_idle and not self._roster.ended_ids else self._send(step)
+        output = None if step.is_idle and not self._live.ended_ids else self._send(step)
         self._check_if_asked()
         return output
 
@@ -162,7 +162,7 @@ class Scheduler:
         return self._num_stalls > 1
 
     def _send(self, step: StepBuilder) -> SchedulerOutput:
-        output, in_flight = step.build(self._roster.take_ended_ids())
+        output, in_flight = step.build(self._live.take_ended_ids())
         self._next_step_id += 1
         self._in_flight.append(in_flight)
         self._totals.num_swapped_out_blocks += len(step.swap_out)
@@ -191,14 +191,14 @@ class Scheduler:
         try:
             too_long = recovery.fit(group, self.config)
         except NeverFits as error:
-            self._roster.fail(group, str(error), updates)
+            self._live.fail(group, str(error), updates)
             return
         if too_long and group.beams:
             group.beams.search.give_up(sequence.output_token_ids for sequence in too_long)
-            self._roster.end_search(group, group.beams, updates)
+            self._live.end_search(group, group.beams, updates)
             return
         for sequence in too_long:
-            self._roster.finish(sequence, FinishReason.LENGTH, updates.setdefault(sequence.owner, OwnerUpdate()))
+            self._live.finish(sequence, FinishReason.LENGTH, updates.setdefault(sequence.owner, OwnerUpdate()))
 
     def count_outputs(self, sequence_ids: Iterable[int]) -> dict[str, int]:
         """The live requests that these sequences belong to, and how many tokens each of them has generated."""

@@ -208,9 +208,9 @@ def encode_outgoing(outgoing: Outgoing) -> scheduler_pb2.AttachResponse:
         message.num_cached_tokens.extend([cached for _, cached in update.prefilled])
     if update.logprobs:
         message.logprob_sequence_ids.extend([sequence_id for sequence_id, _ in update.logprobs])
-        message.logprobs.CopyFrom(join_logprobs([told for _, told in update.logprobs]))
-    for first, told in update.prompt_logprobs:
-        message.prompt_logprobs.append(encode_prompt_logprobs(first, told))
+        message.logprobs.CopyFrom(join_logprobs([logprobs for _, logprobs in update.logprobs]))
+    for first, piece in update.prompt_logprobs:
+        message.prompt_logprobs.append(encode_prompt_logprobs(first, piece))
     if outgoing.accepted:
         message.accepted.extend(_encode_accepted(outgoing.accepted))
     if outgoing.failed:
@@ -260,7 +260,7 @@ def encode_resumed(handle: int, message: bytes, group: Group) -> scheduler_pb2.R
         first_sequence_id=first,
         sequences=[_encode_transcript(sequence) for sequence in group.sequences],
         num_cached_tokens=group.num_cached_tokens,
-        prompt_logprobs=[encode_prompt_logprobs(first, told) for told in group.prompt_logprobs],
+        prompt_logprobs=[encode_prompt_logprobs(first, piece) for piece in group.prompt_logprobs],
     )
 
 

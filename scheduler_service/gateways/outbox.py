@@ -29,7 +29,7 @@ MERGE_SECONDS = 6e-3
 MAX_WAIT_SECONDS = 10e-3
 
 
-class Attachment:
+class GatewayOutbox:
     """A gateway that is attached. `owner` is its name in the core, unique for each stream.
 
     `requests` are those that it reads, by the handles that it gave them.
@@ -43,8 +43,8 @@ class Attachment:
         self._sealed = True
         self._closed = False
         self._error: BlockyardError | None = None
-        self._something = asyncio.Event()
-        self._told_tokens_at = -math.inf
+        self._has_news = asyncio.Event()
+        self._tokens_sent_at = -math.inf
         self._timer: asyncio.TimerHandle | None = None
 
     def _open(self, *, may_wait: bool = False) -> Outgoing:
@@ -52,50 +52,50 @@ class Attachment:
         if may_wait:
             self._wait()
         else:
-            self._something.set()
+            self._has_news.set()
         if self._sealed:
             self._sealed = False
             self._pending.append(Outgoing())
         return self._pending[-1]
 
     def _wait(self) -> None:
-        if self._timer is None and not self._something.is_set():
+        if self._timer is None and not self._has_news.is_set():
             self._timer = asyncio.get_running_loop().call_later(MAX_WAIT_SECONDS, self._stop_waiting)
 
     def _stop_waiting(self) -> None:
         self._timer = None
         if self._pending:
-            self._something.set()
+            self._has_news.set()
 
-    def tell(self, *, facts: ModelFacts | None = None, readiness: Readiness | None = None) -> None:
+    def put_state(self, *, facts: ModelFacts | None = None, readiness: Readiness | None = None) -> None:
         """Tells what the model is, or whether requests can be served. Newer values replace those not sent yet."""
         outgoing = self._open()
         outgoing.facts = facts or outgoing.facts
         outgoing.readiness = readiness or outgoing.readiness
 
-    def accept(self, request_id: str, first_sequence_id: int, handle: int = 0) -> None:
+    def put_accepted(self, request_id: str, first_sequence_id: int, handle: int = 0) -> None:
         """Tells that a request is queued."""
         self._open().accepted.append(Accepted(request_id, first_sequence_id, handle))
 
-    def fail(self, request_id: str, error: BlockyardError, handle: int = 0) -> None:
+    def put_failed(self, request_id: str, error: BlockyardError, handle: int = 0) -> None:
         """Tells that a request ended with an error."""
         self._open().failed.append(Failed(request_id, error, handle))
 
-    def resume(self, request: Request, handle: int) -> None:
+    def put_resumed(self, request: Request, handle: int) -> None:
         """Tells all that a request has given so far."""
         self._open().resumed.append(encode_resumed(handle, request.message, request.group))
 
-    def recover(self, recoveries: list[Recovery]) -> None:
+    def put_recovered(self, recoveries: list[Recovery]) -> None:
         """Tells which requests go on after their worker was lost: after what came before that."""
         self._sealed = True
         self._open().recovered += recoveries
 
-    def publish(self, update: OwnerUpdate) -> None:
+    def put_update(self, update: OwnerUpdate) -> None:
         """Tells what a step gave."""
         now = time.monotonic()
-        may_wait = now - self._told_tokens_at < MERGE_SECONDS and not (update.finished or update.prefilled)
+        may_wait = now - self._tokens_sent_at < MERGE_SECONDS and not (update.finished or update.prefilled)
         if not may_wait:
-            self._told_tokens_at = now
+            self._tokens_sent_at = now
         merged = self._open(may_wait=may_wait).update
         merged.sequence_ids += update.sequence_ids
         merged.token_ids += update.token_ids
@@ -107,11 +107,11 @@ class Attachment:
     def close(self, error: BlockyardError | None = None) -> None:
         """Ends the stream after what waits: with an error, or well."""
         self._closed, self._error = True, error
-        self._something.set()
+        self._has_news.set()
 
     async def take(self) -> Outgoing | None:
         """Waits for the next message; None at a good end. Raises the error that the stream was closed with."""
-        await self._something.wait()
+        await self._has_news.wait()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -120,7 +120,7 @@ class Attachment:
             if not self._pending:
                 self._sealed = True
                 if not self._closed:
-                    self._something.clear()
+                    self._has_news.clear()
             return outgoing
         if self._error:
             raise self._error

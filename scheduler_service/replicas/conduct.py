@@ -48,13 +48,13 @@ class Conduct:
             self.num_unsound_epochs = 0
         self._num_answers = 0
 
-    def on_answer(self) -> None:
+    def on_answered(self) -> None:
         """A step was answered as it should be."""
         self._num_answers += 1
         if self.is_sound:
             self.num_unsound_epochs = 0
 
-    def on_break(self) -> None:
+    def on_epoch_broken(self) -> None:
         """The epoch broke, by whatever the worker did."""
         self.num_unsound_epochs += not self.is_sound
 

@@ -1,7 +1,7 @@
 """One replica's loop: schedule, send, process, publish, with the next steps on their way before the last answer is in.
 
-Owns the core's scheduler of this replica. Knows no gateway: requests come from its office, and what becomes of them is
-told there. It never waits for anybody but its replica.
+Owns the core's scheduler of this replica. Knows no gateway: requests come from its `EngineEvents`, which learn what
+becomes of them. It never waits for anybody but its replica.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 from blockyard.errors import BlockyardError, Reason
 from blockyard.service import faults
 from blockyard.telemetry import EventLogger
-from scheduler_service.core.scheduler import Scheduler, SchedulerConfig, StepMismatch
+from scheduler_service.core.scheduler import CoreConfig, Scheduler, StepMismatch
 from scheduler_service.replicas.conduct import Conduct
 from scheduler_service.replicas.drain import Drain
-from scheduler_service.replicas.engine_events import DRAINED, Loss, Office, is_break
+from scheduler_service.replicas.engine_events import DRAINED, EngineEvents, Loss, is_break
 from scheduler_service.replicas.facts import Readiness
 from scheduler_service.replicas.refusals import named_sequences
 from scheduler_service.replicas.replica import LAST_FAILURE_RETRY_SECONDS, Replica, Unusable
 from scheduler_service.replicas.steps.answer_checks import AnswerLimits, WrongAnswer
-from scheduler_service.replicas.steps.pipeline_depth import MAX_STEPS_IN_FLIGHT, Pace
+from scheduler_service.replicas.steps.pipeline_depth import MAX_STEPS_IN_FLIGHT, PipelineDepth
 from scheduler_service.replicas.steps.step_deadline import StepDeadline
 from scheduler_service.replicas.steps.step_log import StepLog
 from scheduler_service.replicas.steps.steps_in_flight import StepsInFlight
@@ -50,7 +50,7 @@ class Engine:
         replica_id: int,
         link: WorkerLink,
         configuration: SchedulerConfiguration,
-        office: Office,
+        events: EngineEvents,
         suspects: Suspects,
         meter: StepMeter,
         clock: Callable[[], float] = time.monotonic,
@@ -59,9 +59,9 @@ class Engine:
         self.replica = Replica(
             link,
             configuration,
-            self._not_ready,
-            claim=lambda found: office.claim(self, found),
-            agree=lambda facts: office.agree(self, facts),
+            self._set_not_ready,
+            may_claim=lambda found: events.may_claim(self, found),
+            may_serve=lambda facts: events.may_serve(self, facts),
         )
         self.conduct = Conduct()
         self.step_log = StepLog()
@@ -72,10 +72,10 @@ class Engine:
         self.last_step_id = 0
         self.drain = Drain()
         self._configuration = configuration
-        self._office = office
+        self._events = events
         self._suspects = suspects
         self._clock = clock
-        self._pace = Pace()
+        self._pipeline = PipelineDepth()
         self._in_flight = StepsInFlight(StepDeadline(configuration.service.step_deadline_seconds), clock)
         # Cancelling alone may fail to end `run`: a task group in which a task fails at that moment swallows it.
         self._is_closed = False
@@ -112,7 +112,7 @@ class Engine:
         """Begins no further epoch, and writes the totals."""
         self._is_closed = True
         if self.scheduler:
-            self.step_log.tell(self.scheduler.stats(), self._clock())
+            self.step_log.write_totals(self.scheduler.stats(), self._clock())
 
     # Epochs.
 
@@ -125,18 +125,18 @@ class Engine:
             try:
                 await self._run_epoch()
             except Unusable as error:
-                if not self._office.serves_without(self):
+                if not self._events.serves_without(self):
                     raise
-                self._not_ready(str(error))
+                self._set_not_ready(str(error))
                 await asyncio.sleep(LAST_FAILURE_RETRY_SECONDS)
             except Exception:  # the boundary: whatever breaks here must leave the other replicas alone
                 log.exception("a replica failed", replica_id=self.replica_id, worker_address=self.replica.address)
-                self._lose(_failed(), self.replica.epoch)
+                self._lose(_make_failure(), self.replica.epoch)
                 await asyncio.sleep(BROKEN_EPOCH_SECONDS)
 
     async def _run_epoch(self) -> None:
         if self.drain.is_wanted:
-            self._not_ready(DRAINED)
+            self._set_not_ready(DRAINED)
             await self.drain.rest(self.replica.look)
         set_up = await self.drain.unless_wanted(self._set_up())
         if set_up is None:
@@ -147,7 +147,7 @@ class Engine:
         self.conduct.begin_epoch(self.replica.worker.incarnation)
         steps = self.replica.open_steps(AnswerLimits(facts.vocab_size, facts.max_model_len, scheduler.config.max_rows))
         self.facts = facts
-        self._say(Readiness(True))
+        self._set_readiness(Readiness(True))
         log.info(
             "ready",
             epoch=steps.epoch,
@@ -159,7 +159,7 @@ class Engine:
         try:
             await self._serve(steps)
         except ExceptionGroup as errors:
-            self._lose(_cause(errors), steps.epoch)
+            self._lose(_find_cause(errors), steps.epoch)
         finally:
             steps.cancel()
         if self.step_log.num_steps == num_steps and not self.drain.is_wanted:
@@ -169,34 +169,34 @@ class Engine:
         if seconds := self.conduct.pause_seconds:
             message = f"left aside for {seconds:g} s: {self.conduct.num_unsound_epochs} epochs in a row broke at once"
             log.warning("a worker is left aside", replica_id=self.replica_id, seconds=seconds)
-            self._not_ready(f"{message}; {self.readiness.message}")
+            self._set_not_ready(f"{message}; {self.readiness.message}")
             await self.conduct.sit_out(self.replica, self._clock)
         return await self.replica.set_up()
 
-    def _not_ready(self, message: str) -> None:
-        self._say(Readiness(False, message))
+    def _set_not_ready(self, message: str) -> None:
+        self._set_readiness(Readiness(False, message))
 
-    def _say(self, readiness: Readiness) -> None:
+    def _set_readiness(self, readiness: Readiness) -> None:
         self.readiness = readiness
-        self._office.changed(self)
+        self._events.on_readiness_changed(self)
 
     def _prepare(self, cache: CacheInfo) -> Scheduler:
         """Makes a scheduler for these pools, unless there is one."""
-        wanted = scheduler_config(self._configuration, cache)
+        wanted = make_core_config(self._configuration, cache)
         if self.scheduler is not None and self.scheduler.config == wanted:
             return self.scheduler
         if self.scheduler is not None:
             log.warning("the worker has other pools", num_device_blocks=cache.num_device_blocks)
         return self._begin_anew(wanted)
 
-    def _begin_anew(self, config: SchedulerConfig) -> Scheduler:
+    def _begin_anew(self, config: CoreConfig) -> Scheduler:
         predecessor, self.scheduler = self.scheduler, Scheduler(config, self._suspects)
         if predecessor is not None:
             self.scheduler.succeed(predecessor)
         return self.scheduler
 
     def _evacuate(self, scheduler: Scheduler) -> list[Evacuated]:
-        """Gives everything up. Of what nothing can be made any more nothing is told: the office fails it."""
+        """Gives everything up. What cannot be recovered is left out: the dispatcher fails it."""
         try:
             return scheduler.evacuate()
         except Exception:  # what broke the epoch may have left half of an answer behind
@@ -208,20 +208,20 @@ class Engine:
         """Gives everything back that the worker had: its step stream is gone, and with it all KV."""
         scheduler, facts, step = self.scheduler, self.facts, self._in_flight.oldest
         if scheduler is None or facts is None:
-            self._not_ready(error.message)
+            self._set_not_ready(error.message)
             return
         was_refused = not (is_break(error) or isinstance(error, WrongAnswer) or step is None)
         named = scheduler.count_outputs(named_sequences(step, error)) if was_refused and step else {}
         in_hand = scheduler.count_outputs(self._in_flight.sequence_ids)
         self._in_flight.begin_epoch()
-        self.meter.lost(self._clock())
+        self.meter.on_lost(self._clock())
         loss = Loss(error, facts, in_hand, named, self._evacuate(scheduler), self.conduct.is_sound)
         worker = self.replica.worker
         was_drained = self.drain.is_wanted and error.reason is Reason.DRAINING
         if not was_drained:
-            self.conduct.on_break()
-        tell = log.info if was_drained else log.warning
-        tell(
+            self.conduct.on_epoch_broken()
+        write = log.info if was_drained else log.warning
+        write(
             DRAINED if was_drained else "the worker was lost",
             replica_id=self.replica_id,
             worker_address=self.replica.address,
@@ -232,8 +232,8 @@ class Engine:
             num_tokens=sum(num_tokens for _, num_tokens in loss.evacuated),
         )
         self.readiness = Readiness(False, DRAINED if was_drained else f"the worker was lost: {error.message}")
-        self._office.lost(self, loss)
-        self._office.changed(self)
+        self._events.on_worker_lost(self, loss)
+        self._events.on_readiness_changed(self)
 
     # The loop.
 
@@ -256,7 +256,7 @@ class Engine:
         assert self.scheduler is not None
         if not self.drain.is_wanted or self._in_flight:
             return False
-        return self._office.serves_without(self) or not self.scheduler.has_unfinished()
+        return self._events.serves_without(self) or not self.scheduler.has_unfinished()
 
     async def _send_steps(self, steps: StepStream) -> None:
         while True:
@@ -272,14 +272,14 @@ class Engine:
         try:
             while output := self._schedule(steps.epoch):
                 await steps.send(output)
-                self.meter.sent(steps.encode_seconds)
+                self.meter.on_sent(steps.encode_seconds)
         finally:
             self._is_sending = False
 
     async def _receive_answers(self, steps: StepStream) -> None:
         while True:
             updates = self._process(await steps.receive())
-            self._pace.answered(steps.step_seconds)
+            self._pipeline.on_answered(steps.step_seconds)
             faults.reach(faults.BEFORE_PUBLISH)
             self._publish(updates)
             if self.drain.is_wanted:
@@ -290,12 +290,12 @@ class Engine:
 
     def _schedule(self, epoch: int) -> SchedulerOutput | None:
         assert self.scheduler is not None
-        if len(self._in_flight) >= self._pace.depth:
+        if len(self._in_flight) >= self._pipeline.depth:
             return None
-        if self.drain.is_wanted and self._office.serves_without(self):
+        if self.drain.is_wanted and self._events.serves_without(self):
             # What it has goes on there, once the steps on their way are answered.
             return None
-        self._office.dispatch()
+        self._events.dispatch()
         if not self.scheduler.can_schedule():
             return None
         begin = time.perf_counter()
@@ -305,11 +305,11 @@ class Engine:
             log.error("nothing could be scheduled: a bug", epoch=epoch, after_step_id=self.last_step_id)
             output = self.scheduler.schedule(self._clock())
         if output:
-            self._in_flight.sent(output)
+            self._in_flight.on_sent(output)
             seconds = time.perf_counter() - begin
-            self.step_log.scheduled(output, epoch, seconds)
-            self.meter.scheduled(output.step_id, seconds)
-            self._office.scheduled(self, output)
+            self.step_log.on_scheduled(output, epoch, seconds)
+            self.meter.on_scheduled(output.step_id, seconds)
+            self._events.on_step_scheduled(self, output)
         return output
 
     def _process(self, result: StepResult) -> dict[str, OwnerUpdate]:
@@ -320,39 +320,39 @@ class Engine:
         except StepMismatch as error:
             raise WrongAnswer(str(error)) from None
         seconds = time.perf_counter() - begin
-        self.step_log.answered(result, seconds)
-        self.meter.answered(result, seconds, self._in_flight.answered())
+        self.step_log.on_answered(result, seconds)
+        self.meter.on_answered(result, seconds, self._in_flight.on_answered())
         self.last_step_id = result.step_id
-        self.conduct.on_answer()
+        self.conduct.on_answered()
         return updates
 
     def _publish(self, updates: dict[str, OwnerUpdate]) -> None:
         assert self.scheduler is not None
-        self._office.publish(updates)
-        self._office.ended(self.scheduler.take_ended())
+        self._events.publish(updates)
+        self._events.on_requests_ended(self.scheduler.take_ended())
         now = self._clock()
         if self.step_log.is_due(now):
-            self.step_log.tell(self.scheduler.stats(), now)
+            self.step_log.write_totals(self.scheduler.stats(), now)
 
 
-def _cause(errors: ExceptionGroup[Exception]) -> BlockyardError:
+def _find_cause(errors: ExceptionGroup[Exception]) -> BlockyardError:
     """What broke an epoch: if both directions noticed, the one that says more than that."""
     if errors.split(BlockyardError)[1] is not None:
         log.exception("an epoch failed: a bug")
-        return _failed()
+        return _make_failure()
     causes = [error for error in errors.exceptions if isinstance(error, BlockyardError)]
     return next((error for error in causes if not is_break(error)), causes[0])
 
 
-def _failed() -> WrongAnswer:
+def _make_failure() -> WrongAnswer:
     """What nobody thought of, at the hand of an answer or not. No request is to blame alone for it."""
     return WrongAnswer("nothing can be made of it")
 
 
-def scheduler_config(configuration: SchedulerConfiguration, cache: CacheInfo) -> SchedulerConfig:
+def make_core_config(configuration: SchedulerConfiguration, cache: CacheInfo) -> CoreConfig:
     """What the core may use of a replica with these pools."""
     settings = configuration.scheduler
-    return SchedulerConfig(
+    return CoreConfig(
         block_size=cache.block_size,
         num_device_blocks=cache.num_device_blocks,
         num_host_blocks=cache.num_host_blocks,

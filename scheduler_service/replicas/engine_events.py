@@ -40,14 +40,14 @@ class Loss(NamedTuple):
     was_sound: bool
 
 
-class Office(Protocol):
+class EngineEvents(Protocol):
     """Where requests come from and go to."""
 
     def dispatch(self) -> None:
         """Gives ready replicas what they have room for."""
         ...
 
-    def scheduled(self, engine: Engine, output: SchedulerOutput) -> None:
+    def on_step_scheduled(self, engine: Engine, output: SchedulerOutput) -> None:
         """Takes note of a step that is about to be sent."""
         ...
 
@@ -55,23 +55,23 @@ class Office(Protocol):
         """Takes what a step gave to each owner."""
         ...
 
-    def ended(self, groups: Iterable[Group]) -> None:
+    def on_requests_ended(self, groups: Iterable[Group]) -> None:
         """Takes note of requests that ended."""
         ...
 
-    def lost(self, engine: Engine, loss: Loss) -> None:
+    def on_worker_lost(self, engine: Engine, loss: Loss) -> None:
         """Takes all requests of a replica back."""
         ...
 
-    def changed(self, engine: Engine) -> None:
+    def on_readiness_changed(self, engine: Engine) -> None:
         """Takes note that a replica became ready, or why it is not."""
         ...
 
-    def claim(self, engine: Engine, incarnation: str) -> bool:
+    def may_claim(self, engine: Engine, incarnation: str) -> bool:
         """Whether a worker is no other replica's."""
         ...
 
-    def agree(self, engine: Engine, facts: ModelFacts) -> bool:
+    def may_serve(self, engine: Engine, facts: ModelFacts) -> bool:
         """Whether a model is that of all other replicas that serve."""
         ...
 

@@ -21,14 +21,14 @@ log = EventLogger(__name__)
 LOOKUP_SECONDS = 2.0
 
 
-class Host(Protocol):
+class FleetEvents(Protocol):
     """Who takes workers in."""
 
-    def join(self, address: str) -> None:
+    def on_worker_found(self, address: str) -> None:
         """A worker was found."""
         ...
 
-    def part(self, address: str) -> bool:
+    def on_worker_gone(self, address: str) -> bool:
         """A worker is not told of any more. False: it serves, and is to be asked about again."""
         ...
 
@@ -36,10 +36,10 @@ class Host(Protocol):
 class Fleet:
     """Keeps its host told of the workers that there are."""
 
-    def __init__(self, targets: str, host: Host) -> None:
+    def __init__(self, targets: str, events: FleetEvents) -> None:
         """`targets`: host:port, DNS name with a port, or unix:/path, separated by commas."""
         self._targets = [target.strip() for target in targets.split(",") if target.strip()]
-        self._host = host
+        self._events = events
         self._known: list[str] = []
         self._has_names = any(_is_name(target) for target in self._targets)
         self._unknown: set[str] = set()
@@ -72,8 +72,10 @@ class Fleet:
         for address in addresses:
             if address not in self._known:
                 log.info("a worker was found", worker_address=address)
-                self._host.join(address)
-        kept = [address for address in self._known if address not in addresses and not self._host.part(address)]
+                self._events.on_worker_found(address)
+        kept = [
+            address for address in self._known if address not in addresses and not self._events.on_worker_gone(address)
+        ]
         self._known = addresses + kept
 
 

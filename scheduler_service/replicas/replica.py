@@ -56,14 +56,14 @@ class Unusable(Exception):
 def configuration_digest(configuration: SchedulerConfiguration) -> str:
     """Hashes all that the scheduler tells a worker: one that has this digest can be taken over as it is."""
     device, cache, step = configuration.device, configuration.cache, configuration.scheduler
-    told = [
+    settings = [
         (API_VERSION, model_source(configuration.model), configuration.model.revision),
         (device.device, device.dtype, device.quantization, device.device_memory_utilization, device.swap_space_gib),
         (configuration.load.load_format,),
         (cache.block_size, cache.num_device_blocks, cache.num_host_blocks),
         (step.max_model_len, step.max_num_seqs, step.max_num_batched_tokens),
     ]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
 
 
 def plan_cache(
@@ -102,13 +102,13 @@ class _Progress:
 
     report: Callable[[str], None]
     worker_address: str
-    told_at: float = 0.0
+    reported_at: float = 0.0
 
-    def tell(self, progress: LoadProgress) -> None:
+    def on_progress(self, progress: LoadProgress) -> None:
         now = time.monotonic()
-        if now - self.told_at < PROGRESS_SECONDS or not progress.total_bytes:
+        if now - self.reported_at < PROGRESS_SECONDS or not progress.total_bytes:
             return
-        self.told_at = now
+        self.reported_at = now
         share = progress.done_bytes / progress.total_bytes
         log.info(
             "loading the model",
@@ -127,21 +127,21 @@ class Replica:
         link: WorkerLink,
         configuration: SchedulerConfiguration,
         report: Callable[[str], None],
-        claim: Callable[[str], bool] = lambda incarnation: True,
-        agree: Callable[[ModelFacts], bool] = lambda facts: True,
+        may_claim: Callable[[str], bool] = lambda incarnation: True,
+        may_serve: Callable[[ModelFacts], bool] = lambda facts: True,
     ) -> None:
         self.worker: WorkerInfo | None = None
         self.message = ""
-        self._said = ("", False)
+        self._reported = ("", False)
         self.epoch = 0
         self._link = link
         self._configuration = configuration
         self._digest = configuration_digest(configuration)
         self._report = report
         # Asked whether the worker with this incarnation is nobody else's.
-        self._claim = claim
+        self._may_claim = may_claim
         # Asked whether this is the model of all others that serve.
-        self._agree = agree
+        self._may_serve = may_serve
         # The incarnation that cannot serve this configuration, and why.
         self._hopeless: tuple[str, str] | None = None
         # The incarnation that was told to end.
@@ -179,7 +179,7 @@ class Replica:
                     expected = not self.epoch and time.monotonic() - begin < START_SECONDS
             if needs_repair and not self.epoch and not self._configuration.service.wait_for_repair:
                 raise Unusable(message)
-            self._say(message, expected=expected)
+            self._report_missing(message, expected=expected)
             await asyncio.sleep(min(delay, longest))
             delay = min(2 * delay, LAST_FAILURE_RETRY_SECONDS)
 
@@ -190,10 +190,10 @@ class Replica:
         except BlockyardError:
             self.worker = None
 
-    def _say(self, message: str, *, expected: bool) -> None:
+    def _report_missing(self, message: str, *, expected: bool) -> None:
         """Tells what is missing when that changes, and warns of it when it should not be missing any more."""
-        if (message, expected) != self._said:
-            self._said = (message, expected)
+        if (message, expected) != self._reported:
+            self._reported = (message, expected)
             (log.info if expected else log.warning)("the replica is not ready", reason=message)
         if message != self.message:
             self.message = message
@@ -212,10 +212,10 @@ class Replica:
             raise
         # What the worker says of itself now, its epoch above all.
         self.worker = await self._link.info()
-        facts = _facts(model, cache, self._configuration.scheduler)
-        if not self._agree(facts):
+        facts = _make_facts(model, cache, self._configuration.scheduler)
+        if not self._may_serve(facts):
             raise NotReady("the worker has loaded another model than those that serve: give all of them one --model")
-        self.message, self._said = "", ("", False)
+        self.message, self._reported = "", ("", False)
         return facts, cache
 
     async def _check(self, worker: WorkerInfo) -> None:
@@ -226,7 +226,7 @@ class Replica:
             raise NotReady("the worker is in a state that this scheduler does not know")
         if worker.draining:
             raise NotReady("the worker is stopping; waiting for its successor")
-        if not self._claim(worker.incarnation):
+        if not self._may_claim(worker.incarnation):
             raise NotReady("the worker is another replica's, found by another name")
         if self._hopeless and self._hopeless[0] == worker.incarnation:
             raise NotReady(self._hopeless[1])
@@ -246,19 +246,19 @@ class Replica:
                 await self._link.init_device(device.device, device.dtype, self._digest)
         begin, address = time.monotonic(), self.address
         progress = _Progress(self._report, address)
-        told = {"worker_address": address, "model": model or "demo", "incarnation": worker.incarnation}
-        log.info("the worker loads the model", **told)
+        fields = {"worker_address": address, "model": model or "demo", "incarnation": worker.incarnation}
+        log.info("the worker loads the model", **fields)
         revision, load_format = self._configuration.model.revision, self._configuration.load.load_format
         with spans.step("load_model") as span:
             async for event in self._link.load_model(model, revision, device.quantization, load_format):
                 if isinstance(event, LoadedModel):
-                    self._know(state=WorkerState.LOADED, model=event)
+                    self._note(state=WorkerState.LOADED, model=event)
                     seconds = round(time.monotonic() - begin, 2)
-                    told = {"worker_address": address, "architecture": event.architecture, "seconds": seconds}
-                    log.info("the model is loaded", **told)
+                    fields = {"worker_address": address, "architecture": event.architecture, "seconds": seconds}
+                    log.info("the model is loaded", **fields)
                     span.set(architecture=event.architecture, parameter_bytes=event.parameter_bytes)
                     return event
-                progress.tell(event)
+                progress.on_progress(event)
             raise NotReady("the worker ended LoadModel without a model")
 
     async def _initialize_cache(self, model: LoadedModel, spans: StartSpans) -> CacheInfo:
@@ -288,10 +288,10 @@ class Replica:
             cache_block_bytes=cache.cache_block_bytes,
             max_model_len=cache.max_model_len,
         )
-        self._know(state=WorkerState.CACHE_READY, cache=cache)
+        self._note(state=WorkerState.CACHE_READY, cache=cache)
         return cache
 
-    def _know(self, **changes: object) -> None:
+    def _note(self, **changes: object) -> None:
         if self.worker:
             self.worker = replace(self.worker, **changes)  # type: ignore[arg-type]
 
@@ -299,11 +299,11 @@ class Replica:
         """Opens the next epoch's step stream, after `set_up`."""
         assert self.worker is not None
         self.epoch = self.worker.epoch + 1
-        self._know(state=WorkerState.RUNNING, epoch=self.epoch)
+        self._note(state=WorkerState.RUNNING, epoch=self.epoch)
         return self._link.open_steps(self.epoch, limits)
 
 
-def _facts(model: LoadedModel, cache: CacheInfo, step: SchedulerSettings) -> ModelFacts:
+def _make_facts(model: LoadedModel, cache: CacheInfo, step: SchedulerSettings) -> ModelFacts:
     return ModelFacts(
         model_digest=model.model_digest,
         vocab_size=model.vocab_size,

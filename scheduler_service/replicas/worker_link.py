@@ -53,10 +53,10 @@ def _translated() -> Generator[None]:
     try:
         yield
     except grpc.aio.AioRpcError as error:
-        told = from_rpc_error(error)
-        if told.reason is Reason.MESSAGE_TOO_LARGE:
-            raise WrongAnswer(told.message) from None
-        raise told from None
+        translated = from_rpc_error(error)
+        if translated.reason is Reason.MESSAGE_TOO_LARGE:
+            raise WrongAnswer(translated.message) from None
+        raise translated from None
 
 
 def _read(message: Message | None) -> Message:
@@ -90,7 +90,7 @@ class StepStream:
                 await self._call.write(message)
                 faults.reach(faults.AFTER_SEND)
         except asyncio.InvalidStateError:
-            raise _broken("the step stream has ended") from None
+            raise _make_broken_error("the step stream has ended") from None
 
     async def receive(self) -> StepResult:
         """Waits for the next answer. Raises BlockyardError when the stream is broken, a step was refused or the answer
@@ -98,7 +98,7 @@ class StepStream:
         with _translated():
             message = await self._call.read()
         if message is _EOF:
-            raise _broken("the worker ended the step stream")
+            raise _make_broken_error("the worker ended the step stream")
         message = _read(message)
         if message.draining:
             raise BlockyardError(Reason.DRAINING, "the worker was told to stop")
@@ -117,7 +117,7 @@ class StepStream:
         self._call.cancel()
 
 
-def _broken(message: str) -> BlockyardError:
+def _make_broken_error(message: str) -> BlockyardError:
     return BlockyardError(Reason.NO_READY_WORKER, message)
 
 

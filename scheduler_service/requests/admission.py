@@ -17,7 +17,7 @@ from scheduler_service.core.queues.deadlines import DeadlineKind, Deadlines
 from scheduler_service.core.queues.overload import MAX_RETRY_SECONDS, Limit
 from scheduler_service.core.sequence import Group
 from scheduler_service.core.values import FinishReason
-from scheduler_service.gateways.outbox import Attachment
+from scheduler_service.gateways.outbox import GatewayOutbox
 from scheduler_service.requests.reattachment import Reattachment
 from scheduler_service.requests.registry import Request
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from scheduler_service.config import SchedulerConfiguration
-    from scheduler_service.core.config import SchedulerConfig
+    from scheduler_service.core.config import CoreConfig
     from scheduler_service.core.queues.backlog import Backlog
     from scheduler_service.core.values import GroupSpec
     from scheduler_service.gateways.codec import Abort, Addition, Resubmission
     from scheduler_service.metrics import SchedulerMetrics
     from scheduler_service.requests.dispatcher import Dispatcher
-    from scheduler_service.requests.registry import Requests
+    from scheduler_service.requests.registry import RequestRegistry
 
 log = EventLogger(__name__)
 
@@ -47,13 +47,13 @@ _OVERLOADS = {
 }
 
 
-class Reception:
+class Admission:
     """Serves the gateways. One object for the scheduler's process."""
 
     def __init__(
         self,
         configuration: SchedulerConfiguration,
-        requests: Requests,
+        requests: RequestRegistry,
         backlog: Backlog,
         dispatcher: Dispatcher,
         metrics: SchedulerMetrics,
@@ -80,34 +80,34 @@ class Reception:
 
     # Gateways.
 
-    def attach(self, gateway_id: str) -> Attachment:
+    def attach(self, gateway_id: str) -> GatewayOutbox:
         """Takes a gateway in and tells it how things are. A stream that it had before is ended."""
-        for former in [each for each in self._requests.attachments if each.gateway_id == gateway_id]:
+        for former in [each for each in self._requests.outboxes if each.gateway_id == gateway_id]:
             former.close(BlockyardError(Reason.CLIENT_CANCELLED, "this gateway has attached again"))
             self.detach(former)
         self._num_attached += 1
-        attachment = Attachment(f"{gateway_id}#{self._num_attached}", gateway_id)
-        self._requests.join(attachment)
-        attachment.tell(facts=self._dispatcher.facts, readiness=self._dispatcher.readiness)
-        log.info("gateway attached", gateway=attachment.owner)
-        return attachment
+        outbox = GatewayOutbox(f"{gateway_id}#{self._num_attached}", gateway_id)
+        self._requests.add_gateway(outbox)
+        outbox.put_state(facts=self._dispatcher.facts, readiness=self._dispatcher.readiness)
+        log.info("gateway attached", gateway=outbox.owner)
+        return outbox
 
-    def detach(self, attachment: Attachment) -> None:
+    def detach(self, outbox: GatewayOutbox) -> None:
         """Lets a gateway go; what it read runs on for a while. Idempotent."""
-        if attachment not in self._requests.attachments:
+        if outbox not in self._requests.outboxes:
             return
-        num_orphans = self._requests.leave(attachment, self._clock())
+        num_orphans = self._requests.remove_gateway(outbox, self._clock())
         self._alarm.set()
-        log.info("gateway detached", gateway=attachment.owner, num_orphans=num_orphans)
+        log.info("gateway detached", gateway=outbox.owner, num_orphans=num_orphans)
 
     def close(self) -> None:
         """Ends every gateway's stream with DRAINING."""
-        for attachment in self._requests.attachments:
-            attachment.close(BlockyardError(Reason.DRAINING, "the scheduler is stopping", retry_after_seconds=1.0))
+        for outbox in self._requests.outboxes:
+            outbox.close(BlockyardError(Reason.DRAINING, "the scheduler is stopping", retry_after_seconds=1.0))
 
     # Requests.
 
-    def add(self, attachment: Attachment, addition: Addition) -> None:
+    def add(self, outbox: GatewayOutbox, addition: Addition) -> None:
         """Queues a request, or lets its gateway read the one that there is, or tells it why not."""
         spec = addition.spec
         try:
@@ -115,15 +115,15 @@ class Reception:
                 if not addition.digest or existing.digest != addition.digest:
                     message = f"request {spec.request_id} is another one, of this name"
                     raise BlockyardError(Reason.REQUEST_ID_CONFLICT, message)
-                self._tell_all(existing, attachment, addition.handle)
+                self._send_all(existing, outbox, addition.handle)
                 return
             request = self._admit(addition)
         except BlockyardError as error:
-            self.refuse(attachment, spec.request_id, addition.handle, error)
+            self.refuse(outbox, spec.request_id, addition.handle, error)
             return
-        attachment.accept(spec.request_id, request.group.sequences[0].sequence_id, addition.handle)
-        self._requests.open(request)
-        self._requests.read(request, attachment, addition.handle)
+        outbox.put_accepted(spec.request_id, request.group.sequences[0].sequence_id, addition.handle)
+        self._requests.add(request)
+        self._requests.add_reader(request, outbox, addition.handle)
         if request.group.is_finished:
             self._requests.end([request.group], self._clock())
             return
@@ -156,12 +156,12 @@ class Reception:
         arrived_at = now - (before.age_seconds if before else 0.0)
         has_ended = before is not None and all(before.ended)
         if not has_ended and self._reattachment.was_cancelled(spec.request_id, arrived_at - addition.age_seconds, now):
-            raise _cancelled()
+            raise _make_cancelled_error()
         group = Group(spec, self._next_sequence_id, max_length, arrived_at)
         self._next_sequence_id += spec.num_sequence_ids
         if before is not None:
             _continue(group, before)
-            self._metrics.taken_over(group)
+            self._metrics.on_taken_over(group)
         return Request(group, addition.digest, addition.message)
 
     def _check_limits(self, spec: GroupSpec) -> None:
@@ -176,7 +176,7 @@ class Reception:
         retry = drain_rate.retry_after_seconds(overload, now)
         raise BlockyardError(reason, message, retry_after_seconds=retry)
 
-    def _pools(self) -> SchedulerConfig:
+    def _pools(self) -> CoreConfig:
         """Those of a replica; raises NO_READY_WORKER while none was ever set up."""
         configs = [each.scheduler.config for each in self._dispatcher.engines if each.scheduler is not None]
         if not configs:
@@ -194,33 +194,33 @@ class Reception:
             self._deadlines.add(request.request_id, DeadlineKind.GENERATION, at)
             self._alarm.set()
 
-    def resume(self, attachment: Attachment, request_id: str, handle: int) -> None:
+    def resume(self, outbox: GatewayOutbox, request_id: str, handle: int) -> None:
         """Lets a gateway read a request, from its beginning on."""
         request = self._requests.find(request_id, self._clock())
         if request is None:
-            self.refuse(attachment, request_id, handle, self._reattachment.unknown(request_id, self._clock()))
+            self.refuse(outbox, request_id, handle, self._reattachment.make_unknown_error(request_id, self._clock()))
             return
-        self._tell_all(request, attachment, handle)
+        self._send_all(request, outbox, handle)
 
-    def _tell_all(self, request: Request, attachment: Attachment, handle: int) -> None:
-        attachment.resume(request, handle)
+    def _send_all(self, request: Request, outbox: GatewayOutbox, handle: int) -> None:
+        outbox.put_resumed(request, handle)
         if request.request_id in self._requests.live:
-            self._requests.read(request, attachment, handle)
-        log.debug("request resumed", request_id=request.request_id, gateway=attachment.owner)
+            self._requests.add_reader(request, outbox, handle)
+        log.debug("request resumed", request_id=request.request_id, gateway=outbox.owner)
 
-    def refuse(self, attachment: Attachment, request_id: str, handle: int, error: BlockyardError) -> None:
+    def refuse(self, outbox: GatewayOutbox, request_id: str, handle: int, error: BlockyardError) -> None:
         """Tells a gateway that a request will not run."""
         log.debug("request refused", request_id=request_id, reason=error.reason)
-        self._metrics.refused(error.reason)
-        attachment.fail(request_id, error, handle)
+        self._metrics.on_refused(error.reason)
+        outbox.put_failed(request_id, error, handle)
 
-    def abort(self, attachment: Attachment, abort: Abort) -> None:
+    def abort(self, outbox: GatewayOutbox, abort: Abort) -> None:
         """Ends a gateway's request or one of its sequences; an unknown one is no error."""
-        request = attachment.requests.get(abort.handle) if abort.handle else self._requests.live.get(abort.request_id)
-        if request is None or attachment not in request.handles:
+        request = outbox.requests.get(abort.handle) if abort.handle else self._requests.live.get(abort.request_id)
+        if request is None or outbox not in request.handles:
             return
         is_whole = abort.reason is FinishReason.ABORT and abort.sequence_index is None
-        if is_whole and not self._requests.unread(request, attachment):
+        if is_whole and not self._requests.remove_reader(request, outbox):
             return
         if self._dispatcher.abort(request, abort.sequence_index, abort.reason, abort.num_tokens):
             log.debug("request aborted", request_id=abort.request_id, sequence_index=abort.sequence_index)
@@ -230,7 +230,7 @@ class Reception:
         now, names = self._clock(), list(dict.fromkeys(request_ids))
         found = [request for name in names if (request := self._requests.live.get(name))]
         for request in found:
-            self._dispatcher.fail(request, _cancelled())
+            self._dispatcher.fail(request, _make_cancelled_error())
         cancelled = [request.request_id for request in found]
         unknown = [name for name in names if name not in cancelled and self._requests.find(name, now) is None]
         return cancelled, self._reattachment.cancel(unknown, now)
@@ -256,10 +256,10 @@ class Reception:
         return min(at for at in due if at is not None)
 
     def _expire(self, now: float) -> None:
-        for request_id, kind in self._deadlines.expired(now):
+        for request_id, kind in self._deadlines.take_expired(now):
             request = self._requests.live.get(request_id)
             if request is not None and not (kind is DeadlineKind.QUEUE and request.has_begun):
-                self._dispatcher.fail(request, _overdue(kind))
+                self._dispatcher.fail(request, _make_overdue_error(kind))
         for request in self._requests.take_abandoned(now):
             log.info("request abandoned", request_id=request.request_id)
             self._dispatcher.abort(request)
@@ -306,11 +306,11 @@ def _continue(group: Group, before: Resubmission) -> None:
         sequence.score, sequence.error = score, error
 
 
-def _cancelled() -> BlockyardError:
+def _make_cancelled_error() -> BlockyardError:
     return BlockyardError(Reason.CLIENT_CANCELLED, "the request was cancelled")
 
 
-def _overdue(kind: DeadlineKind) -> BlockyardError:
+def _make_overdue_error(kind: DeadlineKind) -> BlockyardError:
     if kind is DeadlineKind.QUEUE:
         return BlockyardError(Reason.QUEUE_DEADLINE, "it waited longer than it was to", retry_after_seconds=1.0)
     return BlockyardError(Reason.GENERATION_DEADLINE, "the call's deadline has passed")

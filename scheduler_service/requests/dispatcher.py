@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from scheduler_service.replicas.engine import Engine
     from scheduler_service.replicas.engine_events import Loss
     from scheduler_service.replicas.facts import ModelFacts
-    from scheduler_service.requests.registry import Request, Requests
+    from scheduler_service.requests.registry import Request, RequestRegistry
 
 log = EventLogger(__name__)
 
@@ -60,10 +60,10 @@ class RecoveryRecord(NamedTuple):
 
 
 class Dispatcher:
-    """The engines' office. One object for the scheduler's process."""
+    """Handles the engines' events. One object for the scheduler's process."""
 
     def __init__(
-        self, requests: Requests, backlog: Backlog, metrics: SchedulerMetrics, clock: Callable[[], float]
+        self, requests: RequestRegistry, backlog: Backlog, metrics: SchedulerMetrics, clock: Callable[[], float]
     ) -> None:
         self.engines: list[Engine] = []
         self.suspects = Suspects()
@@ -87,15 +87,15 @@ class Dispatcher:
 
     # Replicas.
 
-    def join(self, engine: Engine) -> None:
+    def add_engine(self, engine: Engine) -> None:
         """Takes a replica in."""
         self.engines.append(engine)
-        self.changed(engine)
+        self.on_readiness_changed(engine)
 
-    def part(self, engine: Engine) -> None:
+    def remove_engine(self, engine: Engine) -> None:
         """Lets a replica go that has no requests."""
         self.engines.remove(engine)
-        self.changed(engine)
+        self.on_readiness_changed(engine)
 
     @property
     def ready_engines(self) -> list[Engine]:
@@ -106,27 +106,27 @@ class Dispatcher:
         """Whether another replica takes requests."""
         return any(other.takes_requests for other in self.engines if other is not engine)
 
-    def claim(self, engine: Engine, incarnation: str) -> bool:
+    def may_claim(self, engine: Engine, incarnation: str) -> bool:
         """Whether a worker is not another replica's: one process may be found by two names."""
         held = (other for other in self.engines if other is not engine and (other.is_ready or other.drain.is_wanted))
         others = (other.replica.worker for other in held)
         return all(worker is None or worker.incarnation != incarnation for worker in others)
 
-    def agree(self, engine: Engine, facts: ModelFacts) -> bool:
+    def may_serve(self, engine: Engine, facts: ModelFacts) -> bool:
         """Whether a model is that of all other replicas that serve: gateways know of one."""
         others = (other.facts for other in self.engines if other is not engine and other.is_ready)
         return all(known is None or is_same_model(known, facts) for known in others)
 
-    def changed(self, engine: Engine) -> None:
+    def on_readiness_changed(self, engine: Engine) -> None:
         """Tells the gateways what the replicas are together."""
         known = [each.facts for each in self.ready_engines if each.facts]
         facts = combine(known) if known else self.facts
-        told = facts if facts != self.facts else None
+        new_facts = facts if facts != self.facts else None
         if facts is not None and self.facts is None:
             self.on_first_facts()
         self.facts, self.readiness = facts, self._find_readiness(engine)
-        for attachment in self._requests.attachments:
-            attachment.tell(facts=told, readiness=self.readiness)
+        for outbox in self._requests.outboxes:
+            outbox.put_state(facts=new_facts, readiness=self.readiness)
         for each in self.engines:
             each.reconsider()
         if engine.takes_requests:
@@ -137,8 +137,8 @@ class Dispatcher:
             return Readiness(True)
         if not self.engines:
             return Readiness(False, "no worker is known")
-        told = (engine if engine in self.engines else self.engines[0]).readiness
-        return Readiness(False, DRAINED) if told.ready else told
+        readiness = (engine if engine in self.engines else self.engines[0]).readiness
+        return Readiness(False, DRAINED) if readiness.ready else readiness
 
     @property
     def suspect_request_ids(self) -> list[str]:
@@ -168,22 +168,22 @@ class Dispatcher:
         if request.engine is not None and request.engine.scheduler is not None:
             scheduler = request.engine.scheduler
             has_ended = scheduler.abort(request.request_id, sequence_index, reason, num_tokens)
-            self.ended(scheduler.take_ended())
+            self.on_requests_ended(scheduler.take_ended())
             if has_ended:
-                request.engine.meter.cancelled(self._clock())
+                request.engine.meter.on_cancelled(self._clock())
             request.engine.wake()
             return has_ended
         has_ended = request.group.end_waiting(sequence_index, reason, num_tokens)
         if request.group.is_finished:
             self._backlog.remove(request.group)
-            self.ended([request.group])
+            self.on_requests_ended([request.group])
         return has_ended
 
     def fail(self, request: Request, error: BlockyardError) -> None:
         """Ends a request with an error that its readers are told."""
-        for attachment, handle in request.handles.items():
-            attachment.fail(request.request_id, error, handle)
-        self._metrics.failed(error.reason)
+        for outbox, handle in request.handles.items():
+            outbox.put_failed(request.request_id, error, handle)
+        self._metrics.on_failed(error.reason)
         self._requests.drop(request)
         self.abort(request, reason=FinishReason.ERROR)
 
@@ -236,25 +236,25 @@ class Dispatcher:
             request = self._requests.live[group.spec.request_id]
             request.engine = engine
             if request.lost is not None:
-                recovery = _recovery(request, request.lost, engine)
+                recovery = _make_recovery(request, request.lost, engine)
                 recoveries[group.spec.owner].append(recovery)
                 request.lost = None
-                self._metrics.recovered(recovery)
+                self._metrics.on_recovered(recovery)
             else:
-                self._metrics.given(group, self._clock())
-        self._requests.recover(recoveries)
+                self._metrics.on_taken(group, self._clock())
+        self._requests.publish_recoveries(recoveries)
         updates = engine.scheduler.adopt(groups)
         self._requests.publish(updates)
         for request_id, message in (failed for update in updates.values() for failed in update.failed):
             self.fail_all([request_id], BlockyardError(Reason.NEVER_FITS, message))
-        self.ended(engine.scheduler.take_ended())
+        self.on_requests_ended(engine.scheduler.take_ended())
         engine.wake()
 
     # What comes back.
 
-    def scheduled(self, engine: Engine, output: SchedulerOutput) -> None:
+    def on_step_scheduled(self, engine: Engine, output: SchedulerOutput) -> None:
         """Takes note of a step that is about to be sent."""
-        self._requests.phases.scheduled(engine, output)
+        self._requests.spans.on_scheduled(engine, output)
 
     def publish(self, updates: Mapping[str, OwnerUpdate]) -> None:
         """Tells the gateways what a step gave."""
@@ -263,16 +263,16 @@ class Dispatcher:
             self.lost_at = None
         self._requests.publish(updates)
 
-    def ended(self, groups: Iterable[Group]) -> None:
+    def on_requests_ended(self, groups: Iterable[Group]) -> None:
         """Lets go of requests that ended."""
         self._requests.end(groups, self._clock())
 
-    def lost(self, engine: Engine, loss: Loss) -> None:
+    def on_worker_lost(self, engine: Engine, loss: Loss) -> None:
         """Takes the requests of a replica back: before all others, but for those that would end the next one too."""
         if self.lost_at is None:
             self.lost_at = self._clock()
         cause = _cause(loss.error)
-        self._metrics.lost(_LOSSES[cause])
+        self._metrics.on_worker_lost(_LOSSES[cause])
         groups: list[Group] = []
         for group, num_tokens in loss.evacuated:
             request = self._requests.live.get(group.spec.request_id)
@@ -281,7 +281,7 @@ class Dispatcher:
             request.engine = None
             if num_tokens:
                 request.lost = Lost(cause, num_tokens, loss.facts)
-                self._requests.phases.lost(request, cause, num_tokens)
+                self._requests.spans.on_lost(request, cause, num_tokens)
                 self.num_replayed_tokens += num_tokens
             groups.append(group)
         if groups or loss.error.reason is not Reason.DRAINING:
@@ -353,7 +353,7 @@ def _count_cached(engine: Engine, group: Group) -> int:
     return engine.scheduler.count_cached_tokens(group)
 
 
-def _recovery(request: Request, lost: Lost, engine: Engine) -> Recovery:
+def _make_recovery(request: Request, lost: Lost, engine: Engine) -> Recovery:
     """What the gateways are told of a request that goes on, and whether as it would have."""
     exact = engine.facts is not None and repeats(lost.facts, engine.facts)
     return Recovery(request.request_id, lost.cause, lost.num_tokens, exact)

@@ -42,7 +42,7 @@ class Reattachment:
             self._cancelled_at.clear()
         return is_over
 
-    def unknown(self, request_id: str, now: float) -> BlockyardError:
+    def make_unknown_error(self, request_id: str, now: float) -> BlockyardError:
         """The answer to who asks for a request that is not here."""
         if self.is_over(now):
             return BlockyardError(Reason.REQUEST_EXPIRED, f"request {request_id} is not known, or not any more")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from blockyard.retention import Retention
 from scheduler_service.core.values import FinishReason
-from scheduler_service.requests.request_spans import Phases
+from scheduler_service.requests.request_spans import RequestSpans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from scheduler_service.core.sequence import Group
     from scheduler_service.core.values import OwnerUpdate
     from scheduler_service.gateways.codec import Recovery
-    from scheduler_service.gateways.outbox import Attachment
+    from scheduler_service.gateways.outbox import GatewayOutbox
     from scheduler_service.replicas.engine import Engine
     from scheduler_service.replicas.facts import ModelFacts
 
@@ -46,7 +46,7 @@ class Request:
         self.group = group
         self.digest = digest
         self.message = message
-        self.handles: dict[Attachment, int] = {}
+        self.handles: dict[GatewayOutbox, int] = {}
         self.engine: Engine | None = None
         self.lost: Lost | None = None
         self.num_charged = 0
@@ -64,21 +64,21 @@ class Request:
         )
 
 
-class Requests:
+class RequestRegistry:
     """Finds requests by name, and tells the readers of each what is new."""
 
     def __init__(self, window_seconds: float) -> None:
         self.live: dict[str, Request] = {}
-        self.phases = Phases()
+        self.spans = RequestSpans()
         # Called with the id of each request that is live no more.
         self.on_end: Callable[[str], None] = lambda _: None
         self._window_seconds = window_seconds
         self._retained = Retention[str, Request](
             max_age_seconds=window_seconds, max_entries=MAX_RETAINED, max_weight=MAX_RETAINED_TOKENS
         )
-        self._attachments: dict[str, Attachment] = {}
+        self._outboxes: dict[str, GatewayOutbox] = {}
         # Who is told what the core has for an owner: a gateway by itself, or all that read one request.
-        self._channels: dict[str, tuple[Attachment, ...]] = {}
+        self._channels: dict[str, tuple[GatewayOutbox, ...]] = {}
         # Requests that nobody reads, and when they are given up; in that order.
         self._orphans: dict[Request, float] = {}
 
@@ -87,48 +87,48 @@ class Requests:
         self._retained.expire(now)
         return self.live.get(request_id) or self._retained.get(request_id)
 
-    def open(self, request: Request) -> None:
+    def add(self, request: Request) -> None:
         """A new one."""
         self.live[request.request_id] = request
-        self.phases.begin(request)
+        self.spans.on_begun(request)
 
     @property
-    def attachments(self) -> list[Attachment]:
+    def outboxes(self) -> list[GatewayOutbox]:
         """The gateways that are attached."""
-        return list(self._attachments.values())
+        return list(self._outboxes.values())
 
     # Readers.
 
-    def join(self, attachment: Attachment) -> None:
+    def add_gateway(self, outbox: GatewayOutbox) -> None:
         """A gateway is there."""
-        self._attachments[attachment.owner] = attachment
-        self._channels[attachment.owner] = (attachment,)
+        self._outboxes[outbox.owner] = outbox
+        self._channels[outbox.owner] = (outbox,)
 
-    def leave(self, attachment: Attachment, now: float) -> int:
+    def remove_gateway(self, outbox: GatewayOutbox, now: float) -> int:
         """A gateway is gone. Returns how many requests nobody reads any more because of it."""
         num_orphans = 0
-        for request in list(attachment.requests.values()):
-            if self.unread(request, attachment):
+        for request in list(outbox.requests.values()):
+            if self.remove_reader(request, outbox):
                 self._orphans[request] = now + self._window_seconds
                 num_orphans += 1
-        del self._channels[attachment.owner]
-        del self._attachments[attachment.owner]
+        del self._channels[outbox.owner]
+        del self._outboxes[outbox.owner]
         return num_orphans
 
-    def read(self, request: Request, attachment: Attachment, handle: int) -> None:
+    def add_reader(self, request: Request, outbox: GatewayOutbox, handle: int) -> None:
         """A gateway reads a live request from now on."""
-        if attachment in request.handles:
-            attachment.requests.pop(request.handles[attachment], None)
-        request.handles[attachment] = handle
-        attachment.requests[handle] = request
+        if outbox in request.handles:
+            outbox.requests.pop(request.handles[outbox], None)
+        request.handles[outbox] = handle
+        outbox.requests[handle] = request
         self._orphans.pop(request, None)
         self._route(request)
 
-    def unread(self, request: Request, attachment: Attachment) -> bool:
+    def remove_reader(self, request: Request, outbox: GatewayOutbox) -> bool:
         """A gateway does not read it any more. Tells whether nobody does."""
-        handle = request.handles.pop(attachment, None)
+        handle = request.handles.pop(outbox, None)
         if handle is not None:
-            attachment.requests.pop(handle, None)
+            outbox.requests.pop(handle, None)
         self._route(request)
         return not request.handles
 
@@ -146,15 +146,15 @@ class Requests:
     def publish(self, updates: Mapping[str, OwnerUpdate]) -> None:
         """Tells the readers what the core has for them."""
         for owner, update in updates.items():
-            for attachment in self._channels.get(owner, ()):
-                attachment.publish(update)
-        self.phases.answered()
+            for outbox in self._channels.get(owner, ()):
+                outbox.put_update(update)
+        self.spans.on_answered()
 
-    def recover(self, recoveries: Mapping[str, list[Recovery]]) -> None:
+    def publish_recoveries(self, recoveries: Mapping[str, list[Recovery]]) -> None:
         """Tells the readers which of their requests go on after their worker was lost."""
-        for owner, told in recoveries.items():
-            for attachment in self._channels.get(owner, ()):
-                attachment.recover(told)
+        for owner, recovered in recoveries.items():
+            for outbox in self._channels.get(owner, ()):
+                outbox.put_recovered(recovered)
 
     # Ends.
 
@@ -176,10 +176,10 @@ class Requests:
         """Forgets a live request."""
         if self.live.pop(request.request_id, None) is not None:
             self.on_end(request.request_id)
-            self.phases.end(request)
+            self.spans.on_ended(request)
         self._orphans.pop(request, None)
-        for attachment in list(request.handles):
-            self.unread(request, attachment)
+        for outbox in list(request.handles):
+            self.remove_reader(request, outbox)
 
     # Time.
 

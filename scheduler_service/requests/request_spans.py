@@ -26,7 +26,7 @@ log = EventLogger(__name__)
 _QUEUE, _PREFILL, _DECODE = "queue", "prefill", "decode"
 
 
-class _Life:
+class _WatchedRequest:
     """One request: the phase that it is in, and what of it has been preempted."""
 
     __slots__ = (
@@ -62,13 +62,13 @@ class _Life:
         self.phase, self._began_at = phase, now
         self._span = begin_span(phase, self._context, request_id=self.request.request_id, **attributes)
 
-    def look(self) -> None:
+    def on_scheduled(self) -> None:
         """Sees where its sequences are after a step was made."""
         for sequence in self.request.group.live:
             if sequence.status is SequenceStatus.RUNNING:
-                self._runs(sequence)
+                self._on_running(sequence)
             elif sequence in self._running and sequence.status is not SequenceStatus.PARKED:
-                self._is_preempted(sequence)
+                self._on_preempted(sequence)
         if self._running and self.phase == _QUEUE:
             self._start()
 
@@ -82,50 +82,50 @@ class _Life:
             num_cached_tokens=group.num_cached_tokens,
         )
 
-    def _runs(self, sequence: Sequence) -> None:
+    def _on_running(self, sequence: Sequence) -> None:
         self._running.add(sequence)
         if span := self._preempted.pop(sequence, None):
             span.end()
             self._debug("request goes on", sequence_index=sequence.sequence_index)
 
-    def _is_preempted(self, sequence: Sequence) -> None:
+    def _on_preempted(self, sequence: Sequence) -> None:
         self._running.discard(sequence)
         mode = "swap" if sequence.status is SequenceStatus.SWAPPED else "recompute"
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "sequence_index": sequence.sequence_index,
             "mode": mode,
             "num_tokens": len(sequence.token_ids),
         }
-        self._debug("request preempted", **told)
-        self._preempted[sequence] = begin_span("preempted", self._context, request_id=self.request.request_id, **told)
+        self._debug("request preempted", **fields)
+        self._preempted[sequence] = begin_span("preempted", self._context, request_id=self.request.request_id, **fields)
 
-    def answer(self) -> None:
+    def on_answered(self) -> None:
         """Sees whether it has its first token, of all or since it was lost."""
         if self.request.group.num_outputs > self.num_outputs:
             self._recovery.end()
             self._recovery = NO_SPAN
             self.enter(_DECODE)
 
-    def lose(self, cause: str, num_tokens: int) -> None:
+    def on_lost(self, cause: str, num_tokens: int) -> None:
         """Its worker is lost: it waits, behind what it has, for the next."""
         self._debug("request lost its worker", cause=cause, num_replayed_tokens=num_tokens)
         self._end_spans(error=cause)
         self._running.clear()
         if self._recovery is NO_SPAN:
-            told: dict[str, Any] = {
+            fields: dict[str, Any] = {
                 "request_id": self.request.request_id,
                 "cause": cause,
                 "num_replayed_tokens": num_tokens,
             }
-            self._recovery = begin_span("recovery", self._context, **told)
+            self._recovery = begin_span("recovery", self._context, **fields)
         self.enter(_QUEUE)
 
-    def leave(self) -> None:
+    def on_stopped(self) -> None:
         """Another scheduler goes on with it."""
         self._end_spans(error="the scheduler stopped")
         self._recovery.end()
 
-    def end(self) -> None:
+    def on_ended(self) -> None:
         """It is live no more."""
         sequences = self.request.group.sequences
         reasons = tuple(sequence.finish_reason.value for sequence in sequences if sequence.finish_reason is not None)
@@ -158,69 +158,69 @@ def _sequence_ids(request: Request) -> range:
     return range(first, first + request.group.spec.num_sequence_ids)
 
 
-class Phases:
+class RequestSpans:
     """The watched requests of a scheduler."""
 
     def __init__(self) -> None:
-        self._lives: dict[str, _Life] = {}
-        self._by_sequence: dict[int, _Life] = {}
+        self._watched: dict[str, _WatchedRequest] = {}
+        self._by_sequence: dict[int, _WatchedRequest] = {}
         # Those that wait for their first token.
-        self._prefilling: set[_Life] = set()
+        self._prefilling: set[_WatchedRequest] = set()
         # Of each replica the rows of the step before.
         self._rows: WeakKeyDictionary[Engine, tuple[int, ...]] = WeakKeyDictionary()
 
-    def begin(self, request: Request) -> None:
+    def on_begun(self, request: Request) -> None:
         """A request is let in: watch it, or not."""
         is_traced = request.group.spec.trace_context is not None and is_tracing()
         if is_traced or log.has_debug:
-            life = self._lives[request.request_id] = _Life(request)
-            self._by_sequence.update(dict.fromkeys(_sequence_ids(request), life))
-            life.enter(_QUEUE)
+            watched = self._watched[request.request_id] = _WatchedRequest(request)
+            self._by_sequence.update(dict.fromkeys(_sequence_ids(request), watched))
+            watched.enter(_QUEUE)
 
-    def scheduled(self, engine: Engine, output: SchedulerOutput) -> None:
+    def on_scheduled(self, engine: Engine, output: SchedulerOutput) -> None:
         """A step was made. Most have the rows of the one before: nobody has come, gone or been preempted."""
-        if not self._lives:
+        if not self._watched:
             return
         before = self._rows.get(engine, ())
         if output.new_sequences or output.sequence_ids != before:
             self._rows[engine] = output.sequence_ids
             changed = set(before).symmetric_difference(output.sequence_ids)
             changed.update(new.sequence_id for new in output.new_sequences)
-            for life in {found for each in changed if (found := self._by_sequence.get(each))}:
-                self._look(life)
+            for watched in {found for each in changed if (found := self._by_sequence.get(each))}:
+                self._look(watched)
 
-    def _look(self, life: _Life) -> None:
-        life.look()
-        if life.phase == _PREFILL:
-            self._prefilling.add(life)
+    def _look(self, watched: _WatchedRequest) -> None:
+        watched.on_scheduled()
+        if watched.phase == _PREFILL:
+            self._prefilling.add(watched)
 
-    def answered(self) -> None:
+    def on_answered(self) -> None:
         """A step was answered."""
-        for life in tuple(self._prefilling):
-            life.answer()
-            if life.phase != _PREFILL:
-                self._prefilling.discard(life)
+        for watched in tuple(self._prefilling):
+            watched.on_answered()
+            if watched.phase != _PREFILL:
+                self._prefilling.discard(watched)
 
-    def lost(self, request: Request, cause: str, num_tokens: int) -> None:
+    def on_lost(self, request: Request, cause: str, num_tokens: int) -> None:
         """A request has lost its worker, and so many tokens that have to be computed again."""
-        if life := self._lives.get(request.request_id):
-            self._prefilling.discard(life)
-            life.lose(cause, num_tokens)
+        if watched := self._watched.get(request.request_id):
+            self._prefilling.discard(watched)
+            watched.on_lost(cause, num_tokens)
 
-    def end(self, request: Request) -> None:
+    def on_ended(self, request: Request) -> None:
         """A request is live no more."""
-        life = self._lives.get(request.request_id)
-        if life is not None and life.request is request:
-            del self._lives[request.request_id]
+        watched = self._watched.get(request.request_id)
+        if watched is not None and watched.request is request:
+            del self._watched[request.request_id]
             for sequence_id in _sequence_ids(request):
                 del self._by_sequence[sequence_id]
-            self._prefilling.discard(life)
-            life.end()
+            self._prefilling.discard(watched)
+            watched.on_ended()
 
     def close(self) -> None:
         """The scheduler stops: what it knows of those that are live is told."""
-        for life in self._lives.values():
-            life.leave()
-        self._lives.clear()
+        for watched in self._watched.values():
+            watched.on_stopped()
+        self._watched.clear()
         self._by_sequence.clear()
         self._prefilling.clear()

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from kernels.ops import get_backend
-from scheduler_service.core.scheduler import Scheduler, SchedulerConfig
+from scheduler_service.core.scheduler import CoreConfig, Scheduler
 from scheduler_service.core.values import BeamSpec, EarlyStopping, FinishReason, GroupSpec, SchedulerOutput, StepResult
 from tests.kit.kernels.step_runner import CPU, StepRunner
 from tests.kit.kernels.tiny_models import MAX_LEN, VOCAB_SIZE, tiny_model
@@ -28,7 +28,7 @@ MODES: dict[EarlyStopping, bool | str] = {
     EarlyStopping.FIRST: True,
     EarlyStopping.NEVER: "never",
 }
-CONFIG = SchedulerConfig(
+CONFIG = CoreConfig(
     block_size=4,
     num_device_blocks=400,
     num_host_blocks=0,

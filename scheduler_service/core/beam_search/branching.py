@@ -76,7 +76,7 @@ def _make_child(parent: Sequence, beams: Beams, queues: Queues, blocks: BlockMan
     return child
 
 
-def tell(group: Group, hypotheses: list[Hypothesis], update: OwnerUpdate) -> int:
+def emit(group: Group, hypotheses: list[Hypothesis], update: OwnerUpdate) -> int:
     """Give a group's sequences, which have ended, the best hypotheses. Returns how many tokens these are."""
     num_tokens = 0
     for sequence, hypothesis in zip_longest(group.sequences, hypotheses[: len(group.sequences)]):

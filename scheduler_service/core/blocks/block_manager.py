@@ -22,7 +22,7 @@ from scheduler_service.core.values import BlockPair, CacheReset
 if TYPE_CHECKING:
     from collections.abc import Sequence as Many
 
-    from scheduler_service.core.config import SchedulerConfig
+    from scheduler_service.core.config import CoreConfig
     from scheduler_service.core.cost import CostModel
     from scheduler_service.core.sequence import Sequence
     from scheduler_service.core.step import StepBuilder
@@ -52,7 +52,7 @@ class BlockManager:
 
     __slots__ = ("_caches", "_costs", "_held_device", "_tier", "block_size", "device", "host", "num_watermark")
 
-    def __init__(self, config: SchedulerConfig, costs: CostModel) -> None:
+    def __init__(self, config: CoreConfig, costs: CostModel) -> None:
         self.block_size = config.block_size
         self.device = BlockPool(config.num_device_blocks, first_block=1)
         self.num_watermark = int(config.watermark * self.device.num_usable)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from scheduler_service.core.blocks.block_manager import BlockManager
-    from scheduler_service.core.live_groups import Roster, Totals
+    from scheduler_service.core.live_groups import LiveGroups, Totals
     from scheduler_service.core.sequence import Sequence
     from scheduler_service.core.step import StepInFlight
     from scheduler_service.core.values import SequenceError, StepResult
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 class Answers:
     """Takes them, each held against its step already."""
 
-    __slots__ = ("_blocks", "_roster", "_totals")
+    __slots__ = ("_blocks", "_live", "_totals")
 
-    def __init__(self, roster: Roster, blocks: BlockManager, totals: Totals) -> None:
-        self._roster = roster
+    def __init__(self, live: LiveGroups, blocks: BlockManager, totals: Totals) -> None:
+        self._live = live
         self._blocks = blocks
         self._totals = totals
 
@@ -34,8 +34,8 @@ class Answers:
         for sequence, num_computed in step.pieces:
             self._commit_piece(sequence, num_computed)
         # Before the tokens: one of these may end what the prompt belongs to.
-        for sequence_id, told in result.prompt_logprobs:
-            self._take_prompt_logprobs(step, sequence_id, told, updates)
+        for sequence_id, piece in result.prompt_logprobs:
+            self._take_prompt_logprobs(step, sequence_id, piece, updates)
         # One that has ended by now gets no token, and so nothing is told with it.
         live = [one for one in sampled if one.status is not SequenceStatus.FINISHED] if result.logprobs else []
         self._take_tokens(sampled, result.token_ids, updates)
@@ -92,19 +92,19 @@ class Answers:
             update.token_ids.append(token_id)
             num_taken += 1
             if token_id in sequence.stop_token_ids and length >= sequence.stop_from:
-                self._roster.finish(sequence, FinishReason.STOP, update)
+                self._live.finish(sequence, FinishReason.STOP, update)
             elif length + 1 >= sequence.max_length:
-                self._roster.finish(sequence, FinishReason.LENGTH, update)
+                self._live.finish(sequence, FinishReason.LENGTH, update)
         self._totals.num_completion_tokens += num_taken
 
     def _take_logprobs(
         self, sampled: list[Sequence], logprobs: Mapping[int, Any], updates: dict[str, OwnerUpdate]
     ) -> None:
         for sequence in sampled:
-            told = logprobs.get(sequence.sequence_id)
-            if told is not None:
-                sequence.logprobs.append(told)
-                updates[sequence.owner].logprobs.append((sequence.sequence_id, told))
+            candidates = logprobs.get(sequence.sequence_id)
+            if candidates is not None:
+                sequence.logprobs.append(candidates)
+                updates[sequence.owner].logprobs.append((sequence.sequence_id, candidates))
 
     def _take_candidates(
         self,
@@ -120,20 +120,20 @@ class Answers:
             self._commit_piece(beam, len(beam.token_ids))
             beams.candidates[beam] = likeliest
             if beams.has_all_candidates:
-                self._roster.advance(beam.group, beams, updates)
+                self._live.advance(beam.group, beams, updates)
 
     def _take_prompt_logprobs(
-        self, step: StepInFlight, sequence_id: int, told: Any, updates: dict[str, OwnerUpdate]
+        self, step: StepInFlight, sequence_id: int, piece: Any, updates: dict[str, OwnerUpdate]
     ) -> None:
         for sequence in step.sequences:
             if sequence.sequence_id == sequence_id and not sequence.group.is_finished:
-                sequence.group.prompt_logprobs.append(told)
+                sequence.group.prompt_logprobs.append(piece)
                 first = sequence.group.sequences[0].sequence_id
-                updates.setdefault(sequence.owner, OwnerUpdate()).prompt_logprobs.append((first, told))
+                updates.setdefault(sequence.owner, OwnerUpdate()).prompt_logprobs.append((first, piece))
 
     def _fail_sequences(
         self, step: StepInFlight, errors: Mapping[int, SequenceError], updates: dict[str, OwnerUpdate]
     ) -> None:
         for sequence in step.sequences:
             if sequence.sequence_id in errors and sequence.status is not SequenceStatus.FINISHED:
-                self._roster.fail_sequence(sequence, errors[sequence.sequence_id], updates)
+                self._live.fail_sequence(sequence, errors[sequence.sequence_id], updates)

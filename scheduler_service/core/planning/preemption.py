@@ -10,7 +10,7 @@ from scheduler_service.core.sequence import SequenceStatus
 
 if TYPE_CHECKING:
     from scheduler_service.core.blocks.block_manager import BlockManager
-    from scheduler_service.core.config import SchedulerConfig
+    from scheduler_service.core.config import CoreConfig
     from scheduler_service.core.cost import CostModel
     from scheduler_service.core.queues.queues import Queues
     from scheduler_service.core.sequence import Sequence
@@ -25,7 +25,7 @@ class Preemption:
 
     __slots__ = ("_blocks", "_config", "_costs", "_queues", "num_preemptions_total", "num_swaps_total")
 
-    def __init__(self, config: SchedulerConfig, queues: Queues, blocks: BlockManager, costs: CostModel) -> None:
+    def __init__(self, config: CoreConfig, queues: Queues, blocks: BlockManager, costs: CostModel) -> None:
         self._config = config
         self._queues = queues
         self._blocks = blocks

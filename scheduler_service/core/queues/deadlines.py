@@ -54,7 +54,7 @@ class Deadlines:
             heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
-    def expired(self, now: float) -> list[Deadline]:
+    def take_expired(self, now: float) -> list[Deadline]:
         """Those that have passed, the earliest first. They are told once."""
         late: list[Deadline] = []
         while self._heap and self._heap[0][0] <= now:

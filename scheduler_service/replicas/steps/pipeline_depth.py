@@ -15,7 +15,7 @@ _WEIGHT = 0.1
 
 
 @dataclass(slots=True)
-class Pace:
+class PipelineDepth:
     """Learns how long steps take from what the worker says of them.
 
     Not from the time between answers: a pipeline too shallow makes that long, and would so stay shallow.
@@ -24,7 +24,7 @@ class Pace:
     depth: int = MIN_STEPS_IN_FLIGHT
     _mean_seconds: float = LONG_STEP_SECONDS
 
-    def answered(self, step_seconds: float) -> None:
+    def on_answered(self, step_seconds: float) -> None:
         """Notes how long the worker was busy with a step."""
         self._mean_seconds += _WEIGHT * (step_seconds - self._mean_seconds)
         if self._mean_seconds < SHORT_STEP_SECONDS:

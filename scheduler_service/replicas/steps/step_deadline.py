@@ -53,12 +53,12 @@ class StepDeadline:
         longest = max(self._recent[known])
         return longest if known == size else max(longest * 2 ** (size - known), SECONDS_PER_TOKEN * num_tokens / FACTOR)
 
-    def answered(self, num_tokens: int, seconds: float) -> None:
+    def on_answered(self, num_tokens: int, seconds: float) -> None:
         """Notes how long a step took."""
         self._num_answered += 1
         self._note(num_tokens, seconds)
 
-    def missed(self, num_tokens: int) -> None:
+    def on_missed(self, num_tokens: int) -> None:
         """Notes a step that was given up on. It may have been slow: what is like it gets twice as long next time."""
         self._note(num_tokens, 2 * self.find_seconds(num_tokens) / FACTOR)
 

@@ -29,10 +29,10 @@ class StepLog:
     schedule_seconds: float = 0.0
     update_seconds: float = 0.0
     step_seconds: float = 0.0
-    _told_at: float = 0.0
-    _told_steps: int = 0
+    _written_at: float = 0.0
+    _written_steps: int = 0
 
-    def scheduled(self, output: SchedulerOutput, epoch: int, seconds: float) -> None:
+    def on_scheduled(self, output: SchedulerOutput, epoch: int, seconds: float) -> None:
         """Counts a step that is about to be sent, and how long it took to schedule."""
         self.schedule_seconds += seconds
         num_recomputed = _num_recomputed(output) if output.new_sequences else 0
@@ -58,7 +58,7 @@ class StepLog:
             finished=len(output.finished_sequence_ids),
         )
 
-    def answered(self, result: StepResult, seconds: float) -> None:
+    def on_answered(self, result: StepResult, seconds: float) -> None:
         """Counts an answer, and how long it took to process."""
         self.num_steps += 1
         self.update_seconds += seconds
@@ -73,13 +73,13 @@ class StepLog:
 
     def is_due(self, now: float) -> bool:
         """Tells whether the steps since the last time are to be told now."""
-        if not self._told_at:
-            self._told_at = now
-        return self.num_steps > self._told_steps and now - self._told_at >= PERIOD_SECONDS
+        if not self._written_at:
+            self._written_at = now
+        return self.num_steps > self._written_steps and now - self._written_at >= PERIOD_SECONDS
 
-    def tell(self, stats: SchedulerStats, now: float) -> None:
+    def write_totals(self, stats: SchedulerStats, now: float) -> None:
         """Writes the totals."""
-        self._told_at, self._told_steps = now, self.num_steps
+        self._written_at, self._written_steps = now, self.num_steps
         num_steps = max(self.num_steps, 1)
         log.info(
             "totals",

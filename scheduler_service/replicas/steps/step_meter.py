@@ -37,16 +37,16 @@ class StepMeter:
         # When the word came, and the last step that may compute what it ends.
         self._cancelled: deque[tuple[float, int]] = deque()
 
-    def scheduled(self, step_id: int, seconds: float) -> None:
+    def on_scheduled(self, step_id: int, seconds: float) -> None:
         """A step is about to be sent; so long it took to choose it."""
         self._last_scheduled = step_id
         self._metrics.schedule.observe(seconds)
 
-    def sent(self, encode_seconds: float) -> None:
+    def on_sent(self, encode_seconds: float) -> None:
         """A step was sent; so long it took to make a message of it."""
         self._metrics.encode.observe(encode_seconds)
 
-    def answered(self, result: StepResult, update_seconds: float, step: AnsweredStep) -> None:
+    def on_answered(self, result: StepResult, update_seconds: float, step: AnsweredStep) -> None:
         """A step was answered; so long it took to process that."""
         metrics = self._metrics
         metrics.num_sequences.observe(step.num_sequences)
@@ -58,14 +58,14 @@ class StepMeter:
         if self._cancelled:
             self._free(step.answered_at, result.step_id)
 
-    def cancelled(self, now: float) -> None:
+    def on_cancelled(self, now: float) -> None:
         """Something has ended that the steps on their way may compute."""
         if self._last_scheduled > self._last_answered:
             self._cancelled.append((now, self._last_scheduled))
         else:
             self._metrics.cancel.observe(0.0)
 
-    def lost(self, now: float) -> None:
+    def on_lost(self, now: float) -> None:
         """No step is on its way any more, and the next one is the first."""
         self._free(now, self._last_scheduled)
         self._last_scheduled = self._last_answered = 0

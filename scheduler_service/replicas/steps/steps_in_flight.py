@@ -67,18 +67,18 @@ class StepsInFlight:
         self._sent.clear()
         self._deadline.begin_epoch()
 
-    def sent(self, output: SchedulerOutput) -> None:
+    def on_sent(self, output: SchedulerOutput) -> None:
         """A step is about to be sent."""
         if not self._sent:
             self._busy_since = self._clock()
         num_tokens = sum(output.num_new_tokens)
         self._sent.append(_Sent(output, num_tokens, self._deadline.find_seconds(num_tokens)))
 
-    def answered(self) -> AnsweredStep:
+    def on_answered(self) -> AnsweredStep:
         """The oldest is answered, and the worker is at the next one."""
         now, step = self._clock(), self._sent.popleft()
         seconds = now - self._busy_since
-        self._deadline.answered(step.num_tokens, seconds)
+        self._deadline.on_answered(step.num_tokens, seconds)
         self._busy_since = now
         return AnsweredStep(len(step.output.sequence_ids), step.num_tokens, now, seconds)
 
@@ -93,7 +93,7 @@ class StepsInFlight:
                 self._busy_since = now
             if self._sent and now >= self._due():
                 step = self._sent[0]
-                self._deadline.missed(step.num_tokens)
+                self._deadline.on_missed(step.num_tokens)
                 message = f"step {step.output.step_id} was not answered within {step.seconds:.3g} s"
                 raise BlockyardError(Reason.NO_READY_WORKER, message)
 

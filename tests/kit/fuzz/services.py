@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
-    from scheduler_service.service import Scheduling
+    from scheduler_service.service import SchedulerService
     from tests.kit.fuzz.report import Report
 
 
@@ -49,7 +49,7 @@ async def _scheduler() -> AsyncIterator[Server]:
             await server.start()
             try:
                 async with asyncio.timeout(20):
-                    while not server.scheduling.is_ready:  # noqa: ASYNC110 - nobody tells
+                    while not server.service.is_ready:  # noqa: ASYNC110 - nobody tells
                         await asyncio.sleep(0.01)
                 yield server
             finally:
@@ -81,35 +81,35 @@ def _add(number: int) -> scheduler_pb2.AttachRequest:
 async def fuzz_attach_requests(report: Report) -> None:
     """Messages of gateways, changed."""
     async with _scheduler() as server:
-        scheduling = server.scheduling
-        servicer = SchedulerServicer(scheduling)
-        attachment = scheduling.reception.attach("fuzz")
-        reader = asyncio.create_task(_drain(attachment))
+        service = server.service
+        servicer = SchedulerServicer(service)
+        outbox = service.admission.attach("fuzz")
+        reader = asyncio.create_task(_drain(outbox))
         for number in range(report.num_cases):
             changed = mutate(_add(number), report.rng)
             if changed is None:
                 report.outcomes["no message"] += 1
                 continue
             with report.case():
-                servicer._apply(attachment, changed)
+                servicer._apply(outbox, changed)
             if number % 16 == 0:
                 await asyncio.sleep(0)
             if number % 50 == 49:
-                _cancel_all(scheduling)
-        _cancel_all(scheduling)
+                _cancel_all(service)
+        _cancel_all(service)
         reader.cancel()
         with report.case():
-            epochs = [engine.replica.epoch for engine in scheduling.engines]
+            epochs = [engine.replica.epoch for engine in service.engines]
             assert epochs == [1], f"a request ended an epoch: {epochs}"
 
 
-async def _drain(attachment: Any) -> None:
-    while outgoing := await attachment.take():
+async def _drain(outbox: Any) -> None:
+    while outgoing := await outbox.take():
         gateway_codec.encode_outgoing(outgoing).SerializeToString()
 
 
-def _cancel_all(scheduling: Scheduling) -> None:
-    scheduling.reception.cancel(list(scheduling.requests.live))
+def _cancel_all(service: SchedulerService) -> None:
+    service.admission.cancel(list(service.requests.live))
 
 
 _OPERATIONS: dict[str, Message] = {
@@ -127,7 +127,7 @@ _OPERATIONS: dict[str, Message] = {
 async def fuzz_operations(report: Report) -> None:
     """Requests of operators, changed, and cancels of gateways."""
     async with _scheduler() as server:
-        admin, scheduler = AdminServicer(server.scheduling), SchedulerServicer(server.scheduling)
+        admin, scheduler = AdminServicer(server.service), SchedulerServicer(server.service)
         cancel = scheduler_pb2.CancelRequestsRequest(request_ids=["a", "b"])
         for number in range(report.num_cases):
             rpc, base = report.rng.choice([*_OPERATIONS.items(), ("CancelRequests", cancel)])

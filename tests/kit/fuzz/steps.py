@@ -10,7 +10,7 @@ import torch
 from blockyard.common.v1 import sampling_pb2
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.core.config import StepMismatch
-from scheduler_service.core.scheduler import Scheduler, SchedulerConfig
+from scheduler_service.core.scheduler import CoreConfig, Scheduler
 from scheduler_service.core.sequence import Group
 from scheduler_service.core.values import BeamSpec, GroupSpec
 from scheduler_service.gateways import codec as gateway_codec
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from scheduler_service.core.values import SchedulerOutput
     from tests.kit.fuzz.report import Report
 
-CONFIG = SchedulerConfig(
+CONFIG = CoreConfig(
     block_size=8,
     num_device_blocks=40,
     num_host_blocks=16,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from blockyard.common.v1 import sampling_pb2
-from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.values import GroupSpec
 from scheduler_service.replicas.codec import decode_answer, encode_step
@@ -109,7 +109,7 @@ class OracleWorker:
     async def run(self, specs: Sequence[GroupSpec], way: Way) -> Run:
         """Runs requests together, to the end."""
         scheduler = Scheduler(
-            SchedulerConfig(
+            CoreConfig(
                 block_size=BLOCK_SIZE,
                 num_device_blocks=way.num_device_blocks,
                 num_host_blocks=way.num_host_blocks,

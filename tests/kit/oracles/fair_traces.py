@@ -16,7 +16,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from scheduler_service.core.scheduler import Scheduler, SchedulerConfig
+from scheduler_service.core.scheduler import CoreConfig, Scheduler
 from scheduler_service.core.values import GroupSpec
 from tests.kit.oracles.token_rows import TokenRows
 
@@ -49,10 +49,10 @@ class Trace:
         self._probe: tuple[int, int] | None = None
         self._probe_name = ""
 
-    def _draw_config(self) -> SchedulerConfig:
+    def _draw_config(self) -> CoreConfig:
         draw = self.random
         num_rows = draw.randint(3, 16)
-        return SchedulerConfig(
+        return CoreConfig(
             block_size=draw.choice([2, 4, 8]),
             num_device_blocks=draw.randint(24, 160),
             num_host_blocks=draw.choice([0, 10, 60]),

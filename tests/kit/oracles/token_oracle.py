@@ -39,13 +39,13 @@ async def until_idle(server: Server) -> None:
     """Waits until nothing runs and the worker has answered everything; then no block may be held."""
 
     def is_idle() -> bool:
-        waits = len(server.scheduling.backlog) + len(server.scheduling.requests.live)
+        waits = len(server.service.backlog) + len(server.service.requests.live)
         return not waits and all(
             not (each.num_waiting + each.num_running + each.num_swapped + each.num_steps_in_flight)
-            for each in server.scheduling.stats()
+            for each in server.service.stats()
         )
 
     await until(is_idle)
-    for stats in server.scheduling.stats():
+    for stats in server.service.stats():
         assert stats.num_free_device_blocks == stats.num_device_blocks
         assert stats.num_free_host_blocks == stats.num_host_blocks

@@ -11,7 +11,7 @@ from benchmarks.kit.figures import round_figures
 from benchmarks.kit.throughput_report import PROCESSES, report
 from benchmarks.kit.whole_system import Api
 from benchmarks.throughput import Bench, Prefill, Samples
-from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.config import CoreConfig
 
 SHAPE = ideal.Shape(576, 30, 9, 3, 64, 1536, 49152, tied=True)
 
@@ -43,7 +43,7 @@ def test_a_folder_is_taken_as_it_is(options, tmp_path):
 
 def test_the_pool_holds_the_largest_batch_and_the_long_prompt(options):
     settings = throughput.settings_for(options)
-    config = SchedulerConfig(
+    config = CoreConfig(
         settings.block_size, settings.num_device_blocks, 0, settings.max_model_len, 64, settings.max_num_batched_tokens
     )
     free = (config.num_device_blocks - 1) * (1 - config.watermark)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def scrape(server: Server) -> Scrape:
-    return Scrape.of(server.scheduling.metrics.registry)
+    return Scrape.of(server.service.metrics.registry)
 
 
 async def test_a_scheduler_without_workers_tells_all_it_has(harness: Harness, settings: Settings) -> None:
@@ -34,7 +34,7 @@ async def test_a_scheduler_without_workers_tells_all_it_has(harness: Harness, se
     await client.wait_until(lambda: client.readiness is not None)
     seen = Scrape.get(server.metrics_address)
     assert [metric.name for metric in CATALOGUE if not seen.has(metric)] == []
-    assert server.scheduling.metrics.registry.missing == []
+    assert server.service.metrics.registry.missing == []
     assert seen.sum("blockyard_ready") == seen.sum("blockyard_ready_replicas") == 0
     assert seen.sum("blockyard_workers", state="UNREACHABLE") == seen.sum("blockyard_workers") == 1
     assert seen.sum("blockyard_attached_gateways") == 1
@@ -47,7 +47,7 @@ async def test_tokens_steps_and_the_cache_are_what_the_clients_saw(harness: Harn
     for number, n in enumerate((1, 2)):
         await client.result(await client.add(f"r{number}", prompt, n=n, max_tokens=10))
     await until_idle(server)
-    seen, stats = scrape(server), server.scheduling.stats()[0]
+    seen, stats = scrape(server), server.service.stats()[0]
     assert seen.sum("blockyard_generated_tokens_total", replica="0") == 30
     assert seen.sum("blockyard_prompt_tokens_total") == seen.sum("blockyard_prefix_cache_query_tokens_total") == 80
     # Of the second prompt the full blocks were found.
@@ -56,7 +56,7 @@ async def test_tokens_steps_and_the_cache_are_what_the_clients_saw(harness: Harn
     assert seen.sum("blockyard_blocks", pool="device", state="free") == stats.num_device_blocks
     assert seen.sum("blockyard_blocks", state="used") == 0
     assert seen.sum("blockyard_workers", state="RUNNING") == 1
-    num_steps = server.scheduling.engines[0].step_log.num_steps
+    num_steps = server.service.engines[0].step_log.num_steps
     assert seen.sum("blockyard_steps_total") == num_steps
     for phase in ("schedule", "encode", "wait", "execute", "update"):
         assert seen.sum("blockyard_step_seconds_count", phase=phase) == num_steps
@@ -110,7 +110,7 @@ async def test_preemptions_are_told_by_their_mode(harness: Harness, settings: Se
     for stream in streams:
         await client.result(stream)
     await until_idle(server)
-    seen, stats = scrape(server), server.scheduling.stats()[0]
+    seen, stats = scrape(server), server.service.stats()[0]
     assert seen.sum("blockyard_preemptions_total") == stats.num_preemptions_total > 0
     assert seen.sum("blockyard_preemptions_total", mode=mode) > 0
     assert seen.sum("blockyard_moved_blocks_total", direction="out") == stats.num_swapped_out_blocks_total
@@ -150,9 +150,9 @@ async def test_a_cancel_is_over_when_the_steps_before_it_are(harness: Harness) -
     stream = await client.add("r", [1] * 10, max_tokens=1000)
     await client.wait_until(lambda: stream.token_ids[0])
     worker.hang()
-    await until(lambda: server.scheduling.stats()[0].num_steps_in_flight > 0)
+    await until(lambda: server.service.stats()[0].num_steps_in_flight > 0)
     await client.abort("r")
-    await until(lambda: not server.scheduling.requests.live)
+    await until(lambda: not server.service.requests.live)
     assert scrape(server).sum("blockyard_cancel_to_free_seconds_count") == 0
     worker.go_on()
     await until_idle(server)
@@ -230,7 +230,7 @@ class Clock:
 
     def answer(self, step_id: int, at: float) -> None:
         result = StepResult(step_id, forward_seconds=0.003, cache_seconds=0.001)
-        self.meter.answered(result, 0.0001, AnsweredStep(3, 50, at, 0.005))
+        self.meter.on_answered(result, 0.0001, AnsweredStep(3, 50, at, 0.005))
 
     @property
     def cancels(self) -> tuple[int, float]:
@@ -239,8 +239,8 @@ class Clock:
 
 def test_the_phases_of_a_step_are_what_was_told() -> None:
     clock = Clock()
-    clock.meter.scheduled(1, 0.0002)
-    clock.meter.sent(0.00005)
+    clock.meter.on_scheduled(1, 0.0002)
+    clock.meter.on_sent(0.00005)
     clock.answer(1, 10.0)
     metrics = clock.metrics
     sums = (metrics.schedule.sum, metrics.encode.sum, metrics.wait.sum, metrics.execute.sum, metrics.update.sum)
@@ -250,30 +250,30 @@ def test_the_phases_of_a_step_are_what_was_told() -> None:
 
 def test_a_cancel_waits_for_the_steps_that_were_on_their_way() -> None:
     clock = Clock()
-    clock.meter.scheduled(1, 0.0)
-    clock.meter.scheduled(2, 0.0)
-    clock.meter.cancelled(10.0)
-    clock.meter.scheduled(3, 0.0)
-    clock.meter.cancelled(11.0)
+    clock.meter.on_scheduled(1, 0.0)
+    clock.meter.on_scheduled(2, 0.0)
+    clock.meter.on_cancelled(10.0)
+    clock.meter.on_scheduled(3, 0.0)
+    clock.meter.on_cancelled(11.0)
     clock.answer(1, 12.0)
     assert clock.cancels == (0, 0.0)
     clock.answer(2, 13.0)
     assert clock.cancels == (1, 3.0)
     clock.answer(3, 14.0)
     assert clock.cancels == (2, 3.0 + 3.0)
-    clock.meter.cancelled(15.0)
+    clock.meter.on_cancelled(15.0)
     assert clock.cancels == (3, 6.0)
 
 
 def test_with_the_worker_all_steps_are_gone_and_count_from_one_again() -> None:
     clock = Clock()
     for step_id in range(1, 6):
-        clock.meter.scheduled(step_id, 0.0)
+        clock.meter.on_scheduled(step_id, 0.0)
     clock.answer(1, 1.0)
-    clock.meter.cancelled(2.0)
-    clock.meter.lost(2.5)
+    clock.meter.on_cancelled(2.0)
+    clock.meter.on_lost(2.5)
     assert clock.cancels == (1, 0.5)
-    clock.meter.scheduled(1, 0.0)
-    clock.meter.cancelled(3.0)
+    clock.meter.on_scheduled(1, 0.0)
+    clock.meter.on_cancelled(3.0)
     clock.answer(1, 4.0)
     assert clock.cancels == (2, 1.5)

@@ -31,7 +31,7 @@ async def start_two(harness: Harness, settings: Settings, **changes: object) -> 
     address = harness.configuration.service.worker_address
     server = await harness.scheduler(settings(worker_address=f"{address},{address}-2", **changes))
     client = await harness.client()
-    await until(lambda: len(server.scheduling.dispatcher.ready_engines) == 2)
+    await until(lambda: len(server.service.dispatcher.ready_engines) == 2)
     return server, client
 
 
@@ -54,11 +54,11 @@ async def check(client: TokenClient, streams: list[Stream], max_tokens: int) -> 
 
 
 def is_drained(server: Server, replica_id: int) -> Callable[[], bool]:
-    return lambda: server.scheduling.engines[replica_id].drain.is_done
+    return lambda: server.service.engines[replica_id].drain.is_done
 
 
 def num_steps(server: Server) -> list[int]:
-    return [engine.step_log.num_steps for engine in server.scheduling.engines]
+    return [engine.step_log.num_steps for engine in server.service.engines]
 
 
 async def test_what_a_drained_replica_has_goes_on_at_another(harness: Harness, settings: Settings) -> None:
@@ -79,8 +79,8 @@ async def test_what_a_drained_replica_has_goes_on_at_another(harness: Harness, s
     await until_idle(server)
     assert [worker.refusals for worker in workers] == [[], []]
     # A drain is nobody's death, and computes nothing twice but what its cache held.
-    assert not server.scheduling.dispatcher._deaths._records
-    assert [stats.num_steps_in_flight for stats in server.scheduling.stats()] == [0, 0]
+    assert not server.service.dispatcher._deaths._records
+    assert [stats.num_steps_in_flight for stats in server.service.stats()] == [0, 0]
     [recovery] = (await client.status()).recoveries
     assert (recovery.replica_id, recovery.cause, recovery.num_requests) == (0, "the worker was drained", 3)
     assert recovery.num_replayed_tokens > 3 * 2 * 20
@@ -98,7 +98,7 @@ async def test_an_undrained_replica_takes_requests_again(harness: Harness, setti
     assert num_steps(server)[1] == 0
     answer = await operator.undrain("1")
     assert answer.replica.drain_state == status_pb2.DRAIN_STATE_UNSPECIFIED
-    await until(lambda: len(server.scheduling.dispatcher.ready_engines) == 2)
+    await until(lambda: len(server.service.dispatcher.ready_engines) == 2)
     await check(client, await add_some(client, "s", 4, 20), 20)
     assert num_steps(server)[1] > 0
     # Nothing was there that could have gone on elsewhere.
@@ -149,7 +149,7 @@ async def test_an_undrain_in_the_middle_takes_all_back(harness: Harness) -> None
     await operator.undrain("0")
     assert await client.result(late) == oracle([9] * 20, 8)
     await check(client, streams, 200)
-    assert server.scheduling.engines[0].replica.epoch == 1
+    assert server.service.engines[0].replica.epoch == 1
 
 
 async def test_drains_are_idempotent(harness: Harness) -> None:
@@ -161,7 +161,7 @@ async def test_drains_are_idempotent(harness: Harness) -> None:
     await until(is_drained(server, 0))
     assert (await operator.drain("0")).replica.drain_state == status_pb2.DRAIN_STATE_DRAINED
     await operator.undrain("0")
-    await until(lambda: server.scheduling.is_ready)
+    await until(lambda: server.service.is_ready)
 
 
 async def test_a_replica_without_a_worker_is_drained_at_once_and_leaves_alone_who_comes(harness: Harness) -> None:
@@ -169,7 +169,7 @@ async def test_a_replica_without_a_worker_is_drained_at_once_and_leaves_alone_wh
     await operator.drain("0")
     await until(is_drained(server, 0))
     worker = await harness.worker()
-    await until(lambda: server.scheduling.engines[0].replica.worker is not None)
+    await until(lambda: server.service.engines[0].replica.worker is not None)
     status = (await operator.status()).scheduler.replicas[0]
     assert status.drain_state == status_pb2.DRAIN_STATE_DRAINED
     assert status.workers[0].state == status_pb2.WORKER_STATE_CREATED
@@ -187,14 +187,14 @@ async def test_a_drained_worker_may_be_replaced(harness: Harness, settings: Sett
     await operator.drain(first.incarnation)
     await until(is_drained(server, 0))
     await first.kill()
-    replica = server.scheduling.engines[0].replica
+    replica = server.service.engines[0].replica
     await until(lambda: replica.worker is None)
     successor = await harness.worker(step_seconds=0.002)
     await until(lambda: replica.worker is not None)
     assert (await operator.status()).scheduler.replicas[0].workers[0].incarnation == successor.incarnation
     await check(client, streams, 400)
     await operator.undrain("0")
-    await until(lambda: len(server.scheduling.dispatcher.ready_engines) == 2)
+    await until(lambda: len(server.service.dispatcher.ready_engines) == 2)
     assert successor.num_profiles == 1
     assert (await client.status()).num_recoveries == 1
 
@@ -232,14 +232,14 @@ async def test_a_drained_worker_is_nobody_elses_by_another_name(harness: Harness
     server = await harness.scheduler(settings(worker_address=f"{address},{other}"))
     client, operator = await harness.client(), await harness.operator()
     await client.result(await client.add("r", [1]))
-    owner = next(engine for engine in server.scheduling.engines if engine.is_ready)
+    owner = next(engine for engine in server.service.engines if engine.is_ready)
     await operator.drain(str(owner.replica_id))
     await until(lambda: owner.drain.is_done)
     num_infos = worker.num_infos
     # Both look who is there meanwhile.
     await until(lambda: worker.num_infos > num_infos + 2)
     assert worker.epoch == 1
-    assert not server.scheduling.is_ready
+    assert not server.service.is_ready
 
 
 async def test_a_cancelled_request_does_not_hold_a_drain_up(harness: Harness) -> None:
@@ -275,14 +275,14 @@ async def test_replicas_come_and_go_under_load(harness: Harness, settings: Setti
         told = choose.choice((operator.drain, operator.undrain))
         await told(choose.choice("01"))
         num_messages = client.num_messages + choose.randrange(8)
-        if server.scheduling.is_ready:
+        if server.service.is_ready:
             await client.wait_until(lambda: client.num_messages > num_messages)  # noqa: B023
     for replica in "01":
         await operator.undrain(replica)
     await check(client, streams, 250)
     await until_idle(server)
     assert [worker.refusals for worker in workers] == [[], []]
-    assert not server.scheduling.dispatcher._deaths._records
+    assert not server.service.dispatcher._deaths._records
 
 
 async def test_work_that_a_drain_interrupts_is_cancelled() -> None:

@@ -247,7 +247,7 @@ async def test_steps_merge_for_a_slow_gateway_and_nothing_is_lost(harness: Harne
     slow.pause()
     num_read = slow.num_messages
     await until_idle(server)
-    num_steps = server.scheduling.engines[0].step_log.num_steps
+    num_steps = server.service.engines[0].step_log.num_steps
     # Nobody else waits for it.
     assert await quick.result(await quick.add("q", [1], max_tokens=20)) == oracle([1], 20)
     slow.resume()
@@ -288,7 +288,7 @@ async def test_a_thousand_cancels_leave_nothing_behind(harness: Harness, setting
     assert await client.result(last) == oracle([9], 12)
     assert worker.refusals == []
     await until_idle(server)
-    scheduler = server.scheduling.engines[0].scheduler
+    scheduler = server.service.engines[0].scheduler
     assert scheduler is not None
     scheduler.check_integrity()
     for name, stream in client.streams.items():
@@ -308,7 +308,7 @@ async def test_the_next_step_waits_at_the_worker_while_one_runs(harness: Harness
     stream = await client.add("r", [1], max_tokens=10)
     await until(lambda: device.num_submitted == num_before + 2)
     assert stream.token_ids == [[]]
-    [stats] = server.scheduling.stats()
+    [stats] = server.service.stats()
     assert stats.num_steps_in_flight == 2
     device.gate.set()
     assert await client.result(stream) == oracle([1], 10)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 async def test_without_a_worker_nothing_is_ready_and_why_is_told(harness: Harness) -> None:
     server, client = await harness.scheduler(), await harness.client(ready=False)
     await client.wait_until(lambda: client.readiness is not None and "no worker" in client.readiness.message)
-    assert not server.scheduling.is_ready
+    assert not server.service.is_ready
     assert client.facts is None
     with pytest.raises(BlockyardError, match="no worker answers") as caught:
         await client.result(await client.add("r", [1]))
@@ -45,7 +45,7 @@ async def test_a_lost_worker_is_a_pause(harness: Harness, caplog: pytest.LogCapt
     await client.wait_until(lambda: all(stream.token_ids[1] for stream in streams))
     await worker.kill()
     await client.wait_until(lambda: client.readiness is not None and not client.readiness.ready)
-    [stats] = server.scheduling.stats()
+    [stats] = server.service.stats()
     assert stats.num_free_device_blocks == stats.num_device_blocks
     late = await client.add("late", [7] * 20, max_tokens=9)
     await client.wait_until(lambda: late.first_sequence_id is not None)
@@ -190,7 +190,7 @@ async def test_a_successor_with_other_pools_goes_on_with_what_fits(harness: Harn
     assert caught.value.reason is Reason.NEVER_FITS
     await client.wait_until(lambda: client.facts is not None and client.facts.max_model_len == 100)
     assert await client.result(await client.add("s", [2] * 20)) == oracle([2] * 20, 8)
-    [stats] = server.scheduling.stats()
+    [stats] = server.service.stats()
     assert stats.num_device_blocks == 29
     await until_idle(server)
 
@@ -315,7 +315,7 @@ async def test_an_engine_that_stops_ends_with_its_epoch(harness: Harness) -> Non
     worker = await harness.worker()
     server = await harness.scheduler()
     await harness.client()
-    [running] = server.scheduling._running.values()
-    server.scheduling.close()
+    [running] = server.service._running.values()
+    server.service.close()
     await worker.kill()
     await asyncio.wait_for(running, 10)

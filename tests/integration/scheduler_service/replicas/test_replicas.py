@@ -27,12 +27,12 @@ async def start(harness: Harness, settings: Settings, **changes: object) -> tupl
     address = harness.configuration.service.worker_address
     server = await harness.scheduler(settings(worker_address=f"{address}, {address}-2", **changes))
     client = await harness.client()
-    await until(lambda: len(server.scheduling.dispatcher.ready_engines) == 2)
+    await until(lambda: len(server.service.dispatcher.ready_engines) == 2)
     return server, client
 
 
 def num_running(server: Server) -> list[int]:
-    return [stats.num_running for stats in server.scheduling.stats()]
+    return [stats.num_running for stats in server.service.stats()]
 
 
 async def check(client: TokenClient, streams: list[Stream], max_tokens: int) -> None:
@@ -64,7 +64,7 @@ async def test_a_prompt_goes_where_most_of_it_is_cached(harness: Harness, settin
         streams = [await client.add(f"again{number}-{p[0]}", [*p, 9 + number]) for p in prompts]
         await check(client, streams, 8)
         assert [stream.num_cached_tokens for stream in streams] == [64, 64]
-    assert [stats.num_completion_tokens_total for stats in server.scheduling.stats()] == [56, 56]
+    assert [stats.num_completion_tokens_total for stats in server.service.stats()] == [56, 56]
 
 
 async def test_a_replica_that_is_full_is_passed_over(harness: Harness, settings: Settings) -> None:
@@ -108,7 +108,7 @@ async def test_sequences_move_to_a_replica_that_lives(harness: Harness, settings
     assert status.num_recoveries == 1
     assert [replica.ready for replica in status.replicas][1]
     # A drain is nobody's death.
-    assert bool(server.scheduling.dispatcher._deaths._records) is (how != "drain")
+    assert bool(server.service.dispatcher._deaths._records) is (how != "drain")
 
 
 async def test_a_move_to_another_kind_of_worker_is_not_exact(harness: Harness, settings: Settings) -> None:
@@ -169,24 +169,24 @@ async def test_one_process_is_one_replica_whatever_its_names(harness: Harness, s
     await client.wait_until_ready()
     stream = await client.add("r", [1] * 20, max_tokens=300)
     assert await client.result(stream) == oracle([1] * 20, 300)
-    assert len(server.scheduling.engines) == 2
-    assert sorted(engine.is_ready for engine in server.scheduling.engines) == [False, True]
+    assert len(server.service.engines) == 2
+    assert sorted(engine.is_ready for engine in server.service.engines) == [False, True]
     assert worker.epoch == 1
 
 
-class Host:
-    """Keeps what a fleet tells."""
+class FoundWorkers:
+    """Keeps the addresses that a fleet reports."""
 
     def __init__(self) -> None:
         self.addresses: list[str] = []
         self.serving: set[str] = set()
         self.changed = asyncio.Event()
 
-    def join(self, address: str) -> None:
+    def on_worker_found(self, address: str) -> None:
         self.addresses.append(address)
         self.changed.set()
 
-    def part(self, address: str) -> bool:
+    def on_worker_gone(self, address: str) -> bool:
         if address in self.serving:
             return False
         self.addresses.remove(address)
@@ -195,9 +195,9 @@ class Host:
 
 
 async def test_addresses_are_taken_as_they_are() -> None:
-    host = Host()
-    await Fleet(" unix:/a, 127.0.0.1:50070 ,localhost:1,[::1]:5,", host).run()
-    assert host.addresses == ["unix:/a", "127.0.0.1:50070", "localhost:1", "[::1]:5"]
+    events = FoundWorkers()
+    await Fleet(" unix:/a, 127.0.0.1:50070 ,localhost:1,[::1]:5,", events).run()
+    assert events.addresses == ["unix:/a", "127.0.0.1:50070", "localhost:1", "[::1]:5"]
 
 
 async def test_workers_join_and_leave_as_their_name_tells(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,20 +211,20 @@ async def test_workers_join_and_leave_as_their_name_tells(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
     monkeypatch.setattr("scheduler_service.replicas.fleet.LOOKUP_SECONDS", 0.01)
-    host = Host()
-    running = asyncio.create_task(Fleet("unix:/a,workers:50070", host).run())
-    await asyncio.wait_for(host.changed.wait(), 5)
-    assert host.addresses == ["unix:/a", "10.0.0.1:50070", "10.0.0.2:50070"]
+    events = FoundWorkers()
+    running = asyncio.create_task(Fleet("unix:/a,workers:50070", events).run())
+    await asyncio.wait_for(events.changed.wait(), 5)
+    assert events.addresses == ["unix:/a", "10.0.0.1:50070", "10.0.0.2:50070"]
     told = None
-    host.serving = {"10.0.0.1:50070"}
-    host.changed.clear()
+    events.serving = {"10.0.0.1:50070"}
+    events.changed.clear()
     told = ["10.0.0.3"]
-    await until(lambda: "10.0.0.2:50070" not in host.addresses)
+    await until(lambda: "10.0.0.2:50070" not in events.addresses)
     # One that serves stays until it does not.
-    assert host.addresses == ["unix:/a", "10.0.0.1:50070", "10.0.0.3:50070"]
-    host.serving.clear()
-    await until(lambda: "10.0.0.1:50070" not in host.addresses)
-    assert host.addresses == ["unix:/a", "10.0.0.3:50070"]
+    assert events.addresses == ["unix:/a", "10.0.0.1:50070", "10.0.0.3:50070"]
+    events.serving.clear()
+    await until(lambda: "10.0.0.1:50070" not in events.addresses)
+    assert events.addresses == ["unix:/a", "10.0.0.3:50070"]
     running.cancel()
 
 
@@ -232,17 +232,17 @@ async def test_a_replica_whose_worker_is_told_of_no_more_ends(harness: Harness, 
     workers = [await harness.worker(name, step_seconds=0.002) for name in ("", "-2")]
     server, client = await start(harness, settings)
     address = workers[1].address
-    assert not server.scheduling.part(address)
+    assert not server.service.on_worker_gone(address)
     streams = [await client.add(f"r{number}", [number + 1] * 20, max_tokens=300) for number in range(4)]
     await client.wait_until(lambda: all(stream.token_ids[0] for stream in streams))
     await workers[1].kill()
-    await until(lambda: len(server.scheduling.dispatcher.ready_engines) == 1)
-    assert server.scheduling.part(address)
-    assert len(server.scheduling.engines) == 1
+    await until(lambda: len(server.service.dispatcher.ready_engines) == 1)
+    assert server.service.on_worker_gone(address)
+    assert len(server.service.engines) == 1
     await check(client, streams, 300)
     await harness.worker("-3", step_seconds=0.002)
-    server.scheduling.join(address.replace("-2", "-3"))
-    await until(lambda: len(server.scheduling.dispatcher.ready_engines) == 2)
+    server.service.on_worker_found(address.replace("-2", "-3"))
+    await until(lambda: len(server.service.dispatcher.ready_engines) == 2)
     assert [replica.replica_id for replica in (await client.status()).replicas] == [0, 2]
 
 

@@ -43,8 +43,8 @@ async def test_whatever_one_worker_says_the_other_serves_on(
             continue
         address = f"{harness.configuration.service.worker_address}-{number}"
         async with WrongWorker(kind, times, FakeWorkerOptions(strict=False), address) as worker:
-            server.scheduling.join(address)
-            engine = server.scheduling.engines[-1]
+            server.service.on_worker_found(address)
+            engine = server.service.engines[-1]
             if IS_OF_STEPS[name]:
                 await until(lambda: engine.is_ready)  # noqa: B023
             # None of which the other worker has in its cache: else it would get them all.
@@ -57,7 +57,7 @@ async def test_whatever_one_worker_says_the_other_serves_on(
             if times == 1:
                 await until(lambda: engine.is_ready)  # noqa: B023
         await until(lambda: not engine.is_ready)  # noqa: B023
-        assert server.scheduling.part(address)
+        assert server.service.on_worker_gone(address)
         assert server.error is None
     if len(kept.token_ids[0]) < 4000:
         await client.abort("kept")
@@ -78,8 +78,8 @@ async def test_a_worker_that_goes_on_so_is_left_aside_and_the_status_says_so(har
     await client.wait_until(lambda: kept.token_ids[0])
     address = f"{harness.configuration.service.worker_address}-2"
     async with WrongWorker(TOO_LARGE, math.inf, FakeWorkerOptions(strict=False), address) as worker:
-        server.scheduling.join(address)
-        engine = server.scheduling.engines[-1]
+        server.service.on_worker_found(address)
+        engine = server.service.engines[-1]
         for number in range(MAX_UNSOUND_EPOCHS):
             await until(lambda: engine.is_ready)
             prompt = [number, *range(18)]
@@ -91,7 +91,7 @@ async def test_a_worker_that_goes_on_so_is_left_aside_and_the_status_says_so(har
         assert (good.left_aside, wrong.left_aside, good.ready, wrong.ready) == (False, True, True, False)
         assert "left aside for 1 s: 3 epochs in a row broke at once" in wrong.workers[0].message
         assert "token id 4294967295, where the vocabulary has 100" in wrong.workers[0].message
-        scrape = Scrape.of(server.scheduling.metrics.registry)
+        scrape = Scrape.of(server.service.metrics.registry)
         assert scrape.sum("blockyard_workers_left_aside") == 1
         assert scrape.sum("blockyard_worker_losses_total", cause="wrong") == MAX_UNSOUND_EPOCHS
         # It is tried again, and is believed once it answers well.
@@ -110,7 +110,7 @@ async def test_a_successor_of_a_worker_that_is_left_aside_is_taken_at_once(harne
     address = harness.configuration.service.worker_address
     async with WrongWorker(TOO_LARGE, math.inf, FakeWorkerOptions(strict=False), address):
         await client.wait_until_ready()
-        [engine] = server.scheduling.engines
+        [engine] = server.service.engines
         stream = await client.add("r", [1] * 20, n=2, max_tokens=30)
         await until(lambda: engine.conduct.num_unsound_epochs == MAX_UNSOUND_EPOCHS)
         # As if it had gone on so for long.
@@ -161,8 +161,8 @@ async def test_a_worker_with_another_model_than_the_one_that_serves_is_not_taken
     address = f"{harness.configuration.service.worker_address}-2"
     facts = client.facts
     async with WrongWorker(KINDS["load: another model"], math.inf, FakeWorkerOptions(strict=False), address):
-        server.scheduling.join(address)
-        await until(lambda: "another model" in server.scheduling.engines[-1].readiness.message)
+        server.service.on_worker_found(address)
+        await until(lambda: "another model" in server.service.engines[-1].readiness.message)
         assert client.facts == facts
         assert await client.result(await client.add("r", [1] * 20)) == oracle([1] * 20, 8)
 
@@ -174,7 +174,7 @@ async def test_an_engine_that_fails_ends_its_epoch_and_goes_on(
     server, client = await harness.scheduler(), await harness.client()
     stream = await client.add("r", [1] * 20, max_tokens=300)
     await client.wait_until(lambda: len(stream.token_ids[0]) > 5)
-    [engine] = server.scheduling.engines
+    [engine] = server.service.engines
     assert engine.scheduler is not None
 
     def fail(now: float) -> None:

@@ -104,7 +104,7 @@ async def test_a_service_tells_when_the_certificate_ends_that_it_shows(
     )
     await server.start()
     try:
-        registry = server.scheduling.metrics.registry
+        registry = server.service.metrics.registry
         seen = Scrape((await asyncio.to_thread(registry.encode))[0].decode())
     finally:
         await server.stop()

@@ -36,7 +36,7 @@ async def two_replicas(harness: Harness, settings: Settings) -> Operator:
     for name in ("", "-2"):
         await harness.worker(name)
     server = await harness.scheduler(settings(worker_address=f"{address},{address}-2"))
-    await until(lambda: len(server.scheduling.dispatcher.ready_engines) == 2)
+    await until(lambda: len(server.service.dispatcher.ready_engines) == 2)
     return await harness.operator()
 
 
@@ -90,9 +90,9 @@ async def test_the_latest_recoveries_are_kept_and_no_more(harness: Harness) -> N
     await harness.worker()
     server = await harness.scheduler()
     client, operator = await harness.client(), await harness.operator()
-    dispatcher = server.scheduling.dispatcher
+    dispatcher = server.service.dispatcher
     for number in range(20):
-        dispatcher._note_recovery(server.scheduling.engines[0], f"cause {number}", [number])
+        dispatcher._note_recovery(server.service.engines[0], f"cause {number}", [number])
     causes = [recovery.cause for recovery in (await operator.status()).scheduler.recoveries]
     assert causes == [f"cause {number}" for number in range(19, 3, -1)]
     assert (await client.status()).num_recoveries == 20
@@ -159,7 +159,7 @@ async def test_a_reset_forgets_what_nobody_uses(harness: Harness) -> None:
     assert await client.result(kept) == oracle(other, 8)
     assert kept.num_cached_tokens == 63
     assert await client.result(running) == oracle(other, 1000)
-    server.scheduling.engines[0].scheduler.check_integrity()  # type: ignore[union-attr]
+    server.service.engines[0].scheduler.check_integrity()  # type: ignore[union-attr]
 
 
 async def test_only_the_replica_that_is_named_forgets(harness: Harness, settings: Settings) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from scheduler_service.core.blocks.block_manager import hash_block
-from scheduler_service.core.scheduler import Scheduler, SchedulerConfig
+from scheduler_service.core.scheduler import CoreConfig, Scheduler
 from scheduler_service.core.values import BeamSpec, FinishReason, GroupSpec, OwnerUpdate, SchedulerOutput, StepResult
 from tests.kit.oracles.model_worker import ROOT, ModelWorker, extend_name, generate_alone
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 VOCAB_SIZE = 32
 
-CONFIG = SchedulerConfig(
+CONFIG = CoreConfig(
     block_size=4,
     num_device_blocks=65,
     num_host_blocks=64,
@@ -28,7 +28,7 @@ CONFIG = SchedulerConfig(
 )
 
 
-def configure(**changes: Any) -> SchedulerConfig:
+def configure(**changes: Any) -> CoreConfig:
     """The usual configuration with changes."""
     return replace(CONFIG, **changes)
 
@@ -63,7 +63,7 @@ def make_spec(
     )
 
 
-def _worker_of(config: SchedulerConfig) -> ModelWorker:
+def _worker_of(config: CoreConfig) -> ModelWorker:
     sizes = (config.block_size, config.num_device_blocks, config.num_host_blocks)
     return ModelWorker(*sizes, vocab_size=VOCAB_SIZE)
 
@@ -71,7 +71,7 @@ def _worker_of(config: SchedulerConfig) -> ModelWorker:
 class Bench:
     """Drives a scheduler by hand. A step is executed when it is answered: the order is what matters."""
 
-    def __init__(self, config: SchedulerConfig = CONFIG) -> None:
+    def __init__(self, config: CoreConfig = CONFIG) -> None:
         self.config = config
         self.scheduler = Scheduler(config)
         self.worker = _worker_of(config)
@@ -146,7 +146,7 @@ class Bench:
         """
         return self._move(self.scheduler, suspects)[0]
 
-    def change_worker(self, config: SchedulerConfig) -> dict[str, OwnerUpdate]:
+    def change_worker(self, config: CoreConfig) -> dict[str, OwnerUpdate]:
         """The same, but the other one has other pools."""
         self.config = config
         scheduler = Scheduler(config)

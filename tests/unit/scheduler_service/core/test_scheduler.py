@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.core.scheduler import DuplicateRequest, NeverFits, Scheduler, SchedulerConfig, StepMismatch
+from scheduler_service.core.scheduler import CoreConfig, DuplicateRequest, NeverFits, Scheduler, StepMismatch
 from scheduler_service.core.values import FinishedSequence, FinishReason, GroupSpec, SequenceError, StepResult
 from tests.unit.scheduler_service.core.harness import Bench, configure, make_spec, rows
 
@@ -79,7 +79,7 @@ def test_a_configuration_out_of_range_is_refused(change: dict[str, object]) -> N
 
 
 def test_defaults() -> None:
-    config = SchedulerConfig(16, 10, 0, 100, 8, 64)
+    config = CoreConfig(16, 10, 0, 100, 8, 64)
     assert (config.max_steps_in_flight, config.enable_prefix_caching, config.watermark) == (2, True, 0.01)
 
 
@@ -357,7 +357,7 @@ def test_stats_count() -> None:
 
 def test_what_is_told_of_a_sequence_that_has_ended_is_told_to_nobody() -> None:
     """Even where the worker left out what it was to tell with an earlier token."""
-    config = SchedulerConfig(8, 20, 0, max_model_len=64, max_num_seqs=4, max_num_batched_tokens=32)
+    config = CoreConfig(8, 20, 0, max_model_len=64, max_num_seqs=4, max_num_batched_tokens=32)
     scheduler = Scheduler(config)
     sequence_id = scheduler.add(GroupSpec("r", "owner", (1, 2, 3), 1, 20, 0, frozenset({7})), 0.0)
     first, second = scheduler.schedule(0.0), scheduler.schedule(0.0)

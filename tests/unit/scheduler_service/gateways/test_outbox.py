@@ -7,7 +7,7 @@ import pytest
 from blockyard.errors import BlockyardError, Reason
 from scheduler_service.core.values import FinishedSequence, FinishReason, OwnerUpdate
 from scheduler_service.gateways.codec import Outgoing, Recovery
-from scheduler_service.gateways.outbox import Attachment
+from scheduler_service.gateways.outbox import GatewayOutbox
 from scheduler_service.replicas.facts import ModelFacts, Readiness
 
 FACTS = ModelFacts("digest", 100, 64, 16, "id", True)
@@ -17,18 +17,18 @@ def tokens(*pairs: tuple[int, int]) -> OwnerUpdate:
     return OwnerUpdate([sequence for sequence, _ in pairs], [token for _, token in pairs])
 
 
-async def take(attachment: Attachment):
-    return await asyncio.wait_for(attachment.take(), 1)
+async def take(outbox: GatewayOutbox):
+    return await asyncio.wait_for(outbox.take(), 1)
 
 
 async def test_steps_merge_while_nobody_takes_them() -> None:
-    attachment = Attachment("a")
-    attachment.publish(tokens((1, 10), (2, 20)))
+    outbox = GatewayOutbox("a")
+    outbox.put_update(tokens((1, 10), (2, 20)))
     last = tokens((1, 11))
     last.finished.append(FinishedSequence(1, FinishReason.STOP))
     last.prefilled.append((2, 16))
-    attachment.publish(last)
-    outgoing = await take(attachment)
+    outbox.put_update(last)
+    outgoing = await take(outbox)
     assert outgoing.update.sequence_ids == [1, 2, 1]
     assert outgoing.update.token_ids == [10, 20, 11]
     assert outgoing.update.finished == [FinishedSequence(1, FinishReason.STOP)]
@@ -36,65 +36,65 @@ async def test_steps_merge_while_nobody_takes_them() -> None:
 
 
 async def test_what_was_taken_is_not_told_again() -> None:
-    attachment = Attachment("a")
-    attachment.publish(tokens((1, 10)))
-    first = await take(attachment)
-    attachment.publish(tokens((1, 11)))
+    outbox = GatewayOutbox("a")
+    outbox.put_update(tokens((1, 10)))
+    first = await take(outbox)
+    outbox.put_update(tokens((1, 11)))
     assert first.update.token_ids == [10]
-    assert (await take(attachment)).update.token_ids == [11]
+    assert (await take(outbox)).update.token_ids == [11]
 
 
 async def test_an_update_is_not_shared_with_the_core() -> None:
-    attachment = Attachment("a")
+    outbox = GatewayOutbox("a")
     update = tokens((1, 10))
-    attachment.publish(update)
-    attachment.publish(tokens((1, 11)))
+    outbox.put_update(update)
+    outbox.put_update(tokens((1, 11)))
     assert update.token_ids == [10]
 
 
 async def test_take_waits_for_something() -> None:
-    attachment = Attachment("a")
-    taking = asyncio.create_task(attachment.take())
+    outbox = GatewayOutbox("a")
+    taking = asyncio.create_task(outbox.take())
     await asyncio.sleep(0)
     assert not taking.done()
-    attachment.accept("r", 4)
+    outbox.put_accepted("r", 4)
     outgoing = await asyncio.wait_for(taking, 1)
     assert outgoing is not None
     assert outgoing.accepted == [("r", 4, 0)]
 
 
 async def test_the_newest_readiness_is_told_and_facts_stay() -> None:
-    attachment = Attachment("a")
-    attachment.tell(facts=FACTS, readiness=Readiness(True))
-    attachment.tell(readiness=Readiness(False, "gone"))
-    outgoing = await take(attachment)
+    outbox = GatewayOutbox("a")
+    outbox.put_state(facts=FACTS, readiness=Readiness(True))
+    outbox.put_state(readiness=Readiness(False, "gone"))
+    outgoing = await take(outbox)
     assert outgoing.facts == FACTS
     assert outgoing.readiness == Readiness(False, "gone")
 
 
 async def test_a_recovery_comes_between_the_tokens_before_and_after_it() -> None:
-    attachment, recovery = Attachment("a"), Recovery("r", "lost", 5, True)
-    attachment.publish(tokens((1, 10)))
-    attachment.recover([recovery])
-    attachment.publish(tokens((1, 11)))
-    before, after = await take(attachment), await take(attachment)
+    outbox, recovery = GatewayOutbox("a"), Recovery("r", "lost", 5, True)
+    outbox.put_update(tokens((1, 10)))
+    outbox.put_recovered([recovery])
+    outbox.put_update(tokens((1, 11)))
+    before, after = await take(outbox), await take(outbox)
     assert (before.update.token_ids, before.recovered) == ([10], [])
     assert (after.update.token_ids, after.recovered) == ([11], [recovery])
 
 
 async def test_the_end_comes_after_what_waits() -> None:
-    attachment = Attachment("a")
-    attachment.publish(tokens((1, 10)))
-    attachment.close(BlockyardError(Reason.DRAINING, "bye"))
-    assert (await take(attachment)).update.token_ids == [10]
+    outbox = GatewayOutbox("a")
+    outbox.put_update(tokens((1, 10)))
+    outbox.close(BlockyardError(Reason.DRAINING, "bye"))
+    assert (await take(outbox)).update.token_ids == [10]
     with pytest.raises(BlockyardError, match="bye"):
-        await take(attachment)
+        await take(outbox)
 
 
 async def test_a_good_end_is_none() -> None:
-    attachment = Attachment("a")
-    attachment.close()
-    assert await take(attachment) is None
+    outbox = GatewayOutbox("a")
+    outbox.close()
+    assert await take(outbox) is None
 
 
 @pytest.fixture
@@ -104,40 +104,40 @@ def long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scheduler_service.gateways.outbox.MAX_WAIT_SECONDS", 3600.0)
 
 
-async def after_a_first_message() -> tuple[Attachment, asyncio.Task[Outgoing | None]]:
+async def after_a_first_message() -> tuple[GatewayOutbox, asyncio.Task[Outgoing | None]]:
     """A gateway that was just told tokens, and waits for more."""
-    attachment = Attachment("a")
-    attachment.publish(tokens((1, 10)))
-    assert (await take(attachment)).update.token_ids == [10]
-    taking = asyncio.create_task(take(attachment))
+    outbox = GatewayOutbox("a")
+    outbox.put_update(tokens((1, 10)))
+    assert (await take(outbox)).update.token_ids == [10]
+    taking = asyncio.create_task(take(outbox))
     await asyncio.sleep(0)
-    return attachment, taking
+    return outbox, taking
 
 
 @pytest.mark.usefixtures("long_waits")
 @pytest.mark.parametrize("event", ["end", "prefill", "acceptance", "failure", "recovery", "readiness"])
 async def test_tokens_of_short_steps_wait_until_there_is_more_to_tell(event: str) -> None:
-    attachment, taking = await after_a_first_message()
-    attachment.publish(tokens((1, 11)))
-    attachment.publish(tokens((1, 12)))
+    outbox, taking = await after_a_first_message()
+    outbox.put_update(tokens((1, 11)))
+    outbox.put_update(tokens((1, 12)))
     await asyncio.sleep(0)
     assert not taking.done()
     last = tokens((1, 13))
     match event:
         case "end":
             last.finished.append(FinishedSequence(1, FinishReason.LENGTH))
-            attachment.publish(last)
+            outbox.put_update(last)
         case "prefill":
             last.prefilled.append((2, 16))
-            attachment.publish(last)
+            outbox.put_update(last)
         case "acceptance":
-            attachment.accept("r", 4)
+            outbox.put_accepted("r", 4)
         case "failure":
-            attachment.fail("r", BlockyardError(Reason.BUG, "broken"))
+            outbox.put_failed("r", BlockyardError(Reason.BUG, "broken"))
         case "recovery":
-            attachment.recover([Recovery("r", "the worker was lost", 3, True)])
+            outbox.put_recovered([Recovery("r", "the worker was lost", 3, True)])
         case _:
-            attachment.tell(readiness=Readiness(False, "no worker"))
+            outbox.put_state(readiness=Readiness(False, "no worker"))
     outgoing = await taking
     assert outgoing is not None
     assert outgoing.update.token_ids[:2] == [11, 12]
@@ -145,19 +145,19 @@ async def test_tokens_of_short_steps_wait_until_there_is_more_to_tell(event: str
 
 @pytest.mark.usefixtures("long_waits")
 async def test_tokens_that_wait_are_told_before_the_end_of_the_stream() -> None:
-    attachment, taking = await after_a_first_message()
-    attachment.publish(tokens((1, 11)))
-    attachment.close()
+    outbox, taking = await after_a_first_message()
+    outbox.put_update(tokens((1, 11)))
+    outbox.close()
     outgoing = await taking
     assert outgoing is not None
     assert outgoing.update.token_ids == [11]
-    assert await attachment.take() is None
+    assert await outbox.take() is None
 
 
 async def test_tokens_wait_no_longer_than_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scheduler_service.gateways.outbox.MERGE_SECONDS", 3600.0)
-    attachment, taking = await after_a_first_message()
-    attachment.publish(tokens((1, 11)))
+    outbox, taking = await after_a_first_message()
+    outbox.put_update(tokens((1, 11)))
     outgoing = await taking
     assert outgoing is not None
     assert outgoing.update.token_ids == [11]
@@ -166,8 +166,8 @@ async def test_tokens_wait_no_longer_than_a_moment(monkeypatch: pytest.MonkeyPat
 async def test_tokens_of_long_steps_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scheduler_service.gateways.outbox.MERGE_SECONDS", 0.0)
     monkeypatch.setattr("scheduler_service.gateways.outbox.MAX_WAIT_SECONDS", 3600.0)
-    attachment, taking = await after_a_first_message()
-    attachment.publish(tokens((1, 11)))
+    outbox, taking = await after_a_first_message()
+    outbox.put_update(tokens((1, 11)))
     outgoing = await taking
     assert outgoing is not None
     assert outgoing.update.token_ids == [11]

@@ -6,8 +6,8 @@ from scheduler_service.replicas.conduct import SOUND_STEPS, Conduct
 def broken(conduct: Conduct, incarnation: str = "i", num_answers: int = 0) -> Conduct:
     conduct.begin_epoch(incarnation)
     for _ in range(num_answers):
-        conduct.on_answer()
-    conduct.on_break()
+        conduct.on_answered()
+    conduct.on_epoch_broken()
     return conduct
 
 

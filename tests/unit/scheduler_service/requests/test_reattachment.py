@@ -39,7 +39,7 @@ def test_it_lasts_from_the_moment_at_which_gateways_can_come() -> None:
 def test_what_is_not_known_expires_only_afterwards() -> None:
     began = Reattachment(15.0)
     began.begin(0.0)
-    early, late = began.unknown("r", 1.0), began.unknown("r", 15.0)
+    early, late = began.make_unknown_error("r", 1.0), began.make_unknown_error("r", 15.0)
     assert (early.reason, late.reason) == (Reason.NO_READY_WORKER, Reason.REQUEST_EXPIRED)
     assert early.retry_after_seconds is not None and late.retry_after_seconds is None
     assert is_unknown_request(early) and is_unknown_request(late)

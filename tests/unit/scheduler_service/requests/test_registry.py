@@ -161,7 +161,7 @@ async def test_what_ended_under_another_scheduler_is_kept_too(harness: Harness) 
     stream.reasons[1] = STOP
     await client.resubmit(stream)
     # The other gateway's stream may be read first.
-    await until(lambda: server.scheduling.requests.find("r", 0.0) is not None)
+    await until(lambda: server.service.requests.find("r", 0.0) is not None)
     read = await other.read_again("r", n=2)
     assert await other.result(read) == oracle([1] * 20, 9, n=2)
     assert read.reasons == {0: LENGTH, 1: STOP}
@@ -174,7 +174,7 @@ async def test_a_stop_string_counts_its_tokens(harness: Harness) -> None:
     server, client, other = await harness.scheduler(), await harness.client(), await harness.client("other")
     stream = await client.add("r", [1] * 20, n=2, max_tokens=300)
     await client.wait_until(lambda: len(stream.token_ids[0]) > 20)
-    [request] = server.scheduling.requests.live.values()
+    [request] = server.service.requests.live.values()
     await client.abort("r", 0, stop=True, num_tokens=7)
     await until(lambda: request.group.sequences[0].finish_reason is not None)
     read = await other.read_again("r", n=2)
@@ -196,7 +196,7 @@ async def test_a_request_that_waits_too_long_fails(harness: Harness, settings: S
     await client.abort("long")
     in_time = await client.add("in-time", [4] * 20, max_queue_time={"seconds": 50}, remaining_time={"seconds": 50})
     assert await client.result(in_time) == oracle([4] * 20, 8)
-    assert len(server.scheduling.reception._deadlines) == 0
+    assert len(server.service.admission._deadlines) == 0
     prompt = await client.add("prompt", [3] * 20, max_queue_time={"seconds": 5})
     assert await client.result(prompt) == oracle([3] * 20, 8)
     await until_idle(server)

@@ -84,7 +84,7 @@ async def test_nobody_is_watched_who_is_not_traced(harness: Harness, caplog: pyt
     server, client = await harness.scheduler(), await harness.client()
     stream = await client.add("r", [1], max_tokens=50, **TRACED)
     await client.wait_until(lambda: stream.token_ids[0])
-    assert server.scheduling.requests.phases._lives == {}
+    assert server.service.requests.spans._watched == {}
     await client.result(stream)
 
 
@@ -147,7 +147,7 @@ async def test_a_request_that_ends_while_it_waits_has_waited(
     await client.wait_until(lambda: running.token_ids[0])
     await client.add("waiting", [2], **TRACED)
     await client.add("cancelled", [3], **TRACED)
-    await until(lambda: "cancelled" in server.scheduling.requests.live)
+    await until(lambda: "cancelled" in server.service.requests.live)
     await client.abort("waiting")
     assert await client.cancel("cancelled") == ["cancelled"]
     await until(lambda: len(requests_of(recorder).spans) == 2)
@@ -183,8 +183,8 @@ async def test_nothing_is_left_of_requests_however_they_ended(
             with suppress(BlockyardError):
                 await client.result(stream)
     await until_idle(server)
-    phases = server.scheduling.requests.phases
-    assert (phases._lives, phases._by_sequence, phases._prefilling) == ({}, {}, set())
+    spans = server.service.requests.spans
+    assert (spans._watched, spans._by_sequence, spans._prefilling) == ({}, {}, set())
     assert len(requests_of(recorder).named("queue")) >= len(streams) - 1
 
 
@@ -249,4 +249,4 @@ async def test_debug_events_tell_the_same_of_all(
         if record.message == "request ended" and record.fields["request_id"] == "r0"  # type: ignore[attr-defined]
     ]
     assert (ended["num_completion_tokens"], ended["finish_reasons"]) == (30, "length")
-    assert server.scheduling.requests.phases._lives == {}
+    assert server.service.requests.spans._watched == {}

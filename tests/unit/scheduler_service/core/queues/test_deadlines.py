@@ -16,9 +16,9 @@ def test_they_expire_in_order_and_once() -> None:
     deadlines.add("a", QUEUE, 1.0)
     deadlines.add("b", QUEUE, 2.0)
     assert deadlines.next_due() == 1.0
-    assert deadlines.expired(0.9) == []
-    assert deadlines.expired(2.0) == [Deadline("a", QUEUE), Deadline("b", QUEUE)]
-    assert deadlines.expired(2.0) == []
+    assert deadlines.take_expired(0.9) == []
+    assert deadlines.take_expired(2.0) == [Deadline("a", QUEUE), Deadline("b", QUEUE)]
+    assert deadlines.take_expired(2.0) == []
     assert (deadlines.next_due(), len(deadlines)) == (3.0, 1)
 
 
@@ -31,7 +31,7 @@ def test_cancelled_ones_never_come() -> None:
     deadlines.cancel("b")
     deadlines.cancel("unknown")
     assert deadlines.next_due() == 2.0
-    assert deadlines.expired(9.0) == [Deadline("a", GENERATION)]
+    assert deadlines.take_expired(9.0) == [Deadline("a", GENERATION)]
     assert deadlines.next_due() is None
 
 
@@ -40,9 +40,9 @@ def test_one_that_is_set_again_is_replaced() -> None:
     for at in (5.0, 9.0, 7.0, 7.0):
         deadlines.add("a", QUEUE, at)
     assert deadlines.next_due() == 7.0
-    assert deadlines.expired(6.0) == []
-    assert deadlines.expired(7.0) == [Deadline("a", QUEUE)]
-    assert deadlines.expired(99.0) == []
+    assert deadlines.take_expired(6.0) == []
+    assert deadlines.take_expired(7.0) == [Deadline("a", QUEUE)]
+    assert deadlines.take_expired(99.0) == []
 
 
 def test_cancelled_ones_do_not_pile_up() -> None:
@@ -79,7 +79,7 @@ class DeadlinesMachine(RuleBasedStateMachine):
 
     @rule(now=st.integers(0, 20))
     def expire(self, now: int) -> None:
-        late = self.real.expired(float(now))
+        late = self.real.take_expired(float(now))
         assert [self.naive[deadline] for deadline in late] == sorted(self.naive[deadline] for deadline in late)
         assert set(late) == {deadline for deadline, at in self.naive.items() if at <= now}
         self.naive = {deadline: at for deadline, at in self.naive.items() if at > now}

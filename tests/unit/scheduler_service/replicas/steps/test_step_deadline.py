@@ -19,13 +19,13 @@ from scheduler_service.replicas.steps.steps_in_flight import StepsInFlight
 def experienced(seconds: float, num_tokens: int = 16) -> StepDeadline:
     deadline = StepDeadline()
     for _ in range(NUM_FIRST_STEPS):
-        deadline.answered(num_tokens, seconds)
+        deadline.on_answered(num_tokens, seconds)
     return deadline
 
 
 def test_a_fixed_limit_is_everybodys() -> None:
     deadline = StepDeadline(0.7)
-    deadline.answered(1, 50.0)
+    deadline.on_answered(1, 50.0)
     assert [deadline.find_seconds(num_tokens) for num_tokens in (1, 100_000)] == [0.7, 0.7]
     assert deadline.shortest_seconds == 0.7
 
@@ -40,11 +40,11 @@ def test_short_steps_have_the_shortest_limit() -> None:
 
 def test_the_longest_of_the_recent_similar_steps_counts() -> None:
     deadline = experienced(0.5)
-    deadline.answered(20, 1.0)
-    deadline.answered(64, 30.0)
+    deadline.on_answered(20, 1.0)
+    deadline.on_answered(64, 30.0)
     assert deadline.find_seconds(31) == pytest.approx(20.0)
     for _ in range(32):
-        deadline.answered(16, 0.2)
+        deadline.on_answered(16, 0.2)
     assert deadline.find_seconds(16) == pytest.approx(4.0)
 
 
@@ -63,14 +63,14 @@ def test_the_first_steps_of_an_epoch_have_more() -> None:
     deadline.begin_epoch()
     assert deadline.find_seconds(16) == FIRST_SECONDS
     for _ in range(NUM_FIRST_STEPS):
-        deadline.answered(16, 0.001)
+        deadline.on_answered(16, 0.001)
     assert deadline.find_seconds(16) == SHORTEST_SECONDS
 
 
 def test_what_was_given_up_on_has_twice_as_long_next_time() -> None:
     deadline = experienced(0.2)
     before = deadline.find_seconds(16)
-    deadline.missed(16)
+    deadline.on_missed(16)
     assert deadline.find_seconds(16) == pytest.approx(2 * before)
 
 
@@ -83,8 +83,8 @@ async def test_an_overdue_step_is_told() -> None:
     steps = StepsInFlight(StepDeadline(0.1), loop.time)
     steps.begin_epoch()
     begin = loop.time()
-    steps.sent(step(1))
-    steps.sent(step(2))
+    steps.on_sent(step(1))
+    steps.on_sent(step(2))
     with pytest.raises(BlockyardError, match=r"step 1 was not answered within 0\.1 s") as caught:
         await asyncio.wait_for(steps.watch(), 5)
     assert caught.value.reason is Reason.NO_READY_WORKER
@@ -95,10 +95,10 @@ async def test_an_overdue_step_is_told() -> None:
 async def test_a_step_is_not_charged_for_those_before_it() -> None:
     now = 0.0
     steps = StepsInFlight(StepDeadline(10.0), lambda: now)
-    steps.sent(step(1))
-    steps.sent(step(2))
+    steps.on_sent(step(1))
+    steps.on_sent(step(2))
     now = 9.0
-    steps.answered()
+    steps.on_answered()
     now = 18.0
     watching = asyncio.create_task(steps.watch())
     await asyncio.sleep(0)
@@ -112,7 +112,7 @@ async def test_a_step_is_not_charged_for_those_before_it() -> None:
 async def test_a_watch_that_was_stopped_itself_waits_once_more() -> None:
     now = 0.0
     steps = StepsInFlight(StepDeadline(10.0), lambda: now)
-    steps.sent(step(1))
+    steps.on_sent(step(1))
     now = 100.0
     watching = asyncio.create_task(steps.watch())
     for _ in range(3):

@@ -36,7 +36,7 @@ def test_a_step_is_told_with_the_length_of_each_list(caplog: pytest.LogCaptureFi
         finished_sequence_ids=(4, 7),
     )
     log = StepLog()
-    log.scheduled(step, 3, 0.1)
+    log.on_scheduled(step, 3, 0.1)
     assert fields_of(caplog, "step") == [
         {
             "epoch": 3,
@@ -63,20 +63,20 @@ def test_a_step_is_told_with_the_length_of_each_list(caplog: pytest.LogCaptureFi
 def test_without_debug_only_the_counts_are_kept(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     log = StepLog()
-    log.scheduled(SchedulerOutput(1, new_sequences=(new(3, (1, 2, 8)),)), 1, 0.1)
+    log.on_scheduled(SchedulerOutput(1, new_sequences=(new(3, (1, 2, 8)),)), 1, 0.1)
     assert log.num_recomputed_sequences == 1
     assert caplog.records == []
 
 
 def test_totals_are_due_after_a_period_with_steps() -> None:
     log = StepLog()
-    log.answered(StepResult(1), 0.001)
+    log.on_answered(StepResult(1), 0.001)
     assert not log.is_due(100.0)
     assert not log.is_due(100.0 + PERIOD_SECONDS / 2)
     assert log.is_due(100.0 + PERIOD_SECONDS)
-    log.tell(STATS, 100.0 + PERIOD_SECONDS)
+    log.write_totals(STATS, 100.0 + PERIOD_SECONDS)
     assert not log.is_due(100.0 + 3 * PERIOD_SECONDS)
-    log.answered(StepResult(2), 0.001)
+    log.on_answered(StepResult(2), 0.001)
     assert log.is_due(100.0 + 3 * PERIOD_SECONDS)
 
 
@@ -84,9 +84,9 @@ def test_totals_tell_the_mean_costs(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     log = StepLog()
     for step_id in (1, 2):
-        log.scheduled(SchedulerOutput(step_id), 1, 0.001)
-        log.answered(StepResult(step_id), 0.002)
-    log.tell(STATS, 5.0)
+        log.on_scheduled(SchedulerOutput(step_id), 1, 0.001)
+        log.on_answered(StepResult(step_id), 0.002)
+    log.write_totals(STATS, 5.0)
     (totals,) = fields_of(caplog, "totals")
     assert (totals["steps"], totals["schedule_us"], totals["update_us"]) == (2, 1000.0, 2000.0)
     assert (totals["waiting"], totals["preemptions"], totals["completion_tokens"]) == (0, 9, 16)
