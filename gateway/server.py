@@ -109,10 +109,12 @@ class Gateway:
             clamps_max_tokens=configuration.text.clamp_max_tokens,
             max_requests=configuration.service.max_requests,
         )
+        # Not over `self`: a process that cannot start would keep its servers until the interpreter ends.
+        live, link = self._live, self._link
         self.metrics.watch(
-            num_requests=lambda: self._live.num_running,
-            num_readers=lambda: self._live.num_readers,
-            is_attached=lambda: self._link.takes_requests,
+            num_requests=lambda: live.num_running,
+            num_readers=lambda: live.num_readers,
+            is_attached=lambda: link.takes_requests,
             is_ready=self.generation.is_ready,
             models=self.generation.models,
         )
