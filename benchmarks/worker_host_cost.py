@@ -26,7 +26,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.kit import record
-from kernels.ops import get_backend
+from kernels.select import get_backend
 from worker_service.batch.input_batch import BatchLimits, InputBatch
 from worker_service.cache_engine import BlockFormat, CacheEngine
 from worker_service.model_runner import ModelRunner, RunnerOutput

@@ -13,8 +13,9 @@ import torch
 
 from benchmarks.gpu.shapes import shape
 from benchmarks.gpu.stage import Stage, start
-from kernels.ops import AttentionShape, get_backend, kv_pool_shape
+from kernels.ops import AttentionShape, kv_pool_shape
 from kernels.sampling import Choices
+from kernels.select import get_backend
 from worker_service.models.random_weights import random_tensor
 
 if TYPE_CHECKING:

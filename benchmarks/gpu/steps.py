@@ -13,7 +13,8 @@ import torch
 
 from benchmarks.gpu.shapes import shape
 from benchmarks.gpu.stage import Stage, start
-from kernels.ops import get_backend, kv_pool_shape
+from kernels.ops import kv_pool_shape
+from kernels.select import get_backend
 from worker_service.models.decoder import build_decoder
 from worker_service.models.random_weights import RandomWeights
 

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from kernels.ops import Backend, get_backend
+from kernels.select import get_backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from kernels.ops import Backend
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

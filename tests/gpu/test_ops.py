@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.ops import AttentionShape, Backend, get_backend, kv_pool_shape
+from kernels.ops import AttentionShape, Backend, kv_pool_shape
 from kernels.sampling import Choices
+from kernels.select import get_backend
 from worker_service.models.random_weights import random_tensor
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from kernels.ops import get_backend
+from kernels.select import get_backend
 from scheduler_service.core.scheduler import CoreConfig, Scheduler
 from scheduler_service.core.values import BeamSpec, EarlyStopping, FinishReason, GroupSpec, SchedulerOutput, StepResult
 from tests.kit.kernels.step_runner import CPU, StepRunner

@@ -9,8 +9,8 @@ import torch
 
 from kernels.cpu.library import available_instruction_sets
 from kernels.cpu.quantized import MAX_IN_FEATURES, Int8Linear
-from kernels.ops import get_backend
 from kernels.reference.int8 import linear_int8, quantize_rows
+from kernels.select import get_backend
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernels.cpu.library import available_instruction_sets
-from kernels.ops import get_backend
+from kernels.select import get_backend
 from tests.kit.kernels.step_runner import StepRunner
 from tests.kit.kernels.tiny_models import VOCAB_SIZE, tiny_model
 from worker_service.models.loader import load_model

@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.ops import AttentionBatch, AttentionShape, get_backend
+from kernels.ops import AttentionBatch, AttentionShape
 from kernels.planning import SPLIT, make_waves
+from kernels.select import get_backend
 
 BACKEND = get_backend(torch.device("cpu"), torch.float32, "reference")
 SEQUENCES = st.lists(

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kernels.ops import get_backend
 from kernels.reference import probe
 from kernels.reference.linear import LADDER, Method, ReferenceLinear, can_prepack
 from kernels.reference.probe import ROW_COUNTS, columns_are_independent, rows_are_independent, settle_linears
+from kernels.select import get_backend
 from tests.kit.kernels.row_dependent import TiledLinear, in_order
 
 CPU = torch.device("cpu")

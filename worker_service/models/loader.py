@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from blockyard.model_config.fields import unusable
 from blockyard.model_files import model_digest
 from blockyard.telemetry import EventLogger
-from kernels.ops import get_backend
+from kernels.select import get_backend
 from worker_service.device.memory import room_for_weights
 from worker_service.models.decoder import DecoderModel, build_decoder
 from worker_service.models.model_config import ModelConfig, read_config
@@ -42,7 +42,7 @@ class LoadedModel:
     parameter_bytes: int
     """Bytes of the weights as they are held."""
     quantization: str
-    """How the weights of products are held: one of `kernels.ops.QUANTIZATIONS`."""
+    """How the weights of products are held: one of `kernels.select.QUANTIZATIONS`."""
 
 
 def load_model(
@@ -61,8 +61,8 @@ def load_model(
         dtype: what to compute in; None: as config.json says.
         device: where to.
         on_progress: called with (bytes read, bytes in all) after each tensor.
-        cpu_kernels: one of `kernels.ops.CPU_KERNELS`, for a device that is a CPU.
-        quantization: one of `kernels.ops.QUANTIZATIONS`.
+        cpu_kernels: one of `kernels.select.CPU_KERNELS`, for a device that is a CPU.
+        quantization: one of `kernels.select.QUANTIZATIONS`.
         load_format: "auto", or "random" for weights that are made on the device, of a folder that has none.
 
     Raises:

@@ -14,7 +14,8 @@ import torch
 
 from kernels.cpu.build import build, find_compiler
 from kernels.cpu.library import supported_instruction_sets
-from kernels.ops import AttentionShape, get_backend
+from kernels.ops import AttentionShape
+from kernels.select import get_backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernels.ops import get_backend
 from kernels.reference.backend import ReferenceBackend
 from kernels.reference.int8 import linear_int8
 from kernels.reference.linear import join_rows
+from kernels.select import get_backend
 from tests.kit.kernels.backends import COMPILED, Kernels, build_kernels
 from tests.kit.kernels.step_runner import StepRunner
 from tests.kit.kernels.tiny_models import VOCAB_SIZE, tiny_model

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kernels.ops import Backend, CaptureSizes, StepInputs, get_backend, kv_pool_shape
+from kernels.ops import Backend, CaptureSizes, StepInputs, kv_pool_shape
+from kernels.select import get_backend
 from worker_service.models.decoder import DecoderModel, build_decoder
 from worker_service.models.model_config import read_config
 from worker_service.models.weight_files import WeightFiles

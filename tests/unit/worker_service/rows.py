@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernels.ops import get_backend
+from kernels.select import get_backend
 from worker_service.batch.row_requests import ROW
 from worker_service.sampling.sampler import Sampler, SampleRows
 from worker_service.sampling.sampling_state import SequenceLists, write_sampling

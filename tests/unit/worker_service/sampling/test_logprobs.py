@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockyard.common.v1 import sampling_pb2
-from kernels.ops import get_backend
 from kernels.reference import logprobs as arithmetic
+from kernels.select import get_backend
 from tests.kit.kernels.tiny_models import tiny_model
 from tests.unit.worker_service import driver
 from tests.unit.worker_service.executor import Epoch, candidates_of, make_executor, new_sequence
