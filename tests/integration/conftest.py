@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from blockyard import Client
 from tests.kit.processes.system import ROOT, System
 
 if TYPE_CHECKING:
@@ -18,3 +19,10 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     flags = ["--dtype", "float32", "--num-device-blocks", "200", "--num-host-blocks", "50", "--debug-integrity"]
     with System(DEMO, tmp_path_factory.mktemp("demo"), flags) as system:
         yield system
+
+
+@pytest.fixture(scope="module")
+def client(demo: System) -> Iterator[Client]:
+    """The client library's, of `demo`."""
+    with Client(demo.grpc_target) as client:
+        yield client

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from typing import TYPE_CHECKING
@@ -12,18 +11,12 @@ import pytest
 from blockyard import AsyncClient
 from tests.kit.kernels.tiny_models import tiny_model
 from tests.kit.processes.cluster import Cluster, ClusterError
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 FLAGS = ["--dtype", "float32", "--num-device-blocks", "64", "--num-host-blocks", "8"]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - what other processes do sets no event here
-            await asyncio.sleep(0.01)
 
 
 def pid_of(cluster: Cluster, name: str) -> int:

@@ -17,6 +17,7 @@ from blockyard.client.results import Delta, GenerationOptions, Recovered
 from blockyard.errors import BlockyardError, Reason
 from tests.kit.kernels.tiny_models import tiny_model
 from tests.kit.processes.system import ROOT, Service, System
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,12 +75,6 @@ async def follow(client: AsyncClient, number: int, stop: str | None, progress: l
 async def follow_all(client: AsyncClient, stops: dict[int, str], progress: list[int]) -> list[Answer]:
     streams = (follow(client, number, stops.get(number), progress) for number in range(len(PROMPTS)))
     return await asyncio.gather(*streams)
-
-
-async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - what other processes do sets no event here
-            await asyncio.sleep(0.01)
 
 
 async def test_streams_go_on_where_their_worker_was_killed(tmp_path: Path) -> None:

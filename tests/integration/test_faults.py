@@ -10,9 +10,9 @@ from tests.kit.chaos.chaos_requests import make_requests
 from tests.kit.kernels.tiny_models import tiny_model
 from tests.kit.oracles.answers import Known, run_alone
 from tests.kit.processes.cluster import ROOT, Cluster
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from tests.kit.chaos.fault_proxy import FaultProxy
@@ -41,12 +41,6 @@ FAULTS = (
 )
 # In a request_id.
 UNNAMEABLE = str.maketrans("@", "-")
-
-
-async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - what other processes do sets no event here
-            await asyncio.sleep(0.01)
 
 
 async def check_all(client: AsyncClient, known: list[Known], name: str) -> list[Transcript]:

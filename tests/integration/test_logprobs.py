@@ -7,24 +7,16 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 
-from blockyard import Client
 from tests.integration.conftest import DEMO
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from blockyard import Client
     from blockyard.client.results import Completion, TokenLogprobs
     from tests.kit.processes.system import System
 
 PROMPT = "def read_lines(path):\n"
 NUM_TOKENS = 24
 TOLERANCE = 1e-4
-
-
-@pytest.fixture(scope="module")
-def client(demo: System) -> Iterator[Client]:
-    with Client(demo.grpc_target) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
 import urllib.error
 import urllib.request
 from contextlib import suppress
@@ -33,6 +32,7 @@ from blockyard.worker.v1 import worker_pb2
 from tests.integration.conftest import DEMO
 from tests.kit.authority import Authority, Pair, trust
 from tests.kit.processes.system import System
+from tests.kit.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -149,16 +149,6 @@ def is_let_in(client: Client) -> bool:
         assert error.reason is Reason.UNAUTHENTICATED
         return False
     return True
-
-
-def wait_until(condition: Any, seconds: float = 20.0) -> None:
-    """Waits for what another process does by itself, of which it tells no event."""
-    pause = threading.Event()
-    for _ in range(int(seconds / 0.05)):
-        if condition():
-            return
-        pause.wait(0.05)
-    raise AssertionError("it never came true")
 
 
 def test_an_llm_uses_its_services_whatever_they_ask_of_others(secured: Secured) -> None:

@@ -14,8 +14,6 @@ from blockyard.client.results import Finished
 from blockyard.errors import BlockyardError, Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from blockyard.client.sync import Stream
     from tests.kit.processes.system import System
 
@@ -23,12 +21,6 @@ END_TOKEN = 0
 PROMPT = "Once upon a time"
 # Legal, and yet nothing can come: the only token that is allowed may not come before the third.
 IMPOSSIBLE: dict[str, Any] = {"allowed_token_ids": [END_TOKEN], "min_tokens": 3, "max_tokens": 8}
-
-
-@pytest.fixture(scope="module")
-def client(demo: System) -> Iterator[Client]:
-    with Client(demo.grpc_target) as client:
-        yield client
 
 
 @pytest.mark.parametrize("more", [{}, {"n": 2}, {"n": 2, "beam_search": BeamSearch(2)}], ids=["one", "two", "beams"])

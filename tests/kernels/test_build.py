@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +22,10 @@ import torch
 from kernels.cpu import backend, build, library
 from kernels.cpu.build import INSTRUCTION_SETS, library_path
 from tests.kit.kernels.backends import build_kernels
+from tests.kit.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 30.0
@@ -41,14 +41,6 @@ echo $name >> {begun}
 read _ < {gate}
 tail -c +10001 {finished}/$name.so >> "$2"
 """
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for what another process does and tells nobody."""
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @dataclass
@@ -119,10 +111,10 @@ def waits_for_a_lock(pid: int) -> bool:
 
 def test_two_builds_at_once_build_once_and_both_end_well(workshop: Workshop) -> None:
     first = workshop.start()
-    until(lambda: len(workshop.begun()) == min(len(INSTRUCTION_SETS), os.cpu_count() or 1))
+    wait_until(lambda: len(workshop.begun()) == min(len(INSTRUCTION_SETS), os.cpu_count() or 1))
     assert not [name for name in workshop.built() if name.endswith(".so")], "what is half-written has no name yet"
     second = workshop.start()
-    until(lambda: waits_for_a_lock(second.pid))
+    wait_until(lambda: waits_for_a_lock(second.pid))
     workshop.release(first)
     assert (first.wait(SECONDS), second.wait(SECONDS)) == (0, 0)
     assert sorted(workshop.begun()) == sorted(INSTRUCTION_SETS), "each was built once"
@@ -131,7 +123,7 @@ def test_two_builds_at_once_build_once_and_both_end_well(workshop: Workshop) -> 
 
 def test_a_build_that_was_killed_stops_no_other(workshop: Workshop) -> None:
     killed = workshop.start()
-    until(lambda: len(workshop.begun()) > 0)
+    wait_until(lambda: len(workshop.begun()) > 0)
     os.kill(killed.pid, signal.SIGKILL)
     killed.wait(SECONDS)
     # Its compilers still run, and what they have written lies there.

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from kernels.ops import AttentionShape, kv_pool_shape
 from tests.kit.kernels.backends import COMPILED, KERNELS, REFERENCE, REFERENCES, Kernels, read_layer
+from tests.kit.kernels.random_tensors import random
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,10 +21,6 @@ WIDTHS = [1, 2, 8, 15, 16, 48, 131]
 for_all = pytest.mark.parametrize("kernels", KERNELS, ids=str)
 for_references = pytest.mark.parametrize("kernels", REFERENCES, ids=str)
 for_compiled = pytest.mark.parametrize("kernels", COMPILED, ids=str)
-
-
-def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def assert_as_good(kernels: Kernels, got: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor) -> None:

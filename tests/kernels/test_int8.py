@@ -11,10 +11,9 @@ from kernels.cpu.library import available_instruction_sets
 from kernels.cpu.quantized import MAX_IN_FEATURES, Int8Linear
 from kernels.reference.int8 import linear_int8, quantize_rows
 from kernels.select import get_backend
+from tests.kit.kernels.random_tensors import random
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from kernels.cpu.backend import CpuBackend
 
 CPU = torch.device("cpu")
@@ -25,10 +24,6 @@ ROW_COUNTS = [1, 2, 5, 12, 13, 31, 200]
 
 each_instruction_set = pytest.mark.parametrize("instruction_set", available_instruction_sets())
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
-
-
-def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def backend_for(instruction_set: str, dtype: torch.dtype) -> CpuBackend:

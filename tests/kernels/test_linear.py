@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from tests.kit.kernels.backends import COMPILED, KERNELS, REFERENCE, Kernels
+from tests.kit.kernels.random_tensors import random
 
 if TYPE_CHECKING:
     from kernels.cpu.packed import CpuLinear
@@ -18,10 +19,6 @@ for_compiled = pytest.mark.parametrize("kernels", COMPILED, ids=str)
 # Outputs and inputs: fewer than a vector, whole panels of both widths (16 and 32), and one more and less than those.
 SIZES = [(1, 2), (7, 6), (16, 16), (25, 34), (31, 4), (32, 48), (33, 50), (49, 10), (72, 320), (100, 2)]
 COUNTS = [1, 2, 3, 4, 5, 11, 12, 13, 25, 200]
-
-
-def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 class Layer:

@@ -14,6 +14,7 @@ from kernels.cpu.huge_pages import ALIGNMENT, CHUNK_BYTES, HUGE_PAGE_BYTES, Weig
 from kernels.cpu.library import supported_instruction_sets
 from kernels.cpu.packed import CpuLinear, panel_columns, row_addresses
 from tests.kit.kernels.backends import build_kernels
+from tests.kit.kernels.random_tensors import random
 
 INSTRUCTION_SETS = supported_instruction_sets()
 DTYPES = (torch.float32, torch.bfloat16)
@@ -42,10 +43,6 @@ def width_of(instruction_set: str) -> int:
     return 16 if instruction_set == "avx2" else 32
 
 
-def random(num_rows: int, in_features: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(num_rows, in_features, generator=torch.Generator().manual_seed(num_rows)).to(dtype)
-
-
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_rows", [1, 15, 16, 31, 32, 33, 96, 100])
@@ -54,7 +51,7 @@ def test_rows_are_the_columns_of_panels(
     instruction_set: str, dtype: torch.dtype, num_rows: int, in_features: int
 ) -> None:
     backend, width = CpuBackend(dtype, instruction_set), width_of(instruction_set)
-    weight = random(num_rows, in_features, dtype)
+    weight = random(num_rows, in_features, dtype=dtype)
     columns = unpack(pack(backend, weight), width)
     assert len(columns) == -(-num_rows // width) * width
     assert torch.equal(columns[:num_rows], weight)
@@ -65,7 +62,7 @@ def test_rows_are_the_columns_of_panels(
 @pytest.mark.parametrize("num_outputs", [1, 8, 15, 16, 17, 40])
 def test_a_gated_weight_has_as_many_gates_as_ups_in_a_panel(instruction_set: str, num_outputs: int) -> None:
     backend, width = CpuBackend(torch.bfloat16, instruction_set), width_of(instruction_set)
-    gates, ups = random(num_outputs, 6, torch.bfloat16), random(num_outputs + 100, 6, torch.bfloat16)[:num_outputs]
+    gates, ups = random(num_outputs, 6, dtype=torch.bfloat16), random(num_outputs, 6, dtype=torch.bfloat16, seed=1)
     packed = pack(backend, gates, ups, gated=True)
     assert (packed.out_features, packed.num_rows, packed.is_table) == (num_outputs, 2 * num_outputs, False)
     sides = unpack(packed, width).view(-1, 2, width // 2, 6).transpose(0, 1).reshape(2, -1, 6)
@@ -78,7 +75,7 @@ def test_a_gated_weight_has_as_many_gates_as_ups_in_a_panel(instruction_set: str
 @pytest.mark.parametrize("lengths", [[70], [1, 1, 1], [30, 5, 35], [64, 64], [3, 150]])
 def test_parts_are_packed_as_one_weight(lengths: list[int], num_threads: int) -> None:
     backend = CpuBackend(torch.bfloat16, INSTRUCTION_SETS[0])
-    weight = random(sum(lengths), 48, torch.bfloat16)
+    weight = random(sum(lengths), 48, dtype=torch.bfloat16)
     whole = pack(backend, weight)
     backend.set_num_threads(num_threads)
     parts = [part.clone() for part in weight.split(lengths)]
@@ -92,7 +89,7 @@ def test_parts_are_packed_as_one_weight(lengths: list[int], num_threads: int) ->
 
 def test_rows_may_lie_anywhere() -> None:
     backend = CpuBackend(torch.bfloat16, INSTRUCTION_SETS[0])
-    table = random(50, 64, torch.bfloat16)
+    table = random(50, 64, dtype=torch.bfloat16)
     sparse, turned = table[::3, :20], table[:40, :10].t()
     assert torch.equal(pack(backend, sparse).weight, pack(backend, sparse.clone()).weight)
     assert torch.equal(pack(backend, turned).weight, pack(backend, turned.clone()).weight)

@@ -10,15 +10,12 @@ from kernels.reference import probe
 from kernels.reference.linear import LADDER, Method, ReferenceLinear, can_prepack
 from kernels.reference.probe import ROW_COUNTS, columns_are_independent, rows_are_independent, settle_linears
 from kernels.select import get_backend
+from tests.kit.kernels.random_tensors import random
 from tests.kit.kernels.row_dependent import TiledLinear, in_order
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
-
-
-def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def make(method: Method, dtype: torch.dtype, *, bias: bool = True, out: int = 72, width: int = 48) -> ReferenceLinear:

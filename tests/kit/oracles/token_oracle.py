@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from scheduler_service.core.values import GroupSpec
 from tests.kit.fakes.token_client import SEED
 from tests.kit.oracles.model_worker import generate_alone
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from scheduler_service.server import Server
 
 # Of the fake worker, unless it is told another.
@@ -26,13 +24,6 @@ def oracle(
     return [
         generate_alone(spec, index, max_model_len=4096, vocab_size=VOCAB, seed_of=lambda _: SEED) for index in range(n)
     ]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Waits for something that tells nobody when it happens."""
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
 
 
 async def until_idle(server: Server) -> None:

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
-import pytest
 
 from blockyard.configuration import ModelSettings, PublicSettings
-from blockyard.errors import BlockyardError, Reason, from_rpc_error
+from blockyard.errors import BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from blockyard.service.servers import PUBLIC_MESSAGE_BYTES, bind, make_server
 from gateway.config import GatewayConfiguration, ServiceSettings
@@ -56,13 +55,6 @@ async def rest_of(call: Any) -> list[inference_pb2.GenerationEvent]:
     while (message := await call.read()) is not grpc.aio.EOF:
         events.append(message.event)
     return events
-
-
-async def refused(call: Any) -> BlockyardError:
-    """The error that a call ends with."""
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await (call.read() if hasattr(call, "read") else call)
-    return from_rpc_error(raised.value)
 
 
 def configuration(scheduler: FakeScheduler, **service: Any) -> GatewayConfiguration:

@@ -12,9 +12,10 @@ from blockyard.inference.v1 import inference_pb2
 from gateway.admission import RETRY_SECONDS, Admission
 from gateway.request import FinishReason, GenerationRequest, Position
 from tests.kit.fakes.fake_scheduler import FakeScheduler
+from tests.kit.refusals import refused
 from tests.unit.gateway.core import Core
 from tests.unit.gateway.fronts.openai.serving import serve_openai
-from tests.unit.gateway.harness import refused, serving, spec
+from tests.unit.gateway.harness import serving, spec
 
 
 async def refusal(core: Core, request_id: str) -> BlockyardError:

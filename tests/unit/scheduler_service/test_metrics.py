@@ -11,8 +11,9 @@ from scheduler_service.catalogue import CATALOGUE
 from scheduler_service.core.values import StepResult
 from scheduler_service.replicas.steps.step_meter import StepMeter, StepMetrics
 from scheduler_service.replicas.steps.steps_in_flight import AnsweredStep
-from tests.kit.oracles.token_oracle import until, until_idle
+from tests.kit.oracles.token_oracle import until_idle
 from tests.kit.processes.scrape import Scrape
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable

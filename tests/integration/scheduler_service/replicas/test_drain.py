@@ -11,7 +11,8 @@ import pytest
 from blockyard.common.v1 import status_pb2
 from blockyard.errors import BlockyardError, Reason
 from scheduler_service.replicas.drain import Drain
-from tests.kit.oracles.token_oracle import oracle, until, until_idle
+from tests.kit.oracles.token_oracle import oracle, until_idle
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable

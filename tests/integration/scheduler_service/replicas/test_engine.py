@@ -14,7 +14,8 @@ from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import BlockyardError, Reason
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from scheduler_service.config import SchedulerConfiguration
-from tests.kit.oracles.token_oracle import VOCAB, oracle, until, until_idle
+from tests.kit.oracles.token_oracle import VOCAB, oracle, until_idle
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from tests.unit.scheduler_service.conftest import Harness

@@ -9,7 +9,8 @@ import pytest
 
 from blockyard.errors import BlockyardError, Reason
 from scheduler_service.replicas.fleet import Fleet
-from tests.kit.oracles.token_oracle import oracle, until, until_idle
+from tests.kit.oracles.token_oracle import oracle, until_idle
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,8 +12,9 @@ from scheduler_service.replicas.conduct import LAST_PAUSE_SECONDS, MAX_UNSOUND_E
 from scheduler_service.requests.deaths import POISON_AFTER
 from tests.kit.fakes.fake_worker import FakeWorkerOptions
 from tests.kit.fakes.wrong_worker import KINDS, WrongWorker
-from tests.kit.oracles.token_oracle import oracle, until, until_idle
+from tests.kit.oracles.token_oracle import oracle, until_idle
 from tests.kit.processes.scrape import Scrape
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable

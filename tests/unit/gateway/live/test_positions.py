@@ -8,7 +8,8 @@ import pytest
 
 from blockyard.errors import Reason
 from tests.kit.fakes.fake_scheduler import FakeScheduler, scripted
-from tests.unit.gateway.harness import END_TOKEN, Front, demo_tokenizer, ids_of, refused, rest_of, spec
+from tests.kit.refusals import refused
+from tests.unit.gateway.harness import END_TOKEN, Front, demo_tokenizer, ids_of, rest_of, spec
 from tests.unit.gateway.live.test_resume import SAME_OR_OTHER, Position, answer_of_texts, reader_of
 
 

@@ -8,7 +8,8 @@ from blockyard.errors import Reason
 from blockyard.inference.v1 import inference_pb2
 from gateway.scheduler_messages import Cancelled
 from tests.kit.fakes.fake_scheduler import FakeScheduler
-from tests.unit.gateway.harness import refused, rest_of, serving, spec
+from tests.kit.refusals import refused
+from tests.unit.gateway.harness import rest_of, serving, spec
 
 if TYPE_CHECKING:
     from tests.unit.gateway.core import Core

@@ -14,8 +14,9 @@ from blockyard.errors import BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2
 from gateway.request import Finished
 from tests.kit.fakes.fake_scheduler import FakeScheduler, scripted
+from tests.kit.refusals import refused
 from tests.unit.gateway.core import Core
-from tests.unit.gateway.harness import END_TOKEN, Front, ids_of, refused, rest_of, serving, spec
+from tests.unit.gateway.harness import END_TOKEN, Front, ids_of, rest_of, serving, spec
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-async def until(front: Front, ready: bool) -> None:
+async def until_readiness_is(front: Front, ready: bool) -> None:
     async with asyncio.timeout(10):
         await front.link.wait_until(lambda: front.link.is_ready is ready)
 
@@ -34,11 +34,11 @@ async def test_readiness_follows_the_scheduler() -> None:
     async with FakeScheduler(ready=False) as scheduler, serving(scheduler) as front:
         assert front.service.readiness_message == "the worker loads"
         await scheduler.tell_readiness(True)
-        await until(front, True)
+        await until_readiness_is(front, True)
         assert front.service.readiness_message == ""
         assert (await front.generate(spec())).choices
         await scheduler.tell_readiness(False, "a worker died")
-        await until(front, False)
+        await until_readiness_is(front, False)
         assert front.service.readiness_message == "a worker died"
 
 
@@ -90,7 +90,7 @@ async def test_a_gateway_may_be_there_before_its_scheduler(tmp_path: Path) -> No
     async with serving(scheduler, attached=False) as front:
         await refusal(front)
         async with scheduler:
-            await until(front, True)
+            await until_readiness_is(front, True)
             assert (await front.generate(spec())).choices
 
 
@@ -124,11 +124,11 @@ async def test_a_dead_scheduler_is_found_again_on_its_address() -> None:
     async with FakeScheduler() as scheduler, serving(scheduler) as front:
         for _ in range(2):
             await scheduler.stop()
-            await until(front, False)
+            await until_readiness_is(front, False)
             # What is known of the model stays known.
             assert [model.name for model in front.service.models()] == ["demo"]
             await scheduler.start()
-            await until(front, True)
+            await until_readiness_is(front, True)
             assert (await front.generate(spec())).choices
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import grpc
 import pytest
 
 from blockyard.admin.v1 import admin_pb2
 from blockyard.common.v1 import administration_pb2, status_pb2
-from blockyard.errors import BlockyardError, Reason, from_rpc_error
+from blockyard.errors import Reason
 from tests.kit.fakes.fake_operations import MAX_STEPS
-from tests.kit.oracles.token_oracle import oracle, until
+from tests.kit.oracles.token_oracle import oracle
+from tests.kit.refusals import refused
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from scheduler_service.config import SchedulerConfiguration
     from tests.unit.scheduler_service.conftest import Harness, Operator
@@ -23,12 +24,6 @@ if TYPE_CHECKING:
     Settings = Callable[..., SchedulerConfiguration]
 
 DEBUG, INFO = administration_pb2.LOG_LEVEL_DEBUG, administration_pb2.LOG_LEVEL_INFO
-
-
-async def refused(call: Awaitable[Any]) -> BlockyardError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return from_rpc_error(caught.value)
 
 
 async def two_replicas(harness: Harness, settings: Settings) -> Operator:

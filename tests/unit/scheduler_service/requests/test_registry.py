@@ -8,7 +8,8 @@ import pytest
 
 from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
-from tests.kit.oracles.token_oracle import oracle, until, until_idle
+from tests.kit.oracles.token_oracle import oracle, until_idle
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,8 +14,9 @@ from blockyard.tracing.codec import encode_trace_context
 from blockyard.tracing.spans import use_tracer
 from scheduler_service.core.values import GroupSpec, NewSequence, SchedulerOutput
 from scheduler_service.replicas.codec import encode_step
-from tests.kit.oracles.token_oracle import oracle, until, until_idle
+from tests.kit.oracles.token_oracle import oracle, until_idle
 from tests.kit.processes.spans import CALLER, Recorder, Seen, recorded_spans
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -42,7 +42,7 @@ class Gate:
         monkeypatch.setattr(executor, "execute", held)
 
 
-async def until(event: threading.Event) -> None:
+async def until_set(event: threading.Event) -> None:
     assert await asyncio.to_thread(event.wait, 20)
 
 
@@ -158,7 +158,7 @@ async def test_steps_of_an_old_epoch_that_wait_are_dropped(
     expected = await old.sampled(**start())
     gate = Gate(worker, monkeypatch)
     await old.send(sequence_ids=[1], num_new_tokens=[1])
-    await until(gate.reached)
+    await until_set(gate.reached)
     await old.send(sequence_ids=[1], num_new_tokens=[1])
     new = worker.open(2)
     await new.send(**start())
@@ -206,7 +206,7 @@ async def test_everything_is_answered_while_a_step_computes(
     await steps.step(**start())
     gate = Gate(worker, monkeypatch)
     await steps.send(sequence_ids=[1], num_new_tokens=[1])
-    await until(gate.reached)
+    await until_set(gate.reached)
     health = health_pb2_grpc.HealthStub(worker.channel)
     for service in ("", "liveness", "readiness"):
         response = await health.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
@@ -256,7 +256,7 @@ async def test_a_worker_that_stops_finishes_its_step_and_says_that_it_drains(
     await steps.step(**start())
     gate = Gate(worker, monkeypatch)
     await steps.send(sequence_ids=[1], num_new_tokens=[1])
-    await until(gate.reached)
+    await until_set(gate.reached)
     await steps.send(sequence_ids=[1], num_new_tokens=[1])
     stopping = asyncio.create_task(worker.server.stop())
     health = health_pb2_grpc.HealthStub(worker.channel)
@@ -334,7 +334,7 @@ async def test_a_step_that_does_not_end_is_given_up_and_its_stream_ends_with_a_w
     steps = worker.open(1)
     gate = Gate(worker, monkeypatch)
     await steps.send(**start())
-    await until(gate.reached)
+    await until_set(gate.reached)
     stopping = asyncio.create_task(worker.server.stop())
     assert (await steps.end_error()).reason is Reason.DRAINING
     assert not await asyncio.wait_for(stopping, 20)

@@ -13,15 +13,16 @@ import pytest
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.common.v1 import administration_pb2
 from blockyard.configuration import ModelSettings, PublicSettings
-from blockyard.errors import BlockyardError, Reason, Violation, from_rpc_error, invalid
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from gateway.config import GatewayConfiguration, ServiceSettings
 from gateway.server import Gateway
 from tests.kit.fakes.fake_scheduler import FakeScheduler
+from tests.kit.refusals import refused
 from tests.unit.gateway.harness import DEMO_MODEL, demo_tokenizer, spec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable
+    from collections.abc import AsyncIterator
 
 DEBUG, INFO = administration_pb2.LOG_LEVEL_DEBUG, administration_pb2.LOG_LEVEL_INFO
 PASSED_ON = {
@@ -114,12 +115,6 @@ async def running_system() -> AsyncIterator[System]:
             await system.channel.close()
             await system.public.close()
             await gateway.stop()
-
-
-async def refused(call: Awaitable[Any]) -> BlockyardError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return from_rpc_error(caught.value)
 
 
 async def test_status_measures_what_readers_saw(system: System) -> None:

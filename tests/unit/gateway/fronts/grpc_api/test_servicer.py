@@ -10,7 +10,8 @@ from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from tests.kit.fakes.fake_scheduler import scripted
-from tests.unit.gateway.harness import END_TOKEN, Front, demo_tokenizer, ids_of, refused, rest_of, spec
+from tests.kit.refusals import refused
+from tests.unit.gateway.harness import END_TOKEN, Front, demo_tokenizer, ids_of, rest_of, spec
 
 STOP, LENGTH = sampling_pb2.FINISH_REASON_STOP, sampling_pb2.FINISH_REASON_LENGTH
 

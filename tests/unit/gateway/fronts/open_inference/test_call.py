@@ -25,7 +25,7 @@ def request_of(**asked: Any) -> GenerationRequest:
     return understood(**asked).call.requests[0]
 
 
-def refused(*prompts: str | bytes, **asked: Any) -> BlockyardError:
+def error_of(*prompts: str | bytes, **asked: Any) -> BlockyardError:
     with pytest.raises(BlockyardError) as raised:
         understand(infer(*(prompts or (PROMPT,)), **asked), demo_tokenizer())
     return raised.value
@@ -101,7 +101,7 @@ def test_the_json_may_be_a_parameter_too() -> None:
 
 @pytest.mark.parametrize("told", ["[1]", "{", '"x"', "", "1", "null", "[" * 10_000])
 def test_what_is_no_json_object_is_refused(told: str) -> None:
-    error = refused(parameters={"sampling_parameters": told})
+    error = error_of(parameters={"sampling_parameters": told})
     assert fields(error) == ["sampling_parameters"] and "JSON object" in error.message
 
 
@@ -109,7 +109,7 @@ def test_flags_may_be_tensors_or_parameters() -> None:
     assert understood(stream=True).stream
     assert understood(parameters={"stream": True}).stream
     assert not understood(stream=False, parameters={"stream": True}).stream
-    assert fields(refused(parameters={"stream": "true"})) == ["stream"]
+    assert fields(error_of(parameters={"stream": "true"})) == ["stream"]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_the_prompt_goes_before_a_whole_answer_unless_it_is_excluded(flags: Any,
 
 
 def test_a_stream_has_one_prompt_which_it_does_not_repeat() -> None:
-    error = refused("a", "b", stream=True, exclude_input_in_output=False)
+    error = error_of("a", "b", stream=True, exclude_input_in_output=False)
     assert sorted(fields(error)) == ["exclude_input_in_output", "text_input"]
 
 
@@ -146,8 +146,8 @@ def test_log_probabilities_are_computed_where_an_output_needs_them(name: str) ->
 
 
 def test_outputs_that_nobody_knows_are_refused() -> None:
-    assert fields(refused(outputs=["text_output", "embedding"])) == ["embedding"]
-    assert fields(refused(outputs=["text_output"] * 7)) == ["outputs"]
+    assert fields(error_of(outputs=["text_output", "embedding"])) == ["embedding"]
+    assert fields(error_of(outputs=["text_output"] * 7)) == ["outputs"]
     request = infer(PROMPT, outputs=["text_output"])
     request.outputs[0].parameters["classification"].int64_param = 3
     with pytest.raises(BlockyardError) as raised:
@@ -160,13 +160,13 @@ def test_prompts_are_texts() -> None:
         understand(messages.ModelInferRequest(), demo_tokenizer())
     with pytest.raises(BlockyardError, match="text_input: must hold a prompt"):
         understand(infer(), demo_tokenizer())
-    assert "text_input: must be UTF-8" in refused(b"\xff").message
-    assert fields(refused(*["x"] * (MAX_PROMPTS + 1))) == ["text_input"]
+    assert "text_input: must be UTF-8" in error_of(b"\xff").message
+    assert fields(error_of(*["x"] * (MAX_PROMPTS + 1))) == ["text_input"]
 
 
 @pytest.mark.parametrize("name", ["echo", "model", "prompt", "request_id", "stream", "stream_options"])
 def test_what_is_said_elsewhere_is_no_sampling_parameter(name: str) -> None:
-    error = refused(sampling={name: "x", "max_tokens": 3})
+    error = error_of(sampling={name: "x", "max_tokens": 3})
     assert fields(error) == [name] and "is not a sampling parameter here" in error.message
 
 
@@ -182,7 +182,7 @@ def test_what_is_said_elsewhere_is_no_sampling_parameter(name: str) -> None:
     ],
 )
 def test_what_is_not_served_is_refused_by_its_name(name: str, value: Any) -> None:
-    error = refused(sampling={name: value})
+    error = error_of(sampling={name: value})
     assert fields(error) == [name] and error.reason is Reason.UNSUPPORTED_PARAMETER
     assert request_of(sampling={name: None}).prompt == PROMPT
 
@@ -192,7 +192,7 @@ def test_a_prompt_can_be_cut() -> None:
 
 
 def test_names_and_types_are_told_all_at_once() -> None:
-    error = refused(sampling={"top_k": "many", "temprature": 1, "stop": [1], "max_tokens": 1.5}, fields={"id": "ok"})
+    error = error_of(sampling={"top_k": "many", "temprature": 1, "stop": [1], "max_tokens": 1.5}, fields={"id": "ok"})
     assert sorted(fields(error)) == ["max_tokens", "stop", "temprature", "top_k"]
     assert error.reason is Reason.FIELD_INVALID
 
@@ -212,13 +212,13 @@ def test_parameters_of_triton_itself() -> None:
     assert call.call.requests[0].priority == 3
     assert understood(parameters={"timeout": 0}).timeout_seconds is None
     for wrong in (-1, "soon", True, 1.5):
-        assert fields(refused(parameters={"timeout": wrong})) == ["timeout"]
-    error = refused(parameters={"sequence_id": 5, "sequence_start": True})
+        assert fields(error_of(parameters={"timeout": wrong})) == ["timeout"]
+    error = error_of(parameters={"sequence_id": 5, "sequence_start": True})
     assert fields(error) == ["sequence_id", "sequence_start"] and error.reason is Reason.UNSUPPORTED_PARAMETER
 
 
 def test_too_many_parameters_are_not_looked_at() -> None:
-    assert fields(refused(parameters={f"p{number}": 1 for number in range(300)})) == ["parameters"]
+    assert fields(error_of(parameters={f"p{number}": 1 for number in range(300)})) == ["parameters"]
 
 
 def test_a_tensor_of_one_element_has_one() -> None:
@@ -231,7 +231,7 @@ def test_a_tensor_of_one_element_has_one() -> None:
 
 
 def test_another_version_is_not_served() -> None:
-    error = refused(fields={"model_version": "2"})
+    error = error_of(fields={"model_version": "2"})
     assert fields(error) == ["model_version"] and error.reason is Reason.MODEL_NOT_FOUND
     assert understood(fields={"model_version": "1"}).name == ""
 

@@ -11,6 +11,7 @@ import pytest
 from blockyard.errors import BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2
 from tests.kit.fakes.fake_scheduler import FakeScheduler, scripted
+from tests.kit.refusals import refused
 from tests.unit.gateway.fronts.open_inference.harness import (
     PROMPT,
     InferenceFront,
@@ -19,7 +20,7 @@ from tests.unit.gateway.fronts.open_inference.harness import (
     serving_inference,
     tensors,
 )
-from tests.unit.gateway.harness import END_TOKEN, demo_tokenizer, ids_of, refused, spec
+from tests.unit.gateway.harness import END_TOKEN, demo_tokenizer, ids_of, spec
 
 TEXT = " there was a wörld 😀."
 

@@ -9,8 +9,8 @@ from blockyard.open_inference.v2 import open_inference_pb2 as messages
 from blockyard.version import __version__
 from gateway.fronts.open_inference.call import INPUTS
 from tests.kit.fakes.fake_scheduler import FakeScheduler
+from tests.kit.refusals import refused
 from tests.unit.gateway.fronts.open_inference.harness import InferenceFront, infer, serving_inference
-from tests.unit.gateway.harness import refused
 
 
 async def model_is_ready(front: InferenceFront, **asked: str) -> bool:

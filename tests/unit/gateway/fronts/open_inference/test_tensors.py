@@ -26,7 +26,7 @@ def read(request: messages.ModelInferRequest, max_elements: int = 16) -> dict[st
     return read_inputs(request, DATATYPES, max_elements)
 
 
-def refused(request: messages.ModelInferRequest, **limits: int) -> BlockyardError:
+def error_of(request: messages.ModelInferRequest, **limits: int) -> BlockyardError:
     with pytest.raises(BlockyardError) as raised:
         read(request, **limits)
     return raised.value
@@ -71,13 +71,13 @@ def test_a_tensor_may_have_several_dimensions_or_none() -> None:
 def test_a_shape_that_is_not_that_of_the_elements_is_refused(shape: list[int], raw: bool) -> None:
     request = request_of(("texts", "BYTES", [b"a", b"b"]), raw=raw)
     request.inputs[0].shape[:] = shape
-    assert fields(refused(request)) == ["texts"]
+    assert fields(error_of(request)) == ["texts"]
 
 
 def test_raw_truth_values_of_another_number_are_refused() -> None:
     request = request_of(("flag", "BOOL", [True, False]), raw=True)
     request.inputs[0].shape[:] = [1]
-    assert "1 bytes, not 2" in refused(request).message
+    assert "1 bytes, not 2" in error_of(request).message
 
 
 @pytest.mark.parametrize(
@@ -92,22 +92,22 @@ def test_raw_truth_values_of_another_number_are_refused() -> None:
 def test_raw_texts_that_end_too_soon_are_refused(content: bytes, told: str) -> None:
     request = messages.ModelInferRequest(raw_input_contents=[content])
     request.inputs.add(name="texts", datatype="BYTES", shape=[1])
-    assert told in refused(request).message
+    assert told in error_of(request).message
 
 
 def test_the_number_of_elements_is_bounded_before_they_are_read() -> None:
     request = messages.ModelInferRequest(raw_input_contents=[bytes(2**20)])
     request.inputs.add(name="texts", datatype="BYTES", shape=[2**18])
-    assert "at most 16 elements" in refused(request).message
+    assert "at most 16 elements" in error_of(request).message
     # What the shape does not admit is not read either.
     request.inputs[0].shape[:] = [16]
-    assert "not as many elements" in refused(request).message
+    assert "not as many elements" in error_of(request).message
 
 
 def test_every_wrong_tensor_is_told() -> None:
     request = request_of(("flag", "BYTES", [b"x"]), ("unknown", "BOOL", [True]))
     request.inputs[0].parameters["shared_memory_region"].string_param = "region"
-    error = refused(request)
+    error = error_of(request)
     assert fields(error) == ["flag", "flag", "unknown"]
     assert [violation.reason for violation in error.violations] == [
         Reason.FIELD_INVALID,
@@ -117,21 +117,21 @@ def test_every_wrong_tensor_is_told() -> None:
 
 
 def test_a_tensor_that_is_there_twice_is_refused() -> None:
-    assert fields(refused(request_of(("flag", "BOOL", [True]), ("flag", "BOOL", [True])))) == ["flag"]
+    assert fields(error_of(request_of(("flag", "BOOL", [True]), ("flag", "BOOL", [True])))) == ["flag"]
 
 
 def test_more_tensors_than_there_are_names_are_not_looked_at() -> None:
     request = request_of(*[(f"t{number}", "BOOL", [True]) for number in range(100)])
-    assert fields(refused(request)) == ["inputs"]
+    assert fields(error_of(request)) == ["inputs"]
 
 
 def test_raw_contents_are_for_all_inputs_or_none() -> None:
     request = request_of(("texts", "BYTES", [b"a"]), ("flag", "BOOL", [True]), raw=True)
     del request.raw_input_contents[1]
-    assert fields(refused(request)) == ["raw_input_contents"]
+    assert fields(error_of(request)) == ["raw_input_contents"]
     request = request_of(("texts", "BYTES", [b"a"]), raw=True)
     request.inputs[0].contents.bytes_contents.append(b"a")
-    assert fields(refused(request)) == ["texts"]
+    assert fields(error_of(request)) == ["texts"]
 
 
 @pytest.mark.parametrize("raw", [False, True])
