@@ -10,18 +10,16 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import blockyard
-from blockyard.cli.main import main
 from blockyard.errors import BlockyardError, Reason, Violation
 from blockyard.inference.v1 import inference_pb2
 from blockyard.local.supervisor import ROOT
 from tests.kit.fakes.fake_gateway import Cut
+from tests.unit.blockyard.cli.invoking import run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,13 +27,6 @@ if TYPE_CHECKING:
     from tests.kit.fakes.fake_gateway import FakeGateway
 
 Captured = pytest.CaptureFixture[str]
-
-
-def run(*arguments: str) -> int:
-    """Calls the program here, and returns its exit code."""
-    with pytest.raises(SystemExit) as caught:
-        main(list(arguments))
-    return int(caught.value.code or 0)
 
 
 def program(*arguments: str, **options: Any) -> subprocess.Popen[str]:
@@ -339,133 +330,3 @@ def test_bench_refuses_a_file_that_it_cannot_write_before_it_measures(
     assert run("bench", "--target", gateway.target, "--output", str(tmp_path / "nowhere" / "a.json")) == 2
     assert "--output" in capsys.readouterr().err
     assert gateway.specs == []
-
-
-def test_serve_has_all_settings_as_flags(capsys: Captured) -> None:
-    assert run("serve", "--help") == 0
-    out = capsys.readouterr().out
-    for flag in ("--model", "--grpc-port", "--max-num-seqs", "--num-device-blocks", "--log-format", "--config"):
-        assert flag in out
-
-
-def test_serve_says_why_it_does_not_take_what_it_chooses(capsys: Captured) -> None:
-    assert run("serve", "--worker-address=10.0.0.1:1") == 2
-    assert "private sockets" in " ".join(capsys.readouterr().err.split())
-
-
-@pytest.mark.parametrize("arguments", [["m"], ["--model", "m"], ["m", "--model=m"], ["--seed=1", "m"]])
-def test_serve_takes_the_model_as_an_argument(arguments: list[str], capsys: Captured) -> None:
-    assert run("serve", *arguments, "--print-config") == 0
-    assert "model: m\n" in capsys.readouterr().out
-
-
-def test_serve_refuses_two_models(capsys: Captured) -> None:
-    assert run("serve", "one", "--model=two") == 2
-    assert "--model says two" in capsys.readouterr().err
-
-
-def test_serve_prints_its_settings(tmp_path: Path, capsys: Captured) -> None:
-    file = tmp_path / "b.yaml"
-    file.write_text("max_num_seqs: 7\n")
-    assert run("serve", "--config", str(file), "--grpc-port=1", "--print-config") == 0
-    out = capsys.readouterr().out
-    assert "max_num_seqs: 7\n" in out
-    assert "grpc_port: 1\n" in out
-
-
-@pytest.mark.parametrize("flags", [["--max-num-seqs=0"], ["--fly"], ["two", "words"]])
-def test_serve_refuses_what_it_does_not_know(flags: list[str], capsys: Captured) -> None:
-    assert run("serve", *flags) == 2
-    assert flags[-1].split("=")[0] in capsys.readouterr().err
-
-
-def test_serve_refuses_a_taken_port_before_it_starts_anything(capsys: Captured) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert run("serve", f"--http-port={port}", "--grpc-port=0", "--admin-port=0") == 1
-    err = capsys.readouterr().err
-    assert err.startswith(f"error: cannot listen on 127.0.0.1:{port}")
-    assert "--http-port" in err
-
-
-def test_serve_refuses_a_model_that_is_not_there(capsys: Captured) -> None:
-    assert run("serve", "--model=/nowhere/at/all", "--http-port=0", "--grpc-port=0", "--admin-port=0") == 1
-    assert capsys.readouterr().err.startswith("error: MODEL_NOT_LOADED: /nowhere/at/all is no folder")
-
-
-def when_written(captured: Captured, pattern: str, act: Any) -> threading.Thread:
-    """Acts as soon as the output so far matches. There is no event of another thread's output but polling it."""
-
-    def watch() -> None:
-        seen, deadline = "", time.monotonic() + 60
-        while not re.search(pattern, seen) and time.monotonic() < deadline:
-            seen += captured.readouterr().out
-            time.sleep(0.02)
-        written.append(seen)
-        act()
-
-    written: list[str] = []
-    thread = threading.Thread(target=watch)
-    thread.written = written  # type: ignore[attr-defined]
-    thread.start()
-    return thread
-
-
-FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--admin-port=0")
-
-
-def test_serve_tells_where_it_is_and_ends_on_a_signal(fake_services: Path, capfd: Captured) -> None:
-    thread = when_written(capfd, "(?s)ready.*python -c", lambda: os.kill(os.getpid(), signal.SIGINT))
-    assert run("serve", *FREE_PORTS) == 0
-    thread.join()
-    (out,) = thread.written  # type: ignore[attr-defined]
-    assert "ready: fake, up to 64 tokens" in out
-    address = r"127\.0\.0\.1:\d+"
-    assert re.search(rf"page   http://{address}/\n  gRPC   {address}\n  HTTP   http://{address}/v1\n", out)
-    assert re.search(rf"  metrics http://{address}/metrics\n", out)
-    for name in ("scheduler", "worker-0"):
-        assert re.search(rf"  http://{address}/metrics \({name}\)\n", out)
-    assert re.search(rf"blockyard generate 'def read_lines\(path\):' --target {address}\n", out)
-    assert re.search(r"curl http://127\.0\.0\.1:\d+/v1/completions -H .* -d '\{\"model\": \"fake\"", out)
-    assert re.search(r"python -c 'import blockyard; ", out)
-    assert "once more to stop at once" in capfd.readouterr().err
-
-
-def test_serve_suggests_a_chat_to_a_model_that_chats(fake_services: Path, capfd: Captured) -> None:
-    stand_in = fake_services / "stand_in_gateway.py"
-    stand_in.write_text(stand_in.read_text().replace("FakeGateway(", "FakeGateway(has_chat_template=True, "))
-    thread = when_written(capfd, "(?s)ready.*python -c", lambda: os.kill(os.getpid(), signal.SIGINT))
-    assert run("serve", "--no-enable-page", *FREE_PORTS) == 0
-    thread.join()
-    (out,) = thread.written  # type: ignore[attr-defined]
-    assert "page " not in out
-    assert re.search(r"blockyard chat --target 127\.0\.0\.1:\d+\n", out)
-    (body,) = re.findall(r"/v1/chat/completions .* -d '(.*)'", out)
-    assert json.loads(body)["messages"][0]["role"] == "user"
-    assert "generate" not in out
-
-
-def test_serve_tells_what_callers_need(fake_services: Path, capfd: Captured) -> None:
-    thread = when_written(capfd, "(?s)ready.*security", lambda: os.kill(os.getpid(), signal.SIGINT))
-    assert run("serve", "--api-keys-file=k", "--tls-certificate=c", "--tls-key=k", *FREE_PORTS) == 0
-    thread.join()
-    (out,) = thread.written  # type: ignore[attr-defined]
-    assert re.search(r"HTTP   https://127\.0\.0\.1:\d+/v1", out)
-    assert "callers need a key and TLS" in out
-    assert "curl" not in out, "it would not work like that"
-
-
-def test_a_log_for_machines_has_the_commands_lines_in_its_form(fake_services: Path, capfd: Captured) -> None:
-    thread = when_written(capfd, "(?s)ready.*python -c", lambda: os.kill(os.getpid(), signal.SIGINT))
-    assert run("serve", "--log-format=json", *FREE_PORTS) == 0
-    thread.join()
-    (line,) = [line for line in capfd.readouterr().err.splitlines() if "once more to stop at once" in line]
-    assert json.loads(line)["service"] == "serve"
-
-
-def test_serve_fails_with_a_service_that_cannot_start(fake_services: Path, capfd: Captured) -> None:
-    (fake_services / "stand_in_gateway.py").write_text("print('no weights'); raise SystemExit(9)")
-    assert run("serve", *FREE_PORTS) == 1
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert "error: the gateway ended with 9 before it was ready:\n    no weights\n" in err

@@ -21,12 +21,12 @@ import pytest
 from rich.console import Console
 
 from blockyard.cli.admin import commands as admin_commands
-from blockyard.cli.main import main
 from blockyard.cli.top import command as top_command
 from blockyard.common.v1 import administration_pb2, status_pb2
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.local.supervisor import ROOT
 from tests.kit.fakes.fake_admin import FakeAdmin
+from tests.unit.blockyard.cli.invoking import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,13 +54,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here takes time to happen."""
     monkeypatch.setattr(admin_commands, "RATE_SECONDS", 0.0)
     monkeypatch.setattr(admin_commands, "POLL_SECONDS", 0.0)
-
-
-def run(*arguments: str) -> int:
-    """Calls the program here, and returns its exit code."""
-    with pytest.raises(SystemExit) as caught:
-        main(list(arguments))
-    return int(caught.value.code or 0)
 
 
 def ask(admin: FakeAdmin, *arguments: str) -> int:

@@ -1,0 +1,3 @@
+from tests.unit.blockyard.conftest import fake_services
+
+__all__ = ["fake_services"]

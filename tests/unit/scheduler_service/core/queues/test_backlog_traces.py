@@ -1,0 +1,153 @@
+"""The backlog does what a naive model of it does, whatever happens in whatever order."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from scheduler_service.core.queues import backlog as backlog_module
+from scheduler_service.core.queues.backlog import Backlog
+from tests.unit.scheduler_service.core.queues.test_backlog import count_places, make_group
+
+if TYPE_CHECKING:
+    from scheduler_service.core.sequence import Group
+
+
+class NaiveTenant:
+    def __init__(self) -> None:
+        self.num_served = self.last_turn = self.joined = 0
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        return (self.num_served, self.last_turn, self.joined)
+
+
+class NaiveBacklog:
+    """The same rules over lists that are sorted whenever they are asked."""
+
+    def __init__(self, aging_seconds: float) -> None:
+        self.aging_seconds = aging_seconds
+        self.front: list[Group] = []
+        self.waiting: list[tuple[float, int, Group]] = []
+        self.tenants: dict[str, NaiveTenant] = {}
+        self.clock = count(1)
+
+    def present(self) -> set[str]:
+        return {group.spec.tenant for _, _, group in self.waiting}
+
+    def virtual_time(self) -> int:
+        return min((self.tenants[name].num_served for name in self.present()), default=0)
+
+    def push(self, group: Group, now: float) -> None:
+        name = group.spec.tenant
+        if name not in self.present():
+            tenant = self.tenants.setdefault(name, NaiveTenant())
+            tenant.num_served = max(tenant.num_served, self.virtual_time())
+            tenant.joined = next(self.clock)
+        key = now + group.spec.priority * self.aging_seconds
+        self.waiting.append((key, next(self.clock), group))
+
+    def peek(self) -> Group | None:
+        if self.front or not self.waiting:
+            return self.front[0] if self.front else None
+        name = min(self.present(), key=lambda name: self.tenants[name].key)
+        return min(place for place in self.waiting if place[2].spec.tenant == name)[2]
+
+    def pop(self) -> Group:
+        group = self.peek()
+        assert group
+        if not self.front:
+            tenant = self.tenants[group.spec.tenant]
+            tenant.num_served += group.prompt_length
+            tenant.last_turn = next(self.clock)
+        self.remove(group)
+        return group
+
+    def remove(self, group: Group) -> None:
+        self.front = [other for other in self.front if other is not group]
+        self.waiting = [place for place in self.waiting if place[2] is not group]
+        if not self.waiting:
+            self.tenants.clear()
+
+    def charge(self, name: str, num_tokens: int) -> None:
+        if not self.waiting:
+            return
+        if name not in self.tenants:
+            self.tenants[name] = NaiveTenant()
+            self.tenants[name].num_served = self.virtual_time()
+        self.tenants[name].num_served += num_tokens
+
+    def groups(self) -> list[Group]:
+        return [*self.front, *(group for _, _, group in self.waiting)]
+
+
+TENANTS = st.sampled_from(["", "a", "b", "c"])
+
+
+class BacklogMachine(RuleBasedStateMachine):
+    """Whatever is done to both, both say whose turn it is."""
+
+    @initialize(policy=st.sampled_from(["fcfs", "priority"]))
+    def start(self, policy) -> None:
+        self.real = Backlog(policy, 2.0)
+        self.naive = NaiveBacklog(2.0 if policy == "priority" else 0.0)
+        self.names = (f"r{number}" for number in count())
+
+    @rule(
+        tenant=TENANTS,
+        now=st.integers(0, 5),
+        priority=st.integers(-2, 2),
+        num_prompt_tokens=st.integers(1, 9),
+        repeat=st.sampled_from([1, 1, 20]),
+    )
+    def push(self, tenant: str, now: int, priority: int, num_prompt_tokens: int, repeat: int) -> None:
+        for _ in range(repeat):
+            group = make_group(next(self.names), tenant, priority, num_prompt_tokens)
+            self.real.push(group, float(now))
+            self.naive.push(group, float(now))
+
+    @rule(tenants=st.lists(TENANTS, max_size=3))
+    def push_front(self, tenants: list[str]) -> None:
+        groups = [make_group(next(self.names), tenant) for tenant in tenants]
+        self.real.push_front(groups)
+        self.naive.front[:0] = groups
+
+    @rule(num_pops=st.sampled_from([1, 1, 3, 15]))
+    def pop(self, num_pops: int) -> None:
+        for _ in range(min(num_pops, len(self.real))):
+            assert self.real.pop() is self.naive.pop()
+
+    @precondition(lambda self: self.naive.groups())
+    @rule(data=st.data(), num_removed=st.sampled_from([1, 1, 10]))
+    def remove(self, data: st.DataObject, num_removed: int) -> None:
+        groups = self.naive.groups()
+        first = data.draw(st.integers(0, len(groups) - 1))
+        for group in groups[first : first + num_removed]:
+            assert self.real.remove(group)
+            assert not self.real.remove(group)
+            self.naive.remove(group)
+
+    @rule(tenant=TENANTS, num_tokens=st.integers(0, 30))
+    def charge(self, tenant: str, num_tokens: int) -> None:
+        self.real.charge(tenant, num_tokens)
+        self.naive.charge(tenant, num_tokens)
+
+    @invariant()
+    def agrees(self) -> None:
+        if not hasattr(self, "real"):
+            return
+        groups = self.naive.groups()
+        assert self.real.peek() is self.naive.peek()
+        assert (len(self.real), list(self.real)) == (len(groups), groups)
+        assert self.real.num_tokens == sum(group.prompt_length for group in groups)
+        assert count_places(self.real) <= 3 * len(groups) + 2 * 5 * backlog_module.MIN_HEAP_TO_SWEEP
+
+
+BacklogMachine.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestBacklogMachine = BacklogMachine.TestCase
