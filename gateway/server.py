@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import secrets
-import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from blockyard.addresses import join_address
+from blockyard.channels import PUBLIC_MESSAGE_BYTES
 from blockyard.errors import BlockyardError, Reason
 from blockyard.model_files import resolve_model
-from blockyard.security.certificate_expiry import CertificateWatch
 from blockyard.security.exposure import check_admin
 from blockyard.security.identity import InternalIdentity
 from blockyard.security.keys import KeyFileError
-from blockyard.security.tls import CertificateError
 from blockyard.service.call_metrics import CallCounter
 from blockyard.service.file_limit import raise_file_limit
-from blockyard.service.metrics import CERTIFICATE_EXPIRY, TASKS
-from blockyard.service.metrics_server import MetricsServer
-from blockyard.service.servers import (
-    PUBLIC_MESSAGE_BYTES,
-    HealthServer,
-    Heartbeat,
-    PortTaken,
-    add_health,
-    bind,
-    make_server,
-)
+from blockyard.service.process import Monitoring, freeze_heap, run_process
+from blockyard.service.servers import bind, make_server
+from blockyard.service.signals import on_stop_signal
 from blockyard.settings import SettingsError, load
-from blockyard.telemetry import EventLogger, configure_logging
-from blockyard.tracing.process import TracingUnavailable, traced_process
+from blockyard.telemetry import EventLogger
 from gateway.access import make_access
 from gateway.config import GatewayConfiguration
 from gateway.fronts.grpc_api.admin import SERVICE_NAME as ADMIN_SERVICE_NAME
@@ -68,20 +56,21 @@ _DEMO_NAME = "demo"
 _STOPPED = "the gateway stopped before the answer ended, which goes on: resume it at another gateway"
 
 
-class Gateway:
+class Server:
     """The gateway's process. The ports are known once it has started.
 
     Attributes:
         generation: the core that all fronts use.
         metrics: what Prometheus is told.
-        grpc_port, http_port, admin_port, health_port, metrics_port: where it listens; one that there is not is 0.
+        grpc_port, http_port, admin_port: where it listens; 0 before `start`.
+        monitoring: where it answers health and metrics beside these.
     """
 
     def __init__(self, configuration: GatewayConfiguration) -> None:
         """Reads files; raises BlockyardError MODEL_NOT_LOADED, CertificateError, KeyFileError or SettingsError."""
         self._public = configuration.public
         self._service = configuration.service
-        self.grpc_port = self.http_port = self.admin_port = self.health_port = self.metrics_port = 0
+        self.grpc_port = self.http_port = self.admin_port = 0
         check_admin(configuration.public, configuration.security)
         self._access = make_access(configuration.security)
         identity = InternalIdentity(configuration.internal)
@@ -122,11 +111,8 @@ class Gateway:
         self.metrics.watch_scheduler(self._readings, self.generation.model_name)
         if configuration.service.vllm_metric_names:
             add_vllm_names(self.metrics, self._readings, self.generation.model_name)
-        self._metrics_server = MetricsServer(self.metrics.registry)
-        self._heartbeat = Heartbeat()
-        self.metrics.registry.read(TASKS, self._heartbeat.num_tasks)
-        self._certificates = CertificateWatch({"public": self._access.files, "internal": identity.files})
-        self.metrics.registry.read(CERTIFICATE_EXPIRY, self._certificates.expiries)
+        certificates = {"public": self._access.files, "internal": identity.files}
+        self.monitoring = Monitoring(self.metrics.registry, certificates, self.generation.is_ready)
         administration = AdminServicer(self.generation, self._link, gateway_id=gateway_id)
         self._servers = self._make_servers(administration)
         app = make_app(self.generation)
@@ -134,7 +120,6 @@ class Gateway:
             add_page(app, StatusBoard(administration.status))
         add_metrics(app, self.metrics)
         self._http = HttpFront(app, self._access, self.metrics, allowed_origins=configuration.public.allowed_origins)
-        self._health: HealthServer | None = None
 
     def _make_servers(self, administration: AdminServicer) -> tuple[grpc.aio.Server, grpc.aio.Server, grpc.aio.Server]:
         """Makes the servers of the public APIs, of the admin API, and of all of them for this machine."""
@@ -163,26 +148,19 @@ class Gateway:
             interceptors=[CallCounter(self.metrics.registry.grpc_calls, self.metrics.on_grpc_error)],
             max_connections=self._access.max_connections,
         )
-        add_health(server, self.generation.is_ready, self._heartbeat.is_alive)
+        self.monitoring.add_health(server)
         return server
 
     async def start(self) -> None:
         """Listens, and begins to attach to the scheduler; raises PortTaken."""
         public, admin, local = self._servers
         host, admin_host = self._public.host, self._public.admin_host
-        self.grpc_port = bind(public, _address(host, self._public.grpc_port), self._access.credentials())
-        self.admin_port = bind(admin, _address(admin_host, self._public.admin_port), self._access.credentials())
+        self.grpc_port = bind(public, join_address(host, self._public.grpc_port), self._access.credentials())
+        self.admin_port = bind(admin, join_address(admin_host, self._public.admin_port), self._access.credentials())
         if self._service.gateway_local_address:
             bind(local, self._service.gateway_local_address)
         self.http_port = self._http.bind(host, self._public.http_port)
-        if self._service.gateway_health_port >= 0:
-            health = HealthServer(self._heartbeat.is_alive, self.generation.is_ready)
-            self.health_port = health.start(_address(host, self._service.gateway_health_port))
-            self._health = health
-        if self._service.gateway_metrics_port >= 0:
-            self.metrics_port = self._metrics_server.start(host, self._service.gateway_metrics_port)
-        self._heartbeat.start()
-        self._certificates.start()
+        self.monitoring.start(host, self._service.gateway_health_port, self._service.gateway_metrics_port)
         self._link.start(self._live)
         self._readings.start()
         for server in self._servers:
@@ -192,10 +170,10 @@ class Gateway:
         log.info(
             "listening",
             model=self.generation.model_name,
-            grpc=_address(host, self.grpc_port),
-            http=_address(host, self.http_port),
-            admin=_address(admin_host, self.admin_port),
-            metrics=_address(host, self.metrics_port) if self.metrics_port else None,
+            grpc=join_address(host, self.grpc_port),
+            http=join_address(host, self.http_port),
+            admin=join_address(admin_host, self.admin_port),
+            metrics=join_address(host, self.monitoring.metrics_port) if self.monitoring.metrics_port else None,
             scheduler=self._service.scheduler_address,
         )
 
@@ -216,9 +194,7 @@ class Gateway:
         self._readings.stop()
         await asyncio.gather(self._http.stop(), *(server.stop(_GRACE_SECONDS) for server in self._servers))
         await self._link.stop()
-        if self._health is not None:
-            self._health.stop()
-        self._metrics_server.stop()
+        self.monitoring.stop()
 
 
 def _load_tokenizer(configuration: GatewayConfiguration) -> Tokenizer:
@@ -234,26 +210,19 @@ def model_name(configuration: GatewayConfiguration) -> str:
     return configuration.text.served_model_name or (Path(model).absolute().name if model else _DEMO_NAME)
 
 
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 async def serve(configuration: GatewayConfiguration) -> None:
     """Runs a gateway until SIGTERM or SIGINT, and drains it; a second signal stops it at once."""
-    signals = asyncio.Semaphore(0)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signals.release)
-    gateway = Gateway(configuration)
+    stopping, hurrying = asyncio.Event(), asyncio.Event()
+    on_stop_signal(stopping.set, hurrying.set)
+    raise_file_limit()
+    gateway = Server(configuration)
     await gateway.start()
-    # What lives until the end is not looked at again by the collector.
-    gc.collect()
-    gc.freeze()
+    freeze_heap()
     try:
-        await signals.acquire()
-        again = asyncio.create_task(signals.acquire())
+        await stopping.wait()
+        hurry = asyncio.create_task(hurrying.wait())
         drain = asyncio.create_task(gateway.drain())
-        _, unfinished = await asyncio.wait({again, drain}, return_when=asyncio.FIRST_COMPLETED)
+        _, unfinished = await asyncio.wait({hurry, drain}, return_when=asyncio.FIRST_COMPLETED)
         for task in unfinished:
             task.cancel()
     finally:
@@ -264,11 +233,4 @@ async def serve(configuration: GatewayConfiguration) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """The program: `python -m gateway`."""
     configuration = load(GatewayConfiguration, "gateway", "Text in, text out: gRPC and the OpenAI API.", arguments)
-    configure_logging("gateway", level=configuration.log.log_level, log_format=configuration.log.log_format)
-    raise_file_limit()
-    try:
-        with traced_process("gateway", configuration.tracing):
-            asyncio.run(serve(configuration))
-    except (PortTaken, CertificateError, KeyFileError, SettingsError, BlockyardError, TracingUnavailable) as error:
-        log.error(str(error))
-        sys.exit(1)
+    run_process("gateway", configuration, serve, (KeyFileError, SettingsError, BlockyardError), switch_seconds=None)

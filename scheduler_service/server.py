@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import sys
 from typing import TYPE_CHECKING
 
+from blockyard.addresses import host_of, join_address, with_port
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
+from blockyard.channels import INTERNAL_MESSAGE_BYTES
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
-from blockyard.security.certificate_expiry import CertificateWatch
-from blockyard.security.tls import CertificateError
 from blockyard.service.call_metrics import CallCounter
-from blockyard.service.metrics import CERTIFICATE_EXPIRY, TASKS
-from blockyard.service.metrics_server import MetricsServer
-from blockyard.service.servers import (
-    INTERNAL_MESSAGE_BYTES,
-    HealthServer,
-    Heartbeat,
-    PortTaken,
-    add_health,
-    bind,
-    make_server,
-)
+from blockyard.service.process import Monitoring, freeze_heap, run_process
+from blockyard.service.servers import bind, make_server
 from blockyard.service.signals import on_stop_signal
 from blockyard.settings import load
-from blockyard.telemetry import EventLogger, configure_logging
-from blockyard.tracing.process import TracingUnavailable, traced_process
+from blockyard.telemetry import EventLogger
 from scheduler_service.admin.servicer import AdminServicer
 from scheduler_service.config import SchedulerConfiguration
 from scheduler_service.replicas.replica import Unusable
@@ -42,8 +30,6 @@ ADMIN_SERVICE_NAME = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_
 SERVICE_NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 # Time for the gateways' streams to end by themselves once they are told to.
 STOP_SECONDS = 2.0
-# A thread that wants the interpreter gets it soon: gRPC's own threads wake the loop.
-SWITCH_SECONDS = 1e-4
 
 
 class Server:
@@ -51,18 +37,12 @@ class Server:
 
     def __init__(self, configuration: SchedulerConfiguration) -> None:
         self.address = ""
-        self.health_address = ""
-        self.metrics_address = ""
         self.error: BaseException | None = None
         self._settings = configuration.service
         self.service = SchedulerService(configuration)
-        self._heartbeat = Heartbeat()
+        certificates = {"internal": self.service.identity.files}
+        self.monitoring = Monitoring(self.service.metrics.registry, certificates, self._is_ready)
         self._server = self._make_server()
-        self._health: HealthServer | None = None
-        self._metrics = MetricsServer(self.service.metrics.registry)
-        self.service.metrics.registry.read(TASKS, self._heartbeat.num_tasks)
-        self._certificates = CertificateWatch({"internal": self.service.identity.files})
-        self.service.metrics.registry.read(CERTIFICATE_EXPIRY, self._certificates.expiries)
         self._running: asyncio.Task[None] | None = None
 
     def _make_server(self) -> grpc.aio.Server:
@@ -72,7 +52,7 @@ class Server:
         server = make_server(INTERNAL_MESSAGE_BYTES, names, gate=gate, interceptors=[counter])
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerServicer(self.service), server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.service), server)
-        add_health(server, self._is_ready, self._heartbeat.is_alive)
+        self.monitoring.add_health(server)
         return server
 
     def _is_ready(self) -> bool:
@@ -81,24 +61,18 @@ class Server:
     async def start(self) -> None:
         """Listens, and begins to look for workers."""
         identity, address = self.service.identity, self._settings.scheduler_address
-        self.address = _with_port(address, bind(self._server, address, identity.credentials()))
+        self.address = with_port(address, bind(self._server, address, identity.credentials()))
         identity.warn_if_exposed(address)
-        host = "127.0.0.1" if self.address.startswith("unix:") else self.address.rpartition(":")[0]
-        if self._settings.scheduler_health_port >= 0:
-            self._health = HealthServer(self._heartbeat.is_alive, self._is_ready)
-            self.health_address = f"{host}:{self._health.start(f'{host}:{self._settings.scheduler_health_port}')}"
-        if self._settings.scheduler_metrics_port >= 0:
-            self.metrics_address = f"{host}:{self._metrics.start(host, self._settings.scheduler_metrics_port)}"
-        self._heartbeat.start()
-        self._certificates.start()
+        host, monitoring = host_of(self.address), self.monitoring
+        monitoring.start(host, self._settings.scheduler_health_port, self._settings.scheduler_metrics_port)
         await self._server.start()
         self._running = asyncio.create_task(self.service.run(), name="scheduler")
         log.info(
             "listening",
             scheduler_address=self.address,
             worker_address=self._settings.worker_address,
-            health_address=self.health_address or None,
-            metrics_address=self.metrics_address or None,
+            health_address=join_address(host, monitoring.health_port) if monitoring.health_port else None,
+            metrics_address=join_address(host, monitoring.metrics_port) if monitoring.metrics_port else None,
         )
 
     async def run_until(self, stopping: asyncio.Event) -> None:
@@ -118,13 +92,7 @@ class Server:
             self._running.cancel()
             await asyncio.wait({self._running})
             self.error = None if self._running.cancelled() else self._running.exception()
-        if self._health:
-            self._health.stop()
-        self._metrics.stop()
-
-
-def _with_port(address: str, port: int) -> str:
-    return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
+        self.monitoring.stop()
 
 
 async def serve(configuration: SchedulerConfiguration) -> None:
@@ -136,8 +104,7 @@ async def serve(configuration: SchedulerConfiguration) -> None:
     on_stop_signal(stopping.set)
     server = Server(configuration)
     await server.start()
-    gc.collect()
-    gc.freeze()
+    freeze_heap()
     try:
         await server.run_until(stopping)
     finally:
@@ -150,11 +117,4 @@ def main(arguments: list[str] | None = None) -> None:
     configuration = load(
         SchedulerConfiguration, "scheduler_service", "Decides what each step of the workers computes.", arguments
     )
-    configure_logging("scheduler", level=configuration.log.log_level, log_format=configuration.log.log_format)
-    sys.setswitchinterval(SWITCH_SECONDS)
-    try:
-        with traced_process("scheduler", configuration.tracing):
-            asyncio.run(serve(configuration))
-    except (PortTaken, CertificateError, Unusable, TracingUnavailable) as error:
-        log.error(str(error))
-        sys.exit(1)
+    run_process("scheduler", configuration, serve, (Unusable,))

@@ -6,27 +6,16 @@ import asyncio
 import logging
 import os
 import socket
-import sys
 
-from blockyard.security.certificate_expiry import CertificateWatch
+from blockyard.addresses import host_of, with_port
+from blockyard.channels import INTERNAL_MESSAGE_BYTES
 from blockyard.security.identity import InternalIdentity
-from blockyard.security.tls import CertificateError
 from blockyard.service.call_metrics import CallCounter
-from blockyard.service.metrics import CERTIFICATE_EXPIRY, TASKS
-from blockyard.service.metrics_server import MetricsServer
-from blockyard.service.servers import (
-    INTERNAL_MESSAGE_BYTES,
-    HealthServer,
-    Heartbeat,
-    PortTaken,
-    add_health,
-    bind,
-    make_server,
-)
+from blockyard.service.process import Monitoring, run_process
+from blockyard.service.servers import bind, make_server
 from blockyard.service.signals import on_stop_signal
 from blockyard.settings import load
-from blockyard.telemetry import EventLogger, configure_logging
-from blockyard.tracing.process import TracingUnavailable, traced_process
+from blockyard.telemetry import EventLogger
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from worker_service.config import WorkerConfiguration
 from worker_service.servicer import WorkerServicer
@@ -43,8 +32,6 @@ CLOSE_SECONDS = 1.0
 LAST_WORDS_SECONDS = 0.25
 # Time for answers that are ready to leave.
 GRACE_SECONDS = 1.0
-# A thread that wants the interpreter gets it soon: a step's answer must not wait for another thread's turn to end.
-SWITCH_SECONDS = 1e-4
 
 
 class Server:
@@ -53,8 +40,6 @@ class Server:
     def __init__(self, configuration: WorkerConfiguration) -> None:
         self._settings = configuration.worker
         self.address = self._settings.worker_address
-        self.health_port: int | None = None
-        self.metrics_port: int | None = None
         self.stopping = asyncio.Event()
         self.worker = Worker(
             allowed_device=self._settings.worker_device,
@@ -62,7 +47,6 @@ class Server:
             cpu_kernels=self._settings.cpu_kernels,
             debug=self._settings.enable_debug_rpcs,
         )
-        self._heartbeat = Heartbeat()
         self._identity = InternalIdentity(configuration.internal)
         self._server = make_server(
             INTERNAL_MESSAGE_BYTES,
@@ -70,11 +54,10 @@ class Server:
             gate=self._identity.gate("scheduler"),
             interceptors=[CallCounter(self.worker.metrics.registry.grpc_calls)],
         )
-        self._health: HealthServer | None = None
-        self._metrics = MetricsServer(self.worker.metrics.registry)
-        self.worker.metrics.registry.read(TASKS, self._heartbeat.num_tasks)
-        self._certificates = CertificateWatch({"internal": self._identity.files})
-        self.worker.metrics.registry.read(CERTIFICATE_EXPIRY, self._certificates.expiries)
+        certificates = {"internal": self._identity.files}
+        self.monitoring = Monitoring(
+            self.worker.metrics.registry, certificates, self._is_ready, {"loaded": self._is_loaded}
+        )
 
     def _is_ready(self) -> bool:
         """A worker without a model is ready too: ready for a scheduler, which looks for it by this."""
@@ -88,27 +71,20 @@ class Server:
         """Listens, and waits for a scheduler."""
         port = bind(self._server, self._settings.worker_address, self._identity.credentials())
         self._identity.warn_if_exposed(self._settings.worker_address)
-        if not self.address.startswith("unix:"):
-            self.address = f"{self.address.rpartition(':')[0]}:{port}"
+        self.address = with_port(self.address, port)
         worker_id = f"{socket.gethostname()}/{self.address}"
         servicer = WorkerServicer(self.worker, worker_id, self._stop_soon)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, self._server)
-        add_health(self._server, self._is_ready, self._heartbeat.is_alive, loaded=self._is_loaded)
-        host = "127.0.0.1" if self.address.startswith("unix:") else self.address.rpartition(":")[0]
-        if self._settings.worker_metrics_port >= 0:
-            self.metrics_port = self._metrics.start(host, self._settings.worker_metrics_port)
-        if self._settings.worker_health_port >= 0:
-            self._health = HealthServer(self._heartbeat.is_alive, self._is_ready, loaded=self._is_loaded)
-            self.health_port = self._health.start(f"{host}:{self._settings.worker_health_port}")
-        self._heartbeat.start()
-        self._certificates.start()
+        self.monitoring.add_health(self._server)
+        settings = self._settings
+        self.monitoring.start(host_of(self.address), settings.worker_health_port, settings.worker_metrics_port)
         self.worker.start()
         await self._server.start()
         log.info(
             "listening",
             worker_address=self.address,
-            health_port=self.health_port,
-            metrics_port=self.metrics_port,
+            health_port=self.monitoring.health_port or None,
+            metrics_port=self.monitoring.metrics_port or None,
         )
 
     def _stop_soon(self) -> None:
@@ -127,13 +103,11 @@ class Server:
         if await self.worker.end_streams(CLOSE_SECONDS):
             await asyncio.sleep(LAST_WORDS_SECONDS)
         await self._server.stop(GRACE_SECONDS)
-        if self._health is not None:
-            self._health.stop()
-        self._metrics.stop()
+        self.monitoring.stop()
         return is_idle and await self.worker.stop(GRACE_SECONDS)
 
 
-async def run(configuration: WorkerConfiguration) -> bool:
+async def serve(configuration: WorkerConfiguration) -> bool:
     """Runs until SIGTERM, SIGINT or the Shutdown rpc, and tells whether the device thread has ended.
 
     A second signal ends the process at once.
@@ -146,18 +120,11 @@ async def run(configuration: WorkerConfiguration) -> bool:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The program."""
+    """The program: `python -m worker_service`."""
     configuration = load(
         WorkerConfiguration, "worker_service", "Holds the weights and the KV cache of one device.", arguments
     )
-    configure_logging("worker", level=configuration.log.log_level, log_format=configuration.log.log_format)
-    sys.setswitchinterval(SWITCH_SECONDS)
-    try:
-        with traced_process("worker", configuration.tracing):
-            has_ended = asyncio.run(run(configuration))
-    except (PortTaken, CertificateError, TracingUnavailable) as error:
-        log.error(str(error))
-        sys.exit(1)
+    has_ended = run_process("worker", configuration, serve)
     if not has_ended:
         # The interpreter's own end takes torch away under the thread that computes, which aborts the process.
         logging.shutdown()

@@ -178,7 +178,7 @@ def main() -> None:
     executor = SleepingExecutor(float(step_seconds), Path(ledger))
     # The server makes its worker itself.
     cast("Any", server).Worker = lambda **_: SleepingWorker(executor)
-    asyncio.run(server.run(configuration))
+    asyncio.run(server.serve(configuration))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from blockyard.addresses import join_address
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.configuration import (
     DeviceSettings,
@@ -86,10 +87,10 @@ class LocalSystem:
         self._metrics_ports = MetricsPorts()
         self._ports = self._choose_metrics_ports()
         self.endpoints = Endpoints(
-            *(join(host, port) for port in (public.grpc_port, public.http_port)),
-            admin=join(admin_host, public.admin_port),
+            *(join_address(host, port) for port in (public.grpc_port, public.http_port)),
+            admin=join_address(admin_host, public.admin_port),
             local=f"unix:{self._folder}/gateway",
-            metrics={name: join(METRICS_HOST, port) for name, port in self._ports.items() if port > 0},
+            metrics={name: join_address(METRICS_HOST, port) for name, port in self._ports.items() if port > 0},
         )
         self._channels: dict[str, grpc.aio.Channel] = {}
 
@@ -219,11 +220,6 @@ def reached_at(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
-def join(host: str, port: int) -> str:
-    """Writes an address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def choose_ports(public: PublicSettings) -> PublicSettings:
     """Replaces each port 0 by a free one. Raises PortTaken for one that is not free."""
     chosen: dict[str, int] = {}
@@ -249,7 +245,7 @@ def _listen(host: str, port: int, name: str) -> socket.socket:
         listener.listen()
     except OSError as error:
         listener.close()
-        address_told = f"cannot listen on {join(host, port)}"
+        address_told = f"cannot listen on {join_address(host, port)}"
         raise PortTaken(f"{address_told}: {error.strerror}; choose another {flag}, or 0 for a free one") from None
     return listener
 

@@ -19,7 +19,7 @@ from gateway.fronts.openai.app import make_app
 from gateway.fronts.page.routes import add_page
 from gateway.fronts.page.status import StatusBoard
 from gateway.request import Delta, Recovered, TokenLogprob, TokenLogprobs
-from gateway.server import Gateway
+from gateway.server import Server
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.kit.processes.browser import Browser
 from tests.kit.processes.status import scheduler_status
@@ -273,7 +273,7 @@ async def test_a_key_is_asked_for_and_kept_in_the_tab(browser: Browser, tmp_path
     secret = make_secret()
     add_key(tmp_path / "keys", Key(name="page", sha256=digest(secret), tenant="team"))
     async with FakeScheduler(model_digest=demo_tokenizer().model_digest) as scheduler:
-        gateway = Gateway(
+        gateway = Server(
             GatewayConfiguration(
                 model=ModelSettings(model=str(DEMO)),
                 public=PublicSettings(grpc_port=0, http_port=0, admin_port=0),

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from fastapi import Response
 from starlette.requests import ClientDisconnect
 
+from blockyard.channels import PUBLIC_MESSAGE_BYTES
 from blockyard.errors import BlockyardError, Reason
-from blockyard.service.servers import PUBLIC_MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from blockyard.configuration import ModelSettings, PublicSettings
 from gateway.config import GatewayConfiguration, ServiceSettings
-from gateway.server import Gateway
+from gateway.server import Server
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.unit.gateway.harness import DEMO_MODEL, demo_tokenizer
 
@@ -25,9 +25,9 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
-async def gateway() -> AsyncIterator[Gateway]:
+async def gateway() -> AsyncIterator[Server]:
     async with FakeScheduler(model_digest=demo_tokenizer().model_digest) as scheduler:
-        gateway = Gateway(
+        gateway = Server(
             GatewayConfiguration(
                 model=ModelSettings(model=str(DEMO_MODEL)),
                 public=PublicSettings(grpc_port=0, http_port=0, admin_port=0),
@@ -42,7 +42,7 @@ async def gateway() -> AsyncIterator[Gateway]:
             await gateway.stop()
 
 
-async def wait_until_ready(gateway: Gateway) -> None:
+async def wait_until_ready(gateway: Server) -> None:
     """Watches the gateway's health."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.grpc_port}") as channel, asyncio.timeout(20):
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
@@ -65,14 +65,14 @@ async def run_example(name: str, address: str) -> str:
     return output.decode()
 
 
-async def test_the_client_library(gateway: Gateway) -> None:
+async def test_the_client_library(gateway: Server) -> None:
     output = await run_example("python_client.py", f"127.0.0.1:{gateway.grpc_port}")
     assert "demo: up to 1024 tokens" in output
     assert "sampling.top_p: must be above 0" in output
     assert "stop.max_tokens: must be at least 1" in output
 
 
-async def test_the_openai_package(gateway: Gateway) -> None:
+async def test_the_openai_package(gateway: Server) -> None:
     output = await run_example("openai_client.py", f"http://127.0.0.1:{gateway.http_port}")
     assert "model: demo" in output
     assert "completion_tokens=60" in output

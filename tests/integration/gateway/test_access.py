@@ -34,7 +34,7 @@ from blockyard.settings import SettingsError
 from gateway.access import make_access
 from gateway.config import GatewayConfiguration, ServiceSettings
 from gateway.fronts.http.server import HttpFront
-from gateway.server import Gateway
+from gateway.server import Server
 from tests.kit.authority import Authority
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.unit.gateway.harness import DEMO_MODEL, demo_tokenizer, spec
@@ -80,8 +80,8 @@ def configuration(scheduler: FakeScheduler, security: SecuritySettings, **servic
 
 
 @asynccontextmanager
-async def running(configured: GatewayConfiguration) -> AsyncIterator[Gateway]:
-    gateway = Gateway(configured)
+async def running(configured: GatewayConfiguration) -> AsyncIterator[Server]:
+    gateway = Server(configured)
     try:
         await gateway.start()
         async with asyncio.timeout(10):
@@ -259,7 +259,10 @@ async def test_the_health_port_is_plain_whatever_the_others_ask_for(
 ) -> None:
     pair = Authority(tmp_path / "pki").issue("server")
     security = SecuritySettings(tls_certificate=str(pair.certificate), tls_key=str(pair.key), api_keys_file=keys_file)
-    async with running(configuration(scheduler, security)) as gateway, channel_to(gateway.health_port) as channel:
+    async with (
+        running(configuration(scheduler, security)) as gateway,
+        channel_to(gateway.monitoring.health_port) as channel,
+    ):
         stub: Any = health_pb2_grpc.HealthStub(channel)
         response = await stub.Check(health_pb2.HealthCheckRequest(service="liveness"))
         assert response.status == health_pb2.HealthCheckResponse.SERVING
@@ -337,4 +340,4 @@ async def test_an_admin_port_that_others_reach_needs_keys(scheduler: FakeSchedul
         configured = configuration(scheduler, security)
         configured = replace(configured, public=replace(configured.public, admin_host="0.0.0.0"))
         with pytest.raises(SettingsError, match=r"--admin-host 0\.0\.0\.0") if is_refused else nullcontext():
-            await Gateway(configured).stop()
+            await Server(configured).stop()

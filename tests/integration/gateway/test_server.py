@@ -20,7 +20,7 @@ from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from blockyard.service.servers import PortTaken
 from gateway.config import GatewayConfiguration
-from gateway.server import Gateway, model_name
+from gateway.server import Server, model_name
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.unit.gateway.harness import DEMO_MODEL, configuration, demo_tokenizer, spec
 
@@ -39,8 +39,8 @@ async def scheduler() -> AsyncIterator[FakeScheduler]:
 
 
 @asynccontextmanager
-async def running(configured: GatewayConfiguration) -> AsyncIterator[Gateway]:
-    gateway = Gateway(configured)
+async def running(configured: GatewayConfiguration) -> AsyncIterator[Server]:
+    gateway = Server(configured)
     try:
         await gateway.start()
         yield gateway
@@ -78,11 +78,11 @@ async def test_both_fronts_answer_the_same(scheduler: FakeScheduler) -> None:
 
 async def test_every_port_has_health_and_follows_the_scheduler(scheduler: FakeScheduler) -> None:
     async with running(configuration(scheduler)) as gateway:
-        for port in (gateway.grpc_port, gateway.admin_port, gateway.health_port):
+        for port in (gateway.grpc_port, gateway.admin_port, gateway.monitoring.health_port):
             await wait_for_health(port, SERVING)
             await wait_for_health(port, SERVING, "liveness")
         await scheduler.tell_readiness(False, "gone")
-        for port in (gateway.grpc_port, gateway.health_port):
+        for port in (gateway.grpc_port, gateway.monitoring.health_port):
             await wait_for_health(port, NOT_SERVING, "readiness")
             await wait_for_health(port, SERVING, "liveness")
 
@@ -202,7 +202,7 @@ def test_the_model_has_the_name_of_its_folder(model: str, served: str, expected:
 
 def test_a_model_that_cannot_be_read_is_an_error_at_start(tmp_path: Path) -> None:
     with pytest.raises(BlockyardError) as raised:
-        Gateway(GatewayConfiguration(model=ModelSettings(model=str(tmp_path))))
+        Server(GatewayConfiguration(model=ModelSettings(model=str(tmp_path))))
     assert raised.value.reason is Reason.MODEL_NOT_LOADED
 
 

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from blockyard.channels import PUBLIC_MESSAGE_BYTES
 from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import BlockyardError, Reason, to_status
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from blockyard.security.authentication import find_key
-from blockyard.service.servers import PUBLIC_MESSAGE_BYTES, add_health, bind, make_server
+from blockyard.service.health import add_health
+from blockyard.service.servers import bind, make_server
 from tests.kit.fakes.fake_answers import DEFAULT_MAX_TOKENS, MODEL, Memory, events
 
 if TYPE_CHECKING:

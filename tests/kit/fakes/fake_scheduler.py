@@ -12,10 +12,11 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from blockyard.admin.v1 import admin_pb2_grpc
+from blockyard.channels import INTERNAL_MESSAGE_BYTES
 from blockyard.common.v1 import sampling_pb2, status_pb2
 from blockyard.errors import NOT_HEARD_OF, BlockyardError, Reason
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
-from blockyard.service.servers import INTERNAL_MESSAGE_BYTES, bind, make_server
+from blockyard.service.servers import bind, make_server
 from tests.kit.fakes.fake_requests import FakeRequest, FakeSequence, Gateway, Script, StepColumns, failed
 
 if TYPE_CHECKING:

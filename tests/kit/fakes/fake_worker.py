@@ -19,9 +19,11 @@ import uuid
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
+from blockyard.channels import INTERNAL_MESSAGE_BYTES
 from blockyard.common.v1 import sampling_pb2, status_pb2
 from blockyard.errors import BlockyardError, Reason, to_status
-from blockyard.service.servers import INTERNAL_MESSAGE_BYTES, add_health, bind, make_server
+from blockyard.service.health import add_health
+from blockyard.service.servers import bind, make_server
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_service.core.values import SequenceError
 from tests.kit.fakes.fake_operations import FakeOperations

@@ -12,8 +12,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from blockyard.channels import PUBLIC_MESSAGE_BYTES
 from blockyard.service import grpc_environment
 from blockyard.service import servers as rpc
+from blockyard.service.health import add_health
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -75,8 +77,8 @@ def _stand_still() -> None:
 
 
 async def _serve() -> None:
-    server = rpc.make_server(rpc.PUBLIC_MESSAGE_BYTES, [])
-    rpc.add_health(server, lambda: True, lambda: True)
+    server = rpc.make_server(PUBLIC_MESSAGE_BYTES, [])
+    add_health(server, lambda: True, lambda: True)
     sys.stdout.write(f"{rpc.bind(server, '127.0.0.1:0')}\n")
     sys.stdout.flush()
     await server.start()

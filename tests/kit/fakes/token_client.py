@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 from google.protobuf import message as protobuf
 
+from blockyard.channels import INTERNAL_MESSAGE_BYTES
 from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import BlockyardError, from_status, to_status
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
-from blockyard.service.servers import INTERNAL_MESSAGE_BYTES, channel_options
+from blockyard.service.servers import channel_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

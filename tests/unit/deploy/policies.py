@@ -14,7 +14,7 @@ import kubernetes_validate
 from pydantic import TypeAdapter
 from pydantic.types import ByteSize
 
-from blockyard.service.servers import Heartbeat
+from blockyard.service.health import Heartbeat
 from blockyard.settings import SettingsError, make_parser, resolve, settings_of
 from tests.unit.deploy.exposure import has_files_that_are_mounted, routes_to_what_there_is, speaks_as_it_says
 from tests.unit.deploy.manifests import NAME_LABEL, ROOT

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from blockyard.service.health import HealthServer
 from blockyard.service.healthcheck import check, main
-from blockyard.service.servers import HealthServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

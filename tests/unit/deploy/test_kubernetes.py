@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from blockyard.service.health import HealthServer
 from blockyard.service.healthcheck import check
-from blockyard.service.servers import HealthServer
 from blockyard.settings import settings_of
 from tests.unit.deploy import manifests
 from tests.unit.deploy.manifests import COMPONENTS, K8S, OVERLAYS
@@ -89,7 +89,7 @@ def test_what_probes_ask_for_is_what_health_servers_answer() -> None:
         BASE.container(service)[f"{probe}Probe"]["grpc"]["service"]
         for service, probe in itertools.product(BASE.workloads, ("startup", "liveness", "readiness"))
     }
-    server = HealthServer(lambda: True, lambda: True, loaded=lambda: True)
+    server = HealthServer(lambda: True, lambda: True, {"loaded": lambda: True})
     try:
         address = f"127.0.0.1:{server.start('127.0.0.1:0')}"
         assert {name: check(address, name) for name in asked} == dict.fromkeys(asked, "")

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
+from blockyard.channels import PUBLIC_MESSAGE_BYTES
 from blockyard.configuration import ModelSettings, PublicSettings
 from blockyard.errors import BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
-from blockyard.service.servers import PUBLIC_MESSAGE_BYTES, bind, make_server
+from blockyard.service.servers import bind, make_server
 from gateway.config import GatewayConfiguration, ServiceSettings
 from gateway.fronts.grpc_api.servicer import SERVICE, InferenceServicer, add_inference_service
 from gateway.generation import GenerationService

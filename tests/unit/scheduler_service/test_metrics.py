@@ -33,7 +33,7 @@ async def test_a_scheduler_without_workers_tells_all_it_has(harness: Harness, se
     server = await harness.scheduler(settings(scheduler_metrics_port=0))
     client = await harness.client(ready=False)
     await client.wait_until(lambda: client.readiness is not None)
-    seen = Scrape.get(server.metrics_address)
+    seen = Scrape.get(f"127.0.0.1:{server.monitoring.metrics_port}")
     assert [metric.name for metric in CATALOGUE if not seen.has(metric)] == []
     assert server.service.metrics.registry.missing == []
     assert seen.sum("blockyard_ready") == seen.sum("blockyard_ready_replicas") == 0

@@ -24,7 +24,7 @@ from blockyard.wrong_doors import is_wrong_door
 from gateway.config import GatewayConfiguration, ServiceSettings
 from gateway.fronts import wrong_doors
 from gateway.fronts.http.access import BoundedProtocol
-from gateway.server import Gateway
+from gateway.server import Server
 from tests.kit.authority import Authority
 from tests.unit.gateway.harness import DEMO_MODEL
 
@@ -38,14 +38,14 @@ ONCE = RetryPolicy(max_attempts=1)
 
 
 @asynccontextmanager
-async def running(scheduler: FakeScheduler, security: SecuritySettings) -> AsyncIterator[Gateway]:
+async def running(scheduler: FakeScheduler, security: SecuritySettings) -> AsyncIterator[Server]:
     configuration = GatewayConfiguration(
         model=ModelSettings(model=str(DEMO_MODEL)),
         public=PublicSettings(grpc_port=0, http_port=0, admin_port=0),
         security=security,
         service=ServiceSettings(scheduler_address=scheduler.address),
     )
-    gateway = Gateway(configuration)
+    gateway = Server(configuration)
     try:
         await gateway.start()
         yield gateway
@@ -54,13 +54,13 @@ async def running(scheduler: FakeScheduler, security: SecuritySettings) -> Async
 
 
 @pytest.fixture
-async def plain(scheduler: FakeScheduler) -> AsyncIterator[Gateway]:
+async def plain(scheduler: FakeScheduler) -> AsyncIterator[Server]:
     async with running(scheduler, SecuritySettings()) as gateway:
         yield gateway
 
 
 @pytest.fixture
-async def tls(scheduler: FakeScheduler, tmp_path: Path) -> AsyncIterator[tuple[Gateway, ClientTls]]:
+async def tls(scheduler: FakeScheduler, tmp_path: Path) -> AsyncIterator[tuple[Server, ClientTls]]:
     authority = Authority(tmp_path / "pki")
     pair = authority.issue("server")
     security = SecuritySettings(tls_certificate=str(pair.certificate), tls_key=str(pair.key))
@@ -82,7 +82,7 @@ def nothing_said_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BoundedProtocol, "wrong_doors", wrong_doors.WrongDoorLog())
 
 
-async def test_a_grpc_client_at_the_http_port(plain: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_grpc_client_at_the_http_port(plain: Server, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         told = await told_to_a_client(plain.http_port)
     assert told.startswith(f"127.0.0.1:{plain.http_port} answers in HTTP/1.1: use the gRPC port (50051")
@@ -90,7 +90,7 @@ async def test_a_grpc_client_at_the_http_port(plain: Gateway, caplog: pytest.Log
     assert "a gRPC client called the HTTP port" in caplog.text
 
 
-async def test_a_tls_client_at_a_port_without_tls(plain: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_tls_client_at_a_port_without_tls(plain: Server, caplog: pytest.LogCaptureFixture) -> None:
     for port in (plain.grpc_port, plain.http_port, plain.admin_port):
         told = await told_to_a_client(port, tls=True)
         assert told == f"127.0.0.1:{port} speaks no TLS: connect without it (no --tls, no tls=True)"
@@ -98,7 +98,7 @@ async def test_a_tls_client_at_a_port_without_tls(plain: Gateway, caplog: pytest
     assert "a client spoke TLS to the HTTP port, which has none" in caplog.text
 
 
-async def test_a_client_without_tls_at_a_port_that_asks_for_it(tls: tuple[Gateway, ClientTls]) -> None:
+async def test_a_client_without_tls_at_a_port_that_asks_for_it(tls: tuple[Server, ClientTls]) -> None:
     for port in (tls[0].grpc_port, tls[0].http_port, tls[0].admin_port):
         told = await told_to_a_client(port)
         assert told == f"127.0.0.1:{port} closed the connection at once, as a server that asks for TLS does: " + (
@@ -107,7 +107,7 @@ async def test_a_client_without_tls_at_a_port_that_asks_for_it(tls: tuple[Gatewa
         assert is_wrong_door(told)
 
 
-async def test_a_grpc_client_with_tls_at_the_https_port(tls: tuple[Gateway, ClientTls]) -> None:
+async def test_a_grpc_client_with_tls_at_the_https_port(tls: tuple[Server, ClientTls]) -> None:
     told = await told_to_a_client(tls[0].http_port, tls=tls[1])
     assert told.startswith(f"127.0.0.1:{tls[0].http_port} speaks TLS but not gRPC, as an HTTP port does: use the gRPC")
 
@@ -120,13 +120,13 @@ async def test_a_grpc_client_with_tls_at_the_https_port(tls: tuple[Gateway, Clie
     ],
 )
 async def test_a_certificate_that_is_not_trusted(
-    tls: tuple[Gateway, ClientTls], change: dict[str, str], meaning: str
+    tls: tuple[Server, ClientTls], change: dict[str, str], meaning: str
 ) -> None:
     told = await told_to_a_client(tls[0].grpc_port, tls=replace(tls[1], **change))
     assert told.startswith(f"127.0.0.1:{tls[0].grpc_port} {meaning}")
 
 
-async def test_a_public_call_at_the_admin_port_and_the_reverse(plain: Gateway) -> None:
+async def test_a_public_call_at_the_admin_port_and_the_reverse(plain: Server) -> None:
     told = await told_to_a_client(plain.admin_port)
     assert told == f"this is the admin port: the public API is on port {plain.grpc_port}"
     async with grpc.aio.insecure_channel(f"127.0.0.1:{plain.grpc_port}") as channel:
@@ -137,14 +137,14 @@ async def test_a_public_call_at_the_admin_port_and_the_reverse(plain: Gateway) -
     assert error.message == f"this is the gRPC port: the admin API is on port {plain.admin_port}"
 
 
-async def test_an_unknown_method_is_no_riddle(plain: Gateway) -> None:
+async def test_an_unknown_method_is_no_riddle(plain: Server) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{plain.grpc_port}") as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.unary_unary("/some.Service/Method")(b"")
     assert "it is another service, or an older version" in from_rpc_error(caught.value).message
 
 
-async def test_http_at_a_grpc_port_and_tls_where_there_is_none(plain: Gateway, tls: tuple[Gateway, ClientTls]) -> None:
+async def test_http_at_a_grpc_port_and_tls_where_there_is_none(plain: Server, tls: tuple[Server, ClientTls]) -> None:
     for url, told in (
         (f"http://127.0.0.1:{plain.grpc_port}", "answers in gRPC: use the HTTP port (8000 unless --http-port says"),
         (f"http://127.0.0.1:{plain.admin_port}", "answers in gRPC: use the HTTP port"),
@@ -157,7 +157,7 @@ async def test_http_at_a_grpc_port_and_tls_where_there_is_none(plain: Gateway, t
         assert is_wrong_door(caught.value.message)
 
 
-async def test_the_command_says_which_door_it_is_and_not_that_nobody_answers(plain: Gateway) -> None:
+async def test_the_command_says_which_door_it_is_and_not_that_nobody_answers(plain: Server) -> None:
     command = ["top", "--once", "--admin-address", f"127.0.0.1:{plain.http_port}"]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "blockyard", *command), cwd=ROOT, stderr=asyncio.subprocess.PIPE

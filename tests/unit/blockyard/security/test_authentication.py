@@ -28,6 +28,7 @@ from blockyard.security.authentication import (
 from blockyard.security.exposure import is_loopback
 from blockyard.security.keys import Key, KeyRing, KeyRole, add_key, digest
 from blockyard.service import servers as rpc
+from blockyard.service.health import add_health
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -247,7 +248,7 @@ KINDS = ("UnaryUnary", "UnaryStream", "UnaryWritten", "StreamUnary", "StreamStre
 async def guarded(ring: KeyRing) -> AsyncIterator[grpc.aio.Channel]:
     server = rpc.make_server(1000, ["any.Service"], gate=user_gate(ring))
     server.add_generic_rpc_handlers((Handlers(),))
-    rpc.add_health(server, lambda: True, lambda: True)
+    add_health(server, lambda: True, lambda: True)
     port = rpc.bind(server, "127.0.0.1:0")
     await server.start()
     async with rpc.internal_channel(f"127.0.0.1:{port}") as channel:

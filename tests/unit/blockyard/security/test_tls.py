@@ -21,6 +21,7 @@ from blockyard.configuration import InternalSecuritySettings
 from blockyard.security.identity import InternalIdentity
 from blockyard.security.tls import CertificateError, CertificateFiles, Peer, http_context, server_credentials
 from blockyard.service import servers as rpc
+from blockyard.service.health import add_health
 from tests.kit.authority import Authority, Pair, trust
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def files_of(pair: Pair, authority: Path | None = None) -> CertificateFiles:
 async def serving(files: CertificateFiles, is_ready: Callable[[], bool] = lambda: True) -> AsyncIterator[str]:
     """A server with health only; gives its address."""
     server = rpc.make_server(1000, [])
-    rpc.add_health(server, is_ready, lambda: True)
+    add_health(server, is_ready, lambda: True)
     port = rpc.bind(server, "127.0.0.1:0", server_credentials(files))
     await server.start()
     try:

@@ -11,10 +11,12 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from blockyard.channels import PUBLIC_MESSAGE_BYTES
 from blockyard.errors import BlockyardError, Reason
 from blockyard.service.call_metrics import CallCounter
+from blockyard.service.health import add_health
 from blockyard.service.metrics import Counter
-from blockyard.service.servers import PUBLIC_MESSAGE_BYTES, add_health, bind, make_server
+from blockyard.service.servers import bind, make_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

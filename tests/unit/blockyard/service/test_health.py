@@ -13,6 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from blockyard.service import servers as rpc
+from blockyard.service.health import HealthServer, Heartbeat, add_health
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +38,7 @@ def eventually(holds: Callable[[], bool]) -> None:
 
 
 async def test_a_heartbeat_counts_the_tasks_beside_it() -> None:
-    heartbeat = rpc.Heartbeat()
+    heartbeat = Heartbeat()
     assert heartbeat.num_tasks() == 0
     heartbeat.start()
     stopping = asyncio.Event()
@@ -51,8 +52,8 @@ async def test_a_heartbeat_counts_the_tasks_beside_it() -> None:
 
 def test_liveness_fails_when_the_loop_is_blocked_and_comes_back() -> None:
     blocked, free = threading.Event(), threading.Event()
-    heartbeat = rpc.Heartbeat(max_age_seconds=0.3, interval_seconds=0.02)
-    health = rpc.HealthServer(heartbeat.is_alive, lambda: True, period_seconds=0.01)
+    heartbeat = Heartbeat(max_age_seconds=0.3, interval_seconds=0.02)
+    health = HealthServer(heartbeat.is_alive, lambda: True, period_seconds=0.01)
     stopped: list[asyncio.Event] = []
 
     async def main() -> None:
@@ -86,7 +87,7 @@ def test_health_follows_readiness_and_survives_a_broken_probe(caplog: pytest.Log
             raise state[0]
         return state[0]
 
-    health = rpc.HealthServer(lambda: True, is_ready, period_seconds=0.01)
+    health = HealthServer(lambda: True, is_ready, period_seconds=0.01)
     port = health.start("127.0.0.1:0")
     for service in ("", "readiness", "liveness"):
         assert health_of(port, service) == SERVING
@@ -103,11 +104,11 @@ def test_health_follows_readiness_and_survives_a_broken_probe(caplog: pytest.Log
 
 
 def test_a_health_server_that_never_started_can_be_stopped() -> None:
-    rpc.HealthServer(lambda: True, lambda: True).stop()
+    HealthServer(lambda: True, lambda: True).stop()
 
 
 def test_a_taken_port_of_health_is_an_error() -> None:
-    first, second = (rpc.HealthServer(lambda: True, lambda: True) for _ in range(2))
+    first, second = (HealthServer(lambda: True, lambda: True) for _ in range(2))
     port = first.start("127.0.0.1:0")
     with pytest.raises(rpc.PortTaken):
         second.start(f"127.0.0.1:{port}")
@@ -118,7 +119,7 @@ def test_a_taken_port_of_health_is_an_error() -> None:
 async def test_health_on_a_services_own_port() -> None:
     ready = False
     server = rpc.make_server(1000, [])
-    rpc.add_health(server, lambda: ready, lambda: True)
+    add_health(server, lambda: ready, lambda: True)
     port = rpc.bind(server, "127.0.0.1:0")
     await server.start()
     async with rpc.internal_channel(f"127.0.0.1:{port}") as channel:

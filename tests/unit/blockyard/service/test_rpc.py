@@ -13,8 +13,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from blockyard.channels import PUBLIC_MESSAGE_BYTES
 from blockyard.errors import BlockyardError, Reason, Violation, from_rpc_error
 from blockyard.service import servers as rpc
+from blockyard.service.health import add_health
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 
 if TYPE_CHECKING:
@@ -199,7 +201,7 @@ async def test_an_unknown_method_is_a_feature_that_is_not_there() -> None:
 
 
 async def test_reflection_names_the_services() -> None:
-    server = rpc.make_server(rpc.PUBLIC_MESSAGE_BYTES, ["blockyard.worker.v1.WorkerService"])
+    server = rpc.make_server(PUBLIC_MESSAGE_BYTES, ["blockyard.worker.v1.WorkerService"])
     port = rpc.bind(server, "127.0.0.1:0")
     await server.start()
     async with rpc.internal_channel(f"127.0.0.1:{port}") as channel:
@@ -243,7 +245,7 @@ async def test_a_host_of_somewhere_else_is_an_error() -> None:
 
 async def test_a_unix_socket(tmp_path: Path) -> None:
     server = rpc.make_server(1000, [])
-    rpc.add_health(server, lambda: True, lambda: True)
+    add_health(server, lambda: True, lambda: True)
     rpc.bind(server, f"unix:{tmp_path}/s")
     await server.start()
     async with rpc.internal_channel(f"unix:{tmp_path}/s") as channel:
@@ -259,7 +261,7 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 async def test_a_unix_socket_that_somebody_listens_on_is_taken_and_stays_theirs(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s"
-    first, second = (rpc.make_server(rpc.PUBLIC_MESSAGE_BYTES, []) for _ in range(2))
+    first, second = (rpc.make_server(PUBLIC_MESSAGE_BYTES, []) for _ in range(2))
     rpc.bind(first, address)
     await first.start()
     with pytest.raises(rpc.PortTaken, match="another process listens there"):
@@ -275,7 +277,7 @@ async def test_the_socket_of_a_process_that_was_killed_is_taken_over(tmp_path: P
         dead.bind(f"{tmp_path}/s")
         dead.listen()
     assert (tmp_path / "s").is_socket()
-    server = rpc.make_server(rpc.PUBLIC_MESSAGE_BYTES, [])
+    server = rpc.make_server(PUBLIC_MESSAGE_BYTES, [])
     rpc.bind(server, f"unix:{tmp_path}/s")
     await server.start()
     async with rpc.internal_channel(f"unix:{tmp_path}/s") as channel:
@@ -284,7 +286,7 @@ async def test_the_socket_of_a_process_that_was_killed_is_taken_over(tmp_path: P
 
 
 async def test_a_unix_socket_that_cannot_be_made_says_what_it_needs(tmp_path: Path) -> None:
-    server = rpc.make_server(rpc.PUBLIC_MESSAGE_BYTES, [])
+    server = rpc.make_server(PUBLIC_MESSAGE_BYTES, [])
     (tmp_path / "file").touch()
     for path in (tmp_path / "missing" / "s", tmp_path / ("x" * 120), tmp_path / "file"):
         with pytest.raises(rpc.PortTaken, match=r"folder.*107 bytes"):
@@ -294,7 +296,7 @@ async def test_a_unix_socket_that_cannot_be_made_says_what_it_needs(tmp_path: Pa
 
 
 async def test_a_port_that_no_port_is_is_an_error() -> None:
-    server = rpc.make_server(rpc.PUBLIC_MESSAGE_BYTES, [])
+    server = rpc.make_server(PUBLIC_MESSAGE_BYTES, [])
     with pytest.raises(rpc.PortTaken, match="99999"):
         rpc.bind(server, "127.0.0.1:99999")
     await server.stop(None)
@@ -303,7 +305,7 @@ async def test_a_port_that_no_port_is_is_an_error() -> None:
 async def test_a_peer_that_is_slow_to_answer_is_still_connected_to(unused_tcp_port: int) -> None:
     """Its first answer takes longer than the longest back-off; a try to connect must not be given up before."""
     server = rpc.make_server(1000, [])
-    rpc.add_health(server, lambda: True, lambda: True)
+    add_health(server, lambda: True, lambda: True)
     port = rpc.bind(server, "127.0.0.1:0")
     await server.start()
 
@@ -331,7 +333,7 @@ def test_a_proxy_of_the_environment_is_not_asked_for_our_own_services(monkeypatc
 
     async def check() -> None:
         server = rpc.make_server(1000, [])
-        rpc.add_health(server, lambda: True, lambda: True)
+        add_health(server, lambda: True, lambda: True)
         port = rpc.bind(server, "127.0.0.1:0")
         await server.start()
         async with rpc.internal_channel(f"127.0.0.1:{port}") as channel:
@@ -344,7 +346,7 @@ def test_a_proxy_of_the_environment_is_not_asked_for_our_own_services(monkeypatc
 
 async def test_a_peer_that_freezes_is_noticed_within_twice_the_keepalive() -> None:
     server = rpc.make_server(1000, [])
-    rpc.add_health(server, lambda: True, lambda: True)
+    add_health(server, lambda: True, lambda: True)
     port = rpc.bind(server, "127.0.0.1:0")
     await server.start()
     pumps: list[asyncio.Task[None]] = []

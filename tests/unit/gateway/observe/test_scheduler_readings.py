@@ -13,7 +13,7 @@ from gateway.codec.scheduler import decode_reading
 from gateway.observe.scheduler_readings import MAX_AGE_SECONDS, SchedulerReadings
 from gateway.observe.vllm_metrics import CATALOGUE as VLLM
 from gateway.scheduler_messages import ReplicaReading, SchedulerReading
-from gateway.server import Gateway
+from gateway.server import Server
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.kit.processes.scrape import Scrape
 from tests.unit.gateway.harness import configuration, demo_tokenizer
@@ -121,17 +121,17 @@ async def scrape(port: int) -> Scrape:
     return await asyncio.to_thread(Scrape.get, f"127.0.0.1:{port}")
 
 
-async def attached(gateway: Gateway) -> None:
+async def attached(gateway: Server) -> None:
     async with asyncio.timeout(10):
         await gateway._link.wait_until(lambda: gateway._link.takes_requests)
 
 
 async def test_one_scrape_of_the_gateway_has_queue_blocks_and_prefix_hits(scheduler: FakeScheduler) -> None:
-    gateway = Gateway(configuration(scheduler, gateway_metrics_port=0))
+    gateway = Server(configuration(scheduler, gateway_metrics_port=0))
     await gateway.start()
     try:
         await attached(gateway)
-        for port in (gateway.http_port, gateway.metrics_port):
+        for port in (gateway.http_port, gateway.monitoring.metrics_port):
             seen = await scrape(port)
             for state, count in (("waiting", 3), ("running", 5)):
                 assert seen.sum("blockyard_model_requests", model="demo", state=state) == count
@@ -152,7 +152,7 @@ async def test_one_scrape_of_the_gateway_has_queue_blocks_and_prefix_hits(schedu
 
 
 async def test_vllms_names_are_told_beside_ours_where_they_are_asked_for(scheduler: FakeScheduler) -> None:
-    gateway = Gateway(configuration(scheduler, vllm_metric_names=True))
+    gateway = Server(configuration(scheduler, vllm_metric_names=True))
     await gateway.start()
     try:
         await attached(gateway)

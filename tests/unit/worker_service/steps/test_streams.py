@@ -221,7 +221,7 @@ async def test_everything_is_answered_while_a_step_computes(
 async def test_health_is_answered_on_a_port_of_its_own(socket_folder: Path) -> None:
     statuses = health_pb2.HealthCheckResponse
     async with running_worker(socket_folder, worker_health_port=0) as worker:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{worker.server.health_port}") as channel:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{worker.server.monitoring.health_port}") as channel:
             health = health_pb2_grpc.HealthStub(channel)
             told = [
                 await health.Check(health_pb2.HealthCheckRequest(service=name), timeout=5) for name in ("", "loaded")

@@ -16,7 +16,7 @@ from blockyard.configuration import ModelSettings, PublicSettings
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from gateway.config import GatewayConfiguration, ServiceSettings
-from gateway.server import Gateway
+from gateway.server import Server
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.kit.refusals import refused
 from tests.unit.gateway.harness import DEMO_MODEL, demo_tokenizer, spec
@@ -70,7 +70,7 @@ class Recorder(admin_pb2_grpc.AdminServiceServicer):
 class System:
     """A gateway before a fake scheduler, and its operator."""
 
-    def __init__(self, gateway: Gateway, scheduler: FakeScheduler, recorder: Recorder) -> None:
+    def __init__(self, gateway: Server, scheduler: FakeScheduler, recorder: Recorder) -> None:
         self.gateway = gateway
         self.scheduler = scheduler
         self.recorder = recorder
@@ -99,7 +99,7 @@ async def running_system() -> AsyncIterator[System]:
     scheduler, recorder = FakeScheduler(model_digest=demo_tokenizer().model_digest), Recorder()
     scheduler.admin = recorder
     async with scheduler:
-        gateway = Gateway(
+        gateway = Server(
             GatewayConfiguration(
                 model=ModelSettings(model=str(DEMO_MODEL)),
                 public=PublicSettings(grpc_port=0, http_port=0, admin_port=0),

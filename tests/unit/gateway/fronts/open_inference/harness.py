@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
+from blockyard.channels import PUBLIC_MESSAGE_BYTES
 from blockyard.open_inference.v2 import open_inference_pb2 as messages
 from blockyard.open_inference.v2 import open_inference_pb2_grpc
-from blockyard.service.servers import PUBLIC_MESSAGE_BYTES, bind, make_server
+from blockyard.service.servers import bind, make_server
 from gateway.fronts.open_inference.servicer import SERVICE, OpenInferenceServicer, add_open_inference_service
 from tests.unit.gateway.harness import Front, serving
 

@@ -9,8 +9,8 @@ import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
+from blockyard.channels import PUBLIC_MESSAGE_BYTES
 from blockyard.errors import Violation, invalid
-from blockyard.service.servers import PUBLIC_MESSAGE_BYTES
 from gateway.fronts.openai import errors
 from gateway.fronts.openai.schema.requests import ChatBody, CompletionBody
 from tests.unit.gateway.fronts.openai.test_errors import HELLO, post

@@ -11,7 +11,7 @@ from blockyard.configuration import ModelSettings, PublicSettings, SecuritySetti
 from blockyard.security.keys import Key, add_key, digest, make_secret
 from gateway.config import GatewayConfiguration, ServiceSettings
 from gateway.fronts.page.routes import STATUS_PATH, load_assets
-from gateway.server import Gateway
+from gateway.server import Server
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.unit.gateway.harness import DEMO_MODEL, demo_tokenizer
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 async def running(security: SecuritySettings | None = None, **public: bool) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a gateway."""
     async with FakeScheduler(model_digest=demo_tokenizer().model_digest) as scheduler:
-        gateway = Gateway(
+        gateway = Server(
             GatewayConfiguration(
                 model=ModelSettings(model=str(DEMO_MODEL)),
                 public=PublicSettings(grpc_port=0, http_port=0, admin_port=0, **public),

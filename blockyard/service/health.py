@@ -1,0 +1,154 @@
+"""grpc.health.v1 of a service: whether its loop turns, and whether it takes work."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent import futures
+from contextlib import suppress
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from blockyard.channels import PUBLIC_MESSAGE_BYTES
+from blockyard.service.servers import PortTaken, server_options
+from blockyard.telemetry import EventLogger
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    # What answers each name.
+    Probes = Mapping[str, Callable[[], bool]]
+
+log = EventLogger(__name__)
+
+_NO_OTHERS: Probes = MappingProxyType({})
+
+
+class Heartbeat:
+    """Says whether the event loop that it was started on still turns."""
+
+    def __init__(self, max_age_seconds: float = 5.0, interval_seconds: float = 1.0) -> None:
+        self._max_age_seconds = max_age_seconds
+        self._interval_seconds = interval_seconds
+        self._beat = time.monotonic()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Begins to beat on the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._tick(self._loop)
+
+    def num_tasks(self) -> int:
+        """Counts the tasks of the loop that are not done; may be called from any thread."""
+        return len(asyncio.all_tasks(self._loop)) if self._loop else 0
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._beat = time.monotonic()
+        loop.call_later(self._interval_seconds, self._tick, loop)
+
+    def is_alive(self) -> bool:
+        """Tells it; may be called from any thread."""
+        return time.monotonic() - self._beat < self._max_age_seconds
+
+
+def _make_probes(is_live: Callable[[], bool], is_ready: Callable[[], bool], others: Probes) -> Probes:
+    return {"": is_ready, "readiness": is_ready, "liveness": is_live, **others}
+
+
+class HealthServer:
+    """grpc.health.v1 from a thread and a port of its own, so that a busy loop cannot make it late.
+
+    Services: "liveness", "readiness", "" which equals readiness, and others that a process names.
+    """
+
+    def __init__(
+        self,
+        is_live: Callable[[], bool],
+        is_ready: Callable[[], bool],
+        others: Probes = _NO_OTHERS,
+        period_seconds: float = 0.25,
+    ) -> None:
+        self._probes = _make_probes(is_live, is_ready, others)
+        self._period_seconds = period_seconds
+        self._servicer = health.HealthServicer(experimental_non_blocking=True)
+        self._server = grpc.server(
+            futures.ThreadPoolExecutor(4, "health"), options=server_options(PUBLIC_MESSAGE_BYTES)
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, self._server)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="health-probes", daemon=True)
+
+    def start(self, address: str) -> int:
+        """Listens on `host:port` and returns the port; raises PortTaken."""
+        try:
+            port = self._server.add_insecure_port(address)
+        except RuntimeError:
+            raise PortTaken(f"cannot listen on {address} for health: the port is taken") from None
+        self._update()
+        self._server.start()
+        self._thread.start()
+        return port
+
+    def _update(self) -> None:
+        for name, probe in self._probes.items():
+            status = health_pb2.HealthCheckResponse.ServingStatus
+            self._servicer.set(name, status.SERVING if self._holds(name, probe) else status.NOT_SERVING)
+
+    def _holds(self, name: str, probe: Callable[[], bool]) -> bool:
+        try:
+            return probe()
+        except Exception:  # the last good answer must not stand for ever because a probe broke
+            log.exception("a health probe failed", probe=name or "readiness")
+            return False
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(self._period_seconds):
+            self._update()
+
+    def stop(self) -> None:
+        """Stops answering, and returns when its port is free. Without effect before `start`."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._server.stop(grace=0).wait()
+
+
+def add_health(
+    server: grpc.aio.Server, is_ready: Callable[[], bool], is_live: Callable[[], bool], others: Probes = _NO_OTHERS
+) -> None:
+    """Answers grpc.health.v1 on a service's own port too, where clients look for it first."""
+    health_pb2_grpc.add_HealthServicer_to_server(_LiveHealth(_make_probes(is_live, is_ready, others)), server)
+
+
+class _LiveHealth(health_pb2_grpc.HealthServicer):
+    def __init__(self, probes: Probes) -> None:
+        self._probes = probes
+
+    def _response(self, service: str) -> health_pb2.HealthCheckResponse | None:
+        probe = self._probes.get(service)
+        if probe is None:
+            return None
+        status = health_pb2.HealthCheckResponse.ServingStatus
+        return health_pb2.HealthCheckResponse(status=status.SERVING if probe() else status.NOT_SERVING)
+
+    async def Check(self, request: Any, context: Any) -> Any:  # type: ignore[override]
+        response = self._response(request.service)
+        if response is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service {request.service!r}")
+        return response
+
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:  # type: ignore[override]
+        last: Any = None
+        with suppress(asyncio.CancelledError):
+            while True:
+                unknown = health_pb2.HealthCheckResponse.ServingStatus.SERVICE_UNKNOWN
+                response = self._response(request.service) or health_pb2.HealthCheckResponse(status=unknown)
+                if response != last:
+                    yield response
+                    last = response
+                await asyncio.sleep(0.25)

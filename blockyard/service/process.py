@@ -1,0 +1,136 @@
+"""What the processes of all three services do alike: run, show operators how they are, and report what ended them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from blockyard.addresses import join_address
+from blockyard.security.certificate_expiry import CertificateWatch
+from blockyard.security.tls import CertificateError
+from blockyard.service.health import HealthServer, Heartbeat, add_health
+from blockyard.service.metrics import CERTIFICATE_EXPIRY, TASKS
+from blockyard.service.metrics_server import MetricsServer
+from blockyard.service.servers import PortTaken
+from blockyard.telemetry import EventLogger, configure_logging
+from blockyard.tracing.process import TracingUnavailable, traced_process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping
+
+    import grpc.aio
+
+    from blockyard.configuration import LogSettings, TracingSettings
+    from blockyard.security.tls import CertificateFiles
+    from blockyard.service.health import Probes
+    from blockyard.service.metrics import Registry
+
+log = EventLogger(__name__)
+
+# A thread that wants the interpreter gets it this soon: an answer must not wait for another thread's turn to end.
+SWITCH_SECONDS = 1e-4
+
+
+class Monitoring:
+    """What operators see of a process: its health, metrics, heartbeat and certificates.
+
+    Args:
+        registry: its metrics; gets those of its tasks and certificates too.
+        certificates: by what each is for; None is passed over.
+        is_ready: whether the service takes work.
+        other_probes: further names that its health answers.
+
+    Attributes:
+        health_port, metrics_port: where it listens once it has started; 0: nowhere.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        certificates: Mapping[str, CertificateFiles | None],
+        is_ready: Callable[[], bool],
+        other_probes: Probes = MappingProxyType({}),
+    ) -> None:
+        self.health_port = self.metrics_port = 0
+        self._is_ready = is_ready
+        self._other_probes = other_probes
+        self._heartbeat = Heartbeat()
+        self._certificates = CertificateWatch(certificates)
+        self._metrics = MetricsServer(registry)
+        self._health: HealthServer | None = None
+        registry.read(TASKS, self._heartbeat.num_tasks)
+        registry.read(CERTIFICATE_EXPIRY, self._certificates.expiries)
+
+    def add_health(self, server: grpc.aio.Server) -> None:
+        """Answers grpc.health.v1 on a server of the service."""
+        add_health(server, self._is_ready, self._heartbeat.is_alive, self._other_probes)
+
+    def start(self, host: str, health_port: int, metrics_port: int) -> None:
+        """Listens on the two ports (0: a free one, -1: not at all) and watches the running loop; raises PortTaken."""
+        if health_port >= 0:
+            self._health = HealthServer(self._heartbeat.is_alive, self._is_ready, self._other_probes)
+            self.health_port = self._health.start(join_address(host, health_port))
+        if metrics_port >= 0:
+            self.metrics_port = self._metrics.start(host, metrics_port)
+        self._heartbeat.start()
+        self._certificates.start()
+
+    def stop(self) -> None:
+        """Frees the ports. Without effect before `start`."""
+        if self._health is not None:
+            self._health.stop()
+        self._metrics.stop()
+
+
+class ServiceConfiguration(Protocol):
+    """The sections that the configurations of all services have."""
+
+    @property
+    def log(self) -> LogSettings:
+        """How the process logs."""
+        ...
+
+    @property
+    def tracing(self) -> TracingSettings:
+        """Where the process sends its spans."""
+        ...
+
+
+Configuration = TypeVar("Configuration", bound=ServiceConfiguration)
+Result = TypeVar("Result")
+
+
+def run_process(
+    service: str,
+    configuration: Configuration,
+    serve: Callable[[Configuration], Coroutine[Any, Any, Result]],
+    expected_errors: tuple[type[Exception], ...] = (),
+    *,
+    switch_seconds: float | None = SWITCH_SECONDS,
+) -> Result:
+    """Runs a service to its end, with the logs and traces that its configuration asks for, and returns its result.
+
+    Args:
+        service: its name in logs and traces.
+        serve: runs it until a signal.
+        expected_errors: what a user can repair: one line in the log and exit status 1, as for a taken port.
+        switch_seconds: after how long a thread hands the interpreter to one that waits; None: Python's own.
+    """
+    configure_logging(service, level=configuration.log.log_level, log_format=configuration.log.log_format)
+    if switch_seconds is not None:
+        sys.setswitchinterval(switch_seconds)
+    try:
+        with traced_process(service, configuration.tracing):
+            return asyncio.run(serve(configuration))
+    except (PortTaken, CertificateError, TracingUnavailable, *expected_errors) as error:
+        log.error(str(error))
+        sys.exit(1)
+
+
+def freeze_heap() -> None:
+    """Takes what lives as long as the process away from the garbage collector: call it once all of it is there."""
+    gc.collect()
+    gc.freeze()
