@@ -59,17 +59,18 @@ PARTS = ("check", "apply", "plan", "sample_rows", "commit")
 class FreeRunner:
     """A model runner that answers fixed tokens, having asked the batch for what it has to."""
 
-    def run(self, work: ForwardBatch, batch: InputBatch, kv_pool: torch.Tensor) -> RunnerOutput:
+    def run(self, forward_batch: ForwardBatch, batch: InputBatch, kv_pool: torch.Tensor) -> RunnerOutput:
         """Samples token 7 everywhere."""
-        ask(work, batch)
-        nothing = np.zeros(len(work.sampled), np.bool_)
-        return RunnerOutput(Sampled(np.full(len(work.sampled), 7), nothing, nothing))
+        ask(forward_batch, batch)
+        num_sampled = len(forward_batch.layout.sampled)
+        nothing = np.zeros(num_sampled, np.bool_)
+        return RunnerOutput(Sampled(np.full(num_sampled, 7), nothing, nothing))
 
 
-def ask(work: ForwardBatch, batch: InputBatch) -> None:
+def ask(forward_batch: ForwardBatch, batch: InputBatch) -> None:
     """Asks for what the sampler needs."""
-    if not work.sampled.requests.is_plain_greedy:
-        batch.sample_rows(work.sampled)
+    if not forward_batch.layout.sampled.is_plain_greedy:
+        batch.sample_rows(forward_batch.layout.sampled)
 
 
 class Steps:
@@ -134,11 +135,12 @@ def run_in_parts(executor: StepExecutor, step: Step) -> list[float]:
     times.append(time.perf_counter())
     batch.apply(step)
     times.append(time.perf_counter())
-    work = batch.make_forward_batch(step)
+    forward_batch = batch.make_forward_batch(step)
     times.append(time.perf_counter())
-    ask(work, batch)
+    ask(forward_batch, batch)
     times.append(time.perf_counter())
-    batch.commit(work, np.full(len(work.sampled), 7), np.zeros(len(work.sampled), np.bool_))
+    num_sampled = len(forward_batch.layout.sampled)
+    batch.commit(forward_batch, np.full(num_sampled, 7), np.zeros(num_sampled, np.bool_))
     times.append(time.perf_counter())
     return np.diff(times).tolist()
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kernels.sampling import Flags
     from worker_service.batch.forward_batch import ForwardBatch, PromptPiece
     from worker_service.batch.input_batch import InputBatch
+    from worker_service.batch.step_layout import StepLayout
     from worker_service.models.loader import LoadedModel
     from worker_service.step import Array
 
@@ -88,36 +89,32 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, forward_batch: ForwardBatch, batch: InputBatch, kv_pool: Tensor) -> RunnerOutput:
-        """Computes a step's tokens, writes their KV, and chooses or tells what is due."""
+        """Computes a step's tokens and writes their KV, then samples, or finds the candidates of beams."""
         started = time.perf_counter()
-        if not len(forward_batch.rows):
+        layout, prompts = forward_batch.layout, forward_batch.prompts
+        if not len(layout.rows):
             return RunnerOutput()
-        due = np.concatenate([forward_batch.sampled.last_hidden, forward_batch.beams.last_hidden])
-        if self._captured is not None and not forward_batch.prompts:
-            inputs = StepInputs(
-                forward_batch.num_new_tokens,
-                forward_batch.seq_lens,
-                forward_batch.block_tables,
-                forward_batch.token_ids,
-                due,
-            )
+        due = np.concatenate([layout.sampled.last_hidden, layout.beams.last_hidden])
+        if self._captured is not None and not prompts:
+            columns = forward_batch.seq_lens, forward_batch.block_tables, forward_batch.token_ids
+            inputs = StepInputs(layout.num_new_tokens, *columns, due)
             if self._captured.takes(inputs):
-                return self._replay(self._captured, inputs, forward_batch, batch, started)
+                return self._replay(self._captured, inputs, layout, batch, started)
         hidden = self._forward(forward_batch, batch.limits.block_size, kv_pool)
         logits = self._model.compute_logits(hidden[self._to_device(due)])
         self._synchronize()
         computed = time.perf_counter()
-        sampled, candidates = self._choose(logits, forward_batch, batch)
+        sampled, candidates = self._choose(logits, layout, batch)
         # The rows of prompts need as much memory, so these go first.
         del logits
-        prompt_logprobs = self._prompt_logprobs(forward_batch.prompts, hidden) if forward_batch.prompts else ()
+        prompt_logprobs = self._prompt_logprobs(prompts, hidden) if prompts else ()
         return RunnerOutput(sampled, candidates, prompt_logprobs, computed - started, time.perf_counter() - computed)
 
     def _replay(
-        self, captured: CapturedStep, inputs: StepInputs, forward_batch: ForwardBatch, batch: InputBatch, started: float
+        self, captured: CapturedStep, inputs: StepInputs, layout: StepLayout, batch: InputBatch, started: float
     ) -> RunnerOutput:
-        """Computes a step that tells nothing of prompts; where all rows take their likeliest token, without logits."""
-        is_plain = not len(forward_batch.beams) and forward_batch.sampled.requests.is_plain_greedy
+        """Computes a step without log probabilities of prompts; makes no logits where all rows are plain greedy."""
+        is_plain = not len(layout.beams) and layout.sampled.is_plain_greedy
         outputs = captured.replay(inputs, with_logits=not is_plain)
         computed = time.perf_counter()
         if outputs.logits is None:
@@ -125,21 +122,19 @@ class ModelRunner:
             sampled = Sampled(outputs.best, ~finite, np.zeros_like(finite), finite=finite)
             candidates = Candidates()
         else:
-            sampled, candidates = self._choose(outputs.logits, forward_batch, batch, outputs.finite)
+            sampled, candidates = self._choose(outputs.logits, layout, batch, outputs.finite)
         return RunnerOutput(sampled, candidates, (), computed - started, time.perf_counter() - computed)
 
     def _choose(
-        self, logits: Tensor, forward_batch: ForwardBatch, batch: InputBatch, finite: Flags | None = None
+        self, logits: Tensor, layout: StepLayout, batch: InputBatch, finite: Flags | None = None
     ) -> tuple[Sampled, Candidates]:
         """Samples the first rows and finds the candidates of the others, which are beams'."""
-        sampled, candidates, num_sampled = Sampled(), Candidates(), len(forward_batch.sampled)
+        sampled, candidates, num_sampled = Sampled(), Candidates(), len(layout.sampled)
         of_sampled, of_beams = (None, None) if finite is None else (finite[:num_sampled], finite[num_sampled:])
         if num_sampled:
-            sampled = self._sampler.sample(logits[:num_sampled], batch.sample_rows(forward_batch.sampled), of_sampled)
-        if len(forward_batch.beams):
-            candidates = self._sampler.candidates(
-                logits[num_sampled:], batch.sample_rows(forward_batch.beams), of_beams
-            )
+            sampled = self._sampler.sample(logits[:num_sampled], batch.sample_rows(layout.sampled), of_sampled)
+        if len(layout.beams):
+            candidates = self._sampler.candidates(logits[num_sampled:], batch.sample_rows(layout.beams), of_beams)
         return sampled, candidates
 
     def _prompt_logprobs(self, pieces: Sequence[PromptPiece], hidden: Tensor) -> tuple[PromptLogprobs, ...]:
@@ -170,7 +165,7 @@ class ModelRunner:
 
     def _forward(self, forward_batch: ForwardBatch, block_size: int, kv_pool: Tensor) -> Tensor:
         plan = self._backend.plan_attention(
-            forward_batch.num_new_tokens,
+            forward_batch.layout.num_new_tokens,
             forward_batch.seq_lens,
             forward_batch.block_tables,
             block_size,

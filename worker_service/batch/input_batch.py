@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from worker_service.batch.forward_batch import ForwardBatch, PromptPiece, StepRows
+from worker_service.batch.forward_batch import ForwardBatch, PromptPiece
 from worker_service.batch.row_requests import RequestTable, with_rows
-from worker_service.batch.step_layout import StepLayout, StepState, make_layout
+from worker_service.batch.step_layout import StepLayout, layout_key, make_layout
 from worker_service.sampling.sampler import SampleRows
 from worker_service.step import no_ids
 
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from worker_service.batch.row_requests import RowRequests
+    from worker_service.sampling.sampling_state import TokenCounts
     from worker_service.step import Array, Fork, NewSequence, Step
+
+Flags = npt.NDArray[np.bool_]
 
 PROGRESS = np.dtype(
     [
@@ -205,15 +208,15 @@ class InputBatch:
         rows = np.array([self._row_of[sequence_id] for sequence_id in sequence_ids], np.int64)
         live = ~self._progress["ended"][rows]
         rows = rows[live]
-        self._append_tokens(rows, self._requests.of(rows), token_ids[live])
+        self._append_tokens(rows, self._requests.counts_of(rows), token_ids[live])
 
-    def _append_tokens(self, rows: Array, requests: RowRequests, token_ids: Array) -> None:
-        """Adds an id to each of these rows."""
+    def _append_tokens(self, rows: Array, counts_of_rows: list[tuple[int, TokenCounts]], token_ids: Array) -> None:
+        """Adds an id to each of these rows, and to the counts of those that keep them."""
         num_tokens = self._progress["num_tokens"]
         lengths = num_tokens[rows]
         self._token_ids[rows, lengths] = token_ids
         num_tokens[rows] = lengths + 1
-        for place, counts in requests.counts:
+        for place, counts in counts_of_rows:
             counts.add(int(token_ids[place]))
 
     def _append_blocks(self, sequence_ids: tuple[int, ...], block_ids: Array) -> None:
@@ -228,32 +231,26 @@ class InputBatch:
         rows = self._find(step.sequence_ids)
         progress = self._progress
         lengths = progress["num_computed_tokens"][rows] + step.num_new_tokens
-        is_due = lengths == progress["num_tokens"][rows]
-        layout = self._find_layout(step, StepState(rows, step.num_new_tokens, progress["ended"][rows], is_due))
+        layout = self._find_layout(step, rows, progress["ended"][rows], lengths == progress["num_tokens"][rows])
         seq_lens = lengths[layout.computing]
         return ForwardBatch(
-            rows=layout.rows,
-            num_new_tokens=layout.num_new_tokens,
+            layout=layout,
             seq_lens=seq_lens,
             block_tables=self._tables(layout.rows, seq_lens),
             token_ids=self._inputs(layout, seq_lens),
-            sampled=layout.sampled,
-            beams=layout.beams,
-            prompts=tuple(self._prompts(step, layout)) if layout.asking else (),
-            computed_rows=layout.computed_rows,
+            prompts=tuple(self._prompts(step, layout)) if layout.prompt_places else (),
             computed_lengths=lengths[layout.sources],
-            skipped_ids=layout.skipped_ids,
         )
 
-    def _find_layout(self, step: Step, state: StepState) -> StepLayout:
-        if self._layout is None or not self._layout.state.equals(state):
-            self._layout = make_layout(step, state, self._requests)
+    def _find_layout(self, step: Step, rows: Array, ended: Flags, is_due: Flags) -> StepLayout:
+        if self._layout is None or not self._layout.holds_for(rows, layout_key(step, ended, is_due)):
+            self._layout = make_layout(step, rows, ended, is_due, self._requests)
         return self._layout
 
     def _prompts(self, step: Step, layout: StepLayout) -> Iterator[PromptPiece]:
         """Finds what the step can tell of prompts; nothing of one that is past."""
-        for place in layout.asking:
-            row, count = layout.state.rows[place], int(step.num_new_tokens[place])
+        for place in layout.prompt_places:
+            row, count = layout.step_rows[place], int(step.num_new_tokens[place])
             request = self._requests.columns[row]
             first = int(self._progress["num_computed_tokens"][row]) + 1
             token_ids = self._token_ids[row, first : min(first + count, int(request["prompt_length"]))]
@@ -271,24 +268,24 @@ class InputBatch:
         owners = layout.owners
         return self._token_ids[layout.rows[owners], seq_lens[owners] + layout.offsets].astype(np.int64)
 
-    def sample_rows(self, rows: StepRows) -> SampleRows:
+    def sample_rows(self, requests: RowRequests) -> SampleRows:
         """Gives the sampler what some rows ask for."""
-        requests = rows.requests
-        positions = self._progress["num_tokens"][rows.rows] - requests.columns["prompt_length"]
-        outputs = {place: self._output(rows.rows[place]) for place in requests.has_bad_words}
+        positions = self._progress["num_tokens"][requests.rows] - requests.columns["prompt_length"]
+        outputs = {place: self._output(requests.rows[place]) for place in requests.has_bad_words}
         return SampleRows(requests.columns, positions, requests.lists, outputs)
 
     def _output(self, row: int) -> npt.NDArray[np.int32]:
         return self._token_ids[row, self._requests.columns["prompt_length"][row] : self._progress["num_tokens"][row]]
 
-    def commit(self, forward_batch: ForwardBatch, token_ids: Array, failed: npt.NDArray[np.bool_]) -> None:
+    def commit(self, forward_batch: ForwardBatch, token_ids: Array, failed: Flags) -> None:
         """Takes what a step computed and sampled: [R] each. Rows that failed or sampled a stop token have ended."""
-        progress, sampled = self._progress, forward_batch.sampled
-        progress["num_computed_tokens"][forward_batch.computed_rows] = forward_batch.computed_lengths
-        is_stop = sampled.requests.are_stops(token_ids, progress["num_tokens"][sampled.rows])
+        progress, layout = self._progress, forward_batch.layout
+        progress["num_computed_tokens"][layout.computed_rows] = forward_batch.computed_lengths
+        sampled = layout.sampled
+        is_stop = sampled.are_stops(token_ids, progress["num_tokens"][sampled.rows])
         progress["ended"][sampled.rows] = failed | is_stop
-        self._append_tokens(sampled.rows, sampled.requests, token_ids)
+        self._append_tokens(sampled.rows, sampled.counts, token_ids)
 
-    def end(self, rows: StepRows, failed: npt.NDArray[np.bool_]) -> None:
-        """Ends rows that failed."""
-        self._progress["ended"][rows.rows[failed]] = True
+    def end(self, requests: RowRequests, failed: Flags) -> None:
+        """Ends the rows that failed."""
+        self._progress["ended"][requests.rows[failed]] = True

@@ -6,6 +6,7 @@ Owns them for every row. Knows neither what is known of a sequence so far nor wh
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,12 +22,15 @@ ROW = np.dtype([("prompt_length", np.int64), *SAMPLING_FIELDS], align=True)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowRequests:
-    """What some rows [R] ask for.
+    """Rows [R] that are due in a step: their sequences, the last hidden row of each, and what they ask for.
 
-    `columns` are records ROW, `counts` the token counts of those that keep them, and `has_bad_words` those that have
-    bad words, both by their place.
+    `columns` are records ROW. `counts` are the token counts of the rows that keep them, `has_bad_words` the rows that
+    have bad words, both by place among the R.
     """
 
+    sequence_ids: tuple[int, ...]
+    rows: Array
+    last_hidden: Array
     columns: npt.NDArray[np.void]
     lists: list[SequenceLists]
     counts: list[tuple[int, TokenCounts]]
@@ -34,8 +38,15 @@ class RowRequests:
     stop_token_ids: Array
     # A stop token ends a row that has so many tokens before it.
     least_tokens: Array
-    # Each row takes its likeliest token as the network gives it, and nothing is told of it.
+    # Each row takes its likeliest token as the network gives it, without log probabilities.
     is_plain_greedy: bool
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def ids(self, chosen: npt.NDArray[np.bool_]) -> tuple[int, ...]:
+        """Gives the sequences of the chosen rows."""
+        return tuple(compress(self.sequence_ids, chosen.tolist()))
 
     def are_stops(self, token_ids: Array, num_tokens: Array) -> npt.NDArray[np.bool_]:
         """Tells which of these tokens, one a row, end their rows, which had so many tokens before."""
@@ -83,13 +94,21 @@ class RequestTable:
         """Forgets a row's lists."""
         del self._lists[row]
 
-    def of(self, rows: Array) -> RowRequests:
-        """Gathers the requests of some rows. Valid as long as each of them belongs to the sequence that it does now."""
+    def counts_of(self, rows: Array) -> list[tuple[int, TokenCounts]]:
+        """Gathers the token counts of the rows that keep them, by place."""
+        lists = enumerate(map(self._lists.__getitem__, rows.tolist()))
+        return [(place, each.counts) for place, each in lists if each.counts is not None]
+
+    def of(self, sequence_ids: tuple[int, ...], rows: Array, last_hidden: Array) -> RowRequests:
+        """Gathers the requests of some rows. Valid as long as each of them belongs to the same sequence."""
         columns = self.columns.take(rows)
         lists = [self._lists[row] for row in rows.tolist()]
         editing = np.flatnonzero(columns["edits_logits"]).tolist()
         is_plain = (columns["temperature"] == 0) & ~columns["edits_logits"] & (columns["logprobs"] < 0)
         return RowRequests(
+            sequence_ids=sequence_ids,
+            rows=rows,
+            last_hidden=last_hidden,
             columns=columns,
             lists=lists,
             counts=[(place, counts) for place in editing if (counts := lists[place].counts) is not None],

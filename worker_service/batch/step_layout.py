@@ -1,4 +1,4 @@
-"""Which sequences of a step compute, are sampled and are told of, and where: the same for most decodes in a row.
+"""The part of a forward batch that most decodes in a row have in common: which rows compute, and which are due.
 
 Knows how far sequences are only by what has ended and what is due. Owns nothing.
 """
@@ -12,107 +12,102 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from worker_service.batch.forward_batch import StepRows
 from worker_service.batch.row_requests import RequestTable
-from worker_service.step import no_ids
+from worker_service.step import NO_IDS
 
 if TYPE_CHECKING:
+    from worker_service.batch.row_requests import RowRequests
     from worker_service.step import Array, Step
 
 Flags = npt.NDArray[np.bool_]
+LayoutKey = tuple[bytes, bytes, bytes]
 
-NO_ROWS = StepRows((), no_ids(), no_ids(), RequestTable(0).of(no_ids()))
+NO_ROWS = RequestTable(0).of((), NO_IDS, NO_IDS)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepState:
-    """All that a layout follows from, beside forks and requests, which come and go with rows.
+def layout_key(step: Step, ended: Flags, is_due: Flags) -> LayoutKey:
+    """Makes the key of a step's layout; the flags [n] say which sequences have ended, and which it computes to the end.
 
-    `rows` [n] are those of the step's sequences; `is_due` tells which have all their tokens computed by this step.
+    With the rows it decides the layout. Forks and requests do too, but rows change hands whenever one comes or goes.
     """
-
-    rows: Array
-    num_new_tokens: Array
-    ended: Flags
-    is_due: Flags
-
-    def equals(self, other: StepState) -> bool:
-        """Tells whether a layout can serve again: rows are the same array as long as none changed hands."""
-        return self.rows is other.rows and self._flags() == other._flags()
-
-    def _flags(self) -> tuple[bytes, bytes, bytes]:
-        return self.num_new_tokens.tobytes(), self.ended.tobytes(), self.is_due.tobytes()
+    return step.num_new_tokens.tobytes(), ended.tobytes(), is_due.tobytes()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepLayout:
-    """Who does what in a step, by places among its n sequences.
+    """Who does what in a step of n sequences, of which C compute tokens, T in all.
 
-    `computing` [C] are the places of those that compute tokens, `rows` and `num_new_tokens` their columns. Token t of
-    the step's T is one of sequence `owners[t]` of those C, and stands `offsets[t]` behind the end of what is computed.
-    `asking` are places that may be told of their prompts, `last_hidden` [n] each one's last hidden row. What
-    `computed_rows` have computed is what `sources` [places] have: a child has what its parent has.
+    `step_rows` [n] are the rows of the step's sequences, `last_hidden` [n] the last hidden row of each. `computing` [C]
+    are the places of those that compute, `rows` and `num_new_tokens` their columns. Token t of the T belongs to
+    sequence `owners[t]` of the C, `offsets[t]` behind the end of what is computed. `prompt_places` are those that may
+    get log probabilities of their prompts. After the step `computed_rows` have as many computed tokens as the places
+    `sources`: a child has those of its parent. `sampled` rows get a token, `beams` get candidates.
     """
 
-    state: StepState
+    step_rows: Array
+    key: LayoutKey
     computing: Array
     rows: Array
     num_new_tokens: Array
     owners: Array
     offsets: Array
     last_hidden: Array
-    asking: list[int]
+    prompt_places: list[int]
     computed_rows: Array
     sources: Array
-    sampled: StepRows
-    beams: StepRows
+    sampled: RowRequests
+    beams: RowRequests
     skipped_ids: tuple[int, ...]
 
+    def holds_for(self, step_rows: Array, key: LayoutKey) -> bool:
+        """Tells whether another step has this layout: its rows are the same array as long as none changed hands."""
+        return self.step_rows is step_rows and self.key == key
 
-def make_layout(step: Step, state: StepState, requests: RequestTable) -> StepLayout:
-    """Finds who does what in a step whose changes were applied."""
-    live = ~state.ended
-    computes = live & (state.num_new_tokens > 0)
-    children = live & (state.num_new_tokens == 0)
+
+def make_layout(step: Step, step_rows: Array, ended: Flags, is_due: Flags, requests: RequestTable) -> StepLayout:
+    """Makes the layout of a step whose changes were applied."""
+    live = ~ended
+    computes = live & (step.num_new_tokens > 0)
+    children = live & (step.num_new_tokens == 0)
     computing = np.flatnonzero(computes)
-    num_new_tokens = state.num_new_tokens[computing]
+    num_new_tokens = step.num_new_tokens[computing]
     ends = num_new_tokens.cumsum()
-    last_hidden = np.zeros(len(state.rows), np.int64)
+    last_hidden = np.zeros(len(step_rows), np.int64)
     last_hidden[computing] = ends - 1
-    sources = np.arange(len(state.rows))
+    sources = np.arange(len(step_rows))
     if np.count_nonzero(children):
         sources[children] = _places_of_parents(step, children)
         last_hidden = last_hidden[sources]
-    is_due = (computes & state.is_due) | children
-    is_beam = requests.columns["num_beam_candidates"][state.rows] > 0
-    asks = requests.columns["prompt_logprobs"][state.rows] >= 0
+    samples = (computes & is_due) | children
+    is_beam = requests.columns["num_beam_candidates"][step_rows] > 0
+    asks = requests.columns["prompt_logprobs"][step_rows] >= 0
 
-    def select(chosen: Flags) -> StepRows:
+    def select(chosen: Flags) -> RowRequests:
         if not np.count_nonzero(chosen):
             return NO_ROWS
-        rows = state.rows[chosen]
         ids = tuple(compress(step.sequence_ids, chosen.tolist()))
-        return StepRows(ids, rows, last_hidden[chosen], requests.of(rows))
+        return requests.of(ids, step_rows[chosen], last_hidden[chosen])
 
     return StepLayout(
-        state=state,
+        step_rows=step_rows,
+        key=layout_key(step, ended, is_due),
         computing=computing,
-        rows=state.rows[computing],
+        rows=step_rows[computing],
         num_new_tokens=num_new_tokens,
         owners=np.arange(len(computing)).repeat(num_new_tokens),
         offsets=np.arange(num_new_tokens.sum()) - ends.repeat(num_new_tokens),
         last_hidden=last_hidden,
-        asking=np.flatnonzero(computes & asks).tolist(),
-        computed_rows=state.rows[live],
+        prompt_places=np.flatnonzero(computes & asks).tolist(),
+        computed_rows=step_rows[live],
         sources=sources[live],
-        sampled=select(is_due & ~is_beam),
-        beams=select(is_due & is_beam),
-        skipped_ids=tuple(compress(step.sequence_ids, state.ended.tolist())),
+        sampled=select(samples & ~is_beam),
+        beams=select(samples & is_beam),
+        skipped_ids=tuple(compress(step.sequence_ids, ended.tolist())),
     )
 
 
 def _places_of_parents(step: Step, children: Flags) -> list[int]:
-    """Where in the step the parent of each child stands."""
+    """Finds where in the step the parent of each child stands."""
     place = {sequence_id: index for index, sequence_id in enumerate(step.sequence_ids)}
     parent_of = {fork.child_id: fork.parent_id for fork in step.forks}
     return [place[parent_of[step.sequence_ids[child]]] for child in np.flatnonzero(children).tolist()]

@@ -20,8 +20,9 @@ from worker_service.steps.validation import check_step
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from worker_service.batch.forward_batch import ForwardBatch, StepRows
     from worker_service.batch.input_batch import InputBatch
+    from worker_service.batch.row_requests import RowRequests
+    from worker_service.batch.step_layout import StepLayout
     from worker_service.cache_engine import CacheEngine
     from worker_service.model_runner import ModelRunner, RunnerOutput
     from worker_service.observe.profiler import Recording
@@ -104,34 +105,30 @@ class StepExecutor:
         planned = time.perf_counter()
         output = self._runner.run(forward_batch, self.batch, self.cache.device_pool)
         self.batch.commit(forward_batch, output.sampled.token_ids, output.sampled.failed)
-        self.batch.end(forward_batch.beams, output.candidates.failed)
+        self.batch.end(forward_batch.layout.beams, output.candidates.failed)
         times.begun_at = started
         times.cache_operations_seconds = moved - started
         times.forward_seconds = planned - moved + output.forward_seconds
         times.sample_seconds = output.sample_seconds
-        return _result(step, forward_batch, output, times)
+        return _make_result(step, forward_batch.layout, output, times)
 
 
-def _result(step: Step, forward_batch: ForwardBatch, output: RunnerOutput, times: StepTimes) -> StepResult:
+def _make_result(step: Step, layout: StepLayout, output: RunnerOutput, times: StepTimes) -> StepResult:
     sampled, candidates = output.sampled, output.candidates
-    sequence_ids, token_ids, beam_ids = (
-        forward_batch.sampled.sequence_ids,
-        sampled.token_ids,
-        forward_batch.beams.sequence_ids,
-    )
+    sequence_ids, token_ids, beam_ids = layout.sampled.sequence_ids, sampled.token_ids, layout.beams.sequence_ids
     failures: tuple[tuple[int, BlockyardError], ...] = ()
     if np.count_nonzero(sampled.failed) or np.count_nonzero(candidates.failed):
-        failures = (*_failures(forward_batch.sampled, sampled), *_failures(forward_batch.beams, candidates))
-        sequence_ids, token_ids = forward_batch.sampled.ids(~sampled.failed), token_ids[~sampled.failed]
-        beam_ids = forward_batch.beams.ids(~candidates.failed)
+        failures = (*_failures(layout.sampled, sampled), *_failures(layout.beams, candidates))
+        sequence_ids, token_ids = layout.sampled.ids(~sampled.failed), token_ids[~sampled.failed]
+        beam_ids = layout.beams.ids(~candidates.failed)
     return StepResult(
         step.epoch,
         step.step_id,
         sequence_ids,
         tuple(token_ids.tolist()),
-        forward_batch.skipped_ids,
+        layout.skipped_ids,
         failures,
-        logprob_sequence_ids=forward_batch.sampled.ids(sampled.has_logprobs),
+        logprob_sequence_ids=layout.sampled.ids(sampled.has_logprobs),
         logprobs=sampled.logprobs,
         prompt_logprobs=output.prompt_logprobs,
         beam_sequence_ids=beam_ids,
@@ -140,13 +137,13 @@ def _result(step: Step, forward_batch: ForwardBatch, output: RunnerOutput, times
     )
 
 
-def _failures(rows: StepRows, output: Sampled | Candidates) -> Iterator[tuple[int, BlockyardError]]:
-    """Why each of the rows failed that did."""
+def _failures(requests: RowRequests, output: Sampled | Candidates) -> Iterator[tuple[int, BlockyardError]]:
+    """Gives each row that failed its error."""
     if not np.count_nonzero(output.failed):
         return
-    for sequence_id in rows.ids(output.failed & ~output.finite):
+    for sequence_id in requests.ids(output.failed & ~output.finite):
         message = "the model's logits are not finite numbers: its weights may be damaged, or too large for its dtype"
         yield sequence_id, BlockyardError(Reason.NOT_FINITE, message)
-    for sequence_id in rows.ids(output.failed & output.finite):
+    for sequence_id in requests.ids(output.failed & output.finite):
         message = "no token is possible here: what the request allows, forbids and needs before it may end excludes all"
         yield sequence_id, BlockyardError(Reason.NO_TOKEN_POSSIBLE, message)

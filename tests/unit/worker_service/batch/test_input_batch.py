@@ -33,7 +33,7 @@ def run(batch: InputBatch, tokens: list[int] | None = None, failed: list[bool] |
     asked = step(**fields)
     batch.apply(asked)
     work = batch.make_forward_batch(asked)
-    tokens = tokens if tokens is not None else [50] * len(work.sampled.sequence_ids)
+    tokens = tokens if tokens is not None else [50] * len(work.layout.sampled.sequence_ids)
     batch.commit(work, ints(*tokens), np.array(failed if failed is not None else [False] * len(tokens), np.bool_))
     return work
 
@@ -47,11 +47,12 @@ def test_a_prompt_is_computed_in_pieces_and_sampled_with_its_last(batch: InputBa
     one = new(7, list(range(10)), [3, 4])
     work = run(batch, new_sequences=(one,), sequence_ids=(7,), num_new_tokens=[6])
     assert work.token_ids.tolist() == list(range(6))
-    assert (work.seq_lens.tolist(), work.sampled.sequence_ids) == ([6], ())
+    assert (work.seq_lens.tolist(), work.layout.sampled.sequence_ids) == ([6], ())
     assert work.block_tables.tolist() == [[3]]
     work = run(batch, [42], sequence_ids=(7,), num_new_tokens=[4])
     assert work.token_ids.tolist() == [6, 7, 8, 9]
-    assert (work.seq_lens.tolist(), work.sampled.sequence_ids, work.sampled.last_hidden.tolist()) == ([10], (7,), [3])
+    sampled = work.layout.sampled
+    assert (work.seq_lens.tolist(), sampled.sequence_ids, sampled.last_hidden.tolist()) == ([10], (7,), [3])
     assert work.block_tables.tolist() == [[3, 4]]
     work = run(batch, [43], sequence_ids=(7,), num_new_tokens=[1])
     assert (work.token_ids.tolist(), work.seq_lens.tolist()) == ([42], [11])
@@ -66,7 +67,7 @@ def test_a_mixed_step_keeps_the_order_of_the_request(batch: InputBatch) -> None:
     assert work.token_ids.tolist() == [30, 6, 7, 8, 20]
     assert work.seq_lens.tolist() == [4, 3, 3]
     assert work.block_tables[:, 0].tolist() == [2, 5, 1]
-    assert (work.sampled.sequence_ids, work.sampled.last_hidden.tolist()) == ((2, 1), [0, 4])
+    assert (work.layout.sampled.sequence_ids, work.layout.sampled.last_hidden.tolist()) == ((2, 1), [0, 4])
     assert batch.token_ids(1).tolist() == [1, 2, 20, 21]
     assert batch.token_ids(2).tolist() == [3, 4, 5, 30, 31]
 
@@ -75,7 +76,7 @@ def test_computed_tokens_are_not_computed_again(batch: InputBatch) -> None:
     one = new(1, list(range(20)), [1, 2, 3], num_computed_tokens=16)
     work = run(batch, new_sequences=(one,), sequence_ids=(1,), num_new_tokens=[4])
     assert work.token_ids.tolist() == [16, 17, 18, 19]
-    assert (work.seq_lens.tolist(), work.sampled.sequence_ids) == ([20], (1,))
+    assert (work.seq_lens.tolist(), work.layout.sampled.sequence_ids) == ([20], (1,))
 
 
 def test_a_fork_copies_its_parent_and_goes_its_own_way(batch: InputBatch) -> None:
@@ -85,17 +86,17 @@ def test_a_fork_copies_its_parent_and_goes_its_own_way(batch: InputBatch) -> Non
     asked = {"forks": forks, "sequence_ids": (1, 2, 3), "num_new_tokens": [1, 0, 0]}
     work = run(batch, [10, 11, 12], **asked)
     assert work.token_ids.tolist() == [3]
-    assert (work.sampled.sequence_ids, work.sampled.last_hidden.tolist()) == ((1, 2, 3), [0, 0, 0])
+    assert (work.layout.sampled.sequence_ids, work.layout.sampled.last_hidden.tolist()) == ((1, 2, 3), [0, 0, 0])
     assert [batch.token_ids(i).tolist()[3:] for i in (1, 2, 3)] == [[10], [11], [12]]
     work = run(batch, sequence_ids=(3, 1, 2), num_new_tokens=[1, 1, 1], replaced_tables=((2, ints(5)), (3, ints(6))))
     assert work.token_ids.tolist() == [12, 10, 11]
     assert work.block_tables[:, 0].tolist() == [6, 1, 5]
-    columns = batch.sample_rows(work.sampled).columns
+    columns = batch.sample_rows(work.layout.sampled).columns
     assert columns["sequence_index"].tolist() == [2, 0, 1]
     assert columns["seed"].tolist() == [9, 9, 9]
     counts = [
         dict(zip(x.counts.token_ids, x.counts.output_counts, strict=True))
-        for x in batch.sample_rows(work.sampled).lists
+        for x in batch.sample_rows(work.layout.sampled).lists
         if x.counts
     ]
     assert counts == [{1: 0, 2: 0, 3: 0, t: 1, 50: 1} for t in (12, 10, 11)]
@@ -109,7 +110,7 @@ def test_a_parent_that_starts_in_this_step_is_forked_after_it_was_added(batch: I
         "num_new_tokens": [0, 3],
     }
     work = run(batch, [11, 10], **asked)
-    assert (work.sampled.sequence_ids, work.sampled.last_hidden.tolist()) == ((2, 1), [2, 2])
+    assert (work.layout.sampled.sequence_ids, work.layout.sampled.last_hidden.tolist()) == ((2, 1), [2, 2])
     assert batch.token_ids(2).tolist() == [1, 2, 3, 11]
 
 
@@ -119,8 +120,8 @@ def test_a_sequence_that_is_finished_and_new_starts_anew(batch: InputBatch) -> N
     again = new(1, [1, 2, 9], [4], prompt_length=2)
     asked = {"finished_sequence_ids": (1, 99), "new_sequences": (again,), "sequence_ids": (1,), "num_new_tokens": [3]}
     work = run(batch, [10], **asked)
-    assert (work.skipped_ids, work.token_ids.tolist()) == ((), [1, 2, 9])
-    assert batch.sample_rows(work.sampled).positions.tolist() == [2]
+    assert (work.layout.skipped_ids, work.token_ids.tolist()) == ((), [1, 2, 9])
+    assert batch.sample_rows(work.layout.sampled).positions.tolist() == [2]
     assert len(batch) == 1
 
 
@@ -130,10 +131,10 @@ def test_a_stop_token_ends_the_row_after_min_tokens_only(batch: InputBatch) -> N
     run(batch, [50, 50], new_sequences=(one, two), sequence_ids=(1, 2), num_new_tokens=[2, 2])
     run(batch, [50, 50], sequence_ids=(1, 2), num_new_tokens=[1, 1])
     work = run(batch, [50, 50], sequence_ids=(1, 2), num_new_tokens=[1, 1])
-    assert work.skipped_ids == ()
+    assert work.layout.skipped_ids == ()
     for _ in range(2):
         work = run(batch, [51], sequence_ids=(1, 2), num_new_tokens=[1, 1])
-        assert (work.skipped_ids, work.sampled.sequence_ids, work.rows.size) == ((1,), (2,), 1)
+        assert (work.layout.skipped_ids, work.layout.sampled.sequence_ids, work.layout.rows.size) == ((1,), (2,), 1)
     assert batch.token_ids(1).tolist() == [1, 2, 50, 50, 50]
 
 
@@ -141,13 +142,14 @@ def test_a_row_that_failed_computes_nothing_more(batch: InputBatch) -> None:
     news = (new(1, [1], [1]), new(2, [2], [2]))
     run(batch, [0, 5], failed=[True, False], new_sequences=news, sequence_ids=(1, 2), num_new_tokens=[1, 1])
     work = run(batch, [6], sequence_ids=(1, 2), num_new_tokens=[1, 1])
-    assert (work.skipped_ids, work.sampled.sequence_ids) == ((1,), (2,))
+    assert (work.layout.skipped_ids, work.layout.sampled.sequence_ids) == ((1,), (2,))
 
 
 def test_a_step_of_ended_rows_alone_computes_nothing(batch: InputBatch) -> None:
     run(batch, [50], new_sequences=(new(1, [1], [1], stop_token_ids=(50,)),), sequence_ids=(1,), num_new_tokens=[1])
     work = run(batch, [], sequence_ids=(1,), num_new_tokens=[1])
-    assert (work.skipped_ids, work.rows.size, work.token_ids.size, work.block_tables.shape) == ((1,), 0, 0, (0, 0))
+    assert (work.layout.skipped_ids, work.layout.rows.size) == ((1,), 0)
+    assert (work.token_ids.size, work.block_tables.shape) == (0, (0, 0))
 
 
 def test_tables_grow_and_are_replaced_as_a_whole_last(batch: InputBatch) -> None:
@@ -169,7 +171,7 @@ def test_more_sequences_than_expected_find_rows(batch: InputBatch) -> None:
         assert batch.block_table(index).tolist() == [index + 1]
     run(batch, [63] * 30, sequence_ids=tuple(range(30)), num_new_tokens=[1] * 30)
     work = run(batch, sequence_ids=tuple(range(30)), num_new_tokens=[1] * 30)
-    assert work.skipped_ids == tuple(range(4, 30, 5))
+    assert work.layout.skipped_ids == tuple(range(4, 30, 5))
     batch.clear()
     assert len(batch) == 0
     assert 3 not in batch
@@ -183,8 +185,8 @@ def test_a_reused_row_remembers_nothing(batch: InputBatch) -> None:
     run(batch, finished_sequence_ids=(1,))
     for index in range(2, 6):
         work = run(batch, [50], new_sequences=(new(index, [1], [1]),), sequence_ids=(index,), num_new_tokens=[1])
-        assert not batch.sample_rows(work.sampled).columns["edits_logits"].any()
-        assert run(batch, [50], sequence_ids=(index,), num_new_tokens=[1]).skipped_ids == ()
+        assert not batch.sample_rows(work.layout.sampled).columns["edits_logits"].any()
+        assert run(batch, [50], sequence_ids=(index,), num_new_tokens=[1]).layout.skipped_ids == ()
 
 
 def test_how_far_an_unknown_sequence_is_reads_as_zero(batch: InputBatch) -> None:

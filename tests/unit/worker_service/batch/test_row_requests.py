@@ -23,12 +23,16 @@ def request(stop_token_ids: tuple[int, ...] = (), min_tokens: int = 0, **fields:
     return NewSequence(1, 0, np.arange(3), 3, 0, no_ids(), sampling, min_tokens, stop_token_ids)
 
 
+def gather(table: RequestTable, rows: Array) -> RowRequests:
+    return table.of(tuple(rows.tolist()), rows, np.zeros_like(rows))
+
+
 def requests_of(*sequences: NewSequence) -> RowRequests:
     table = RequestTable(VOCAB)
     table.grow(len(sequences) + 1)
     for row, sequence in enumerate(sequences, 1):
         table.add(row, sequence)
-    return table.of(np.arange(1, len(sequences) + 1))
+    return gather(table, np.arange(1, len(sequences) + 1))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +87,7 @@ def test_a_fork_asks_for_what_its_parent_asks_for() -> None:
     table.grow(2)
     table.add(0, request((4,), min_tokens=1, frequency_penalty=1.0, seed=5))
     table.fork(0, 1, sequence_index=3)
-    both = table.of(ints(0, 1))
+    both = gather(table, ints(0, 1))
     assert both.columns["sequence_index"].tolist() == [0, 3]
     assert both.columns["seed"].tolist() == [5, 5]
     assert both.are_stops(ints(4, 4), ints(9, 9)).all()
@@ -99,6 +103,6 @@ def test_a_table_grows_around_its_rows() -> None:
     table.add(2, request((5, 6, 7)))
     table.forget(2)
     table.add(2, request((8,)))
-    both = table.of(ints(0, 2))
+    both = gather(table, ints(0, 2))
     assert both.columns["seed"].tolist() == [7, 0]
     assert both.are_stops(ints(4, 6), ints(3, 3)).tolist() == [True, False]

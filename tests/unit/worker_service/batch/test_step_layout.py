@@ -41,7 +41,7 @@ def plan(batch: InputBatch, work: dict[int, int], **fields: Any) -> ForwardBatch
 
 
 def commit(batch: InputBatch, work: ForwardBatch, token_id: int = 7, failed: bool = False) -> None:
-    count = len(work.sampled)
+    count = len(work.layout.sampled)
     batch.commit(work, np.full(count, token_id), np.full(count, failed))
 
 
@@ -63,7 +63,8 @@ def batch() -> InputBatch:
 
 
 def kept(work: ForwardBatch) -> tuple[Any, ...]:
-    return work.rows, work.num_new_tokens, work.sampled, work.beams, work.computed_rows
+    layout = work.layout
+    return layout.rows, layout.num_new_tokens, layout.sampled, layout.beams, layout.computed_rows
 
 
 def is_kept(before: ForwardBatch, after: ForwardBatch) -> bool:
@@ -91,13 +92,13 @@ def test_a_table_that_grows_or_is_replaced_is_seen_at_once(batch: InputBatch) ->
     assert [work.block_tables[:, 0].tolist() for work in (first, grown, replaced)] == [[1, 2], [1, 2], [40, 42]]
 
 
-def test_another_order_is_another_roster(batch: InputBatch) -> None:
+def test_another_order_is_another_layout(batch: InputBatch) -> None:
     decode(batch, 1, 2)
     work = decode(batch, 2, 1)
-    assert (work.sampled.sequence_ids, work.seq_lens.tolist()) == ((2, 1), [5, 4])
+    assert (work.layout.sampled.sequence_ids, work.seq_lens.tolist()) == ((2, 1), [5, 4])
 
 
-def test_other_numbers_of_tokens_are_another_roster(batch: InputBatch) -> None:
+def test_other_numbers_of_tokens_are_another_layout(batch: InputBatch) -> None:
     pieces = new(3, 9)
     first = plan(batch, {1: 1, 3: 4}, new_sequences=(pieces,))
     commit(batch, first)
@@ -106,15 +107,15 @@ def test_other_numbers_of_tokens_are_another_roster(batch: InputBatch) -> None:
     assert is_kept(first, second)
     assert second.token_ids.tolist() == [7, 4, 5, 6, 7]
     last = plan(batch, {1: 1, 3: 1})
-    assert (last.sampled.sequence_ids, last.token_ids.tolist()) == ((1, 3), [7, 8])
+    assert (last.layout.sampled.sequence_ids, last.token_ids.tolist()) == ((1, 3), [7, 8])
 
 
 def test_the_same_numbers_sample_when_the_prompt_is_done(batch: InputBatch) -> None:
     first = plan(batch, {3: 2}, new_sequences=(new(3, 4),))
     commit(batch, first)
-    assert first.sampled.sequence_ids == ()
+    assert first.layout.sampled.sequence_ids == ()
     second = plan(batch, {3: 2})
-    assert (second.sampled.sequence_ids, second.sampled.last_hidden.tolist()) == ((3,), [1])
+    assert (second.layout.sampled.sequence_ids, second.layout.sampled.last_hidden.tolist()) == ((3,), [1])
 
 
 def test_a_row_that_ends_drops_out(batch: InputBatch) -> None:
@@ -122,15 +123,16 @@ def test_a_row_that_ends_drops_out(batch: InputBatch) -> None:
     commit_of_one = plan(batch, {1: 1, 2: 1})
     batch.commit(commit_of_one, ints(STOP, 7), np.zeros(2, np.bool_))
     for _ in range(2):
-        work = decode(batch, 1, 2)
-        assert (work.skipped_ids, work.sampled.sequence_ids, work.computed_rows.size) == ((1,), (2,), 1)
+        layout = decode(batch, 1, 2).layout
+        ids = layout.skipped_ids, layout.sampled.sequence_ids
+        assert (ids, layout.computed_rows.size) == (((1,), (2,)), 1)
 
 
 def test_rows_that_fail_drop_out(batch: InputBatch) -> None:
     decode(batch, 1, 2)
     decode(batch, 1, 2, failed=True)
     work = decode(batch, 1, 2)
-    assert (work.skipped_ids, work.rows.size, work.token_ids.size) == ((1, 2), 0, 0)
+    assert (work.layout.skipped_ids, work.layout.rows.size, work.token_ids.size) == ((1, 2), 0, 0)
 
 
 def test_a_sequence_that_was_finished_leaves_its_row_to_another(batch: InputBatch) -> None:
@@ -138,9 +140,9 @@ def test_a_sequence_that_was_finished_leaves_its_row_to_another(batch: InputBatc
     other = new(3, 5, SamplingParams(seed=4), stop_token_ids=())
     work = plan(batch, {3: 5, 2: 1}, finished_sequence_ids=(1,), new_sequences=(other,))
     commit(batch, work, token_id=STOP)
-    assert work.rows.tolist() == first.rows.tolist()
-    assert work.sampled.requests.columns["seed"].tolist() == [4, 0]
-    assert decode(batch, 3, 2).skipped_ids == (2,)
+    assert work.layout.rows.tolist() == first.layout.rows.tolist()
+    assert work.layout.sampled.columns["seed"].tolist() == [4, 0]
+    assert decode(batch, 3, 2).layout.skipped_ids == (2,)
 
 
 def test_a_preempted_sequence_starts_anew_under_its_id(batch: InputBatch) -> None:
@@ -148,9 +150,9 @@ def test_a_preempted_sequence_starts_anew_under_its_id(batch: InputBatch) -> Non
     again = new(1, 4, prompt_length=2, token_ids=ints(0, 1, 7, 7), block_ids=ints(60), min_tokens=4)
     commit(batch, plan(batch, {1: 4, 2: 1}, finished_sequence_ids=(1,), new_sequences=(again,)), token_id=STOP)
     work = decode(batch, 1, 2, token_id=STOP)
-    assert (work.skipped_ids, work.token_ids.tolist(), work.block_tables[0, 0]) == ((2,), [STOP], 60)
-    assert decode(batch, 1, 2, token_id=STOP).skipped_ids == (2,)
-    assert decode(batch, 1, 2).skipped_ids == (1, 2)
+    assert (work.layout.skipped_ids, work.token_ids.tolist(), work.block_tables[0, 0]) == ((2,), [STOP], 60)
+    assert decode(batch, 1, 2, token_id=STOP).layout.skipped_ids == (2,)
+    assert decode(batch, 1, 2).layout.skipped_ids == (1, 2)
 
 
 def test_a_preempted_sequence_that_finds_its_blocks_again_is_no_steady_decode(batch: InputBatch) -> None:
@@ -159,9 +161,9 @@ def test_a_preempted_sequence_that_finds_its_blocks_again_is_no_steady_decode(ba
     before = decode(batch, 3)
     again = new(3, 4, penalized, prompt_length=2, token_ids=ints(0, 1, 7, 7), num_computed_tokens=3)
     after = decode(batch, 3, token_id=9, finished_sequence_ids=(3,), new_sequences=(again,))
-    assert after.rows.tolist() == before.rows.tolist()
+    assert after.layout.rows.tolist() == before.layout.rows.tolist()
     assert not is_kept(before, after)
-    ((_, counts),) = decode(batch, 3, token_id=8).sampled.requests.counts
+    ((_, counts),) = decode(batch, 3, token_id=8).layout.sampled.counts
     assert dict(zip(counts.token_ids.tolist(), counts.output_counts.tolist(), strict=True)) == {
         0: 0, 1: 0, 7: 2, 8: 1, 9: 1
     }  # fmt: skip
@@ -173,13 +175,12 @@ def test_a_fork_takes_a_row_and_its_own_counts(batch: InputBatch) -> None:
     before = decode(batch, 3)
     work = plan(batch, {3: 1, 4: 0}, forks=(Fork(3, 4, 1, ints(3, 51)),))
     batch.commit(work, ints(20, 21), np.zeros(2, np.bool_))
-    assert work.sampled.sequence_ids == (3, 4)
-    assert work.sampled.requests.columns["sequence_index"].tolist() == [0, 1]
+    assert work.layout.sampled.sequence_ids == (3, 4)
+    assert work.layout.sampled.columns["sequence_index"].tolist() == [0, 1]
     both = decode(batch, 3, 4)
     assert not is_kept(before, both)
-    outputs = [
-        dict(zip(c.token_ids.tolist(), c.output_counts.tolist(), strict=True)) for _, c in both.sampled.requests.counts
-    ]
+    counts = [counts for _, counts in both.layout.sampled.counts]
+    outputs = [dict(zip(c.token_ids.tolist(), c.output_counts.tolist(), strict=True)) for c in counts]
     assert outputs == [{0: 0, 1: 0, 7: 3, 20: 1}, {0: 0, 1: 0, 7: 3, 21: 1}]
 
 
@@ -188,7 +189,7 @@ def test_more_rows_than_expected_disturb_nobody(batch: InputBatch) -> None:
     others = tuple(map(new, range(3, 20)))
     commit(batch, plan(batch, {one.sequence_id: 2 for one in others}, new_sequences=others))
     work = decode(batch, 1, 2)
-    assert (work.rows.tolist(), work.seq_lens.tolist()) == (before.rows.tolist(), [4, 5])
+    assert (work.layout.rows.tolist(), work.seq_lens.tolist()) == (before.layout.rows.tolist(), [4, 5])
     assert batch.token_ids(1).tolist() == [0, 1, 7, 7, 7]
 
 
@@ -201,17 +202,18 @@ def test_an_epoch_that_uses_the_same_ids_finds_nothing_of_the_last(batch: InputB
     assert (work.token_ids.tolist(), work.seq_lens.tolist()) == ([0, 5], [1, 1])
 
 
-def test_a_question_in_between_changes_nothing(batch: InputBatch) -> None:
+def test_a_query_in_between_changes_nothing(batch: InputBatch) -> None:
     first = decode(batch, 1, 2)
     batch.progress_of((2, 77))
     second = decode(batch, 1, 2)
-    assert second.rows.tolist() == first.rows.tolist()
+    assert second.layout.rows.tolist() == first.layout.rows.tolist()
     assert second.seq_lens.tolist() == [4, 5]
 
 
 def test_arrays_are_as_the_forward_pass_takes_them(batch: InputBatch) -> None:
     work = plan(batch, {2: 1, 3: 6, 1: 1}, new_sequences=(new(3, 6),))
-    columns = (work.rows, work.num_new_tokens, work.seq_lens, work.token_ids, work.sampled.last_hidden)
+    layout = work.layout
+    columns = (layout.rows, layout.num_new_tokens, work.seq_lens, work.token_ids, layout.sampled.last_hidden)
     assert all(column.dtype == np.int64 and column.flags.c_contiguous for column in columns)
     assert work.block_tables.dtype == np.int32
     assert work.block_tables.flags.c_contiguous
@@ -274,21 +276,21 @@ class Traffic:
         return count
 
     def tokens(self, work: ForwardBatch) -> Array:
-        return ints(*(self.random.choice((7, 8, 9, 10, STOP)) for _ in range(len(work.sampled))))
+        return ints(*(self.random.choice((7, 8, 9, 10, STOP)) for _ in range(len(work.layout.sampled))))
 
 
 def told(batch: InputBatch, work: ForwardBatch) -> list[Any]:
     """All that others see of what a step computes."""
-    columns = (work.rows, work.num_new_tokens, work.seq_lens, work.block_tables, work.token_ids)
-    settled = dict(zip(work.computed_rows.tolist(), work.computed_lengths.tolist(), strict=True))
+    columns = (work.layout.rows, work.layout.num_new_tokens, work.seq_lens, work.block_tables, work.token_ids)
+    settled = dict(zip(work.layout.computed_rows.tolist(), work.computed_lengths.tolist(), strict=True))
     prompts = [(p.sequence_id, p.first_position, p.token_ids.tolist(), p.first_hidden) for p in work.prompts]
-    asked = batch.sample_rows(work.sampled)
+    asked = batch.sample_rows(work.layout.sampled)
     outputs = {place: output.tolist() for place, output in asked.outputs.items()}
     counts = [(c.token_ids.tolist(), c.output_counts.tolist()) for x in asked.lists if (c := x.counts)]
-    rows = (work.sampled.sequence_ids, work.sampled.last_hidden.tolist(), work.skipped_ids)
+    rows = (work.layout.sampled.sequence_ids, work.layout.sampled.last_hidden.tolist(), work.layout.skipped_ids)
     return [
         *(column.tolist() for column in columns), settled, prompts, rows,
-        asked.columns.tolist(), asked.positions.tolist(), outputs, counts, work.sampled.requests.is_plain_greedy,
+        asked.columns.tolist(), asked.positions.tolist(), outputs, counts, work.layout.sampled.is_plain_greedy,
     ]  # fmt: skip
 
 
@@ -303,7 +305,7 @@ def test_what_is_kept_is_what_would_be_found(seed: int) -> None:
         forgetting.progress_of((-1,))
         works = keeping.make_forward_batch(asked), forgetting.make_forward_batch(asked)
         assert told(keeping, works[0]) == told(forgetting, works[1])
-        tokens, failed = traffic.tokens(works[0]), np.zeros(len(works[0].sampled), np.bool_)
+        tokens, failed = traffic.tokens(works[0]), np.zeros(len(works[0].layout.sampled), np.bool_)
         for batch, work in zip((keeping, forgetting), works, strict=True):
             batch.commit(work, tokens, failed)
     for sequence_id in traffic.lengths:
