@@ -97,6 +97,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._running = asyncio.Event()
         if not paused:
             self._running.set()
+        # Steps without requests would keep the processor busy all through every test.
+        self._has_requests = asyncio.Event()
         self._changed = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
         self._stepping: asyncio.Task[None] | None = None
@@ -235,8 +237,11 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def _step_for_ever(self) -> None:
         while True:
+            await self._has_requests.wait()
             await self._running.wait()
             await self.step()
+            if not self.live:
+                self._has_requests.clear()
             await asyncio.sleep(self._step_seconds)
 
     async def Attach(self, request_iterator: Any, context: Any) -> AsyncIterator[scheduler_pb2.AttachResponse]:
@@ -298,6 +303,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         gateway.put(scheduler_pb2.AttachResponse(accepted=[accepted]))
         request.readers[gateway] = handle
         (self.live if request.running else self.retained)[name] = request
+        self._has_requests.set()
 
     def _resume(self, gateway: Gateway, name: str, handle: int) -> None:
         request = self.live.get(name) or self.retained.get(name)
