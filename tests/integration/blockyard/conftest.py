@@ -1,3 +1,3 @@
-from tests.unit.blockyard.conftest import fake_services
+from tests.unit.blockyard.conftest import fake_services, repository
 
-__all__ = ["fake_services"]
+__all__ = ["fake_services", "repository"]

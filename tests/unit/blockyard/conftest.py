@@ -1,7 +1,8 @@
-"""A fake gateway: for callers with a loop, for callers without, and as a process in place of the services."""
+"""What the tests of the shared package need: a fake gateway in several ways, and the files of a model."""
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -58,3 +59,24 @@ def fake_services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(LocalSystem, "services", services)
     return tmp_path
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A model's folder as hubs have it, with much that no service needs."""
+    folder = tmp_path / "repository"
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps({"name": name}))
+    for name in (
+        "model.safetensors",
+        "consolidated.safetensors",
+        "pytorch_model.bin",
+        "original/params.json",
+        "checkpoint-9/model.safetensors",
+        "checkpoint-9/tokenizer.json",
+        "tokenizer_code.py",
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(name.encode() * 100)
+    return folder
