@@ -17,7 +17,7 @@ from gateway.live.continuation import NOWHERE, check_ends, check_positions, make
 from gateway.live.outstanding import RETRY_SECONDS
 from gateway.naming import check_request_id, is_request_id, wire_id
 from gateway.observe.request_log import begin_request_log, take_over_request_log
-from gateway.preparation import Preparation
+from gateway.preparation import Preparation, Prepared
 from gateway.request import ModelCard
 from gateway.scheduler_messages import Cancelled
 from gateway.text.encoding import Encoding
@@ -128,7 +128,9 @@ class GenerationService:
         # How much is left of the time that it had is the scheduler's to know.
         submission = replace(resumed.submission, remaining_seconds=None)
         request_log = take_over_request_log(submission.request_id, submission.trace_context)
-        return self._preparation.make_state(submission, self._facts().determinism_id, request_log)
+        return self._preparation.make_state(
+            Prepared(state_codec.request_of(submission), submission), self._facts().determinism_id, request_log
+        )
 
     async def _begin(self, request: GenerationRequest, positions: Mapping[int, Position]) -> RequestState:
         """Begins a request that is not here. Where its client knows the tokens that it has, it goes on behind them."""
@@ -136,7 +138,8 @@ class GenerationService:
         is_new = not any(position.num_tokens for position in positions.values()) and self._is_new(request)
         with request_log.beginning(), self._admission.beginning(is_new=is_new):
             self._facts()
-            submission = await self._preparation.make_submission(request, self._facts)
+            prepared = await self._preparation.prepare(request, self._facts)
+            submission = prepared.submission
             check_positions(positions, submission)
             if known := self._find(submission):
                 request_log.on_joined()
@@ -144,7 +147,7 @@ class GenerationService:
             records = make_records(positions, submission)
             # Whose tokens the client has is not known: the answer may be one of two workers that differ.
             determinism_id = "" if records else self._facts().determinism_id
-            state = self._preparation.make_state(submission, determinism_id, request_log, is_known=bool(records))
+            state = self._preparation.make_state(prepared, determinism_id, request_log, is_known=bool(records))
             if records:
                 state.take_records(records)
                 check_ends(positions, state)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from blockyard.errors import BlockyardError, invalid
 from gateway.codec import state as state_codec
@@ -41,6 +41,13 @@ async def _result_or_violations(work: Awaitable[T]) -> tuple[T | None, tuple[Vio
         return None, error.violations
 
 
+class Prepared(NamedTuple):
+    """A request with the warnings that it has earned, and what the scheduler is sent of it."""
+
+    request: GenerationRequest
+    submission: Submission
+
+
 class Preparation:
     """Knows the model. One for each process.
 
@@ -74,7 +81,7 @@ class Preparation:
             max_tokens = 1
         return max(1, max_model_len - max_tokens)
 
-    async def make_submission(self, request: GenerationRequest, facts: Callable[[], ModelFacts]) -> Submission:
+    async def prepare(self, request: GenerationRequest, facts: Callable[[], ModelFacts]) -> Prepared:
         """Makes what the scheduler is sent of a request, which has its id.
 
         Raises BlockyardError: every violation at once, or what `facts` raises, which is asked when they are needed.
@@ -108,18 +115,19 @@ class Preparation:
         )
         # An array, since it is kept as long as the request.
         name, prompt = wire_id(request.tenant, request.request_id), array("I", token_ids)
-        return state_codec.with_state(replace(submission, request_id=name, prompt_token_ids=prompt), request)
+        submission = replace(submission, request_id=name, prompt_token_ids=prompt)
+        return Prepared(request, state_codec.with_state(submission, request))
 
     def make_state(
-        self, submission: Submission, determinism_id: str, request_log: RequestLog, *, is_known: bool = False
+        self, prepared: Prepared, determinism_id: str, request_log: RequestLog, *, is_known: bool = False
     ) -> RequestState:
         """Makes the transcript of a request that this or another gateway has prepared, with nothing in it.
 
         `is_known`: a scheduler that is gone had accepted it.
         """
+        request, submission = prepared
         if (context := request_log.span.context) is not None:
             submission = replace(submission, trace_context=context)
-        request = state_codec.request_of(submission)
         now = asyncio.get_running_loop().time()
         remaining = submission.remaining_seconds
         prompt_token_ids, sampling = submission.prompt_token_ids, submission.sampling
@@ -134,6 +142,7 @@ class Preparation:
                 outlives_readers=request.on_disconnect is OnDisconnect.KEEP,
                 deadline_at=None if remaining is None else now + remaining,
                 is_known=is_known,
+                front_state=request.front_state,
             ),
             self._answers_of(request, submission),
             determinism_id=determinism_id,

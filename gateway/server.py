@@ -23,8 +23,8 @@ from blockyard.settings import SettingsError, load
 from blockyard.telemetry import EventLogger
 from gateway.access import make_access
 from gateway.config import GatewayConfiguration
-from gateway.fronts.grpc_api.admin import SERVICE_NAME as ADMIN_SERVICE_NAME
-from gateway.fronts.grpc_api.admin import AdminServicer
+from gateway.fronts.grpc_api.admin_servicer import SERVICE_NAME as ADMIN_SERVICE_NAME
+from gateway.fronts.grpc_api.admin_servicer import AdminServicer
 from gateway.fronts.grpc_api.servicer import SERVICE, InferenceServicer, add_inference_service
 from gateway.fronts.http.metrics import add_metrics
 from gateway.fronts.http.server import HttpFront

@@ -137,6 +137,11 @@ class Reader:
         """The request as it was sent, its prompt as ids and its defaults filled in."""
         return state_codec.request_of(self.state.submission)
 
+    @property
+    def front_state(self) -> bytes:
+        """What the front that took the request left with it."""
+        return self.state.origin.front_state
+
     def check(self) -> None:
         """Raises BlockyardError FIELD_INVALID for positions that are known to be none."""
         for cursor in self._cursors:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Origin:
     """How a request came. `outlives_readers`: it runs on when the last one has left. Times are the loop's, in seconds.
 
-    `is_known`: some scheduler accepted it before this gateway saw it.
+    `is_known`: some scheduler accepted it before this gateway saw it. `front_state`: see GenerationRequest.
     """
 
     accepted: Accepted
@@ -35,6 +35,7 @@ class Origin:
     outlives_readers: bool = False
     deadline_at: float | None = None
     is_known: bool = False
+    front_state: bytes = b""
 
 
 class Listener(Protocol):

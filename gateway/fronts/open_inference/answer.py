@@ -9,9 +9,8 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from blockyard.open_inference.v2 import open_inference_pb2
 from gateway.fronts.open_inference.call import MODEL_VERSION, OUTPUTS
-from gateway.fronts.open_inference.tensors import Output, write_outputs
+from gateway.fronts.open_inference.messages import InferResponse, Output
 from gateway.fronts.openai import logprobs as shapes
 from gateway.request import Delta, Finished
 
@@ -20,11 +19,8 @@ if TYPE_CHECKING:
 
     from blockyard.errors import BlockyardError
     from gateway.fronts.open_inference.call import InferCall
-    from gateway.fronts.open_inference.tensors import Response
     from gateway.request import Accepted, Event, TokenLogprobs
 
-# Marks the last response.
-_FINAL = "triton_final_response"
 # What Triton's vLLM backend says of a choice that has not ended.
 _UNFINISHED = b"None"
 
@@ -96,16 +92,17 @@ class Answer:
                 self._errors[number] = event.error
         return True
 
-    def take(self) -> Response:
-        """Tells what is new."""
-        response = open_inference_pb2.ModelInferResponse(
-            model_name=self._model, model_version=MODEL_VERSION, id=self._call.name
+    def take(self) -> InferResponse:
+        """Returns what came since it was called last."""
+        response = InferResponse(
+            name=self._call.name,
+            model_name=self._model,
+            model_version=MODEL_VERSION,
+            is_final=self.is_whole,
+            errors={number: str(error) for number, error in self._errors.items()},
+            outputs=[self._output(name) for name in self._call.outputs],
+            is_raw=self._call.is_raw,
         )
-        response.parameters[_FINAL].bool_param = self.is_whole
-        for number, error in self._errors.items():
-            response.parameters[f"error_{number}"].string_param = str(error)
-        outputs = [self._output(name) for name in self._call.outputs]
-        write_outputs(response, outputs, raw=self._call.is_raw)
         for choice in self._choices:
             choice.clear()
         return response

@@ -13,19 +13,17 @@ import pydantic
 import pydantic_core
 
 from blockyard.errors import Reason, Violation, invalid
-from gateway.fronts.open_inference.tensors import read_inputs
 from gateway.fronts.openai.call_spec import CallSpec, understand_completion
 from gateway.fronts.openai.errors import from_validation, rename
 from gateway.fronts.openai.schema.body_types import Neutral
-from gateway.fronts.openai.schema.requests import MAX_PROMPTS, CompletionBody
+from gateway.fronts.openai.schema.requests import CompletionBody
 from gateway.request import OnDisconnect
 
 if TYPE_CHECKING:
-    from gateway.fronts.open_inference.tensors import Request
+    from gateway.fronts.open_inference.messages import InferRequest
     from gateway.text.tokenizer import Tokenizer
 
 MODEL_VERSION = "1"
-MAX_PARAMETERS = 256
 
 
 class OutputKind(NamedTuple):
@@ -108,7 +106,7 @@ class InferCall:
         return replace(self, call=replace(self.call, requests=requests))
 
 
-def understand(request: Request, tokenizer: Tokenizer) -> InferCall:
+def understand(request: InferRequest, tokenizer: Tokenizer) -> InferCall:
     """Understands a request; raises BlockyardError with everything that is wrong.
 
     Its form is looked at first, then names and types of the sampling parameters; their values are the core's to check.
@@ -127,15 +125,15 @@ def understand(request: Request, tokenizer: Tokenizer) -> InferCall:
     reading.check()
     if any(OUTPUTS[name].needs_logprobs for name in outputs) and sampling.get("logprobs") is None:
         sampling["logprobs"] = 0
-    body = {**sampling, "prompt": prompts, "request_id": request.id or None, "model": request.model_name}
+    body = {**sampling, "prompt": prompts, "request_id": request.name or None, "model": request.model_name}
     prepends = not stream if excludes is None else not excludes
     return InferCall(
         _completion(body, tokenizer),
-        name=request.id,
+        name=request.name,
         stream=stream,
         outputs=outputs,
         prefixes=tuple(prompts) if prepends else (),
-        is_raw=bool(request.raw_input_contents),
+        is_raw=request.is_raw,
         timeout_seconds=timeout_seconds,
     )
 
@@ -152,12 +150,10 @@ def _completion(body: dict[str, Any], tokenizer: Tokenizer) -> CallSpec:
 class _Reading:
     """Reads the parts of a request, of which each may be read once, and collects what is wrong with them."""
 
-    def __init__(self, request: Request) -> None:
-        if len(request.parameters) > MAX_PARAMETERS:
-            raise invalid([Violation("parameters", f"at most {MAX_PARAMETERS}, not {len(request.parameters)}")])
+    def __init__(self, request: InferRequest) -> None:
         self._request = request
-        self._inputs = read_inputs(request, INPUTS, MAX_PROMPTS)
-        self._parameters = {name: _value(parameter) for name, parameter in request.parameters.items()}
+        self._inputs = request.inputs
+        self._parameters = dict(request.parameters)
         self._violations: list[Violation] = []
         self._check_version()
         for name in _SEQUENCES:
@@ -215,13 +211,13 @@ class _Reading:
         requested = self._request.outputs
         if not requested:
             return tuple(name for name, kind in OUTPUTS.items() if not kind.flag or flags[kind.flag])
-        if len(requested) > len(OUTPUTS):
-            self.refuse("outputs", f"at most {len(OUTPUTS)} tensors, not {len(requested)}")
+        if self._request.num_outputs > len(OUTPUTS):
+            self.refuse("outputs", f"at most {len(OUTPUTS)} tensors, not {self._request.num_outputs}")
             return ()
         for output in requested:
             if output.name not in OUTPUTS:
                 self.refuse(output.name or "outputs", "is not an output of this model")
-            elif output.parameters:
+            elif output.has_parameters:
                 self.refuse(output.name, "has parameters, which are not supported", Reason.UNSUPPORTED_PARAMETER)
         return tuple(dict.fromkeys(output.name for output in requested if output.name in OUTPUTS))
 
@@ -256,11 +252,6 @@ class _Reading:
             return cast("dict[str, Any]", value)
         self.refuse(name, "must be a JSON object")
         return {}
-
-
-def _value(parameter: Any) -> bool | int | float | str | None:
-    choice = parameter.WhichOneof("parameter_choice")
-    return None if choice is None else getattr(parameter, choice)
 
 
 def is_version(version: str) -> bool:

@@ -16,7 +16,9 @@ from blockyard.version import __version__
 from gateway.fronts.grpc_api.handlers import add_service, tenant_of
 from gateway.fronts.open_inference.answer import Answer
 from gateway.fronts.open_inference.call import INPUTS, MODEL_VERSION, OUTPUTS, InferCall, is_version, understand
+from gateway.fronts.open_inference.codec import decode_request, encode_response
 from gateway.fronts.openai.call_readers import CallReaders
+from gateway.fronts.openai.schema.requests import MAX_PROMPTS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -122,7 +124,8 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
             await stream.fail(name, error)
 
     def _understand(self, request: messages.ModelInferRequest, context: Any) -> InferCall:
-        call = understand(request, self._generation.tokenizer)
+        decoded = decode_request(request, INPUTS, max_elements=MAX_PROMPTS, max_outputs=len(OUTPUTS))
+        call = understand(decoded, self._generation.tokenizer)
         return call.of_caller(tenant_of(context), context.time_remaining())
 
     async def _responses(self, call: InferCall) -> AsyncGenerator[messages.ModelInferResponse, None]:
@@ -135,9 +138,9 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
                 async for prompt, event in events:
                     # Where all have failed the error takes the place of the last response.
                     if answer.add(prompt, event) and call.stream and not answer.has_failed:
-                        yield answer.take()
+                        yield encode_response(answer.take())
             if not call.stream:
-                yield answer.take()
+                yield encode_response(answer.take())
         finally:
             await readers.aclose()
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason, is_unknown_request
-from gateway.fronts.openai import call_state as state
 from gateway.fronts.openai import errors
+from gateway.fronts.openai.call_codec import decode_state
 from gateway.fronts.openai.call_spec import CallSpec, tokenized
+from gateway.fronts.openai.call_state import make_call
 from gateway.fronts.openai.event_ids import StreamPosition
 from gateway.request import Accepted, ResumeRequest
 
@@ -68,15 +69,18 @@ class CallReaders:
         Raises BlockyardError REQUEST_EXPIRED when not all of its requests are remembered.
         """
         first = await self._find_first(call_id, tenant)
-        num_requests = state.read_state(first).num_requests
-        names = [first.request_id] if num_requests == 1 else [f"{call_id}-{number}" for number in range(num_requests)]
+        state = decode_state(first.front_state, first.request_id)
+        names = [first.request_id]
+        if state.num_requests > 1:
+            names = [f"{call_id}-{number}" for number in range(state.num_requests)]
         for number, name in enumerate(names):
             resume = ResumeRequest(name, tenant, known.positions_of(number, first.n))
             try:
                 self._readers.append(await self._service.resume(resume, replay=True))
             except BlockyardError as error:
                 raise errors.rename(error, {}) from None
-        self.call = state.call_of([reader.request for reader in self._readers], self._service.tokenizer)
+        requests = [reader.request for reader in self._readers]
+        self.call = make_call(state, requests, self._service.tokenizer)
         await self._begin()
 
     async def _find_first(self, call_id: str, tenant: str) -> GenerationRequest:
@@ -86,7 +90,7 @@ class CallReaders:
             if not is_unknown_request(error):
                 raise
             found = await self._service.find(f"{call_id}-0", tenant)
-        if state.read_state(found).call_id != call_id:
+        if decode_state(found.front_state, found.request_id).call_id != call_id:
             raise BlockyardError(Reason.REQUEST_EXPIRED, f"{call_id!r} is a request of another call")
         return found
 
@@ -95,7 +99,8 @@ class CallReaders:
             event = await anext(reader)
             assert isinstance(event, Accepted), f"{reader.request_id} began with {event}"
             self.accepted.append(event)
-        self.created = state.read_state(self._readers[0].request).created
+        first = self._readers[0]
+        self.created = decode_state(first.front_state, first.request_id).created
 
     def be_patient(self) -> None:
         """Takes note that nothing is told before the end."""

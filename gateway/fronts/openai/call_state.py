@@ -1,29 +1,39 @@
-"""What an HTTP call leaves with its requests, so that any gateway can tell its answer again in the same shape."""
+"""What an HTTP call leaves with its requests, so that any gateway can answer it again in the same shape."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from blockyard.gateway.v1 import state_pb2
 from gateway.fronts.openai.call_spec import CallSpec
-from gateway.request import OnDisconnect
 
 if TYPE_CHECKING:
     from gateway.request import GenerationRequest
     from gateway.text.tokenizer import Tokenizer
 
 
-def with_state(call: CallSpec, *, tenant: str, keeps: bool, created: int) -> CallSpec:
-    """Gives the requests of a call what its body does not say.
+@dataclass(frozen=True, slots=True)
+class CallState:
+    """The shape of a call's answer. `created`: when the call came, in seconds since 1970.
 
-    Args:
-        call: as its body was understood.
-        tenant: whose it is.
-        keeps: its requests outlive their connection.
-        created: when it came, in seconds since 1970.
+    `echo_text` is that of a chat; that of a completion is made again of its prompt. The other fields are CallSpec's.
     """
-    state = state_pb2.HttpCall(
+
+    call_id: str
+    is_chat: bool = False
+    created: int = 0
+    include_usage: bool = False
+    num_requests: int = 1
+    echo: bool = False
+    tells_prompt_logprobs: bool = False
+    continuous_usage: bool = False
+    tokens_as_ids: bool = False
+    echo_text: str = ""
+
+
+def make_state(call: CallSpec, created: int) -> CallState:
+    """Makes the state of a call as its body was understood."""
+    return CallState(
         call_id=call.call_id,
         is_chat=call.is_chat,
         created=created,
@@ -33,26 +43,12 @@ def with_state(call: CallSpec, *, tenant: str, keeps: bool, created: int) -> Cal
         tells_prompt_logprobs=call.tells_prompt_logprobs,
         continuous_usage=call.continuous_usage,
         tokens_as_ids=call.tokens_as_ids,
-        # That of a completion is made again of its prompt.
         echo_text="".join(call.echoes) if call.is_chat else "",
     )
-    added: dict[str, Any] = {"tenant": tenant, "front_state": state.SerializeToString()}
-    if keeps:
-        added["on_disconnect"] = OnDisconnect.KEEP
-    return replace(call, requests=tuple(replace(request, **added) for request in call.requests))
 
 
-def read_state(request: GenerationRequest) -> state_pb2.HttpCall:
-    """Reads the shape of a request's call. One that came over gRPC is told as a completion."""
-    state = state_pb2.HttpCall.FromString(request.front_state)
-    state.call_id = state.call_id or request.request_id
-    state.num_requests = state.num_requests or 1
-    return state
-
-
-def call_of(requests: list[GenerationRequest], tokenizer: Tokenizer) -> CallSpec:
+def make_call(state: CallState, requests: list[GenerationRequest], tokenizer: Tokenizer) -> CallSpec:
     """Makes the call again of its requests, whose prompts are ids, as a stream."""
-    state = read_state(requests[0])
     prompts = [request.prompt for request in requests if isinstance(request.prompt, tuple)]
     texts = tokenizer.token_texts(skip_special_tokens=requests[0].skip_special_tokens)
     return CallSpec(
@@ -69,7 +65,7 @@ def call_of(requests: list[GenerationRequest], tokenizer: Tokenizer) -> CallSpec
     )
 
 
-def _echoes(state: state_pb2.HttpCall, prompts: list[tuple[int, ...]], tokenizer: Tokenizer) -> tuple[str, ...]:
+def _echoes(state: CallState, prompts: list[tuple[int, ...]], tokenizer: Tokenizer) -> tuple[str, ...]:
     if state.is_chat:
         return (state.echo_text,) if state.echo else ()
     return tuple(map(tokenizer.decode, prompts)) if state.echo else ()

@@ -8,23 +8,26 @@ from __future__ import annotations
 import json
 import time
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from blockyard.errors import Violation, invalid
-from gateway.fronts.openai import call_state as state
 from gateway.fronts.openai import errors
 from gateway.fronts.openai.answer import ChunkedAnswer, WholeAnswer
+from gateway.fronts.openai.call_codec import encode_state
 from gateway.fronts.openai.call_readers import CallReaders
 from gateway.fronts.openai.call_spec import understand_chat, understand_completion
+from gateway.fronts.openai.call_state import make_state
 from gateway.fronts.openai.error_boundary import known, parse_body, read_json
 from gateway.fronts.openai.event_ids import StreamPosition, StreamTracker, parse
 from gateway.fronts.openai.headers import read_key, read_tenant
 from gateway.fronts.openai.schema.requests import MAX_PROMPTS, ChatBody, CompletionBody, GenerationBody
 from gateway.fronts.openai.streaming import Connection, EventStream, ServerSentEvent
 from gateway.naming import check_request_id
+from gateway.request import OnDisconnect
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -60,7 +63,7 @@ class CallEndpoints:
         self._generation.resolve_model(body.model or "")
         call = understand(body, self._generation.tokenizer)
         keeps = key is not None and body.on_disconnect is None
-        call = state.with_state(call, tenant=tenant, keeps=keeps, created=int(time.time()))
+        call = _with_state(call, tenant=tenant, keeps=keeps, created=int(time.time()))
         return await self._run(request, lambda readers: readers.start(call, position), position)
 
     async def resume(self, request: Request, request_id: str) -> Response:
@@ -121,6 +124,21 @@ class CallEndpoints:
         if not position.usage and (chunk := answer.usage()) is not None:
             yield ServerSentEvent(chunk, tracker.id(usage=True))
         yield ServerSentEvent("[DONE]")
+
+
+def _with_state(call: CallSpec, *, tenant: str, keeps: bool, created: int) -> CallSpec:
+    """Gives the requests of a call what its body does not say.
+
+    Args:
+        call: as its body was understood.
+        tenant: whose it is.
+        keeps: its requests outlive their connection.
+        created: when it came, in seconds since 1970.
+    """
+    added: dict[str, Any] = {"tenant": tenant, "front_state": encode_state(make_state(call, created))}
+    if keeps:
+        added["on_disconnect"] = OnDisconnect.KEEP
+    return replace(call, requests=tuple(replace(request, **added) for request in call.requests))
 
 
 async def _whole(readers: CallReaders) -> bytes:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from blockyard.errors import BlockyardError, Reason, to_status
 from blockyard.open_inference.v2 import open_inference_pb2 as messages
 from gateway.fronts.open_inference.call import INPUTS, OUTPUTS, InferCall, understand
+from gateway.fronts.open_inference.codec import decode_request
 from gateway.fronts.openai.schema.requests import MAX_PROMPTS, CompletionBody
 from gateway.request import GenerationRequest, OnDisconnect
 from tests.unit.gateway.core import Core
@@ -17,8 +18,13 @@ from tests.unit.gateway.fronts.open_inference.harness import PROMPT, infer
 from tests.unit.gateway.harness import demo_tokenizer
 
 
+def understand_message(message: messages.ModelInferRequest) -> InferCall:
+    decoded = decode_request(message, INPUTS, max_elements=MAX_PROMPTS, max_outputs=len(OUTPUTS))
+    return understand(decoded, demo_tokenizer())
+
+
 def understood(*prompts: str, **asked: Any) -> InferCall:
-    return understand(infer(*(prompts or (PROMPT,)), **asked), demo_tokenizer())
+    return understand_message(infer(*(prompts or (PROMPT,)), **asked))
 
 
 def request_of(**asked: Any) -> GenerationRequest:
@@ -27,7 +33,7 @@ def request_of(**asked: Any) -> GenerationRequest:
 
 def error_of(*prompts: str | bytes, **asked: Any) -> BlockyardError:
     with pytest.raises(BlockyardError) as raised:
-        understand(infer(*(prompts or (PROMPT,)), **asked), demo_tokenizer())
+        understand_message(infer(*(prompts or (PROMPT,)), **asked))
     return raised.value
 
 
@@ -151,15 +157,15 @@ def test_outputs_that_nobody_knows_are_refused() -> None:
     request = infer(PROMPT, outputs=["text_output"])
     request.outputs[0].parameters["classification"].int64_param = 3
     with pytest.raises(BlockyardError) as raised:
-        understand(request, demo_tokenizer())
+        understand_message(request)
     assert raised.value.reason is Reason.UNSUPPORTED_PARAMETER
 
 
 def test_prompts_are_texts() -> None:
     with pytest.raises(BlockyardError, match="text_input: is required"):
-        understand(messages.ModelInferRequest(), demo_tokenizer())
+        understand_message(messages.ModelInferRequest())
     with pytest.raises(BlockyardError, match="text_input: must hold a prompt"):
-        understand(infer(), demo_tokenizer())
+        understand_message(infer())
     assert "text_input: must be UTF-8" in error_of(b"\xff").message
     assert fields(error_of(*["x"] * (MAX_PROMPTS + 1))) == ["text_input"]
 
@@ -226,7 +232,7 @@ def test_a_tensor_of_one_element_has_one() -> None:
     request.inputs.add(name="stream", datatype="BOOL", shape=[2]).contents.bool_contents.extend([True, False])
     request.inputs.add(name="sampling_parameters", datatype="BYTES", shape=[0])
     with pytest.raises(BlockyardError) as raised:
-        understand(request, demo_tokenizer())
+        understand_message(request)
     assert fields(raised.value) == ["stream", "sampling_parameters"]
 
 

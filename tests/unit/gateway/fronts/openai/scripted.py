@@ -62,6 +62,7 @@ class ScriptedGeneration:
     def __init__(self, request: GenerationRequest, steps: Sequence[Step]) -> None:
         self.request = request
         self.request_id = request.request_id
+        self.front_state = request.front_state
         self._steps = list(steps)
         self.closed = asyncio.Event()
         self.is_patient = False

@@ -1,4 +1,6 @@
-"""Tensors on the wire: elements of BYTES, BOOL, UINT32 and FP32, raw or typed. Knows no tensor by its name.
+"""The protocol's messages into values and back: elements of BYTES, BOOL, UINT32 and FP32, raw or typed.
+
+Knows no tensor by its name.
 
 Raw elements are as in tritonclient: numbers little-endian, truth values as one byte, and each element of BYTES behind
 its length in four bytes.
@@ -8,16 +10,22 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from blockyard.errors import Reason, Violation, invalid
 from blockyard.open_inference.v2 import open_inference_pb2
+from gateway.fronts.open_inference.messages import InferRequest, Output, RequestedOutput
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from gateway.fronts.open_inference.messages import InferResponse, Parameter
+
 Request = open_inference_pb2.ModelInferRequest
 Response = open_inference_pb2.ModelInferResponse
+MAX_PARAMETERS = 256
+# Marks the last response.
+_FINAL = "triton_final_response"
 # More dimensions are no use to anybody.
 MAX_DIMENSIONS = 8
 _LENGTH = struct.Struct("<I")
@@ -30,16 +38,48 @@ _TYPED_FIELDS = {
 }
 
 
-class Output(NamedTuple):
-    """A tensor of one dimension to be told."""
-
-    name: str
-    datatype: str
-    elements: Sequence[Any]
-
-
 class _Malformed(Exception):
     """Says what is wrong with a tensor."""
+
+
+def decode_request(
+    message: Request, datatypes: Mapping[str, str], *, max_elements: int, max_outputs: int
+) -> InferRequest:
+    """Reads a request, of its outputs one more than there may be; raises BlockyardError FIELD_INVALID.
+
+    Args:
+        message: with at most one tensor of a name.
+        datatypes: of the tensors that it may have, by name.
+        max_elements: of one tensor.
+        max_outputs: that an answer may have.
+    """
+    if len(message.parameters) > MAX_PARAMETERS:
+        raise invalid([Violation("parameters", f"at most {MAX_PARAMETERS}, not {len(message.parameters)}")])
+    return InferRequest(
+        name=message.id,
+        model_name=message.model_name,
+        model_version=message.model_version,
+        inputs=read_inputs(message, datatypes, max_elements),
+        parameters={name: _decode_parameter(parameter) for name, parameter in message.parameters.items()},
+        outputs=[RequestedOutput(each.name, bool(each.parameters)) for each in message.outputs[: max_outputs + 1]],
+        num_outputs=len(message.outputs),
+        is_raw=bool(message.raw_input_contents),
+    )
+
+
+def _decode_parameter(message: open_inference_pb2.InferParameter) -> Parameter:
+    choice = message.WhichOneof("parameter_choice")
+    return None if choice is None else getattr(message, choice)
+
+
+def encode_response(response: InferResponse) -> Response:
+    """Writes a response."""
+    message = Response(model_name=response.model_name, model_version=response.model_version, id=response.name)
+    message.parameters[_FINAL].bool_param = response.is_final
+    for number, error in response.errors.items():
+        message.parameters[f"error_{number}"].string_param = error
+    write_outputs(message, response.outputs, raw=response.is_raw)
+    return message
 
 
 def read_inputs(request: Request, datatypes: Mapping[str, str], max_elements: int) -> dict[str, list[Any]]:

@@ -214,9 +214,11 @@ async def test_without_a_scheduler_only_the_gateways_part_is_answered(system: Sy
 
 
 async def test_who_did_what_is_logged(system: System, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", logger="gateway.fronts.grpc_api.admin"):
+    with caplog.at_level("INFO", logger="gateway.fronts.grpc_api.admin_servicer"):
         await system.admin.DrainGateway(admin_pb2.DrainGatewayRequest())
         await system.admin.ResetPrefixCache(admin_pb2.ResetPrefixCacheRequest())
         await system.status()
-    told = [record.fields["method"] for record in caplog.records if record.name == "gateway.fronts.grpc_api.admin"]  # type: ignore[attr-defined]
+    told = [
+        record.fields["method"] for record in caplog.records if record.name == "gateway.fronts.grpc_api.admin_servicer"
+    ]  # type: ignore[attr-defined]
     assert told == ["DrainGateway", "ResetPrefixCache"]

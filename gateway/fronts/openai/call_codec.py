@@ -1,0 +1,30 @@
+"""The state of an HTTP call into the bytes that go with each of its requests, and back."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from blockyard.gateway.v1 import state_pb2
+from gateway.fronts.openai.call_state import CallState
+
+
+def encode_state(state: CallState) -> bytes:
+    """Writes the state of a call."""
+    return state_pb2.HttpCall(**asdict(state)).SerializeToString()
+
+
+def decode_state(front_state: bytes, request_id: str) -> CallState:
+    """Reads the state of a request's call. One that came over gRPC has none, and is answered as a completion."""
+    message = state_pb2.HttpCall.FromString(front_state)
+    return CallState(
+        call_id=message.call_id or request_id,
+        is_chat=message.is_chat,
+        created=message.created,
+        include_usage=message.include_usage,
+        num_requests=message.num_requests or 1,
+        echo=message.echo,
+        tells_prompt_logprobs=message.tells_prompt_logprobs,
+        continuous_usage=message.continuous_usage,
+        tokens_as_ids=message.tokens_as_ids,
+        echo_text=message.echo_text,
+    )
