@@ -37,6 +37,7 @@ from blockyard.service.servers import internal_channel
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.core.values import GroupSpec, NewSequence, OwnerUpdate, SchedulerOutput, StepResult
 from scheduler_service.gateways import codec as gateway_codec
+from scheduler_service.gateways.messages import Outgoing
 from scheduler_service.replicas import codec
 from scheduler_service.replicas.steps.answer_checks import AnswerLimits
 from tests.kit.fakes.fake_worker import Device, seed_of_payload
@@ -202,7 +203,7 @@ def measure_codec() -> dict[str, float]:
     _, steady = make_steps()
     result = StepResult(2, steady.sequence_ids, tuple(i * 37 % VOCAB_SIZE for i in steady.sequence_ids))
     answer = encode_result(result, 1, 0.001).SerializeToString()
-    update = gateway_codec.Outgoing(update=OwnerUpdate(list(result.sequence_ids), list(result.token_ids)))
+    update = Outgoing(update=OwnerUpdate(list(result.sequence_ids), list(result.token_ids)))
     decode = worker_pb2.ExecuteModelResponse.FromString
 
     limits = AnswerLimits(VOCAB_SIZE, 2**20, len(steady.sequence_ids))

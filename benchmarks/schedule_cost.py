@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.kit import record
 from scheduler_service.core.scheduler import CoreConfig, Scheduler
+from scheduler_service.core.sequence import Group
 from scheduler_service.core.values import GroupSpec, SchedulerOutput, StepResult
 
 NUM_RUNNING = 256
@@ -52,8 +53,9 @@ def start(num_waiting: int) -> tuple[Scheduler, deque[SchedulerOutput]]:
     )
     scheduler = Scheduler(config)
     for number in range(NUM_RUNNING + num_waiting):
-        scheduler.add(make_request(number), 0.0)
-    step = scheduler.schedule(0.0)
+        spec = make_request(number)
+        scheduler.adopt([Group(spec, number + 1, config.fit(spec), 0.0)])
+    step = scheduler.schedule()
     assert step is not None
     assert len(step.sequence_ids) == NUM_RUNNING
     return scheduler, deque([step])
@@ -66,7 +68,7 @@ def measure(num_waiting: int) -> dict[str, float]:
     update_seconds: list[float] = []
     for _ in range(NUM_WARM_UP + NUM_STEPS):
         begin = time.thread_time()
-        step = scheduler.schedule(0.0)
+        step = scheduler.schedule()
         middle = time.thread_time()
         assert step is not None
         in_flight.append(step)

@@ -13,14 +13,14 @@ from scheduler_service.replicas.facts import WorkerState
 from scheduler_service.replicas.steps.step_meter import StepMetrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from blockyard.service.metrics import Metric
+    from scheduler_service.core.queues.backlog import Backlog
     from scheduler_service.core.sequence import Group
     from scheduler_service.core.values import SchedulerStats
-    from scheduler_service.gateways.codec import Recovery
+    from scheduler_service.gateways.messages import Recovery
     from scheduler_service.replicas.engine import Engine
-    from scheduler_service.service import SchedulerService
 
 # Told before they have happened: an alert sees a first time only as the increase of what was there.
 _REFUSALS = (
@@ -84,38 +84,45 @@ class SchedulerMetrics:
 
     # When it is asked for, in the thread of who asks.
 
-    def watch(self, service: SchedulerService) -> None:
-        """Reads the rest from where it is known."""
+    def watch(
+        self,
+        engines: Sequence[Engine],
+        backlog: Backlog,
+        *,
+        is_ready: Callable[[], bool],
+        num_requests: Callable[[], int],
+        num_gateways: Callable[[], int],
+    ) -> None:
+        """Reads gauges and replicas' totals at each scrape. `engines` grows and shrinks with the replicas."""
         read = self.registry.read
-        read(READY, lambda: int(service.is_ready))
-        read(catalogue.REQUESTS, lambda: _count_requests(service))
-        read(catalogue.WAITING_TOKENS, lambda: _count_waiting_tokens(service))
-        read(catalogue.WORKERS, lambda: _count_workers(service))
-        read(catalogue.LEFT_ASIDE, lambda: sum(engine.conduct.is_left_aside for engine in service.engines))
-        read(catalogue.READY_REPLICAS, lambda: sum(engine.is_ready for engine in service.engines))
-        read(catalogue.GATEWAYS, lambda: len(service.requests.outboxes))
+        read(READY, lambda: int(is_ready()))
+        read(catalogue.REQUESTS, lambda: _count_requests(num_requests(), len(backlog)))
+        read(catalogue.WAITING_TOKENS, lambda: backlog.num_tokens + _count_waiting_tokens(engines))
+        read(catalogue.WORKERS, lambda: _count_workers(engines))
+        read(catalogue.LEFT_ASIDE, lambda: sum(engine.conduct.is_left_aside for engine in engines))
+        read(catalogue.READY_REPLICAS, lambda: sum(engine.is_ready for engine in engines))
+        read(catalogue.GATEWAYS, num_gateways)
         for metric, read_values in _OF_REPLICAS.items():
-            read(metric, partial(_of_replicas, service, read_values))
+            read(metric, partial(_of_replicas, engines, read_values))
 
 
-def _count_requests(service: SchedulerService) -> Labelled:
-    num_waiting = len(service.backlog)
+def _count_requests(num_requests: int, num_waiting: int) -> Labelled:
     # Between the two readings a request may end.
-    return {("waiting",): num_waiting, ("running",): max(0, len(service.requests.live) - num_waiting)}
+    return {("waiting",): num_waiting, ("running",): max(0, num_requests - num_waiting)}
 
 
-def _count_waiting_tokens(service: SchedulerService) -> int:
-    return service.backlog.num_tokens + sum(stats.num_waiting_tokens for stats in service.stats())
+def _count_waiting_tokens(engines: Sequence[Engine]) -> int:
+    return sum(each.scheduler.stats().num_waiting_tokens for each in list(engines) if each.scheduler is not None)
 
 
-def _count_workers(service: SchedulerService) -> Labelled:
-    states = Tally(engine.replica.state for engine in service.engines)
+def _count_workers(engines: Sequence[Engine]) -> Labelled:
+    states = Tally(engine.replica.state for engine in engines)
     return {(state.value,): states[state] for state in WorkerState}
 
 
-def _of_replicas(service: SchedulerService, read_values: Callable[[Engine, SchedulerStats], Labelled]) -> Labelled:
+def _of_replicas(engines: Sequence[Engine], read_values: Callable[[Engine, SchedulerStats], Labelled]) -> Labelled:
     labelled: Labelled = {}
-    for engine in list(service.engines):
+    for engine in list(engines):
         if engine.scheduler is not None:
             values = read_values(engine, engine.scheduler.stats())
             labelled |= {(str(engine.replica_id), *labels): value for labels, value in values.items()}
@@ -170,6 +177,6 @@ _OF_REPLICAS: Mapping[Metric, Callable[[Engine, SchedulerStats], Labelled]] = {
     catalogue.PREEMPTIONS: _preemptions,
     catalogue.MOVED_BLOCKS: _moved_blocks,
     catalogue.STALLS: lambda engine, stats: {(): stats.num_stalls_total},
-    catalogue.STEPS: lambda engine, stats: {(): engine.step_log.num_steps},
+    catalogue.STEPS: lambda engine, stats: {(): engine.step_loop.step_log.num_steps},
     catalogue.STEPS_IN_FLIGHT: lambda engine, stats: {(): stats.num_steps_in_flight},
 }

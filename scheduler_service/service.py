@@ -45,7 +45,13 @@ class SchedulerService:
         self.metrics = SchedulerMetrics()
         self.dispatcher = Dispatcher(self.requests, self.backlog, self.metrics, clock)
         self.admission = Admission(configuration, self.requests, self.backlog, self.dispatcher, self.metrics, clock)
-        self.metrics.watch(self)
+        self.metrics.watch(
+            self.engines,
+            self.backlog,
+            is_ready=lambda: self.is_ready,
+            num_requests=lambda: len(self.requests.live),
+            num_gateways=lambda: len(self.requests.outboxes),
+        )
         self._fleet = Fleet(service.worker_address, self)
         self._num_replicas = 0
         self._links: dict[Engine, WorkerLink] = {}

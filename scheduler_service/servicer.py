@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from blockyard.telemetry import EventLogger
-from scheduler_service.admin.status import encode_status
+from scheduler_service.admin.status_codec import encode_status
 from scheduler_service.gateways import codec
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.kit.batch_process import BatchProcess, Line
 from blockyard.common.v1 import sampling_pb2
 from scheduler_service.core.scheduler import CoreConfig, Scheduler
+from scheduler_service.core.sequence import Group
 from scheduler_service.core.values import GroupSpec, SchedulerOutput, StepResult
 from scheduler_service.replicas.codec import encode_step
 from worker_service.codec import decode_step
@@ -85,7 +86,8 @@ class Planner:
     def plan(self, workload: Workload) -> list[Step]:
         """Decides a whole batch; its steps go on counting where the last batch's ended."""
         for prompt in workload.prompts():
-            self._scheduler.add(self._spec(prompt, workload.num_output_tokens), 0.0)
+            spec = self._spec(prompt, workload.num_output_tokens)
+            self._scheduler.adopt([Group(spec, self._num_requests, self._scheduler.config.fit(spec), 0.0)])
         return [decode_step(encode_step(output, EPOCH)) for output in self._outputs()]
 
     def _spec(self, prompt: list[int], max_tokens: int) -> GroupSpec:
@@ -95,7 +97,7 @@ class Planner:
         return GroupSpec(name, "", tuple(prompt), 1, max_tokens, 0, frozenset(), payload=sampling.SerializeToString())
 
     def _outputs(self) -> Iterator[SchedulerOutput]:
-        while self._scheduler.can_schedule() and (output := self._scheduler.schedule(0.0)) is not None:
+        while self._scheduler.can_schedule() and (output := self._scheduler.schedule()) is not None:
             yield output
             self._scheduler.update(self._answer(output))
 

@@ -9,8 +9,8 @@ from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.service.log_level import check_level, set_log_level
 from blockyard.telemetry import EventLogger
-from scheduler_service.admin.state_dump import encode_state
-from scheduler_service.admin.status import encode_replica, encode_status
+from scheduler_service.admin.state_dump_codec import encode_state
+from scheduler_service.admin.status_codec import encode_replica, encode_status
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

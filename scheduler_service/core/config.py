@@ -20,10 +20,6 @@ class NeverFits(Exception):
         self.num_tokens_that_fit = num_tokens_that_fit
 
 
-class DuplicateRequest(Exception):
-    """A live request has this id."""
-
-
 class StepMismatch(Exception):
     """An answer that is not the answer to the oldest step in flight: one of the two sides has a bug."""
 

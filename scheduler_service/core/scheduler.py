@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING
 
 from scheduler_service.core import integrity, recovery
 from scheduler_service.core.blocks.block_manager import BlockManager
-from scheduler_service.core.config import CoreConfig, DuplicateRequest, NeverFits, Room, StepMismatch
+from scheduler_service.core.config import CoreConfig, NeverFits, Room, StepMismatch
 from scheduler_service.core.cost import CostModel
 from scheduler_service.core.live_groups import LiveGroups, Totals
 from scheduler_service.core.planning.answers import Answers
 from scheduler_service.core.planning.planner import Planner
 from scheduler_service.core.queues.queues import Queues
 from scheduler_service.core.recovery import Suspects
-from scheduler_service.core.sequence import Group
 from scheduler_service.core.values import FinishReason, OwnerUpdate, SchedulerStats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from scheduler_service.core.recovery import Evacuated
+    from scheduler_service.core.sequence import Group
     from scheduler_service.core.step import StepBuilder, StepInFlight
-    from scheduler_service.core.values import CacheReset, GroupSpec, SchedulerOutput, StepResult
+    from scheduler_service.core.values import CacheReset, SchedulerOutput, StepResult
 
-__all__ = ["CoreConfig", "DuplicateRequest", "NeverFits", "Scheduler", "StepMismatch"]
+__all__ = ["CoreConfig", "NeverFits", "Scheduler", "StepMismatch"]
 
 
 class Scheduler:
@@ -46,24 +46,11 @@ class Scheduler:
         self._answers = Answers(self._live, self._blocks, self._totals)
         self._groups = self._live.groups
         self._in_flight: deque[StepInFlight] = deque()
-        self._next_sequence_id = 1
         self._next_step_id = 1
         self._has_changed = False  # since the last schedule() that found nothing
         self._num_stalls = 0
 
     # Requests
-
-    def add(self, spec: GroupSpec, now: float) -> int:
-        """Queue a request. Returns the id of its first sequence; those of the others follow it.
-
-        Raises DuplicateRequest, and what `SchedulerConfig.fit` raises.
-        """
-        if spec.request_id in self._groups:
-            raise DuplicateRequest(spec.request_id)
-        group = Group(spec, self._next_sequence_id, self.config.fit(spec), now)
-        self._next_sequence_id += spec.num_sequence_ids
-        self.adopt([group])
-        return group.sequences[0].sequence_id
 
     def adopt(self, groups: Iterable[Group]) -> dict[str, OwnerUpdate]:
         """Let requests wait here, behind those that do: new ones, or such as another scheduler gave up.
@@ -94,7 +81,6 @@ class Scheduler:
 
     def succeed(self, predecessor: Scheduler) -> None:
         """Count on where a scheduler with other pools stopped."""
-        self._next_sequence_id = predecessor._next_sequence_id
         self._totals.add(predecessor._totals)
         self._planner.preemption.count_on(predecessor._planner.preemption)
         self._planner.num_pieces_total = predecessor._planner.num_pieces_total
@@ -137,8 +123,8 @@ class Scheduler:
             return False
         return bool(self._live.ended_ids) or (self._has_changed and bool(self._groups))
 
-    def schedule(self, now: float) -> SchedulerOutput | None:
-        """The next step; None if nothing is to be sent now. `now` is for policies that age: this one does not."""
+    def schedule(self) -> SchedulerOutput | None:
+        """Makes the next step; None if nothing is to be sent now."""
         if len(self._in_flight) >= self.config.max_steps_in_flight:
             return None
         step = self._fill_step()

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class FinishReason(Enum):
-    """Why a sequence ended."""
+class FinishReason(IntEnum):
+    """Why a sequence ended. The numbers are the contract's."""
 
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
-    ERROR = "error"
+    STOP = 1
+    LENGTH = 2
+    ABORT = 3
+    ERROR = 4
 
 
-class EarlyStopping(Enum):
-    """When a beam search ends that nothing else ends.
+class EarlyStopping(IntEnum):
+    """When a beam search ends that nothing else ends. The numbers are the contract's.
 
     HEURISTIC: when no better one is likely, by the best running beam at its present length. FIRST: as soon as as many
     have ended as there are beams. NEVER: when no better one is possible.
     """
 
-    HEURISTIC = "heuristic"
-    FIRST = "first"
-    NEVER = "never"
+    HEURISTIC = 1
+    FIRST = 2
+    NEVER = 3
 
 
 @dataclass(frozen=True, slots=True)

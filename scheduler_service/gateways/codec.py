@@ -1,120 +1,28 @@
-"""The gateways' messages into values and back. A message never travels deeper than this module."""
+"""Decodes the gateways' messages into values (`messages`) and encodes values for them.
+
+A message never travels deeper than this module.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from math import nan
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, cast
 
-from blockyard.common.v1 import sampling_pb2
-from blockyard.errors import BlockyardError, Violation, invalid, to_status
+from blockyard.errors import Violation, invalid, to_status
 from blockyard.logprob_columns import encode_prompt_logprobs, join_logprobs, split_logprobs
 from blockyard.scheduler.v1 import scheduler_pb2
 from blockyard.tracing.codec import decode_trace_context
-from scheduler_service.core.values import BeamSpec, EarlyStopping, FinishReason, GroupSpec, OwnerUpdate
+from scheduler_service.core.values import BeamSpec, EarlyStopping, FinishReason, GroupSpec
 from scheduler_service.error_codec import decode_error, encode_error
+from scheduler_service.gateways.messages import Abort, Addition, Resubmission
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from scheduler_service.core.sequence import Group, Sequence
-    from scheduler_service.core.values import FinishedSequence, SequenceError
-    from scheduler_service.replicas.facts import ModelFacts, Readiness
-
-_FINISH_REASONS = {
-    FinishReason.STOP: sampling_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: sampling_pb2.FINISH_REASON_LENGTH,
-    FinishReason.ABORT: sampling_pb2.FINISH_REASON_ABORT,
-    FinishReason.ERROR: sampling_pb2.FINISH_REASON_ERROR,
-}
-_REASONS = {number: reason for reason, number in _FINISH_REASONS.items()}
-_EARLY_STOPPING = {
-    sampling_pb2.EARLY_STOPPING_FIRST: EarlyStopping.FIRST,
-    sampling_pb2.EARLY_STOPPING_NEVER: EarlyStopping.NEVER,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Addition:
-    """A request that a gateway adds, where it came so long ago. `message` is all of it but what concerns this call."""
-
-    spec: GroupSpec
-    handle: int
-    digest: bytes
-    message: bytes
-    max_queue_seconds: float | None = None
-    remaining_seconds: float | None = None
-    resubmission: Resubmission | None = None
-    age_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Resubmission:
-    """Where an added request was before; by index, the tokens of each sequence, and why it ended if it has.
-
-    `scores`: of those that a beam search gave. `errors`: of those that failed.
-    """
-
-    age_seconds: float
-    outputs: list[list[int]]
-    ended: list[FinishReason | None]
-    logprobs: list[list[Any]]
-    num_cached_tokens: int
-    scores: list[float | None]
-    errors: list[SequenceError | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """A request to end, or one of its sequences of which `num_tokens` count; with a handle that of the gateway."""
-
-    request_id: str
-    sequence_index: int | None
-    reason: FinishReason
-    num_tokens: int | None = None
-    handle: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Recovery:
-    """A request that goes on after its worker was lost; `exact`: as it would have."""
-
-    request_id: str
-    cause: str
-    num_replayed_tokens: int
-    exact: bool
-
-
-class Accepted(NamedTuple):
-    """A request that was queued."""
-
-    request_id: str
-    first_sequence_id: int
-    handle: int = 0
-
-
-class Failed(NamedTuple):
-    """A request that ended with an error, or did not begin."""
-
-    request_id: str
-    error: BlockyardError
-    handle: int = 0
-
-
-@dataclass(slots=True)
-class Outgoing:
-    """What one gateway is to be told in one message. Steps merge by extending its columns.
-
-    What is resumed is encoded already: it holds what was so at that moment, and what comes later is told behind it.
-    """
-
-    facts: ModelFacts | None = None
-    readiness: Readiness | None = None
-    accepted: list[Accepted] = field(default_factory=list[Accepted])
-    failed: list[Failed] = field(default_factory=list[Failed])
-    resumed: list[scheduler_pb2.RequestResumed] = field(default_factory=list[scheduler_pb2.RequestResumed])
-    update: OwnerUpdate = field(default_factory=OwnerUpdate)
-    recovered: list[Recovery] = field(default_factory=list[Recovery])
+    from blockyard.common.v1 import sampling_pb2
+    from scheduler_service.core.values import FinishedSequence
+    from scheduler_service.gateways.messages import Accepted, Failed, Outgoing, Recovery, Resumed, ResumedSequence
+    from scheduler_service.replicas.facts import ModelFacts
 
 
 def decode_add(message: scheduler_pb2.AddRequest, owner: str) -> Addition:
@@ -169,20 +77,30 @@ def _decode_beams(message: sampling_pb2.BeamSearch) -> BeamSpec:
     return BeamSpec(
         width=message.width,
         length_penalty=message.length_penalty if message.HasField("length_penalty") else 1.0,
-        early_stopping=_EARLY_STOPPING.get(message.early_stopping, EarlyStopping.HEURISTIC),
+        early_stopping=_decode_early_stopping(message.early_stopping),
     )
+
+
+def _decode_early_stopping(number: int) -> EarlyStopping:
+    """Decodes when a beam search ends; what has no name here is the default."""
+    return next((kind for kind in EarlyStopping if kind == number), EarlyStopping.HEURISTIC)
 
 
 def _decode_resubmission(message: scheduler_pb2.Resubmission) -> Resubmission:
     return Resubmission(
         age_seconds=message.age.ToNanoseconds() / 1e9,
         outputs=[list(sequence.token_ids[:]) for sequence in message.sequences],
-        ended=[_REASONS.get(sequence.finish_reason) for sequence in message.sequences],
+        ended=[_decode_finish_reason(sequence.finish_reason) for sequence in message.sequences],
         logprobs=[split_logprobs(sequence.logprobs) for sequence in message.sequences],
         num_cached_tokens=message.num_cached_tokens,
         scores=[sequence.score if sequence.HasField("score") else None for sequence in message.sequences],
         errors=[decode_error(sequence.error) if sequence.HasField("error") else None for sequence in message.sequences],
     )
+
+
+def _decode_finish_reason(number: int) -> FinishReason | None:
+    """Decodes why a sequence ended; None if it has not."""
+    return next((reason for reason in FinishReason if reason == number), None)
 
 
 def decode_abort(message: scheduler_pb2.AbortRequest) -> Abort:
@@ -216,7 +134,7 @@ def encode_outgoing(outgoing: Outgoing) -> scheduler_pb2.AttachResponse:
     if outgoing.failed:
         message.failed.extend(_encode_failed(outgoing.failed))
     if outgoing.resumed:
-        message.resumed.extend(outgoing.resumed)
+        message.resumed.extend(map(encode_resumed, outgoing.resumed))
     if outgoing.recovered:
         message.recovered.extend(_encode_recovered(outgoing.recovered))
     if outgoing.facts:
@@ -229,12 +147,17 @@ def encode_outgoing(outgoing: Outgoing) -> scheduler_pb2.AttachResponse:
 
 def _put_ends(message: scheduler_pb2.AttachResponse, finished: list[FinishedSequence]) -> None:
     message.finished_sequence_ids.extend([end.sequence_id for end in finished])
-    message.finish_reasons.extend([_FINISH_REASONS[end.reason] for end in finished])
+    message.finish_reasons.extend([_encode_finish_reason(end.reason) for end in finished])
     if any(end.score is not None for end in finished):
         message.finish_scores.extend([nan if end.score is None else end.score for end in finished])
     for end in finished:
         if end.error is not None:
             message.sequence_failures.add(sequence_id=end.sequence_id, status=encode_error(end.error))
+
+
+def _encode_finish_reason(reason: FinishReason | None) -> sampling_pb2.FinishReason.ValueType:
+    """Encodes why a sequence ended; UNSPECIFIED if it has not."""
+    return cast("sampling_pb2.FinishReason.ValueType", reason.value if reason else 0)
 
 
 def _encode_accepted(accepted: Iterable[Accepted]) -> list[scheduler_pb2.RequestAccepted]:
@@ -251,24 +174,23 @@ def _encode_failed(failed: Iterable[Failed]) -> list[scheduler_pb2.RequestFailed
     ]
 
 
-def encode_resumed(handle: int, message: bytes, group: Group) -> scheduler_pb2.RequestResumed:
-    """Encodes a request with all that it has given by now; `message` is that of its Addition."""
-    first = group.sequences[0].sequence_id
+def encode_resumed(resumed: Resumed) -> scheduler_pb2.RequestResumed:
+    """Encodes a request with all that it has generated."""
+    first = resumed.first_sequence_id
     return scheduler_pb2.RequestResumed(
-        handle=handle,
-        request=scheduler_pb2.AddRequest.FromString(message),
+        handle=resumed.handle,
+        request=scheduler_pb2.AddRequest.FromString(resumed.message),
         first_sequence_id=first,
-        sequences=[_encode_transcript(sequence) for sequence in group.sequences],
-        num_cached_tokens=group.num_cached_tokens,
-        prompt_logprobs=[encode_prompt_logprobs(first, piece) for piece in group.prompt_logprobs],
+        sequences=[_encode_transcript(sequence) for sequence in resumed.sequences],
+        num_cached_tokens=resumed.num_cached_tokens,
+        prompt_logprobs=[encode_prompt_logprobs(first, piece) for piece in resumed.prompt_logprobs],
     )
 
 
-def _encode_transcript(sequence: Sequence) -> scheduler_pb2.SequenceTranscript:
-    reason = sequence.finish_reason
+def _encode_transcript(sequence: ResumedSequence) -> scheduler_pb2.SequenceTranscript:
     return scheduler_pb2.SequenceTranscript(
-        token_ids=sequence.output_token_ids,
-        finish_reason=_FINISH_REASONS[reason] if reason else sampling_pb2.FINISH_REASON_UNSPECIFIED,
+        token_ids=sequence.token_ids,
+        finish_reason=_encode_finish_reason(sequence.finish_reason),
         logprobs=join_logprobs(sequence.logprobs) if sequence.logprobs else None,
         score=sequence.score,
         error=encode_error(sequence.error) if sequence.error else None,

@@ -13,14 +13,13 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from scheduler_service.gateways.codec import Accepted, Failed, Outgoing, encode_resumed
+from scheduler_service.gateways.messages import Accepted, Failed, Outgoing
 
 if TYPE_CHECKING:
     from blockyard.errors import BlockyardError
     from scheduler_service.core.values import OwnerUpdate
-    from scheduler_service.gateways.codec import Recovery
+    from scheduler_service.gateways.messages import Recovery, Resumed
     from scheduler_service.replicas.facts import ModelFacts, Readiness
-    from scheduler_service.requests.registry import Request
 
 
 # Tokens that come sooner after a message than this wait for those of the next step,
@@ -32,13 +31,13 @@ MAX_WAIT_SECONDS = 10e-3
 class GatewayOutbox:
     """A gateway that is attached. `owner` is its name in the core, unique for each stream.
 
-    `requests` are those that it reads, by the handles that it gave them.
+    `request_ids`: the live requests that it reads, by the handles that it gave them.
     """
 
     def __init__(self, owner: str, gateway_id: str = "") -> None:
         self.owner = owner
         self.gateway_id = gateway_id
-        self.requests: dict[int, Request] = {}
+        self.request_ids: dict[int, str] = {}
         self._pending: deque[Outgoing] = deque()
         self._sealed = True
         self._closed = False
@@ -68,30 +67,30 @@ class GatewayOutbox:
             self._has_news.set()
 
     def put_state(self, *, facts: ModelFacts | None = None, readiness: Readiness | None = None) -> None:
-        """Tells what the model is, or whether requests can be served. Newer values replace those not sent yet."""
+        """Sets what the model is, or whether requests can be served. Newer values replace those not sent yet."""
         outgoing = self._open()
         outgoing.facts = facts or outgoing.facts
         outgoing.readiness = readiness or outgoing.readiness
 
     def put_accepted(self, request_id: str, first_sequence_id: int, handle: int = 0) -> None:
-        """Tells that a request is queued."""
+        """Adds that a request is queued."""
         self._open().accepted.append(Accepted(request_id, first_sequence_id, handle))
 
     def put_failed(self, request_id: str, error: BlockyardError, handle: int = 0) -> None:
-        """Tells that a request ended with an error."""
+        """Adds that a request ended with an error."""
         self._open().failed.append(Failed(request_id, error, handle))
 
-    def put_resumed(self, request: Request, handle: int) -> None:
-        """Tells all that a request has given so far."""
-        self._open().resumed.append(encode_resumed(handle, request.message, request.group))
+    def put_resumed(self, resumed: Resumed) -> None:
+        """Adds a request with all that it has generated so far."""
+        self._open().resumed.append(resumed)
 
     def put_recovered(self, recoveries: list[Recovery]) -> None:
-        """Tells which requests go on after their worker was lost: after what came before that."""
+        """Adds the requests that go on after their worker was lost, in a message of their own after what waits."""
         self._sealed = True
         self._open().recovered += recoveries
 
     def put_update(self, update: OwnerUpdate) -> None:
-        """Tells what a step gave."""
+        """Merges what a step generated."""
         now = time.monotonic()
         may_wait = now - self._tokens_sent_at < MERGE_SECONDS and not (update.finished or update.prefilled)
         if not may_wait:

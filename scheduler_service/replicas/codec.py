@@ -14,7 +14,7 @@ from blockyard.errors import BlockyardError, Reason, from_status
 from blockyard.logprob_columns import split_logprobs, split_prompt_logprobs
 from blockyard.tracing.codec import encode_trace_context
 from blockyard.worker.v1 import worker_pb2
-from scheduler_service.core.values import FinishReason, StepResult
+from scheduler_service.core.values import StepResult
 from scheduler_service.error_codec import decode_error
 from scheduler_service.replicas.facts import (
     AvailableBlocks,
@@ -48,12 +48,6 @@ if TYPE_CHECKING:
     from scheduler_service.core.values import BlockPair, NewSequence, SchedulerOutput
     from scheduler_service.replicas.steps.answer_checks import AnswerLimits
 
-_FINISH_REASONS = {
-    FinishReason.STOP: sampling_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: sampling_pb2.FINISH_REASON_LENGTH,
-    FinishReason.ABORT: sampling_pb2.FINISH_REASON_ABORT,
-    FinishReason.ERROR: sampling_pb2.FINISH_REASON_ERROR,
-}
 _DEVICE_TYPES = {
     "auto": worker_pb2.DEVICE_TYPE_UNSPECIFIED,
     "cpu": worker_pb2.DEVICE_TYPE_CPU,

@@ -1,4 +1,4 @@
-"""One replica's loop: schedule, send, process, publish, with the next steps on their way before the last answer is in.
+"""One replica's life: sets its worker up, runs an epoch of steps, gives everything back when it breaks, begins again.
 
 Owns the core's scheduler of this replica. Knows no gateway: requests come from its `EngineEvents`, which learn what
 becomes of them. It never waits for anybody but its replica.
@@ -8,38 +8,59 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from blockyard.errors import BlockyardError, Reason
-from blockyard.service import faults
 from blockyard.telemetry import EventLogger
-from scheduler_service.core.scheduler import CoreConfig, Scheduler, StepMismatch
+from scheduler_service.core.scheduler import CoreConfig, Scheduler
 from scheduler_service.replicas.conduct import Conduct
 from scheduler_service.replicas.drain import Drain
-from scheduler_service.replicas.engine_events import DRAINED, EngineEvents, Loss, is_break
 from scheduler_service.replicas.facts import Readiness
+from scheduler_service.replicas.loss import DRAINED, Loss, is_break
 from scheduler_service.replicas.refusals import named_sequences
 from scheduler_service.replicas.replica import LAST_FAILURE_RETRY_SECONDS, Replica, Unusable
+from scheduler_service.replicas.step_loop import StepEvents, StepLoop
 from scheduler_service.replicas.steps.answer_checks import AnswerLimits, WrongAnswer
-from scheduler_service.replicas.steps.pipeline_depth import MAX_STEPS_IN_FLIGHT, PipelineDepth
+from scheduler_service.replicas.steps.pipeline_depth import MAX_STEPS_IN_FLIGHT
 from scheduler_service.replicas.steps.step_deadline import StepDeadline
-from scheduler_service.replicas.steps.step_log import StepLog
-from scheduler_service.replicas.steps.steps_in_flight import StepsInFlight
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from scheduler_service.config import SchedulerConfiguration
     from scheduler_service.core.recovery import Evacuated, Suspects
-    from scheduler_service.core.values import OwnerUpdate, SchedulerOutput, StepResult
     from scheduler_service.replicas.facts import CacheInfo, ModelFacts
     from scheduler_service.replicas.steps.step_meter import StepMeter
-    from scheduler_service.replicas.worker_link import StepStream, WorkerLink
+    from scheduler_service.replicas.worker_link import WorkerLink
 
 log = EventLogger(__name__)
 
 # An epoch that broke before it answered anything may break again at once.
 BROKEN_EPOCH_SECONDS = 0.5
+
+
+class EngineEvents(StepEvents, Protocol):
+    """What an engine asks and reports: where its requests come from and go to."""
+
+    def on_worker_lost(self, engine: Engine, loss: Loss) -> None:
+        """An epoch broke: takes all requests of the replica back."""
+        ...
+
+    def on_readiness_changed(self, engine: Engine) -> None:
+        """A replica became ready, or is not, for a reason that it gives."""
+        ...
+
+    def may_claim(self, engine: Engine, incarnation: str) -> bool:
+        """Whether a worker is no other replica's."""
+        ...
+
+    def may_serve(self, engine: Engine, facts: ModelFacts) -> bool:
+        """Whether a model is that of all other replicas that serve."""
+        ...
+
+    def serves_without(self, engine: Engine) -> bool:
+        """Whether another replica takes requests."""
+        ...
 
 
 class Engine:
@@ -64,24 +85,26 @@ class Engine:
             may_serve=lambda facts: events.may_serve(self, facts),
         )
         self.conduct = Conduct()
-        self.step_log = StepLog()
-        self.meter = meter
+        self.drain = Drain()
+        self.step_loop = StepLoop(
+            replica_id,
+            events,
+            self.conduct,
+            self.drain,
+            meter,
+            StepDeadline(configuration.service.step_deadline_seconds),
+            serves_without=lambda: events.serves_without(self),
+            clock=clock,
+        )
         self.scheduler: Scheduler | None = None
         self.facts: ModelFacts | None = None
         self.readiness = Readiness(False, "the scheduler has just started")
-        self.last_step_id = 0
-        self.drain = Drain()
         self._configuration = configuration
         self._events = events
         self._suspects = suspects
         self._clock = clock
-        self._pipeline = PipelineDepth()
-        self._in_flight = StepsInFlight(StepDeadline(configuration.service.step_deadline_seconds), clock)
         # Cancelling alone may fail to end `run`: a task group in which a task fails at that moment swallows it.
         self._is_closed = False
-        # Set when there may be something to schedule.
-        self._work = asyncio.Event()
-        self._is_sending = False
 
     @property
     def is_ready(self) -> bool:
@@ -93,11 +116,6 @@ class Engine:
         """Whether it does so for new requests too."""
         return self.readiness.ready and not self.drain.is_wanted
 
-    @property
-    def steps_in_flight(self) -> StepsInFlight:
-        """The steps on their way."""
-        return self._in_flight
-
     def reconsider(self) -> None:
         """Another replica became ready, or is not any more: who drains may hand over what it has, or must go on."""
         if self.drain.is_wanted:
@@ -105,14 +123,14 @@ class Engine:
             self.wake()
 
     def wake(self) -> None:
-        """There may be something to schedule."""
-        self._work.set()
+        """Looks for something to schedule."""
+        self.step_loop.wake()
 
     def close(self) -> None:
         """Begins no further epoch, and writes the totals."""
         self._is_closed = True
         if self.scheduler:
-            self.step_log.write_totals(self.scheduler.stats(), self._clock())
+            self.step_loop.step_log.write_totals(self.scheduler.stats(), self._clock())
 
     # Epochs.
 
@@ -155,14 +173,14 @@ class Engine:
             worker_address=self.replica.address,
             max_model_len=facts.max_model_len,
         )
-        num_steps = self.step_log.num_steps
+        num_steps = self.step_loop.step_log.num_steps
         try:
-            await self._serve(steps)
+            await self.step_loop.run(scheduler, steps)
         except ExceptionGroup as errors:
             self._lose(_find_cause(errors), steps.epoch)
         finally:
             steps.cancel()
-        if self.step_log.num_steps == num_steps and not self.drain.is_wanted:
+        if self.step_loop.step_log.num_steps == num_steps and not self.drain.is_wanted:
             await asyncio.sleep(BROKEN_EPOCH_SECONDS)
 
     async def _set_up(self) -> tuple[ModelFacts, CacheInfo]:
@@ -206,15 +224,14 @@ class Engine:
 
     def _lose(self, error: BlockyardError, epoch: int) -> None:
         """Gives everything back that the worker had: its step stream is gone, and with it all KV."""
-        scheduler, facts, step = self.scheduler, self.facts, self._in_flight.oldest
+        scheduler, facts, step = self.scheduler, self.facts, self.step_loop.in_flight.oldest
         if scheduler is None or facts is None:
             self._set_not_ready(error.message)
             return
         was_refused = not (is_break(error) or isinstance(error, WrongAnswer) or step is None)
         named = scheduler.count_outputs(named_sequences(step, error)) if was_refused and step else {}
-        in_hand = scheduler.count_outputs(self._in_flight.sequence_ids)
-        self._in_flight.begin_epoch()
-        self.meter.on_lost(self._clock())
+        in_hand = scheduler.count_outputs(self.step_loop.in_flight.sequence_ids)
+        self.step_loop.on_epoch_broken()
         loss = Loss(error, facts, in_hand, named, self._evacuate(scheduler), self.conduct.is_sound)
         worker = self.replica.worker
         was_drained = self.drain.is_wanted and error.reason is Reason.DRAINING
@@ -234,105 +251,6 @@ class Engine:
         self.readiness = Readiness(False, DRAINED if was_drained else f"the worker was lost: {error.message}")
         self._events.on_worker_lost(self, loss)
         self._events.on_readiness_changed(self)
-
-    # The loop.
-
-    async def _serve(self, steps: StepStream) -> None:
-        """Runs one epoch until its stream breaks: an ExceptionGroup with a BlockyardError."""
-        self._in_flight.begin_epoch()
-        self._work.set()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._in_flight.watch())
-            group.create_task(self._leave_when_drained())
-            group.create_task(self._send_steps(steps))
-            group.create_task(self._receive_answers(steps))
-
-    async def _leave_when_drained(self) -> None:
-        await self.drain.wait_until(self._may_leave)
-        raise BlockyardError(Reason.DRAINING, DRAINED)
-
-    def _may_leave(self) -> bool:
-        """Whether a drain need not wait: for the steps on their way, and what nobody else could go on with."""
-        assert self.scheduler is not None
-        if not self.drain.is_wanted or self._in_flight:
-            return False
-        return self._events.serves_without(self) or not self.scheduler.has_unfinished()
-
-    async def _send_steps(self, steps: StepStream) -> None:
-        while True:
-            await self._work.wait()
-            self._work.clear()
-            await self._send_due(steps)
-
-    async def _send_due(self, steps: StepStream) -> None:
-        """Sends what there is to compute. Whoever is at it goes on until nothing is left."""
-        if self._is_sending:
-            return
-        self._is_sending = True
-        try:
-            while output := self._schedule(steps.epoch):
-                await steps.send(output)
-                self.meter.on_sent(steps.encode_seconds)
-        finally:
-            self._is_sending = False
-
-    async def _receive_answers(self, steps: StepStream) -> None:
-        while True:
-            updates = self._process(await steps.receive())
-            self._pipeline.on_answered(steps.step_seconds)
-            faults.reach(faults.BEFORE_PUBLISH)
-            self._publish(updates)
-            if self.drain.is_wanted:
-                self.drain.reconsider()
-            # Here and not in the other task: to change tasks costs as much as to schedule. What was published leaves
-            # behind it, since the worker's next step is what must not be late.
-            await self._send_due(steps)
-
-    def _schedule(self, epoch: int) -> SchedulerOutput | None:
-        assert self.scheduler is not None
-        if len(self._in_flight) >= self._pipeline.depth:
-            return None
-        if self.drain.is_wanted and self._events.serves_without(self):
-            # What it has goes on there, once the steps on their way are answered.
-            return None
-        self._events.dispatch()
-        if not self.scheduler.can_schedule():
-            return None
-        begin = time.perf_counter()
-        output = self.scheduler.schedule(self._clock())
-        if output is None and not self._in_flight and self.scheduler.can_schedule():
-            # No answer will come that could change anything. Asked again, the core makes room by force.
-            log.error("nothing could be scheduled: a bug", epoch=epoch, after_step_id=self.last_step_id)
-            output = self.scheduler.schedule(self._clock())
-        if output:
-            self._in_flight.on_sent(output)
-            seconds = time.perf_counter() - begin
-            self.step_log.on_scheduled(output, epoch, seconds)
-            self.meter.on_scheduled(output.step_id, seconds)
-            self._events.on_step_scheduled(self, output)
-        return output
-
-    def _process(self, result: StepResult) -> dict[str, OwnerUpdate]:
-        assert self.scheduler is not None
-        begin = time.perf_counter()
-        try:
-            updates = self.scheduler.update(result)
-        except StepMismatch as error:
-            raise WrongAnswer(str(error)) from None
-        seconds = time.perf_counter() - begin
-        self.step_log.on_answered(result, seconds)
-        self.meter.on_answered(result, seconds, self._in_flight.on_answered())
-        self.last_step_id = result.step_id
-        self.conduct.on_answered()
-        return updates
-
-    def _publish(self, updates: dict[str, OwnerUpdate]) -> None:
-        assert self.scheduler is not None
-        self._events.publish(updates)
-        self._events.on_requests_ended(self.scheduler.take_ended())
-        now = self._clock()
-        if self.step_log.is_due(now):
-            self.step_log.write_totals(self.scheduler.stats(), now)
 
 
 def _find_cause(errors: ExceptionGroup[Exception]) -> BlockyardError:

@@ -17,6 +17,7 @@ from scheduler_service.core.queues.deadlines import DeadlineKind, Deadlines
 from scheduler_service.core.queues.overload import MAX_RETRY_SECONDS, Limit
 from scheduler_service.core.sequence import Group
 from scheduler_service.core.values import FinishReason
+from scheduler_service.gateways.messages import make_resumed
 from scheduler_service.gateways.outbox import GatewayOutbox
 from scheduler_service.requests.reattachment import Reattachment
 from scheduler_service.requests.registry import Request
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from scheduler_service.core.config import CoreConfig
     from scheduler_service.core.queues.backlog import Backlog
     from scheduler_service.core.values import GroupSpec
-    from scheduler_service.gateways.codec import Abort, Addition, Resubmission
+    from scheduler_service.gateways.messages import Abort, Addition, Resubmission
     from scheduler_service.metrics import SchedulerMetrics
     from scheduler_service.requests.dispatcher import Dispatcher
     from scheduler_service.requests.registry import RequestRegistry
@@ -203,7 +204,7 @@ class Admission:
         self._send_all(request, outbox, handle)
 
     def _send_all(self, request: Request, outbox: GatewayOutbox, handle: int) -> None:
-        outbox.put_resumed(request, handle)
+        outbox.put_resumed(make_resumed(handle, request.message, request.group))
         if request.request_id in self._requests.live:
             self._requests.add_reader(request, outbox, handle)
         log.debug("request resumed", request_id=request.request_id, gateway=outbox.owner)
@@ -216,8 +217,8 @@ class Admission:
 
     def abort(self, outbox: GatewayOutbox, abort: Abort) -> None:
         """Ends a gateway's request or one of its sequences; an unknown one is no error."""
-        request = outbox.requests.get(abort.handle) if abort.handle else self._requests.live.get(abort.request_id)
-        if request is None or outbox not in request.handles:
+        request = self._requests.find_read(outbox, abort.request_id, abort.handle)
+        if request is None:
             return
         is_whole = abort.reason is FinishReason.ABORT and abort.sequence_index is None
         if is_whole and not self._requests.remove_reader(request, outbox):

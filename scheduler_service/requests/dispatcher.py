@@ -14,9 +14,9 @@ from scheduler_service import catalogue
 from scheduler_service.core.queues.overload import DrainRate
 from scheduler_service.core.recovery import Suspects
 from scheduler_service.core.values import FinishReason
-from scheduler_service.gateways.codec import Recovery
-from scheduler_service.replicas.engine_events import DRAINED, is_break
+from scheduler_service.gateways.messages import Recovery
 from scheduler_service.replicas.facts import Readiness, combine, is_same_model, repeats
+from scheduler_service.replicas.loss import DRAINED, is_break
 from scheduler_service.replicas.refusals import Refusals
 from scheduler_service.replicas.steps.answer_checks import WrongAnswer
 from scheduler_service.requests.deaths import Deaths
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from scheduler_service.core.values import OwnerUpdate, SchedulerOutput
     from scheduler_service.metrics import SchedulerMetrics
     from scheduler_service.replicas.engine import Engine
-    from scheduler_service.replicas.engine_events import Loss
     from scheduler_service.replicas.facts import ModelFacts
+    from scheduler_service.replicas.loss import Loss
     from scheduler_service.requests.registry import Request, RequestRegistry
 
 log = EventLogger(__name__)
@@ -95,6 +95,7 @@ class Dispatcher:
     def remove_engine(self, engine: Engine) -> None:
         """Lets a replica go that has no requests."""
         self.engines.remove(engine)
+        self._requests.spans.on_replica_gone(engine.replica_id)
         self.on_readiness_changed(engine)
 
     @property
@@ -170,7 +171,7 @@ class Dispatcher:
             has_ended = scheduler.abort(request.request_id, sequence_index, reason, num_tokens)
             self.on_requests_ended(scheduler.take_ended())
             if has_ended:
-                request.engine.meter.on_cancelled(self._clock())
+                request.engine.step_loop.meter.on_cancelled(self._clock())
             request.engine.wake()
             return has_ended
         has_ended = request.group.end_waiting(sequence_index, reason, num_tokens)
@@ -252,9 +253,9 @@ class Dispatcher:
 
     # What comes back.
 
-    def on_step_scheduled(self, engine: Engine, output: SchedulerOutput) -> None:
+    def on_step_scheduled(self, replica_id: int, output: SchedulerOutput) -> None:
         """Takes note of a step that is about to be sent."""
-        self._requests.spans.on_scheduled(engine, output)
+        self._requests.spans.on_scheduled(replica_id, output)
 
     def publish(self, updates: Mapping[str, OwnerUpdate]) -> None:
         """Tells the gateways what a step gave."""
@@ -281,7 +282,7 @@ class Dispatcher:
             request.engine = None
             if num_tokens:
                 request.lost = Lost(cause, num_tokens, loss.facts)
-                self._requests.spans.on_lost(request, cause, num_tokens)
+                self._requests.spans.on_lost(group, cause, num_tokens)
                 self.num_replayed_tokens += num_tokens
             groups.append(group)
         if groups or loss.error.reason is not Reason.DRAINING:

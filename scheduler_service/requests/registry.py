@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from scheduler_service.core.sequence import Group
     from scheduler_service.core.values import OwnerUpdate
-    from scheduler_service.gateways.codec import Recovery
+    from scheduler_service.gateways.messages import Recovery
     from scheduler_service.gateways.outbox import GatewayOutbox
     from scheduler_service.replicas.engine import Engine
     from scheduler_service.replicas.facts import ModelFacts
@@ -87,10 +87,15 @@ class RequestRegistry:
         self._retained.expire(now)
         return self.live.get(request_id) or self._retained.get(request_id)
 
+    def find_read(self, outbox: GatewayOutbox, request_id: str, handle: int) -> Request | None:
+        """The live request that a gateway reads: under a handle, or by its name if the handle is 0."""
+        request = self.live.get(outbox.request_ids.get(handle, "") if handle else request_id)
+        return request if request is not None and outbox in request.handles else None
+
     def add(self, request: Request) -> None:
         """A new one."""
         self.live[request.request_id] = request
-        self.spans.on_begun(request)
+        self.spans.on_begun(request.group)
 
     @property
     def outboxes(self) -> list[GatewayOutbox]:
@@ -107,7 +112,8 @@ class RequestRegistry:
     def remove_gateway(self, outbox: GatewayOutbox, now: float) -> int:
         """A gateway is gone. Returns how many requests nobody reads any more because of it."""
         num_orphans = 0
-        for request in list(outbox.requests.values()):
+        for request_id in list(outbox.request_ids.values()):
+            request = self.live[request_id]
             if self.remove_reader(request, outbox):
                 self._orphans[request] = now + self._window_seconds
                 num_orphans += 1
@@ -118,9 +124,9 @@ class RequestRegistry:
     def add_reader(self, request: Request, outbox: GatewayOutbox, handle: int) -> None:
         """A gateway reads a live request from now on."""
         if outbox in request.handles:
-            outbox.requests.pop(request.handles[outbox], None)
+            outbox.request_ids.pop(request.handles[outbox], None)
         request.handles[outbox] = handle
-        outbox.requests[handle] = request
+        outbox.request_ids[handle] = request.request_id
         self._orphans.pop(request, None)
         self._route(request)
 
@@ -128,7 +134,7 @@ class RequestRegistry:
         """A gateway does not read it any more. Tells whether nobody does."""
         handle = request.handles.pop(outbox, None)
         if handle is not None:
-            outbox.requests.pop(handle, None)
+            outbox.request_ids.pop(handle, None)
         self._route(request)
         return not request.handles
 
@@ -176,7 +182,7 @@ class RequestRegistry:
         """Forgets a live request."""
         if self.live.pop(request.request_id, None) is not None:
             self.on_end(request.request_id)
-            self.spans.on_ended(request)
+            self.spans.on_ended(request.group)
         self._orphans.pop(request, None)
         for outbox in list(request.handles):
             self.remove_reader(request, outbox)

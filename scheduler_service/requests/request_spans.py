@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from blockyard.telemetry import EventLogger
 from blockyard.tracing.spans import NO_SPAN, begin_span, is_tracing
@@ -16,10 +15,8 @@ from scheduler_service.core.sequence import SequenceStatus
 
 if TYPE_CHECKING:
     from blockyard.tracing.spans import Span, TraceContext
-    from scheduler_service.core.sequence import Sequence
+    from scheduler_service.core.sequence import Group, Sequence
     from scheduler_service.core.values import SchedulerOutput
-    from scheduler_service.replicas.engine import Engine
-    from scheduler_service.requests.registry import Request
 
 log = EventLogger(__name__)
 
@@ -36,17 +33,17 @@ class _WatchedRequest:
         "_recovery",
         "_running",
         "_span",
+        "group",
         "num_outputs",
         "phase",
-        "request",
     )
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
+    def __init__(self, group: Group) -> None:
+        self.group = group
         self.phase = ""
         # Tokens that it had when its prefill began.
         self.num_outputs = 0
-        self._context: TraceContext | None = request.group.spec.trace_context
+        self._context: TraceContext | None = group.spec.trace_context
         self._span: Span = NO_SPAN
         self._recovery: Span = NO_SPAN
         self._began_at = 0.0
@@ -60,24 +57,24 @@ class _WatchedRequest:
         if self.phase:
             self._debug(f"request leaves {self.phase}", seconds=round(now - self._began_at, 4))
         self.phase, self._began_at = phase, now
-        self._span = begin_span(phase, self._context, request_id=self.request.request_id, **attributes)
+        self._span = begin_span(phase, self._context, request_id=self.group.spec.request_id, **attributes)
 
-    def on_scheduled(self) -> None:
-        """Sees where its sequences are after a step was made."""
-        for sequence in self.request.group.live:
+    def on_scheduled(self, replica_id: int) -> None:
+        """Sees where its sequences are after a replica's step was made."""
+        for sequence in self.group.live:
             if sequence.status is SequenceStatus.RUNNING:
                 self._on_running(sequence)
             elif sequence in self._running and sequence.status is not SequenceStatus.PARKED:
                 self._on_preempted(sequence)
         if self._running and self.phase == _QUEUE:
-            self._start()
+            self._start(replica_id)
 
-    def _start(self) -> None:
-        group, engine = self.request.group, self.request.engine
+    def _start(self, replica_id: int) -> None:
+        group = self.group
         self.num_outputs = group.num_outputs
         self.enter(
             _PREFILL,
-            replica_id=engine.replica_id if engine else -1,
+            replica_id=replica_id,
             num_prompt_tokens=group.prompt_length,
             num_cached_tokens=group.num_cached_tokens,
         )
@@ -97,11 +94,13 @@ class _WatchedRequest:
             "num_tokens": len(sequence.token_ids),
         }
         self._debug("request preempted", **fields)
-        self._preempted[sequence] = begin_span("preempted", self._context, request_id=self.request.request_id, **fields)
+        self._preempted[sequence] = begin_span(
+            "preempted", self._context, request_id=self.group.spec.request_id, **fields
+        )
 
     def on_answered(self) -> None:
         """Sees whether it has its first token, of all or since it was lost."""
-        if self.request.group.num_outputs > self.num_outputs:
+        if self.group.num_outputs > self.num_outputs:
             self._recovery.end()
             self._recovery = NO_SPAN
             self.enter(_DECODE)
@@ -113,7 +112,7 @@ class _WatchedRequest:
         self._running.clear()
         if self._recovery is NO_SPAN:
             fields: dict[str, Any] = {
-                "request_id": self.request.request_id,
+                "request_id": self.group.spec.request_id,
                 "cause": cause,
                 "num_replayed_tokens": num_tokens,
             }
@@ -127,9 +126,11 @@ class _WatchedRequest:
 
     def on_ended(self) -> None:
         """It is live no more."""
-        sequences = self.request.group.sequences
-        reasons = tuple(sequence.finish_reason.value for sequence in sequences if sequence.finish_reason is not None)
-        self._span.set(finish_reasons=reasons, num_completion_tokens=self.request.group.num_outputs)
+        sequences = self.group.sequences
+        reasons = tuple(
+            sequence.finish_reason.name.lower() for sequence in sequences if sequence.finish_reason is not None
+        )
+        self._span.set(finish_reasons=reasons, num_completion_tokens=self.group.num_outputs)
         # One that fails is dropped before it has an end.
         self._end_spans(error="" if reasons else "the request failed")
         self._recovery.end()
@@ -137,7 +138,7 @@ class _WatchedRequest:
             "request ended",
             phase=self.phase,
             finish_reasons=",".join(dict.fromkeys(reasons)),
-            num_completion_tokens=self.request.group.num_outputs,
+            num_completion_tokens=self.group.num_outputs,
         )
 
     def _end_spans(self, error: str = "") -> None:
@@ -149,13 +150,13 @@ class _WatchedRequest:
     def _debug(self, message: str, **fields: Any) -> None:
         if log.has_debug:
             trace = {"trace_id": self._context.trace_id} if self._context else {}
-            log.debug(message, request_id=self.request.request_id, **fields, **trace)
+            log.debug(message, request_id=self.group.spec.request_id, **fields, **trace)
 
 
-def _sequence_ids(request: Request) -> range:
-    """All that its sequences have, or beams may come to have."""
-    first = request.group.sequences[0].sequence_id
-    return range(first, first + request.group.spec.num_sequence_ids)
+def _sequence_ids(group: Group) -> range:
+    """The ids of a request's sequences, and those that its beams may come to have."""
+    first = group.sequences[0].sequence_id
+    return range(first, first + group.spec.num_sequence_ids)
 
 
 class RequestSpans:
@@ -167,32 +168,36 @@ class RequestSpans:
         # Those that wait for their first token.
         self._prefilling: set[_WatchedRequest] = set()
         # Of each replica the rows of the step before.
-        self._rows: WeakKeyDictionary[Engine, tuple[int, ...]] = WeakKeyDictionary()
+        self._rows: dict[int, tuple[int, ...]] = {}
 
-    def on_begun(self, request: Request) -> None:
-        """A request is let in: watch it, or not."""
-        is_traced = request.group.spec.trace_context is not None and is_tracing()
+    def on_begun(self, group: Group) -> None:
+        """Watches a request that was let in, if it is traced or debug events are written."""
+        is_traced = group.spec.trace_context is not None and is_tracing()
         if is_traced or log.has_debug:
-            watched = self._watched[request.request_id] = _WatchedRequest(request)
-            self._by_sequence.update(dict.fromkeys(_sequence_ids(request), watched))
+            watched = self._watched[group.spec.request_id] = _WatchedRequest(group)
+            self._by_sequence.update(dict.fromkeys(_sequence_ids(group), watched))
             watched.enter(_QUEUE)
 
-    def on_scheduled(self, engine: Engine, output: SchedulerOutput) -> None:
+    def on_scheduled(self, replica_id: int, output: SchedulerOutput) -> None:
         """A step was made. Most have the rows of the one before: nobody has come, gone or been preempted."""
         if not self._watched:
             return
-        before = self._rows.get(engine, ())
+        before = self._rows.get(replica_id, ())
         if output.new_sequences or output.sequence_ids != before:
-            self._rows[engine] = output.sequence_ids
+            self._rows[replica_id] = output.sequence_ids
             changed = set(before).symmetric_difference(output.sequence_ids)
             changed.update(new.sequence_id for new in output.new_sequences)
             for watched in {found for each in changed if (found := self._by_sequence.get(each))}:
-                self._look(watched)
+                self._look(watched, replica_id)
 
-    def _look(self, watched: _WatchedRequest) -> None:
-        watched.on_scheduled()
+    def _look(self, watched: _WatchedRequest, replica_id: int) -> None:
+        watched.on_scheduled(replica_id)
         if watched.phase == _PREFILL:
             self._prefilling.add(watched)
+
+    def on_replica_gone(self, replica_id: int) -> None:
+        """Forgets the rows of a replica that is no more."""
+        self._rows.pop(replica_id, None)
 
     def on_answered(self) -> None:
         """A step was answered."""
@@ -201,18 +206,18 @@ class RequestSpans:
             if watched.phase != _PREFILL:
                 self._prefilling.discard(watched)
 
-    def on_lost(self, request: Request, cause: str, num_tokens: int) -> None:
+    def on_lost(self, group: Group, cause: str, num_tokens: int) -> None:
         """A request has lost its worker, and so many tokens that have to be computed again."""
-        if watched := self._watched.get(request.request_id):
+        if watched := self._watched.get(group.spec.request_id):
             self._prefilling.discard(watched)
             watched.on_lost(cause, num_tokens)
 
-    def on_ended(self, request: Request) -> None:
+    def on_ended(self, group: Group) -> None:
         """A request is live no more."""
-        watched = self._watched.get(request.request_id)
-        if watched is not None and watched.request is request:
-            del self._watched[request.request_id]
-            for sequence_id in _sequence_ids(request):
+        watched = self._watched.get(group.spec.request_id)
+        if watched is not None and watched.group is group:
+            del self._watched[group.spec.request_id]
+            for sequence_id in _sequence_ids(group):
                 del self._by_sequence[sequence_id]
             self._prefilling.discard(watched)
             watched.on_ended()

@@ -13,6 +13,7 @@ from scheduler_service.core.scheduler import CoreConfig, Scheduler
 from scheduler_service.core.values import BeamSpec, EarlyStopping, FinishReason, GroupSpec, SchedulerOutput, StepResult
 from tests.kit.kernels.step_runner import CPU, StepRunner
 from tests.kit.kernels.tiny_models import MAX_LEN, VOCAB_SIZE, tiny_model
+from tests.kit.oracles.core_requests import add_request
 from worker_service.models.decoder import build_decoder
 from worker_service.models.model_config import read_config
 from worker_service.models.weight_files import WeightFiles
@@ -89,9 +90,11 @@ def search(worker: RunnerWorker, specs: list[GroupSpec]) -> dict[str, list[tuple
     """All of them at once, through a scheduler -> by request its sequences: output, score, reason."""
     scheduler = Scheduler(CONFIG)
     worker.known.clear()
+    first_sequence_id = 1
     for spec in specs:
-        scheduler.add(spec, 0.0)
-    while step := scheduler.schedule(0.0):
+        add_request(scheduler, spec, first_sequence_id)
+        first_sequence_id += spec.num_sequence_ids
+    while step := scheduler.schedule():
         scheduler.update(worker.execute(step))
     ended = {group.spec.request_id: group.sequences for group in scheduler.take_ended()}
     return {

@@ -7,14 +7,13 @@ A worker that is broken, or newer, or somebody else, may say anything. What cann
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from blockyard.errors import BlockyardError, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from blockyard.common.v1 import sampling_pb2
     from scheduler_service.replicas.facts import AvailableBlocks, CacheInfo, LoadedModel, WorkerInfo
 
 # More than any machine has; lists of this size are still made in a second.
@@ -47,6 +46,19 @@ class AnswerLimits(NamedTuple):
     max_rows: int
 
 
+class LogprobColumns(Protocol):
+    """Columns of candidates: how many each token has, then all of them one after the other."""
+
+    @property
+    def num_candidates(self) -> Sequence[int]: ...
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+    @property
+    def logprobs(self) -> Sequence[float]: ...
+    @property
+    def ranks(self) -> Sequence[int]: ...
+
+
 def require(holds: bool, message: str) -> None:
     """Raises WrongAnswer unless something holds."""
     if not holds:
@@ -71,11 +83,9 @@ def check_distinct(name: str, sequence_ids: Sequence[int]) -> None:
     require(len(set(sequence_ids)) == len(sequence_ids), f"{name}: a sequence stands twice")
 
 
-def check_logprobs(
-    name: str, message: sampling_pb2.Logprobs, num_entries: int, limits: AnswerLimits, least: int = 1
-) -> None:
+def check_logprobs(name: str, columns: LogprobColumns, num_entries: int, limits: AnswerLimits, least: int = 1) -> None:
     """Checks columns of log probabilities of `num_entries` tokens, each with `least` candidates or more."""
-    counts, token_ids, logprobs, ranks = message.num_candidates, message.token_ids, message.logprobs, message.ranks
+    counts, token_ids, logprobs, ranks = columns.num_candidates, columns.token_ids, columns.logprobs, columns.ranks
     require(len(counts) == num_entries, f"{name}: {len(counts)} entries where {num_entries} belong")
     require(not counts or min(counts) >= least, f"{name}: an entry without a token")
     columns_fit = sum(counts) == len(token_ids) == len(logprobs) and len(ranks) in (0, len(token_ids))

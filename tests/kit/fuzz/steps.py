@@ -14,6 +14,7 @@ from scheduler_service.core.scheduler import CoreConfig, Scheduler
 from scheduler_service.core.sequence import Group
 from scheduler_service.core.values import BeamSpec, GroupSpec
 from scheduler_service.gateways import codec as gateway_codec
+from scheduler_service.gateways.messages import Outgoing
 from scheduler_service.replicas import codec as scheduler_codec
 from scheduler_service.replicas.steps.answer_checks import AnswerLimits, WrongAnswer
 from scheduler_service.replicas.worker_link import StepStream
@@ -120,9 +121,9 @@ async def fuzz_answers(report: Report) -> None:
     requests = Requests(rng)
     scheduler, epoch = requests.scheduler, 1
     stream = StepStream(call, epoch, LIMITS)
-    for number in range(report.num_cases):
+    for _ in range(report.num_cases):
         requests.fill()
-        while len(scheduler._in_flight) < 2 and scheduler.schedule(float(number)):
+        while len(scheduler._in_flight) < 2 and scheduler.schedule():
             pass
         changed = mutate(_right_answer(scheduler, epoch, rng), rng)
         call.answer = changed
@@ -134,7 +135,7 @@ async def fuzz_answers(report: Report) -> None:
             except StepMismatch as error:
                 raise WrongAnswer(str(error)) from None
             for update in updates.values():
-                gateway_codec.encode_outgoing(gateway_codec.Outgoing(update=update)).SerializeToString()
+                gateway_codec.encode_outgoing(Outgoing(update=update)).SerializeToString()
             assert all(0 <= token_id < VOCAB_SIZE for update in updates.values() for token_id in update.token_ids)
             assert math.isfinite(result.forward_seconds + result.cache_seconds)
             scheduler.check_integrity()
@@ -190,10 +191,10 @@ async def fuzz_steps(report: Report) -> None:
             scheduler.abort(group.spec.request_id)
         requests.fill()
         for _ in range(rng.choice((0, 1, 2, 3))):
-            if output := scheduler.schedule(float(epoch)):
+            if output := scheduler.schedule():
                 answer = worker.take(_encode(output, epoch))
                 scheduler.update(scheduler_codec.decode_answer(answer, LIMITS._replace(vocab_size=2**31)))
-        output = scheduler.schedule(float(epoch))
+        output = scheduler.schedule()
         if output is None:
             continue
         message = _encode(output, epoch)

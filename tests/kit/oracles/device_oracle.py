@@ -16,6 +16,7 @@ from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.values import GroupSpec
 from scheduler_service.replicas.codec import decode_answer, encode_step
 from scheduler_service.replicas.steps.answer_checks import AnswerLimits
+from tests.kit.oracles.core_requests import add_request
 from worker_service.codec import decode_step, encode_result
 from worker_service.worker import CacheRequest, Worker
 
@@ -122,10 +123,11 @@ class OracleWorker:
                 debug_integrity=True,
             )
         )
-        run, sequence_of = Run(), dict[int, list[int]]()
+        run, sequence_of, first = Run(), dict[int, list[int]](), 1
         for spec in specs:
-            first = scheduler.add(spec, 0.0)
+            add_request(scheduler, spec, first)
             run.answers[spec.request_id] = [sequence_of.setdefault(first + index, []) for index in range(spec.n)]
+            first += spec.num_sequence_ids
         while scheduler.has_unfinished():
             assert run.num_steps < MAX_STEPS, f"{way.name} does not come to an end"
             await self._run_epoch(scheduler, way, run, sequence_of)
@@ -142,7 +144,7 @@ class OracleWorker:
         answers, num_open, num_begun = stream.answers(), 0, 0
         limits = AnswerLimits(self.vocab_size, MAX_LEN, MAX_SEQS)
         while scheduler.has_unfinished():
-            while scheduler.can_schedule() and (output := scheduler.schedule(0.0)) is not None:
+            while scheduler.can_schedule() and (output := scheduler.schedule()) is not None:
                 self._worker.submit(stream, decode_step(encode_step(output, self._epoch)))
                 num_open, num_begun, run.num_steps = num_open + 1, num_begun + 1, run.num_steps + 1
             assert num_open, f"{way.name}: nothing runs and nothing can be scheduled"

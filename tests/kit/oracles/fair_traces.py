@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from scheduler_service.core.scheduler import CoreConfig, Scheduler
 from scheduler_service.core.values import GroupSpec
+from tests.kit.oracles.core_requests import add_request
 from tests.kit.oracles.token_rows import TokenRows
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Trace:
         self.num_probes = 0
         self._seed = seed
         self._scheduler = Scheduler(self.config)
+        self._next_sequence_id = 1
         self._rows = TokenRows(VOCAB_SIZE, lambda _: seed)
         self._in_flight: deque[SchedulerOutput] = deque()
         self._floods = [(f"flood-{number}", self.random.randint(0, 2)) for number in range(self.random.randint(1, 3))]
@@ -111,7 +113,9 @@ class Trace:
             tenant=tenant,
             priority=priority,
         )
-        return self._scheduler.add(spec, float(self._num_added))
+        first, self._next_sequence_id = self._next_sequence_id, self._next_sequence_id + n
+        add_request(self._scheduler, spec, first, float(self._num_added))
+        return first
 
     def _ask(self) -> None:
         """The quiet tenant asks, for no more than its share: one of it and of each that floods."""
@@ -126,7 +130,7 @@ class Trace:
         self.num_probes += 1
 
     def _step(self) -> None:
-        while (step := self._scheduler.schedule(0.0)) is not None:
+        while (step := self._scheduler.schedule()) is not None:
             self._in_flight.append(step)
         if not self._in_flight:
             if self._probe is not None:

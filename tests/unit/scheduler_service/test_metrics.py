@@ -57,7 +57,7 @@ async def test_tokens_steps_and_the_cache_are_what_the_clients_saw(harness: Harn
     assert seen.sum("blockyard_blocks", pool="device", state="free") == stats.num_device_blocks
     assert seen.sum("blockyard_blocks", state="used") == 0
     assert seen.sum("blockyard_workers", state="RUNNING") == 1
-    num_steps = server.service.engines[0].step_log.num_steps
+    num_steps = server.service.engines[0].step_loop.step_log.num_steps
     assert seen.sum("blockyard_steps_total") == num_steps
     for phase in ("schedule", "encode", "wait", "execute", "update"):
         assert seen.sum("blockyard_step_seconds_count", phase=phase) == num_steps

@@ -59,7 +59,7 @@ def is_drained(server: Server, replica_id: int) -> Callable[[], bool]:
 
 
 def num_steps(server: Server) -> list[int]:
-    return [engine.step_log.num_steps for engine in server.service.engines]
+    return [engine.step_loop.step_log.num_steps for engine in server.service.engines]
 
 
 async def test_what_a_drained_replica_has_goes_on_at_another(harness: Harness, settings: Settings) -> None:

@@ -248,7 +248,7 @@ async def test_steps_merge_for_a_slow_gateway_and_nothing_is_lost(harness: Harne
     slow.pause()
     num_read = slow.num_messages
     await until_idle(server)
-    num_steps = server.service.engines[0].step_log.num_steps
+    num_steps = server.service.engines[0].step_loop.step_log.num_steps
     # Nobody else waits for it.
     assert await quick.result(await quick.add("q", [1], max_tokens=20)) == oracle([1], 20)
     slow.resume()

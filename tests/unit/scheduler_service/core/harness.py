@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from scheduler_service.core.blocks.block_manager import hash_block
 from scheduler_service.core.scheduler import CoreConfig, Scheduler
 from scheduler_service.core.values import BeamSpec, FinishReason, GroupSpec, OwnerUpdate, SchedulerOutput, StepResult
+from tests.kit.oracles.core_requests import add_request
 from tests.kit.oracles.model_worker import ROOT, ModelWorker, extend_name, generate_alone
 
 if TYPE_CHECKING:
@@ -83,11 +84,14 @@ class Bench:
         self.finished: dict[tuple[str, int], FinishReason] = {}
         self.prefilled: dict[str, int] = {}
         self.failed: dict[str, str] = {}
+        self._next_sequence_id = 1
         self.times = (0.0, 0.0)  # what the worker says that a step takes: to compute, and to move blocks
 
     def add(self, spec: GroupSpec, now: float = 0.0) -> int:
         """Queue a request; the id of its first sequence."""
-        first = self.scheduler.add(spec, now)
+        first = self._next_sequence_id
+        add_request(self.scheduler, spec, first, now)
+        self._next_sequence_id += spec.num_sequence_ids
         self.specs[spec.request_id] = spec
         for index in range(spec.n):
             self.names[first + index] = (spec.request_id, index)
@@ -96,7 +100,7 @@ class Bench:
 
     def schedule(self) -> SchedulerOutput | None:
         """Make a step and send it."""
-        step = self.scheduler.schedule(0.0)
+        step = self.scheduler.schedule()
         if step is not None:
             self.in_flight.append(step)
             self.steps.append(step)

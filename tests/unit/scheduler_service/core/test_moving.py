@@ -105,7 +105,7 @@ def test_what_comes_with_a_token_is_passed_on_once() -> None:
     assert [sequence.logprobs for sequence in group.sequences] == [[told[first]], [told[first + 1]]]
     assert group.prompt_logprobs == ["prompt"]
     # One that has ended when the answer comes got no token, so nothing is told with it.
-    late = bench.scheduler.schedule(0.0)
+    late = bench.scheduler.schedule()
     assert late is not None
     bench.scheduler.abort("a", 0)
     result = StepResult(late.step_id, late.sequence_ids, (1, 1), logprobs=dict.fromkeys(ids, "late"))
@@ -173,4 +173,3 @@ def test_a_scheduler_counts_on_where_its_predecessor_stopped() -> None:
     successor = Scheduler(configure(num_device_blocks=30))
     successor.succeed(bench.scheduler)
     assert successor.stats().num_completion_tokens_total == 3
-    assert successor.add(make_spec("b"), 0.0) == 2

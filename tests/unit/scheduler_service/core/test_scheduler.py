@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.core.scheduler import CoreConfig, DuplicateRequest, NeverFits, Scheduler, StepMismatch
+from scheduler_service.core.scheduler import CoreConfig, NeverFits, Scheduler, StepMismatch
 from scheduler_service.core.values import FinishedSequence, FinishReason, GroupSpec, SequenceError, StepResult
+from tests.kit.oracles.core_requests import add_request
 from tests.unit.scheduler_service.core.harness import Bench, configure, make_spec, rows
 
 BROKEN = SequenceError("NOT_FINITE", "broken")
@@ -18,13 +19,6 @@ def test_ids_are_consecutive_and_grow() -> None:
     assert [bench.add(make_spec("a", n=3)), bench.add(make_spec("b"))] == [1, 4]
     bench.run()
     assert bench.add(make_spec("a")) == 5
-
-
-def test_a_live_id_is_taken_once() -> None:
-    bench = Bench()
-    bench.add(make_spec("a"))
-    with pytest.raises(DuplicateRequest):
-        bench.add(make_spec("a"))
 
 
 @pytest.mark.parametrize("spec", [make_spec(prompt=()), make_spec(max_tokens=0), make_spec(n=0), make_spec(n=17)])
@@ -359,8 +353,9 @@ def test_what_is_told_of_a_sequence_that_has_ended_is_told_to_nobody() -> None:
     """Even where the worker left out what it was to tell with an earlier token."""
     config = CoreConfig(8, 20, 0, max_model_len=64, max_num_seqs=4, max_num_batched_tokens=32)
     scheduler = Scheduler(config)
-    sequence_id = scheduler.add(GroupSpec("r", "owner", (1, 2, 3), 1, 20, 0, frozenset({7})), 0.0)
-    first, second = scheduler.schedule(0.0), scheduler.schedule(0.0)
+    sequence_id = 1
+    add_request(scheduler, GroupSpec("r", "owner", (1, 2, 3), 1, 20, 0, frozenset({7})), sequence_id)
+    first, second = scheduler.schedule(), scheduler.schedule()
     assert first is not None
     assert second is not None
     [update] = scheduler.update(StepResult(1, (sequence_id,), (7,))).values()

@@ -6,7 +6,7 @@ import pytest
 
 from blockyard.errors import BlockyardError, Reason
 from scheduler_service.core.values import FinishedSequence, FinishReason, OwnerUpdate
-from scheduler_service.gateways.codec import Outgoing, Recovery
+from scheduler_service.gateways.messages import Outgoing, Recovery
 from scheduler_service.gateways.outbox import GatewayOutbox
 from scheduler_service.replicas.facts import ModelFacts, Readiness
 

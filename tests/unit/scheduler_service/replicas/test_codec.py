@@ -28,6 +28,16 @@ from scheduler_service.core.values import (
     StepResult,
 )
 from scheduler_service.gateways import codec as gateway_codec
+from scheduler_service.gateways.messages import (
+    Abort,
+    Accepted,
+    Addition,
+    Failed,
+    Outgoing,
+    Recovery,
+    Resubmission,
+    make_resumed,
+)
 from scheduler_service.replicas import codec
 from scheduler_service.replicas.facts import CachePlan, LoadedModel, LoadProgress, ModelFacts, Readiness, WorkerState
 from scheduler_service.replicas.steps.answer_checks import AnswerLimits
@@ -157,7 +167,7 @@ def test_a_request_is_decoded_whole() -> None:
     told.ClearField("handle")
     addition = gateway_codec.decode_add(add, "o")
     expected = GroupSpec("a", "o", (5, 6), 3, 4, 2, frozenset({7, 8}), b"", tenant="t", priority=-2)
-    assert addition == gateway_codec.Addition(expected, 7, b"digest", told.SerializeToString(), 1.5)
+    assert addition == Addition(expected, 7, b"digest", told.SerializeToString(), 1.5)
 
 
 @pytest.mark.parametrize(
@@ -181,19 +191,19 @@ def test_a_beam_search_is_decoded(message: sampling_pb2.BeamSearch, beams: BeamS
 
 def test_scores_are_told_where_there_are_some() -> None:
     ends = [FinishedSequence(1, FinishReason.STOP), FinishedSequence(2, FinishReason.LENGTH, score=-1.5)]
-    message = gateway_codec.encode_outgoing(gateway_codec.Outgoing(update=OwnerUpdate(finished=ends)))
+    message = gateway_codec.encode_outgoing(Outgoing(update=OwnerUpdate(finished=ends)))
     assert list(message.finish_scores) == pytest.approx([math.nan, -1.5], nan_ok=True)
-    message = gateway_codec.encode_outgoing(gateway_codec.Outgoing(update=OwnerUpdate(finished=ends[:1])))
+    message = gateway_codec.encode_outgoing(Outgoing(update=OwnerUpdate(finished=ends[:1])))
     assert not message.finish_scores
 
 
 def test_scores_are_kept_through_a_resume_and_a_resubmission() -> None:
     group = Group(GroupSpec("a", "o", (1, 2), 2, 9, 0, frozenset(), beams=BeamSpec(2)), 7, 11, 0.0)
-    resumed = gateway_codec.encode_resumed(1, b"", group)
+    resumed = gateway_codec.encode_resumed(make_resumed(1, b"", group))
     assert [sequence.HasField("score") for sequence in resumed.sequences] == [False, False]
     group.continue_from([[3], [4]], [FinishReason.STOP, FinishReason.LENGTH])
     group.sequences[0].score, group.sequences[1].score = -0.5, -2.0
-    transcripts = gateway_codec.encode_resumed(1, b"", group).sequences
+    transcripts = gateway_codec.encode_resumed(make_resumed(1, b"", group)).sequences
     add = scheduler_pb2.AddRequest(request_id="a", prompt_token_ids=[1, 2], n=2, max_tokens=4)
     add.resubmission.sequences.extend(transcripts)
     before = gateway_codec.decode_add(add, "o").resubmission
@@ -213,7 +223,7 @@ def test_where_a_request_was_before_is_decoded_by_index() -> None:
     add.resubmission.sequences.add()
     before = gateway_codec.decode_add(add, "o").resubmission
     entries = [Candidates([1, 9], [-1.0, -0.5], [2, 1]), Candidates([2], [-0.25], [1])]
-    assert before == gateway_codec.Resubmission(
+    assert before == Resubmission(
         2.5, [[1, 2], []], [FinishReason.STOP, None], [entries, []], 3, [None, None], [None, None]
     )
     assert join_logprobs(entries) == columns
@@ -233,7 +243,7 @@ def test_a_request_is_told_again_with_all_that_came_of_it() -> None:
     group = Group(addition.spec, 30, 6, 0.0)
     group.continue_from([[1, 2], [3]], [FinishReason.STOP, None])
     group.num_cached_tokens = 1
-    message = gateway_codec.encode_resumed(4, addition.message, group)
+    message = gateway_codec.encode_resumed(make_resumed(4, addition.message, group))
     assert (message.handle, message.first_sequence_id, message.num_cached_tokens) == (4, 30, 1)
     assert message.request == add
     assert [list(sequence.token_ids) for sequence in message.sequences] == [[1, 2], [3]]
@@ -249,7 +259,7 @@ def test_log_probabilities_pass_through() -> None:
     result = codec.decode_answer(answer, LIMITS)
     assert result.logprobs is not None
     update = OwnerUpdate(logprobs=list(result.logprobs.items()), prompt_logprobs=list(result.prompt_logprobs))
-    message = gateway_codec.encode_outgoing(gateway_codec.Outgoing(update=update))
+    message = gateway_codec.encode_outgoing(Outgoing(update=update))
     assert message == scheduler_pb2.AttachResponse(
         logprob_sequence_ids=[4, 5], logprobs=columns, prompt_logprobs=[piece]
     )
@@ -265,18 +275,18 @@ def test_what_no_gateway_should_send_is_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("message", "abort"),
     [
-        (scheduler_pb2.AbortRequest(request_id="a"), gateway_codec.Abort("a", None, FinishReason.ABORT)),
+        (scheduler_pb2.AbortRequest(request_id="a"), Abort("a", None, FinishReason.ABORT)),
         (
             scheduler_pb2.AbortRequest(request_id="a", sequence_index=0, reason=scheduler_pb2.ABORT_REASON_CLIENT),
-            gateway_codec.Abort("a", 0, FinishReason.ABORT),
+            Abort("a", 0, FinishReason.ABORT),
         ),
         (
             scheduler_pb2.AbortRequest(request_id="a", sequence_index=2, reason=scheduler_pb2.ABORT_REASON_STOP_STRING),
-            gateway_codec.Abort("a", 2, FinishReason.STOP, 0),
+            Abort("a", 2, FinishReason.STOP, 0),
         ),
     ],
 )
-def test_aborts(message: scheduler_pb2.AbortRequest, abort: gateway_codec.Abort) -> None:
+def test_aborts(message: scheduler_pb2.AbortRequest, abort: Abort) -> None:
     assert gateway_codec.decode_abort(message) == abort
 
 
@@ -289,9 +299,9 @@ def test_what_a_gateway_is_told() -> None:
     )
     facts = ModelFacts("digest", 100, 64, 16, "id", True, 8)
     error = BlockyardError(Reason.NEVER_FITS, "too long")
-    recovered = [gateway_codec.Recovery("c", "lost", 9, True)]
-    accepted, failed = gateway_codec.Accepted("a", 4, 1), gateway_codec.Failed("b", error, 2)
-    outgoing = gateway_codec.Outgoing(facts, Readiness(True), [accepted], [failed], [], update, recovered)
+    recovered = [Recovery("c", "lost", 9, True)]
+    accepted, failed = Accepted("a", 4, 1), Failed("b", error, 2)
+    outgoing = Outgoing(facts, Readiness(True), [accepted], [failed], [], update, recovered)
     message = gateway_codec.encode_outgoing(outgoing)
     assert message == scheduler_pb2.AttachResponse(
         facts=scheduler_pb2.ModelFacts(
@@ -318,11 +328,11 @@ def test_what_a_gateway_is_told() -> None:
 
 
 def test_nothing_is_told_as_nothing() -> None:
-    assert gateway_codec.encode_outgoing(gateway_codec.Outgoing()).ByteSize() == 0
+    assert gateway_codec.encode_outgoing(Outgoing()).ByteSize() == 0
 
 
 def test_not_ready_is_told_although_it_is_the_default() -> None:
-    message = gateway_codec.encode_outgoing(gateway_codec.Outgoing(readiness=Readiness(False)))
+    message = gateway_codec.encode_outgoing(Outgoing(readiness=Readiness(False)))
     assert message.HasField("readiness")
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from scheduler_service.core.sequence import Group
+from tests.kit.oracles.core_requests import add_request
 from tests.unit.scheduler_service.core.harness import Bench, configure, make_spec, rows
 
 if TYPE_CHECKING:
@@ -318,17 +319,17 @@ def test_one_that_outranks_somebody_is_taken_without_room() -> None:
 
 def test_a_second_one_waits_until_the_first_has_begun() -> None:
     scheduler = make_full()
-    scheduler.add(make_spec("urgent", 4, 3), 0.0)
+    add_request(scheduler, make_spec("urgent", 4, 3), 100)
     assert not scheduler.find_room().takes_urgent(make_group("second", 0))
-    assert scheduler.schedule(0.0) is not None
+    assert scheduler.schedule() is not None
     assert scheduler.find_room().takes_urgent(make_group("second", -1))
 
 
 def test_victims_that_wait_keep_nobody_out() -> None:
     scheduler = make_full(preemption_mode="recompute")
     for number in range(3):
-        scheduler.add(make_spec(f"urgent {number}", 4, 3, priority=-number), 0.0)
-        assert scheduler.schedule(0.0) is not None
+        add_request(scheduler, make_spec(f"urgent {number}", 4, 3, priority=-number), 100 + number)
+        assert scheduler.schedule() is not None
         scheduler._in_flight.clear()
     assert len(scheduler._queues.waiting) == 3
     assert scheduler.find_room().takes_urgent(make_group("one more", -3))

@@ -1,4 +1,4 @@
-"""What `GetStatus` and `GetSchedulerStatus` tell, gathered from the engines and their schedulers' counts."""
+"""Encodes the answers to `GetStatus` and `GetSchedulerStatus`, from the engines' and their schedulers' counts."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def encode_replica(engine: Engine) -> status_pb2.ReplicaStatus:
         replica_id=engine.replica_id,
         ready=engine.is_ready,
         epoch=engine.replica.epoch,
-        step_id=engine.last_step_id,
+        step_id=engine.step_loop.last_step_id,
         workers=[_encode_worker(engine)],
-        num_recomputed_sequences=engine.step_log.num_recomputed_sequences,
+        num_recomputed_sequences=engine.step_loop.step_log.num_recomputed_sequences,
         drain_state=_drain_state(engine),
         left_aside=engine.conduct.is_left_aside,
-        num_steps=engine.step_log.num_steps,
-        step_time=duration(engine.step_log.step_seconds),
+        num_steps=engine.step_loop.step_log.num_steps,
+        step_time=duration(engine.step_loop.step_log.step_seconds),
     )
     if engine.scheduler is not None:
         config = engine.scheduler.config

@@ -1,4 +1,4 @@
-"""What `DumpState` tells: every request, where it is and what it holds. Neither text nor token ids."""
+"""Encodes the answer to `DumpState`: every request, where it is and what it holds. Neither text nor token ids."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from blockyard.admin.v1 import admin_pb2
-from scheduler_service.admin.status import duration, encode_status
+from scheduler_service.admin.status_codec import duration, encode_status
 
 if TYPE_CHECKING:
     from scheduler_service.core.sequence import Sequence
@@ -33,7 +33,7 @@ def _encode_replica(engine: Engine) -> admin_pb2.ReplicaState:
         replica_id=engine.replica_id,
         steps=[
             admin_pb2.StepState(step_id=step_id, num_sequences=num_sequences, num_tokens=num_tokens)
-            for step_id, num_sequences, num_tokens in engine.steps_in_flight.describe()
+            for step_id, num_sequences, num_tokens in engine.step_loop.in_flight.describe()
         ],
     )
 

@@ -1,0 +1,186 @@
+"""One replica's loop of steps: schedule, send, process, publish; the next steps leave before the last is answered.
+
+Knows one epoch at a time, and no gateway: what becomes of requests goes to its `StepEvents`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from blockyard.errors import BlockyardError, Reason
+from blockyard.service import faults
+from blockyard.telemetry import EventLogger
+from scheduler_service.core.scheduler import StepMismatch
+from scheduler_service.replicas.loss import DRAINED
+from scheduler_service.replicas.steps.answer_checks import WrongAnswer
+from scheduler_service.replicas.steps.pipeline_depth import PipelineDepth
+from scheduler_service.replicas.steps.step_log import StepLog
+from scheduler_service.replicas.steps.steps_in_flight import StepsInFlight
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from scheduler_service.core.scheduler import Scheduler
+    from scheduler_service.core.sequence import Group
+    from scheduler_service.core.values import OwnerUpdate, SchedulerOutput, StepResult
+    from scheduler_service.replicas.conduct import Conduct
+    from scheduler_service.replicas.drain import Drain
+    from scheduler_service.replicas.steps.step_deadline import StepDeadline
+    from scheduler_service.replicas.steps.step_meter import StepMeter
+    from scheduler_service.replicas.worker_link import StepStream
+
+log = EventLogger(__name__)
+
+
+class StepEvents(Protocol):
+    """What steps do to requests. Called on the loop, and never waits."""
+
+    def dispatch(self) -> None:
+        """Gives ready replicas what they have room for."""
+        ...
+
+    def on_step_scheduled(self, replica_id: int, output: SchedulerOutput) -> None:
+        """A step is about to be sent."""
+        ...
+
+    def publish(self, updates: Mapping[str, OwnerUpdate]) -> None:
+        """Passes what a step generated to each owner."""
+        ...
+
+    def on_requests_ended(self, groups: Iterable[Group]) -> None:
+        """Requests have ended."""
+        ...
+
+
+class StepLoop:
+    """Runs the steps of one epoch after another. `serves_without`: whether another replica takes requests."""
+
+    def __init__(
+        self,
+        replica_id: int,
+        events: StepEvents,
+        conduct: Conduct,
+        drain: Drain,
+        meter: StepMeter,
+        deadline: StepDeadline,
+        serves_without: Callable[[], bool],
+        clock: Callable[[], float],
+    ) -> None:
+        self.meter = meter
+        self.step_log = StepLog()
+        self.in_flight = StepsInFlight(deadline, clock)
+        self.last_step_id = 0
+        self._replica_id = replica_id
+        self._events = events
+        self._conduct = conduct
+        self._drain = drain
+        self._serves_without = serves_without
+        self._clock = clock
+        self._pipeline = PipelineDepth()
+        # Set when there may be something to schedule.
+        self._work = asyncio.Event()
+        self._is_sending = False
+
+    def wake(self) -> None:
+        """Looks for something to schedule."""
+        self._work.set()
+
+    def on_epoch_broken(self) -> None:
+        """Drops the steps in flight: no answer to them will come."""
+        self.in_flight.begin_epoch()
+        self.meter.on_lost(self._clock())
+
+    async def run(self, scheduler: Scheduler, steps: StepStream) -> None:
+        """Runs one epoch until its stream breaks: an ExceptionGroup with a BlockyardError."""
+        self.in_flight.begin_epoch()
+        self._work.set()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.in_flight.watch())
+            group.create_task(self._leave_when_drained(scheduler))
+            group.create_task(self._send_steps(scheduler, steps))
+            group.create_task(self._receive_answers(scheduler, steps))
+
+    async def _leave_when_drained(self, scheduler: Scheduler) -> None:
+        await self._drain.wait_until(lambda: self._may_leave(scheduler))
+        raise BlockyardError(Reason.DRAINING, DRAINED)
+
+    def _may_leave(self, scheduler: Scheduler) -> bool:
+        """Whether a drain need not wait: for the steps on their way, and what nobody else could go on with."""
+        if not self._drain.is_wanted or self.in_flight:
+            return False
+        return self._serves_without() or not scheduler.has_unfinished()
+
+    async def _send_steps(self, scheduler: Scheduler, steps: StepStream) -> None:
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            await self._send_due(scheduler, steps)
+
+    async def _send_due(self, scheduler: Scheduler, steps: StepStream) -> None:
+        """Sends what there is to compute. Whoever is at it goes on until nothing is left."""
+        if self._is_sending:
+            return
+        self._is_sending = True
+        try:
+            while output := self._schedule(scheduler, steps.epoch):
+                await steps.send(output)
+                self.meter.on_sent(steps.encode_seconds)
+        finally:
+            self._is_sending = False
+
+    async def _receive_answers(self, scheduler: Scheduler, steps: StepStream) -> None:
+        while True:
+            updates = self._process(scheduler, await steps.receive())
+            self._pipeline.on_answered(steps.step_seconds)
+            faults.reach(faults.BEFORE_PUBLISH)
+            self._publish(scheduler, updates)
+            if self._drain.is_wanted:
+                self._drain.reconsider()
+            # Here and not in the other task: to change tasks costs as much as to schedule. What was published leaves
+            # behind it, since the worker's next step is what must not be late.
+            await self._send_due(scheduler, steps)
+
+    def _schedule(self, scheduler: Scheduler, epoch: int) -> SchedulerOutput | None:
+        if len(self.in_flight) >= self._pipeline.depth:
+            return None
+        if self._drain.is_wanted and self._serves_without():
+            # What it has goes on there, once the steps on their way are answered.
+            return None
+        self._events.dispatch()
+        if not scheduler.can_schedule():
+            return None
+        begin = time.perf_counter()
+        output = scheduler.schedule()
+        if output is None and not self.in_flight and scheduler.can_schedule():
+            # No answer will come that could change anything. Asked again, the core makes room by force.
+            log.error("nothing could be scheduled: a bug", epoch=epoch, after_step_id=self.last_step_id)
+            output = scheduler.schedule()
+        if output:
+            self.in_flight.on_sent(output)
+            seconds = time.perf_counter() - begin
+            self.step_log.on_scheduled(output, epoch, seconds)
+            self.meter.on_scheduled(output.step_id, seconds)
+            self._events.on_step_scheduled(self._replica_id, output)
+        return output
+
+    def _process(self, scheduler: Scheduler, result: StepResult) -> dict[str, OwnerUpdate]:
+        begin = time.perf_counter()
+        try:
+            updates = scheduler.update(result)
+        except StepMismatch as error:
+            raise WrongAnswer(str(error)) from None
+        seconds = time.perf_counter() - begin
+        self.step_log.on_answered(result, seconds)
+        self.meter.on_answered(result, seconds, self.in_flight.on_answered())
+        self.last_step_id = result.step_id
+        self._conduct.on_answered()
+        return updates
+
+    def _publish(self, scheduler: Scheduler, updates: dict[str, OwnerUpdate]) -> None:
+        self._events.publish(updates)
+        self._events.on_requests_ended(scheduler.take_ended())
+        now = self._clock()
+        if self.step_log.is_due(now):
+            self.step_log.write_totals(scheduler.stats(), now)
