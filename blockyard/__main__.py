@@ -1,4 +1,4 @@
-"""The program `blockyard`, which says what to install where it cannot run."""
+"""The program `blockyard`. Where it cannot run, it names the extra to install."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from blockyard.extras import MissingPackages, explained
 
 
 def main() -> None:
-    """Runs it."""
+    """Runs the command line."""
     try:
         with explained("the command line", "cli"):
             from blockyard.cli.main import main as run  # noqa: PLC0415 - it needs packages that may not be there

@@ -1,4 +1,4 @@
-"""What every channel is set up with, a client's too. Needs no server's packages."""
+"""Options of gRPC channels, those of clients and those between services. Imports no server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def channel_options(
         ("grpc.max_send_message_length", INTERNAL_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", int(keepalive_seconds * 1000)),
         ("grpc.keepalive_timeout_ms", int(keepalive_seconds * 1000)),
-        # What counts for a ping without an answer; a minute, unless told otherwise.
+        # What counts for a ping without an answer; a minute by default.
         ("grpc.http2.ping_timeout_ms", int(keepalive_seconds * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),

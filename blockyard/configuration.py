@@ -23,8 +23,8 @@ def _check_origins(text: str) -> str:
     """Refuses what no browser ever sends as its origin, such as an address with a path."""
     wrong = [origin.strip() for origin in text.split(",") if text and not _ORIGIN.fullmatch(origin.strip())]
     if wrong:
-        told = ", ".join(map(repr, wrong))
-        raise ValueError(f"{told} is no origin: give a scheme and a host, and a port if needed: https://example.org")
+        values = ", ".join(map(repr, wrong))
+        raise ValueError(f"{values} is no origin: give a scheme and a host, and a port if needed: https://example.org")
     return text
 
 
@@ -33,7 +33,7 @@ Origins = Annotated[str, AfterValidator(_check_origins)]
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """Which model. Read by the gateway (its tokenizer) and the scheduler (which tells the workers)."""
+    """Names the model. Read by the gateway (its tokenizer) and the scheduler (which passes it on to the workers)."""
 
     model: str = option("", "folder or hub id of the model; empty: the demo model, where the repository has it")
     revision: str = option("main", "branch, tag or commit of a hub id")
@@ -204,7 +204,7 @@ class ResumeSettings:
 
 @dataclass(frozen=True, slots=True)
 class GatewayProcessSettings:
-    """A gateway process."""
+    """What a gateway process takes on, and how it ends."""
 
     max_requests: NotNegative = option(
         16_384, "requests at once, running and waiting; one more is refused with QUEUE_FULL; 0: no limit"
@@ -214,6 +214,9 @@ class GatewayProcessSettings:
     )
     max_scheduler_wait_seconds: NotNegativeSeconds = option(
         300.0, "how long requests wait for a scheduler before they fail, in seconds"
+    )
+    gateway_metrics_port: Annotated[int, Field(ge=-1, le=65535)] = option(
+        -1, "port of the gateway's /metrics beside that on its HTTP port; 0: a free port, -1: none"
     )
     vllm_metric_names: bool = option(
         False, "give /metrics under vLLM's names too, for dashboards and autoscalers that are made for these"
@@ -268,9 +271,6 @@ class ParallelSettings:
 class MetricsSettings:
     """Where Prometheus finds the metrics of services that run together, beside the gateway's on its HTTP port."""
 
-    gateway_metrics_port: Annotated[int, Field(ge=-1, le=65535)] = option(
-        -1, "port of the gateway's /metrics beside that on its HTTP port; 0: a free port, -1: none"
-    )
     scheduler_metrics_port: Annotated[int, Field(ge=-1, le=65535)] = option(
         0, "port of the scheduler's /metrics, on this machine alone; 0: the first free one from 50062 on, -1: none"
     )

@@ -131,7 +131,7 @@ class BlockyardError(Exception):
     """An error with a reason. The only exception that crosses a service boundary, on either side.
 
     `retry_after_seconds` is set where the same request may succeed later. `metadata` holds a few short facts;
-    `TRANSPORT_ORIGIN` among them marks an error that no service of ours told, such as a refused connection.
+    `TRANSPORT_ORIGIN` among them marks an error that comes from no service of ours, such as a refused connection.
     """
 
     reason: Reason
@@ -164,9 +164,9 @@ class BlockyardError(Exception):
 
 def invalid(violations: Iterable[Violation]) -> BlockyardError:
     """Makes one error of every violation. The first names the reason and starts the message."""
-    told = tuple(violations)
-    message = "; ".join(f"{violation.field}: {violation.description}" for violation in told)
-    return BlockyardError(told[0].reason, message, told)
+    listed = tuple(violations)
+    message = "; ".join(f"{violation.field}: {violation.description}" for violation in listed)
+    return BlockyardError(listed[0].reason, message, listed)
 
 
 def is_unknown_request(error: BlockyardError) -> bool:
@@ -235,8 +235,8 @@ def from_status(status: status_pb2.Status) -> BlockyardError:
             retry_after_seconds = max(0.0, retry.retry_delay.ToNanoseconds() / 1e9)
         elif _unpack(detail, bad):
             violations = tuple(
-                Violation(told.field, told.description, _known(told.reason, Reason.FIELD_INVALID))
-                for told in bad.field_violations
+                Violation(violation.field, violation.description, _known(violation.reason, Reason.FIELD_INVALID))
+                for violation in bad.field_violations
             )
     return BlockyardError(reason, status.message[:MAX_STATUS_BYTES], violations, retry_after_seconds, metadata)
 
@@ -250,7 +250,7 @@ def _unpack(detail: any_pb2.Any, message: Message) -> bool:
 
 
 def _known(name: str, otherwise: Reason) -> Reason:
-    """Reads a reason; a newer server may tell one that this version has no name for."""
+    """Reads a reason; a newer server may send one that this version has no name for."""
     return Reason(name) if name in Reason.__members__ else otherwise
 
 
@@ -262,9 +262,9 @@ def from_rpc_error(error: grpc.RpcError) -> BlockyardError:
         if name == DETAILS_KEY:
             # Details that cannot be read, or that a proxy on the way has made inconsistent, do not count.
             with suppress(DecodeError):
-                told = status_pb2.Status.FromString(value)
-                if (told.code, told.message) == (status.code, status.message):
-                    return from_status(told)
+                packed = status_pb2.Status.FromString(value)
+                if (packed.code, packed.message) == (status.code, status.message):
+                    return from_status(packed)
     status.message = in_plain_words(status.message)
     return from_status(status)
 

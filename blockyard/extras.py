@@ -44,7 +44,7 @@ def require_services(what: str) -> None:
 
 
 def _missing(what: str, packages: list[str], extra: str) -> MissingPackages:
-    told = "a package that is" if len(packages) == 1 else "packages that are"
+    kind = "a package that is" if len(packages) == 1 else "packages that are"
     return MissingPackages(
-        f"{what} needs {told} not installed ({', '.join(packages)}): pip install 'blockyard[{extra}]'"
+        f"{what} needs {kind} not installed ({', '.join(packages)}): pip install 'blockyard[{extra}]'"
     )

@@ -1,4 +1,4 @@
-"""What a call from outside carries beside its request: metadata over gRPC, headers over HTTP.
+"""Names and forms of what clients send beside their requests: metadata over gRPC, headers over HTTP.
 
 Clients write it and gateways read it. Imports nothing.
 """

@@ -1,4 +1,4 @@
-"""Columns of log probabilities, cut into one piece for each token and joined again. Nobody here reads the numbers.
+"""Cuts columns of log probabilities into one piece for each token, and joins the pieces again. Reads no number.
 
 Gateway and scheduler keep each token's piece beside it; the messages between them, and a worker's answer, hold many.
 """
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 class Candidates(NamedTuple):
-    """What is told of one token: itself first, then the likeliest ones in its place, best first. Columns of one length.
+    """The log probabilities in one token's place: its own first, then the likeliest ones, best first. Columns
+    of one length.
 
     `ranks` may be empty; 1 is the likeliest.
     """
@@ -26,7 +27,7 @@ class Candidates(NamedTuple):
 
 
 class PromptPiece(NamedTuple):
-    """What is told of a piece of a prompt, its message but for the sequence."""
+    """The log probabilities of a piece of a prompt: its message without the sequence."""
 
     first_position: int
     candidates: list[Candidates]
@@ -46,12 +47,12 @@ def split_logprobs(message: sampling_pb2.Logprobs) -> list[Candidates]:
 
 def join_logprobs(entries: Iterable[Candidates]) -> sampling_pb2.Logprobs:
     """The columns of such entries."""
-    told = list(entries)
+    rows = list(entries)
     return sampling_pb2.Logprobs(
-        num_candidates=[len(entry.token_ids) for entry in told],
-        token_ids=itertools.chain.from_iterable(entry.token_ids for entry in told),
-        logprobs=itertools.chain.from_iterable(entry.logprobs for entry in told),
-        ranks=itertools.chain.from_iterable(entry.ranks for entry in told),
+        num_candidates=[len(entry.token_ids) for entry in rows],
+        token_ids=itertools.chain.from_iterable(entry.token_ids for entry in rows),
+        logprobs=itertools.chain.from_iterable(entry.logprobs for entry in rows),
+        ranks=itertools.chain.from_iterable(entry.ranks for entry in rows),
     )
 
 

@@ -1,4 +1,4 @@
-"""What is kept for a while after its end, within bounds. Knows neither what it keeps nor the time, which is told."""
+"""Keeps values for a while after their end, within bounds. Its callers say what time it is."""
 
 from __future__ import annotations
 

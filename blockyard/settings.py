@@ -48,12 +48,12 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """Its flag."""
+        """Its flag on the command line: `--name-of-field`."""
         return "--" + self.name.replace("_", "-")
 
     @property
     def variable(self) -> str:
-        """Its environment variable."""
+        """Its environment variable: `BLOCKYARD_NAME_OF_FIELD`."""
         return ENVIRONMENT_PREFIX + self.name.upper()
 
     def read(self, value: Any, source: str) -> Any:
@@ -63,8 +63,8 @@ class Setting:
         try:
             return pydantic.TypeAdapter(self.type).validate_python(value)
         except pydantic.ValidationError as error:
-            told = "; ".join(item["msg"] for item in error.errors())
-            raise SettingsError(f"{source}: {value!r}: {told}") from None
+            reasons = "; ".join(item["msg"] for item in error.errors())
+            raise SettingsError(f"{source}: {value!r}: {reasons}") from None
 
 
 def settings_of(configuration: type[Any]) -> list[Setting]:

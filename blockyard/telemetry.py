@@ -15,7 +15,7 @@ _LOCAL = ("blockyard", "gateway", "scheduler_service", "worker_service", "kernel
 
 
 class EventLogger:
-    """Writes events: a fixed message, and fields as keywords (`request_id=…, step_id=…`). What is None is not told."""
+    """Writes events: a fixed message, and fields as keywords (`request_id=…, step_id=…`); None is left out."""
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
@@ -47,8 +47,8 @@ class EventLogger:
 
     def _write(self, level: int, message: str, fields: dict[str, Any], *, exc_info: bool = False) -> None:
         if self._logger.isEnabledFor(level):
-            told = {name: value for name, value in fields.items() if value is not None}
-            self._logger.log(level, message, extra={"fields": told}, exc_info=exc_info, stacklevel=3)
+            given = {name: value for name, value in fields.items() if value is not None}
+            self._logger.log(level, message, extra={"fields": given}, exc_info=exc_info, stacklevel=3)
 
 
 class _TextFormatter(logging.Formatter):
@@ -59,8 +59,8 @@ class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S.%f")[:-3]
         fields: dict[str, Any] = getattr(record, "fields", {})
-        told = "".join(f" {name}={_one_word(value)}" for name, value in fields.items())
-        line = f"{time} {record.levelname[0]} {self._service:<9} {record.getMessage()}{told}"
+        pairs = "".join(f" {name}={_one_word(value)}" for name, value in fields.items())
+        line = f"{time} {record.levelname[0]} {self._service:<9} {record.getMessage()}{pairs}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 

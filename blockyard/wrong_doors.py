@@ -1,4 +1,4 @@
-"""Says in plain words what stands behind a failed connection: the wrong port, TLS where there is none, or nobody.
+"""Explains a failed connection in plain words: the wrong port, TLS on one side only, or nobody there.
 
 gRPC's own messages name parts of its library, and differ with its versions: what is not recognised stays as it is.
 """

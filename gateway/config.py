@@ -32,9 +32,6 @@ class ServiceSettings(GatewayProcessSettings):
     gateway_local_address: str = option(
         "", "unix:/path: all APIs without keys and TLS, for whoever may open that file; empty: none"
     )
-    gateway_metrics_port: Annotated[int, Field(ge=-1, le=65535)] = option(
-        -1, "port of /metrics beside that on the HTTP port, from a thread of its own; 0: a free port, -1: none"
-    )
 
 
 @dataclass(frozen=True, slots=True)

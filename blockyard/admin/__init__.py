@@ -1,0 +1,1 @@
+"""Generated from `protos/blockyard/admin`: the admin API's messages."""

@@ -1,4 +1,4 @@
-"""`blockyard bench`: puts a load on a server, and tells what its clients saw."""
+"""`blockyard bench`: puts a load on a server and reports what its clients saw."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MEASURES = ("time_to_first_token", "inter_token_latency", "time_per_output_token
 
 
 class ApiName(StrEnum):
-    """Which front to load."""
+    """The front that the load is put on."""
 
     GRPC = "grpc"
     HTTP = "http"

@@ -24,7 +24,7 @@ HINT = "/quit ends, /clear forgets the conversation, Ctrl-C stops an answer"
 
 
 class Conversation:
-    """What was said so far, and the way to go on."""
+    """The messages so far, and the client that continues them."""
 
     def __init__(self, client: Client, options: ChatOptions, system: str = "") -> None:
         self._client = client

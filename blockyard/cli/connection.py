@@ -1,4 +1,4 @@
-"""How the commands get in at a server: options that stand before a command's name, or behind it."""
+"""Options by which all commands reach a server. They stand before a command's name or behind it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """What the options say; see there."""
+    """The values of the options; each has its help there."""
 
     api_key: str = ""
     tls: bool = False
@@ -37,7 +37,7 @@ class Connection:
         return special if special != ClientTls() else self.tls
 
     def client(self, target: str) -> Client:
-        """Makes a client."""
+        """Makes a client of these gateways."""
         return Client(target, api_key=self.api_key, tls=self._client_tls())
 
     def async_client(self, target: str, tenant: str = "") -> AsyncClient:
@@ -53,7 +53,7 @@ _connection: ContextVar[Connection] = ContextVar("connection", default=Connectio
 
 
 def connection() -> Connection:
-    """What the options say."""
+    """Gives the values of the options of this run."""
     return _connection.get()
 
 

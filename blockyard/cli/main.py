@@ -1,4 +1,4 @@
-"""The program `blockyard`: its commands, and how their errors are told."""
+"""The program `blockyard`: its commands, and the messages of their errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def version() -> None:
     typer.echo(blockyard.__version__)
 
 
-def told(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Says an error to a person: one line, and what to do where nothing answers."""
     if not isinstance(error, BlockyardError):
         return str(error)
@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         app(arguments, prog_name="blockyard")
     except (BlockyardError, CertificateError, KeyFileError, PortTaken, SettingsError, StartError) as error:
-        typer.echo(f"error: {told(error)}", err=True)
+        typer.echo(f"error: {describe_error(error)}", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -1,4 +1,4 @@
-"""Gives commands options that their functions do not name one by one: those of settings, those of a connection."""
+"""Adds options to commands whose functions do not name each of them: those of settings and of a connection."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def with_parameters(command: Callable[..., None], added: Iterable[inspect.Parame
 def settings_parameters(configuration: type[Any], chosen: Mapping[str, str]) -> list[inspect.Parameter]:
     """Makes an option of each setting of a configuration class; None where it is not given.
 
-    `chosen`: settings that cannot be given here, and why; who tries is told that.
+    `chosen`: settings that cannot be given here, and why; the error of who tries says it.
     """
     options = [_option(setting) for setting in settings_of(configuration)]
     return [*options, *(_refused(name, why) for name, why in chosen.items())]
@@ -70,5 +70,7 @@ def _refused(name: str, why: str) -> inspect.Parameter:
     return _parameter(name, str | None, typer.Option(flag, hidden=True, callback=refuse, expose_value=False))
 
 
-def _parameter(name: str, kind: Any, told: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, told])
+def _parameter(name: str, kind: Any, declaration: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, declaration]
+    )

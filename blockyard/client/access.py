@@ -1,4 +1,4 @@
-"""How a client gets in: on whose behalf it calls, its key, and TLS. Makes its channels."""
+"""A client's credentials: its tenant, its key and TLS. Makes its channels."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """How a client speaks TLS.
+    """TLS of a client's connections.
 
     Attributes:
-        authority: PEM file of whose signature the server's certificate has; empty: the authorities that gRPC knows.
+        authority: PEM file: who has signed the server's certificate; empty: the authorities that gRPC knows.
         certificate, key: PEM files, for a server that asks for a certificate.
         server_name: expected in the server's certificate; empty: the host of the address.
     """
@@ -34,7 +34,7 @@ class ClientTls:
 
 
 class ClientAccess:
-    """What a client shows a gateway, and asks of it. The default: nothing, in the clear."""
+    """A client's credentials, and the channels that carry them. By default there are none, and no TLS."""
 
     def __init__(self, tenant: str = "", api_key: str = "", tls: ClientTls | bool = False) -> None:
         """Reads the files. True is TLS with nothing special.
@@ -42,12 +42,12 @@ class ClientAccess:
         Raises CertificateError, and BlockyardError (FIELD_INVALID) for what is no tenant or no key.
         """
         self.metadata: Metadata = call_metadata(tenant, api_key)
-        told = ClientTls() if tls is True else tls or None
-        self._server_name = told.server_name if told else ""
-        self._credentials = _credentials(told) if told else None
+        chosen = ClientTls() if tls is True else tls or None
+        self._server_name = chosen.server_name if chosen else ""
+        self._credentials = _credentials(chosen) if chosen else None
 
     def channel(self, target: str) -> grpc.Channel:
-        """Opens a channel."""
+        """Opens a channel to a gateway."""
         if self._credentials is None:
             return grpc.insecure_channel(target, self._options(target))
         return grpc.secure_channel(target, self._credentials, self._options(target))

@@ -62,7 +62,7 @@ class AsyncConnections:
         return getattr(stub, method)(request, timeout=seconds, metadata=(*self._access.metadata, *extra))
 
     def cancel(self, request_id: str) -> None:
-        """Begins to tell a gateway that a request is no longer wanted, and returns at once."""
+        """Begins to cancel a request, and returns at once."""
         task = asyncio.create_task(self._cancel(request_id))
         # The loop alone does not keep a task.
         self._cancellations.add(task)
@@ -80,7 +80,7 @@ class AsyncConnections:
                 return
 
     async def is_ready(self, target: str, seconds: float | None) -> bool:
-        """Tells whether a gateway takes requests; raises BlockyardError where it cannot be reached."""
+        """Whether a gateway takes requests; raises BlockyardError where it cannot be reached."""
         check: Any = self._channel(target).unary_unary(HEALTH_METHOD, None, None)
         try:
             return await check(b"", timeout=seconds) == SERVING
@@ -186,7 +186,7 @@ class AsyncStream:
 
     @property
     def num_resumes(self) -> int:
-        """How often it was read on after a break."""
+        """How often the stream was resumed after a break."""
         return self._resumption.num_resumes
 
     async def text_deltas(self, index: int = 0) -> AsyncIterator[str]:

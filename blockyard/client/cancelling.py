@@ -1,4 +1,4 @@
-"""Tells gateways, from a thread of its own, that requests are no longer wanted: nobody waits for it."""
+"""Cancels requests from a thread of its own, so that nobody waits for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client says in a chat, as plain values. Knows no messages of the API and no connections."""
+"""Messages and tools of a chat as plain values. Knows neither the API's messages nor connections."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from blockyard.client.results import GenerationOptions
 
 
 class Role(StrEnum):
-    """Who says something."""
+    """The author of a message."""
 
     SYSTEM = "system"
     DEVELOPER = "developer"
@@ -27,7 +27,7 @@ class ToolChoice(StrEnum):
     AUTO = "auto"
     """As it likes. Its calls are in the text of the answer, in the model's own form."""
     NONE = "none"
-    """It is told of none."""
+    """The model sees no tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +74,10 @@ Messages = Sequence[Message | Mapping[str, Any]]
 
 
 class ChatOptions(GenerationOptions, total=False):
-    """How to answer a chat: all of GenerationOptions, and these."""
+    """Options of a chat: all of GenerationOptions, and these."""
 
     tools: Sequence[Tool | Mapping[str, Any]]
-    """That the model is told of; a mapping is one in OpenAI's form. [none]"""
+    """Tools that the model may call; a mapping is one in OpenAI's form. [none]"""
     tool_choice: ToolChoice | str
     """auto or none. [auto]"""
     add_generation_prompt: bool

@@ -1,7 +1,6 @@
 """Turns messages and tools into those of the public API. Does no I/O.
 
-What is given in OpenAI's form is read here too. What it may be is the gateway's to say: here only that is refused
-which a message of the API cannot hold.
+Reads values in OpenAI's form too. Refuses only what a message of the API cannot hold: the gateway checks the rest.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ class Encoded:
             put(self.conversation, value)
         except _WRONG as error:
             # Not what was said: an error may be logged.
-            told = f"has no {error}" if isinstance(error, KeyError) else str(error)
-            self.violations.append(Violation(f"conversation.{name}", told))
+            problem = f"has no {error}" if isinstance(error, KeyError) else str(error)
+            self.violations.append(Violation(f"conversation.{name}", problem))
 
 
 def encode(messages: Messages, options: Mapping[str, Any]) -> Encoded:
@@ -80,13 +79,13 @@ def _texts_of(content: Any) -> list[str]:
 
 def _read_message(given: Mapping[str, Any]) -> Message:
     """Reads OpenAI's form of a message."""
-    told = {name: value for name, value in given.items() if value is not None}
-    if unknown := told.keys() - _MESSAGE_NAMES:
+    fields = {name: value for name, value in given.items() if value is not None}
+    if unknown := fields.keys() - _MESSAGE_NAMES:
         raise ValueError(f"a message has no {', '.join(sorted(unknown))}")
-    if isinstance(parts := told.get("content"), list):
-        told["content"] = [_read_part(part) for part in cast("list[Any]", parts)]
-    told["tool_calls"] = [_read_call(call) for call in told.get("tool_calls", ())]
-    return Message(told.pop("role"), **told)
+    if isinstance(parts := fields.get("content"), list):
+        fields["content"] = [_read_part(part) for part in cast("list[Any]", parts)]
+    fields["tool_calls"] = [_read_call(call) for call in fields.get("tool_calls", ())]
+    return Message(fields.pop("role"), **fields)
 
 
 def _read_part(part: Any) -> str:

@@ -45,17 +45,9 @@ _STOP_FIELDS = (
     *("ignore_eos", "include_stop_in_output"),
 )
 _ON_DISCONNECT = {"abort": inference_pb2.ON_DISCONNECT_ABORT, "keep": inference_pb2.ON_DISCONNECT_KEEP}
-_EARLY_STOPPING = {
-    EarlyStopping.HEURISTIC: sampling_pb2.EARLY_STOPPING_HEURISTIC,
-    EarlyStopping.FIRST: sampling_pb2.EARLY_STOPPING_FIRST,
-    EarlyStopping.NEVER: sampling_pb2.EARLY_STOPPING_NEVER,
-}
-_FINISH_REASON = {
-    sampling_pb2.FINISH_REASON_STOP: FinishReason.STOP,
-    sampling_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
-    sampling_pb2.FINISH_REASON_ABORT: FinishReason.ABORT,
-    sampling_pb2.FINISH_REASON_ERROR: FinishReason.ERROR,
-}
+# The enums of the API are strings, so that users may write and compare them as such; their names are the contract's.
+_EARLY_STOPPING = {each: sampling_pb2.EarlyStopping.Value(f"EARLY_STOPPING_{each.name}") for each in EarlyStopping}
+_FINISH_REASON = {sampling_pb2.FinishReason.Value(f"FINISH_REASON_{each.name}"): each for each in FinishReason}
 
 
 def make_spec(prompt: str | Sequence[int], options: GenerationOptions) -> inference_pb2.GenerationSpec:
@@ -94,7 +86,7 @@ def _given(options: GenerationOptions, known: frozenset[str]) -> dict[str, Any]:
 
 
 def _fill(spec: inference_pb2.GenerationSpec, given: dict[str, Any]) -> list[Violation | None]:
-    """Puts options into a request, all but its prompt; tells what cannot be put."""
+    """Puts options into a request, all but its prompt; returns a violation for each that does not fit."""
     if "stop" in given:
         stop = given.pop("stop")
         given["stop_strings"] = [stop] if isinstance(stop, str) else stop

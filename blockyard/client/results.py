@@ -1,4 +1,4 @@
-"""What a client asks for and gets, as plain values. Knows no messages and no connections."""
+"""Options, events and answers of a client as plain values. Knows neither messages nor connections."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class BeamSearch:
 
 
 class GenerationOptions(TypedDict, total=False):
-    """How to generate. What is absent takes the model's generation defaults, then those of the API (in brackets)."""
+    """Options of a generation. One that is absent takes the model's default, then that of the API (in brackets)."""
 
     request_id: str
     """A name of your choice, for `cancel`, `resume` and the logs; at most 128 of [A-Za-z0-9._:-]. The same request,
@@ -63,7 +63,7 @@ class GenerationOptions(TypedDict, total=False):
     repetition_penalty: float
     """Divides positive and multiplies negative logits of tokens in the prompt or the output, above 0. [1]"""
     seed: int
-    """Key of the random draws. [a hash of the request_id, told in the answer]"""
+    """Key of the random draws. [a hash of the request_id; the answer has it]"""
     logit_bias: Mapping[int, float]
     """Added to the logits of these token ids, each in [-100, 100]. [none]"""
     stop: str | Sequence[str]
@@ -92,7 +92,7 @@ class GenerationOptions(TypedDict, total=False):
     beam_search: BeamSearch
     """Search for the likeliest continuations instead of sampling; the tokens come all at the end. [sampling]"""
     logprobs: int
-    """Tell the log probability of each token, and this many of the best beside it, 0 to 20. [none]"""
+    """Return the log probability of each token, and of this many of the best beside it, 0 to 20. [none]"""
     prompt_logprobs: int
     """The same for the tokens of the prompt. [none]"""
     allowed_token_ids: Sequence[int]
@@ -112,7 +112,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What was computed, in tokens. `num_cached_tokens` of the prompt were found in the prefix cache."""
+    """The tokens that were computed. `num_cached_tokens` of the prompt were found in the prefix cache."""
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0

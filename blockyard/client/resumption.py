@@ -1,4 +1,4 @@
-"""One answer over all the calls that it takes: what to send next, and what of that which comes is new to the user.
+"""Follows one answer over all the calls that it takes: chooses what to send next and which events are new.
 
 Both clients read their streams through it. It does no I/O: they open the calls, wait, and bring what comes.
 """
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from blockyard.client.retry import Attempts
 
 Request = inference_pb2.StreamGenerateRequest | inference_pb2.StreamChatRequest | inference_pb2.ResumeGenerateRequest
-# What the transport calls a connection that broke in the midst: without a word from the server, these tell nothing.
+# What the transport calls a connection that broke in the midst: without a word from the server, these mean nothing.
 _BREAKS = frozenset({Reason.CLIENT_CANCELLED, Reason.BUG})
 
 
 class EventsLost(BlockyardError):
-    """What came does not follow what came before."""
+    """The events that came do not follow those before."""
 
 
 def _lost(message: str) -> EventsLost:
@@ -65,8 +65,8 @@ class _Progress:
         num_text_bytes = delta.num_text_bytes - len(delta.text.encode())
         num_tokens = delta.num_tokens - len(delta.token_ids) if delta.token_ids else self.num_tokens
         if (num_tokens, num_text_bytes) != (self.num_tokens, self.num_text_bytes):
-            told = f"a delta of sequence {delta.index} begins at token {num_tokens}, byte {num_text_bytes}"
-            raise _lost(f"{told}; due was token {self.num_tokens}, byte {self.num_text_bytes}")
+            came = f"a delta of sequence {delta.index} begins at token {num_tokens}, byte {num_text_bytes}"
+            raise _lost(f"{came}; due was token {self.num_tokens}, byte {self.num_text_bytes}")
         self.num_tokens, self.num_text_bytes = delta.num_tokens, delta.num_text_bytes
         self.token_ids.extend(delta.token_ids)
 
@@ -150,7 +150,7 @@ class Resumption:
         return event
 
     def _is_new(self, event: Event) -> bool:
-        """Notes an event; tells whether it has not come before."""
+        """Notes an event; returns whether it has not come before."""
         match event:
             case Accepted():
                 return not self.has_begun
@@ -181,13 +181,13 @@ class Resumption:
         self._is_over = True
 
     def delay_after(self, error: BlockyardError) -> float:
-        """Takes a failure, and tells how many seconds to wait before the next call; raises it where there is none."""
+        """Takes a failure and returns the seconds to wait before the next call; raises it where there is none."""
         if not self._outlives(error):
             # Of what the transport alone says, the request may know nothing: a call that took too long, for one.
             self._is_over = not _is_of_transport(error)
             raise error
         # A server that does not keep its word has less patience coming than one that is away.
-        # What somebody else has started is there, or told not to be: a server that says when to ask again is asked.
+        # What somebody else has started is there, or refused: a server that says when to ask again is asked.
         is_asked_back = self._spec is None and error.retry_after_seconds is not None
         has_begun = (self.has_begun or is_asked_back) and not isinstance(error, EventsLost)
         return self._attempts.delay_after(error, has_begun=has_begun)

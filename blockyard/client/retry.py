@@ -1,4 +1,4 @@
-"""When a failed call is worth another try, and after how long. Decides only; whoever calls it sleeps."""
+"""Decides whether a failed call is tried again, and after how long. The caller does the sleeping."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_DOUBLINGS = 24
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often to try, and how long to wait in between.
+    """The number of tries of a call, and the time between them.
 
     The server's own hint goes first, within `max_delay_seconds`; without one the delay doubles from
     `initial_delay_seconds`. Either is spread by a quarter, so that clients that failed together do not come back
@@ -34,7 +34,7 @@ class RetryPolicy:
     resume_seconds: float = 60.0
 
     def delay_seconds(self, error: BlockyardError, num_failures: int) -> float:
-        """Tells how long to wait after this failure, the `num_failures`-th in a row."""
+        """Computes the seconds to wait after this failure, the `num_failures`-th in a row."""
         hint = error.retry_after_seconds
         doublings = min(num_failures - 1, _MAX_DOUBLINGS)
         delay = self.initial_delay_seconds * 2**doublings if hint is None else hint
@@ -42,12 +42,12 @@ class RetryPolicy:
 
 
 def may_pass(error: BlockyardError) -> bool:
-    """Tells whether the same call may succeed a little later, or at another gateway."""
+    """Whether the same call may succeed a little later, or at another gateway."""
     return error.code is grpc.StatusCode.UNAVAILABLE
 
 
 class Deadline:
-    """How much of a caller's time is left."""
+    """The rest of a caller's time."""
 
     def __init__(self, timeout: float | None) -> None:
         self._end = None if timeout is None else time.monotonic() + timeout
@@ -58,7 +58,7 @@ class Deadline:
         return min((seconds for seconds in (left, at_most) if seconds is not None), default=None)
 
     def allows(self, delay_seconds: float) -> bool:
-        """Tells whether there is time for anything after this delay."""
+        """Whether there is time for anything after this delay."""
         remaining = self.remaining()
         return remaining is None or delay_seconds < remaining
 
@@ -78,7 +78,7 @@ class Attempts:
         self._num_failures = 0
 
     def delay_after(self, error: BlockyardError, *, has_begun: bool = False) -> float:
-        """Counts a failure and tells how many seconds to wait; raises it when it is the last."""
+        """Counts a failure and returns the seconds to wait; raises it when it is the last."""
         if self._num_failures == 0:
             self._first_failure = time.monotonic()
         self._num_failures += 1

@@ -50,7 +50,7 @@ class Connections:
         return getattr(self._stubs[target], method)(request, timeout=seconds, metadata=(*self._metadata, *extra))
 
     def cancel(self, request_ids: list[str], seconds: float) -> None:
-        """Tells a gateway that requests are no longer wanted, if one can be reached; raises nothing."""
+        """Cancels requests at a gateway, if one can be reached; raises nothing."""
         request = inference_pb2.CancelGenerateRequest(request_ids=request_ids)
         for _ in self.targets:
             target = self.targets.current
@@ -62,7 +62,7 @@ class Connections:
                 return
 
     def is_ready(self, target: str, seconds: float | None) -> bool:
-        """Tells whether a gateway takes requests; raises BlockyardError where it cannot be reached."""
+        """Whether a gateway takes requests; raises BlockyardError where it cannot be reached."""
         try:
             return self._channels[target].unary_unary(HEALTH_METHOD, None, None)(b"", timeout=seconds) == SERVING
         except grpc.RpcError as error:
@@ -76,7 +76,7 @@ class Connections:
 
 class Stream:
     """The events of one request, as they come: an `Accepted`, `Delta`s, and a `Finished` for each sequence.
-    A `Recovered` among them tells of a failure inside that was outlived.
+    A `Recovered` among them reports a failure inside the system that the request has outlived.
 
     A connection that breaks, and a gateway that is gone, cost a pause: the stream reads on where it was, at another
     gateway if the client has several. `num_resumes` counts it. Each event comes once.
@@ -156,7 +156,7 @@ class Stream:
 
     @property
     def num_resumes(self) -> int:
-        """How often it was read on after a break."""
+        """How often the stream was resumed after a break."""
         return self._resumption.num_resumes
 
     def text_deltas(self, index: int = 0) -> Iterator[str]:

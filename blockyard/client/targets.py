@@ -1,4 +1,4 @@
-"""Where a client's calls go: its gateways, the one in use among them, and what every call carries."""
+"""The gateways of a client, which of them is in use, and the metadata of every call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_TARGET = "127.0.0.1:50051"
 HEALTH_METHOD = "/grpc.health.v1.Health/Check"
 SERVING = b"\x08\x01"
 POLL_SECONDS = 0.1
-# How long a client that is closed goes on telling gateways that requests are no longer wanted.
+# How long a client that is closed goes on cancelling its requests.
 CANCEL_SECONDS = 1.0
 # A request that is kept must be read again within a minute: a frozen gateway is noticed in a third of that.
 _KEEPALIVE_SECONDS = 10.0
@@ -74,19 +74,19 @@ def client_channel_options(target: str) -> Options:
 
 
 def call_metadata(tenant: str, api_key: str = "") -> Metadata:
-    """What each call of a tenant carries, with a key; of "", nothing. Raises BlockyardError (FIELD_INVALID)."""
+    """Makes a call's metadata: tenant and key, each left out if empty. Raises BlockyardError (FIELD_INVALID)."""
     if tenant and not _TENANT.fullmatch(tenant):
         raise invalid([Violation("tenant", f"{tenant!r:.100} is not 1 to 64 of [A-Za-z0-9._-]")])
     if api_key and not _API_KEY.fullmatch(api_key):
         # Without the key: an error is shown and logged.
         raise invalid([Violation("api_key", "is not made of visible ASCII characters")])
-    told = ((TENANT_KEY, tenant), (AUTHORIZATION_KEY, f"Bearer {api_key}" if api_key else ""))
-    return tuple((name, value) for name, value in told if value)
+    headers = ((TENANT_KEY, tenant), (AUTHORIZATION_KEY, f"Bearer {api_key}" if api_key else ""))
+    return tuple((name, value) for name, value in headers if value)
 
 
 def never_ready(targets: Targets, cause: BlockyardError | None) -> BlockyardError:
     """The error of having waited in vain."""
-    told = cause.message if cause else "it answers, and has no worker that takes requests"
+    problem = cause.message if cause else "it answers, and has no worker that takes requests"
     return BlockyardError(
-        Reason.NO_READY_WORKER, f"{targets} is not ready: {told}", metadata=cause.metadata if cause else {}
+        Reason.NO_READY_WORKER, f"{targets} is not ready: {problem}", metadata=cause.metadata if cause else {}
     )

@@ -1,0 +1,1 @@
+"""Generated from `protos/blockyard/common`: messages that several APIs share."""

@@ -1,0 +1,1 @@
+"""Generated from `protos/blockyard/gateway`: kept for one another by gateways. The service is `gateway`."""

@@ -1,0 +1,1 @@
+"""Generated from `protos/blockyard/inference`: the public API's messages."""

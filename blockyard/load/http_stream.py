@@ -23,7 +23,7 @@ MAX_LINE_BYTES = 16 * 1024 * 1024
 async def _answer(url: str, body: Any, extra: Mapping[str, str]) -> AsyncGenerator[AsyncGenerator[bytes]]:
     """Sends a request (GET without a body, else POST) and yields the pieces of the answer's body.
 
-    Raises BlockyardError: what the server tells, or NO_READY_WORKER where it cannot be reached.
+    Raises BlockyardError: the server's own, or NO_READY_WORKER where it cannot be reached.
     """
     parts = urlsplit(url if "//" in url else f"http://{url}")
     secure = parts.scheme == "https"
@@ -105,13 +105,13 @@ async def _read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> A
 
 def _error_of(status: int, headers: dict[str, str], content: bytes) -> BlockyardError:
     try:
-        told = json.loads(content)["error"]
+        content_error = json.loads(content)["error"]
     except (ValueError, KeyError, TypeError):
         return BlockyardError(Reason.BUG, f"HTTP {status}: {content[:200].decode('utf-8', 'replace')}")
-    reason, retry_after = told.get("reason", told.get("code")), headers.get("retry-after")
+    reason, retry_after = content_error.get("reason", content_error.get("code")), headers.get("retry-after")
     return BlockyardError(
         Reason(reason) if reason in Reason.__members__ else Reason.BUG,
-        told.get("message", f"HTTP {status}"),
+        content_error.get("message", f"HTTP {status}"),
         retry_after_seconds=float(retry_after) if retry_after and retry_after.isdecimal() else None,
     )
 

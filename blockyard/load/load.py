@@ -35,7 +35,7 @@ MAX_REJECTIONS = 100
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What one request asks for: lengths are drawn evenly from the ranges, both ends included, in tokens."""
+    """The lengths of requests and answers: they are drawn evenly from the ranges, both ends included, in tokens."""
 
     prompt_tokens: tuple[int, int]
     output_tokens: tuple[int, int]
@@ -69,9 +69,9 @@ def draw_requests(shape: Shape, seed: int) -> Iterator[Request]:
 
 @dataclass(slots=True)
 class Sample:
-    """What one client saw. Times are seconds of the monotonic clock; `gaps_seconds` lie between arrivals of tokens.
+    """A request as its client saw it. Times are seconds of the monotonic clock; `gaps_seconds` lie between tokens.
 
-    `num_rejections`: how often it was told to come back later, and did.
+    `num_rejections`: how often it was refused for now, and sent again.
     """
 
     arrival: float
@@ -84,7 +84,7 @@ class Sample:
     num_rejections: int = 0
     error: str = ""
 
-    def tokens_came(self) -> None:
+    def on_tokens(self) -> None:
         """Notes that one or more tokens have just come."""
         now = time.monotonic()
         if self.first_token:
@@ -127,7 +127,7 @@ class GrpcApi:
                         sample.num_prompt_tokens = event.num_prompt_tokens
                     case Delta():
                         sample.num_output_tokens = event.num_tokens
-                        sample.tokens_came()
+                        sample.on_tokens()
                     case Finished():
                         sample.num_output_tokens = event.usage.num_completion_tokens
                     case _:
@@ -160,12 +160,12 @@ class HttpApi:
                     sample.num_prompt_tokens = event["usage"]["prompt_tokens"]
                     sample.num_output_tokens = event["usage"]["completion_tokens"]
                 if any(choice.get("text") for choice in event["choices"]):
-                    sample.tokens_came()
+                    sample.on_tokens()
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How to put the load on: one of `concurrency` and `rate`, and an end by one of the others, or both.
+    """A load: one of `concurrency` and `rate`, and an end by one of the others, or both.
 
     Attributes:
         concurrency: clients of a closed loop.
@@ -192,7 +192,7 @@ async def _send(api: Api, request: Request, sample: Sample) -> None:
             if error.reason not in _REJECTIONS or hint is None or sample.num_rejections == MAX_REJECTIONS:
                 raise
         sample.num_rejections += 1
-        # Those that were told at the same time do not come back at the same time.
+        # Those refused at the same time do not come back at the same time.
         await asyncio.sleep(hint * random.uniform(1.0, 1.25))
 
 
@@ -270,7 +270,7 @@ class Summary:
     """A load in numbers. Rates are over the time from the first arrival to the last end, errors left out.
 
     Attributes:
-        num_rejections: times that a request was told to come back later; it did, and its times go on from its arrival.
+        num_rejections: times that a request was refused for now; it was sent again, and its times count on.
         time_to_first_token: from arrival.
         inter_token_latency: gaps between arrivals of tokens, of all requests together; tokens that came at once make
             one arrival.

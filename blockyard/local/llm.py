@@ -48,7 +48,7 @@ class LLM:
     Args:
         model: a folder or hub id; empty: the demo model.
         settings: as the options of `blockyard serve`, with underscores: `device="cpu", data_parallel_size=2`. Ports are
-            free ones unless told, and the log has errors only unless `log_level` says otherwise.
+            free ones by default, and the log has errors only unless `log_level` says otherwise.
 
     Raises TypeError for an unknown setting, SettingsError for a bad value, BlockyardError for a model
     that cannot be served, with every reason that config.json gives, StartError when a service does not start.
@@ -73,12 +73,12 @@ class LLM:
 
     @property
     def target(self) -> str:
-        """Where the gRPC API is, for clients of your own."""
+        """The address of the gRPC API, for clients of your own."""
         return self._system.local.endpoints.grpc
 
     @property
     def http_url(self) -> str:
-        """Where the OpenAI API is."""
+        """The URL of the OpenAI API."""
         return f"http://{self._system.local.endpoints.http}/v1"
 
     def __enter__(self) -> Self:
@@ -159,10 +159,10 @@ class LLM:
 def _check_names(settings: Iterable[str]) -> None:
     known = [setting.name for setting in settings_of(SystemConfiguration)]
     unknown = sorted(set(settings) - set(known))
-    told = [f"{name} ({CHOSEN_TOGETHER[name]})" for name in unknown if name in CHOSEN_TOGETHER]
-    told += [f"{name}{suggestion(name, known)}" for name in unknown if name not in CHOSEN_TOGETHER]
-    if told:
-        raise TypeError(f"unknown settings: {', '.join(told)}")
+    problems = [f"{name} ({CHOSEN_TOGETHER[name]})" for name in unknown if name in CHOSEN_TOGETHER]
+    problems += [f"{name}{suggestion(name, known)}" for name in unknown if name not in CHOSEN_TOGETHER]
+    if problems:
+        raise TypeError(f"unknown settings: {', '.join(problems)}")
 
 
 async def _answer_all(target: str, prompts: Sequence[Any], ask: Ask, advance: Callable[[], None]) -> list[Completion]:
@@ -191,7 +191,7 @@ class _RunningSystem:
         self.local = local
         self._loop = asyncio.new_event_loop()
         # A daemon, since the interpreter waits for other threads before it calls what is to stop this one. It lives as
-        # long as the children: they are told to end when the thread that started them does.
+        # long as the children: they get SIGTERM when the thread that started them does.
         self._thread = threading.Thread(target=self._loop.run_forever, name="blockyard-llm", daemon=True)
         self._supervisor: Supervisor | None = None
 

@@ -1,6 +1,6 @@
-"""The services on this machine: their flags, their private sockets, their public ports, when they are ready.
+"""Prepares the services to run on this machine: flags, private sockets, public ports, and a check of readiness.
 
-It makes flags of configuration sections and knows the services by the names of their modules alone.
+Makes the flags from sections of a configuration, and knows the services by the names of their modules alone.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ class LocalSystem:
 
     def _choose_metrics_ports(self) -> dict[str, int]:
         """Gives each service that is not the gateway its port; -1: none. Raises PortTaken."""
-        told, choose = self.configuration.metrics, self._metrics_ports.choose
-        ports = {"scheduler": choose(told.scheduler_metrics_port, FIRST_SCHEDULER_PORT)}
-        first = told.worker_metrics_port
+        metrics, choose = self.configuration.metrics, self._metrics_ports.choose
+        ports = {"scheduler": choose(metrics.scheduler_metrics_port, FIRST_SCHEDULER_PORT)}
+        first = metrics.worker_metrics_port
         for number in range(self.configuration.parallel.data_parallel_size):
             wanted = first + number if first > 0 else first
             ports[f"worker-{number}"] = choose(wanted, FIRST_WORKER_PORT)
@@ -106,27 +106,45 @@ class LocalSystem:
 
     def services(self) -> list[Service]:
         """The children to start, in order."""
-        told = self.configuration
-        workers = [f"unix:{self._folder}/worker-{number}" for number in range(told.parallel.data_parallel_size)]
+        configuration = self.configuration
+        workers = [
+            f"unix:{self._folder}/worker-{number}" for number in range(configuration.parallel.data_parallel_size)
+        ]
         scheduler = f"--scheduler-address=unix:{self._folder}/scheduler"
-        # Whoever started this system waits for it, and is told at once what to repair.
+        # Whoever started this system waits for it: an error that needs repair ends it at once.
         scheduling = [scheduler, f"--worker-address={','.join(workers)}", "--no-wait-for-repair"]
-        device = divide_memory(told.device, len(workers))
-        own = (told.model, told.load, device, told.cache, told.scheduler, told.scheduler_process)
+        device = divide_memory(configuration.device, len(workers))
+        own = (
+            configuration.model,
+            configuration.load,
+            device,
+            configuration.cache,
+            configuration.scheduler,
+            configuration.scheduler_process,
+        )
         for section in (*own, *self._for_all):
             scheduling += to_flags(section)
-        scheduling += to_flags(told.resume)
+        scheduling += to_flags(configuration.resume)
         scheduling.append(f"--scheduler-metrics-port={self._ports['scheduler']}")
         serving = [scheduler, f"--gateway-local-address={self.endpoints.local}"]
-        for section in (told.model, told.text, told.public, told.security, told.gateway_process, *self._for_all):
+        for section in (
+            configuration.model,
+            configuration.text,
+            configuration.public,
+            configuration.security,
+            configuration.gateway_process,
+            *self._for_all,
+        ):
             serving += to_flags(section)
-        serving += to_flags(told.resume)
-        serving.append(f"--gateway-metrics-port={told.metrics.gateway_metrics_port}")
+        serving += to_flags(configuration.resume)
         return [
             *(self._worker(number, address) for number, address in enumerate(workers)),
             Service("scheduler", "scheduler_service", tuple(scheduling)),
             Service(
-                "gateway", "gateway", tuple(serving), grace_seconds=told.gateway_process.drain_seconds + GRACE_SECONDS
+                "gateway",
+                "gateway",
+                tuple(serving),
+                grace_seconds=configuration.gateway_process.drain_seconds + GRACE_SECONDS,
             ),
         ]
 
@@ -136,8 +154,8 @@ class LocalSystem:
         return (self.configuration.log, self.configuration.tracing, _PRIVATE)
 
     def _worker(self, number: int, address: str) -> Service:
-        told = self.configuration
-        settings = divide_processors(told.worker, told.parallel.data_parallel_size)
+        configuration = self.configuration
+        settings = divide_processors(configuration.worker, configuration.parallel.data_parallel_size)
         flags = [f"--worker-address={address}", *to_flags(settings)]
         for section in self._for_all:
             flags += to_flags(section)
@@ -146,8 +164,8 @@ class LocalSystem:
 
     async def prepare(self, write_line: Callable[[str], None]) -> None:
         """Compiles the kernels for CPUs, once, where this is an installed package: a wheel has their source alone."""
-        told = self.configuration
-        if not IS_INSTALLED or _uses_gpu(told.device) or told.worker.cpu_kernels == "reference":
+        configuration = self.configuration
+        if not IS_INSTALLED or _uses_gpu(configuration.device) or configuration.worker.cpu_kernels == "reference":
             return
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, str(ROOT / "kernels" / "cpu" / "build.py")),
@@ -173,7 +191,7 @@ class LocalSystem:
         return self._channels[address]
 
     async def is_ready(self) -> bool:
-        """Tells whether the gateway takes requests."""
+        """Whether the gateway takes requests."""
         stub = health_pb2_grpc.HealthStub(self._channel(self.endpoints.local))
         try:
             response = await stub.Check(health_pb2.HealthCheckRequest(), timeout=1.0)  # type: ignore[misc]
@@ -182,7 +200,7 @@ class LocalSystem:
         return response.status == health_pb2.HealthCheckResponse.SERVING
 
     async def missing(self) -> str:
-        """Tells what the gateway waits for, for a person; empty where it does not say."""
+        """Says what the gateway waits for, in a sentence; empty where the gateway does not answer."""
         stub = admin_pb2_grpc.AdminServiceStub(self._channel(self.endpoints.local))
         try:
             status = await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=1.0)
@@ -216,7 +234,7 @@ def divide_processors(worker: WorkerProcessSettings, num_workers: int) -> Worker
 
 
 def reached_at(host: str) -> str:
-    """The host to connect to for an address to listen on: a wildcard is nowhere."""
+    """Gives the host to connect to for a host to listen on: nobody can connect to a wildcard."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
@@ -245,8 +263,8 @@ def _listen(host: str, port: int, name: str) -> socket.socket:
         listener.listen()
     except OSError as error:
         listener.close()
-        address_told = f"cannot listen on {join_address(host, port)}"
-        raise PortTaken(f"{address_told}: {error.strerror}; choose another {flag}, or 0 for a free one") from None
+        problem = f"cannot listen on {join_address(host, port)}"
+        raise PortTaken(f"{problem}: {error.strerror}; choose another {flag}, or 0 for a free one") from None
     return listener
 
 

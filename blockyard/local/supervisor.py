@@ -1,6 +1,6 @@
 """Starts services as child processes, keeps one log of them, brings back what dies, and stops them in order.
 
-Knows processes; what they are and when they are ready is told by its caller.
+Knows processes alone: its caller says what they are and when they are ready.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to wait before a restart: doubled with each, and back to the first after a long life.
+    """The time before a restart: doubled with each, and back to the first after a long life.
 
     The first comes at once, since clients wait for it; only one who dies again and again is made to wait.
     """
@@ -106,7 +106,7 @@ class Child:
         self._write_line(text)
 
     async def wait(self) -> int:
-        """Waits until it has ended and all that it wrote is told. Returns its exit code; -15 after SIGTERM."""
+        """Waits until it has ended and all that it wrote is in the log. Returns its exit code; -15 after SIGTERM."""
         assert self._process is not None
         assert self._reading is not None
         code = await self._process.wait()
@@ -150,7 +150,7 @@ def child_environment(environment: Mapping[str, str] | None) -> dict[str, str]:
 
 
 class Supervisor:
-    """Runs services together: `start`, then `wait` until they are told to end, then `stop`.
+    """Runs services together: `start`, then `wait` for a request to end, then `stop`.
 
     A service that dies once all were ready is started again. One that cannot be executed any more ends everything.
     """
@@ -181,30 +181,30 @@ class Supervisor:
         self._delays_seconds = dict.fromkeys(self.children, self._backoff.first_seconds)
         self._poll_seconds = poll_seconds
         self._watchers: list[asyncio.Task[None]] = []
-        self._told_to_stop = asyncio.Event()
+        self._stop_requested = asyncio.Event()
         self._hurry = asyncio.Event()
         self._exit_code = 0
 
     def request_stop(self) -> None:
         """Ends `start` and `wait`; a second time, makes `stop` hurry. For signal handlers, on the loop."""
-        if self._told_to_stop.is_set():
+        if self._stop_requested.is_set():
             self._hurry.set()
-        self._told_to_stop.set()
+        self._stop_requested.set()
 
     async def start(self) -> bool:
-        """Starts all, and waits until they are ready: True. False: it was told to stop before.
+        """Starts all, and waits until they are ready: True. False: a stop was requested before.
 
         Raises StartError when one of them ends before that; the others are stopped.
         """
         starting = asyncio.create_task(self._start_all())
-        told = asyncio.create_task(self._told_to_stop.wait())
+        stopping = asyncio.create_task(self._stop_requested.wait())
         try:
-            await asyncio.wait({starting, told}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            told.cancel()
+            stopping.cancel()
             starting.cancel()
             # To its end, so that no child is half started when it comes to stopping them.
-            await asyncio.gather(told, starting, return_exceptions=True)
+            await asyncio.gather(stopping, starting, return_exceptions=True)
         if starting.cancelled():
             return False
         if (error := starting.exception()) is not None:
@@ -240,7 +240,7 @@ class Supervisor:
         except OSError as error:
             log.error("a service cannot be started: stopping", service=child.service.name, error=error)
         self._exit_code = 1
-        self._told_to_stop.set()
+        self._stop_requested.set()
 
     async def _bring_back(self, child: Child) -> None:
         """Waits for the end of a child and starts it again, later each time that it did not live long."""
@@ -260,13 +260,13 @@ class Supervisor:
         await child.start()
 
     async def wait(self) -> int:
-        """Waits until it is told to stop (0), or a service cannot be started any more (1)."""
-        await self._told_to_stop.wait()
+        """Waits until a stop is requested (0), or a service cannot be started any more (1)."""
+        await self._stop_requested.wait()
         return self._exit_code
 
     async def stop(self) -> None:
         """Stops all, the last started first."""
-        self._told_to_stop.set()
+        self._stop_requested.set()
         for task in self._watchers:
             task.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)

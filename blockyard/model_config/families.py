@@ -1,4 +1,4 @@
-"""From an architecture's name to what sets it apart. All of them are one network, `worker_service.models.decoder`.
+"""The architectures by name, and what sets each apart. All of them are one network, `worker_service.models.decoder`.
 
 A new family of the same network is one more entry; what config.json says is read in `network`.
 """

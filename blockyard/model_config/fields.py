@@ -1,6 +1,6 @@
-"""config.json's object: fields by name, each checked for its type, and a list of all that is wrong with them.
+"""Reads fields of config.json by name, checks their types, and collects everything that is wrong with them.
 
-A getter that finds something wrong notes it and gives a stand-in, so that one reading tells everything.
+A getter that finds something wrong notes it and gives a stand-in, so that one reading finds everything.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Fields:
         self.violations.append(Violation(name, sentence, Reason.MODEL_NOT_LOADED))
 
     def has(self, name: str) -> bool:
-        """Tells whether a field is there, null or not."""
+        """Whether a field is there, null or not."""
         return name in self.values
 
     def get(self, name: str) -> Any:
@@ -100,7 +100,7 @@ class Fields:
         return bool(value)
 
     def text(self, name: str, default: str) -> str:
-        """Reads a text."""
+        """Reads a string; one of another type is refused."""
         value = self.values.get(name)
         if value is not None and not isinstance(value, str):
             self.refuse(name, f"config.json: {name} must be a text, not {value!r}")
@@ -109,7 +109,7 @@ class Fields:
 
 
 def is_number(value: object) -> bool:
-    """Tells whether a value of JSON is a finite number; true and false are none."""
+    """Whether a value of JSON is a finite number; true and false are none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:

@@ -1,4 +1,4 @@
-"""What a network is made of: config.json read into one frozen dataclass, with every unsupported setting refused.
+"""Reads config.json into one frozen dataclass, the network, and refuses every unsupported setting.
 
 Reads what transformers 5 writes and what older versions wrote, as transformers 5 does. A field that transformers reads
 is honoured or refused; one that nobody knows is remarked. Knows no weights and no tensors.
@@ -95,7 +95,7 @@ def read_network(folder: Path, dtype: str = "auto") -> NetworkConfig:
 
 
 def find_violations(folder: Path, dtype: str = "auto") -> tuple[Violation, ...]:
-    """Tells why a model cannot be served, as far as config.json tells: a sentence for each reason; empty: it can.
+    """Finds why a model cannot be served, as far as config.json shows: a sentence for each reason; empty: it can.
 
     Raises:
         BlockyardError: MODEL_NOT_LOADED, where the file is missing or damaged.
@@ -139,8 +139,8 @@ def _read(fields: Fields, dtype: str) -> NetworkConfig | None:
 def _refuse_quantized(fields: Fields) -> None:
     for name in _QUANTIZED:
         if fields.get(name) is not None:
-            told = "the weights are quantized, which is not supported: load the model's original weights instead"
-            fields.refuse(name, f"config.json has {name}: {told}")
+            problem = "the weights are quantized, which is not supported: load the model's original weights instead"
+            fields.refuse(name, f"config.json has {name}: {problem}")
 
 
 def _family(fields: Fields) -> tuple[str, Family | None]:
@@ -152,18 +152,18 @@ def _family(fields: Fields) -> tuple[str, Family | None]:
     if chosen:
         family, model_type = FAMILIES[chosen], fields.text("model_type", "")
         if fields.get("auto_map"):
-            told = f"config.json has auto_map: {needs_code} (take it out if {chosen} is all it needs)"
-            fields.refuse("auto_map", told)
+            problem = f"config.json has auto_map: {needs_code} (take it out if {chosen} is all it needs)"
+            fields.refuse("auto_map", problem)
         # One that belongs to another of the architectures is right for that one.
         if model_type not in ("", family.model_type) and family.model_type and len(names) == 1:
-            told = f"config.json names the architecture {chosen} and the model_type {model_type!r} of another one"
-            fields.refuse("model_type", told)
+            problem = f"config.json names the architecture {chosen} and the model_type {model_type!r} of another one"
+            fields.refuse("model_type", problem)
         return chosen, family
-    told = f"architecture {', '.join(map(repr, names))} is not supported" if names else ""
-    told = told or "config.json names no architecture"
+    problem = f"architecture {', '.join(map(repr, names))} is not supported" if names else ""
+    problem = problem or "config.json names no architecture"
     if fields.get("auto_map"):
-        told += f": {needs_code}"
-    fields.refuse("architectures", f"{told} (supported: {', '.join(FAMILIES)})")
+        problem += f": {needs_code}"
+    fields.refuse("architectures", f"{problem} (supported: {', '.join(FAMILIES)})")
     return "", None
 
 
@@ -232,9 +232,9 @@ def _windows(fields: Fields, family: Family, num_layers: int, max_model_len: int
         slides = [False] * num_layers
         fits = named in (None, slides) and not is_used and (bounded is None or not fields.has("sliding_window"))
     if not fits:
-        told = "do not fit one another, or windows that this architecture does not have"
+        problem = "do not fit one another, or windows that this architecture does not have"
         fields.refuse(
-            "sliding_window", f"config.json has sliding_window, use_sliding_window and layer_types that {told}"
+            "sliding_window", f"config.json has sliding_window, use_sliding_window and layer_types that {problem}"
         )
     return tuple(bounded if is_sliding else None for is_sliding in slides)
 
@@ -244,8 +244,8 @@ def _layer_types(fields: Fields, num_layers: int) -> list[str] | None:
     if types is None:
         return None
     if not isinstance(types, list) or len(types) != num_layers or not set(map(str, types)) <= _LAYER_TYPES:
-        told = "config.json: layer_types must name full_attention or sliding_attention for each layer"
-        fields.refuse("layer_types", told)
+        problem = "config.json: layer_types must name full_attention or sliding_attention for each layer"
+        fields.refuse("layer_types", problem)
         return None
     return types
 

@@ -1,4 +1,4 @@
-"""The fields of config.json that these networks have no use for: those that change nothing, and those that must not.
+"""Lists the fields of config.json that these networks do not use: harmless ones, and ones refused if they matter.
 
 Every name that transformers' configurations have is here or is read in `network` and `rotary`; a test compares them.
 """

@@ -93,10 +93,10 @@ def _choose(fields: Fields) -> tuple[str, dict[str, Any]]:
         return name, {}
     if len(found) > 1:
         lost = found["rope_parameters"].get("rope_theta")
-        told = "config.json has both rope_scaling and rope_parameters, of which rope_scaling counts"
+        remark = "config.json has both rope_scaling and rope_parameters, of which rope_scaling counts"
         if "rope_theta" not in given and lost not in (None, fields.number("rope_theta", DEFAULT_THETA)):
-            told += f": rope_theta {lost} is in rope_parameters alone, and not used (write it into rope_scaling)"
-        fields.remarks.append(told)
+            remark += f": rope_theta {lost} is in rope_parameters alone, and not used (write it into rope_scaling)"
+        fields.remarks.append(remark)
     return name, given
 
 
@@ -124,8 +124,8 @@ def _parameters(fields: Fields, where: str, given: dict[str, Any], kind: str, ma
     rules = ROTARY_KINDS[kind]
     for name in sorted(given.keys() - _GENERAL - rules.required - rules.optional):
         if given[name] is not None:
-            told = f"config.json: rotary embeddings of type {kind!r} have no {name}: take it out of {where}"
-            fields.refuse(f"{where}.{name}", told)
+            problem = f"config.json: rotary embeddings of type {kind!r} have no {name}: take it out of {where}"
+            fields.refuse(f"{where}.{name}", problem)
     parameters: dict[str, float] = {}
     for name in sorted((rules.required | rules.optional | {_LENGTH}) - {_TRUNCATE}):
         value = _number(fields, where, given, name, above=0.0 if name in _POSITIVE else None)
@@ -151,6 +151,6 @@ def _complete_yarn(
     if _TRUNCATE in given:
         # The only one that is no number. Null is false, as in transformers.
         if given[_TRUNCATE] not in (None, True, False):
-            told = f"config.json: truncate in {where} must be true or false, not {given[_TRUNCATE]!r}"
-            fields.refuse(f"{where}.truncate", told)
+            problem = f"config.json: truncate in {where} must be true or false, not {given[_TRUNCATE]!r}"
+            fields.refuse(f"{where}.truncate", problem)
         parameters[_TRUNCATE] = float(bool(given[_TRUNCATE]))

@@ -1,1 +1,1 @@
-"""Who calls, and whether they may: keys, certificates, and what must not be open to others."""
+"""Authentication: keys, certificates, and checks of what is open to other machines."""

@@ -1,4 +1,4 @@
-"""Who calls, and whether they may: one rule for every method of every listener, closed unless listed as open.
+"""Decides who may call: one rule for every method of every listener, closed unless listed as open.
 
 Owns that list, and the gates: by key, by a client's certificate, by a service's certificate. Knows neither how a call
 shows what it has (`blockyard.service.interceptors` for gRPC, the gateway for HTTP) nor what is done for it.
@@ -46,7 +46,7 @@ _SCHEME = "bearer "
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a call shows of its caller.
+    """The credentials that a call shows.
 
     Attributes:
         key: an API key.
@@ -81,9 +81,9 @@ class Gate(Protocol):
 
 def find_key(headers: Mapping[str, str]) -> str:
     """Finds the API key among metadata or headers, whose names are in lower case; empty where there is none."""
-    told = headers.get(AUTHORIZATION_KEY, "")
-    if told[: len(_SCHEME)].lower() == _SCHEME:
-        return told[len(_SCHEME) :].strip()
+    value = headers.get(AUTHORIZATION_KEY, "")
+    if value[: len(_SCHEME)].lower() == _SCHEME:
+        return value[len(_SCHEME) :].strip()
     return headers.get(API_KEY_KEY, "")
 
 
@@ -97,7 +97,7 @@ class Doorkeeper:
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self._num_refused = 0
-        self._told_at = -REFUSALS_SECONDS
+        self._logged_at = -REFUSALS_SECONDS
 
     @staticmethod
     def is_open(path: str) -> bool:
@@ -117,11 +117,11 @@ class Doorkeeper:
             yield
 
     def _note(self, error: BlockyardError, path: str) -> None:
-        """Tells refusals in the log, together: whoever knocks must not fill it."""
+        """Logs refusals together, so that callers cannot fill the log."""
         self._num_refused += 1
-        if time.monotonic() - self._told_at >= REFUSALS_SECONDS:
+        if time.monotonic() - self._logged_at >= REFUSALS_SECONDS:
             log.warning("refused calls", num_calls=self._num_refused, last=path, reason=error.message)
-            self._told_at, self._num_refused = time.monotonic(), 0
+            self._logged_at, self._num_refused = time.monotonic(), 0
 
 
 class KeyGate:

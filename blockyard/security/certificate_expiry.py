@@ -1,4 +1,4 @@
-"""When the certificates that a process shows end: for its metrics, and in its log in good time.
+"""Watches when a process's certificates end: in its metrics, and in its log in good time.
 
 Reads the two times of a certificate and nothing else of it: a library for certificates would be a dependency of every
 service for these.
@@ -32,14 +32,14 @@ _VERSION, _SHORT_TIME = 0xA0, 0x17
 
 
 class Validity(NamedTuple):
-    """From when until when, in seconds since 1970."""
+    """The time in which a certificate is valid, in seconds since 1970."""
 
     begin: float
     end: float
 
     @property
     def warn_at(self) -> float:
-        """When somebody should look after it."""
+        """The time from which operators are warned."""
         return self.end - min(WARN_SHARE * (self.end - self.begin), WARN_DAYS * DAY_SECONDS)
 
 
@@ -102,7 +102,7 @@ class CertificateWatch:
         loop.call_later(CHECK_SECONDS, self._tick, loop)
 
     def expiries(self) -> dict[tuple[str, ...], float]:
-        """When each ends, in seconds since 1970. May be called from any thread."""
+        """Finds when each ends, in seconds since 1970. May be called from any thread."""
         return {(name,): validity.end for name, each in self._files.items() if (validity := _known_validity(each))}
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether others than this machine can reach an address, and what must not be open to them."""
+"""Checks whether other machines can reach an address, and refuses an admin API that is open to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tells one state of a file from another, for whoever reads it again when it changes."""
+"""Identifies a file's state, for those who read it again when it changes."""
 
 from __future__ import annotations
 

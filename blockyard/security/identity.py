@@ -1,4 +1,4 @@
-"""Who a process is among Blockyard's services, and who it takes the others for.
+"""A service's certificate, and the check of the other services' certificates.
 
 Each service has a certificate with its name: `gateway.`, `scheduler.` or `worker.` and the domain that they share. Both
 ends of a connection look at the other's name, so that a worker's certificate opens no worker and is no scheduler's.
@@ -45,15 +45,15 @@ class InternalIdentity:
         return f"{service}.{self._domain}"
 
     def peer(self, service: ServiceName) -> Peer | None:
-        """What a channel to a service is opened with."""
+        """Gives what a channel to a service is opened with."""
         return Peer(self._files, self._name_of(service)) if self._files else None
 
     def gate(self, caller: ServiceName) -> Gate | None:
-        """What lets in one service, and no other."""
+        """Makes the gate that lets in one service and no other."""
         return ServiceGate(self._name_of(caller)) if self._files else None
 
     def credentials(self) -> grpc.ServerCredentials | None:
-        """What a port is bound with."""
+        """Makes what a port is bound with."""
         return server_credentials(self._files) if self._files else None
 
     def warn_if_exposed(self, address: str) -> None:

@@ -40,7 +40,7 @@ class KeyFileError(Exception):
 
 
 class KeyRole(StrEnum):
-    """What a key opens."""
+    """The APIs that a key opens."""
 
     USER = "user"
     ADMIN = "admin"
@@ -51,7 +51,7 @@ class Key(pydantic.BaseModel):
     """One entry of the file.
 
     Attributes:
-        name: of the entry, unique in the file. Logs tell it.
+        name: of the entry, unique in the file. Logs have it.
         sha256: of the key, in hexadecimal.
         tenant: on whose behalf its calls are; `*`: on whose they say.
         role: user: the public APIs; admin: the admin API; monitor: metrics.
@@ -82,7 +82,7 @@ _KEYS = pydantic.TypeAdapter(list[Key])
 
 
 def make_secret() -> str:
-    """Draws a key."""
+    """Draws a random key."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
@@ -100,15 +100,15 @@ def parse_keys(text: str) -> list[Key]:
     try:
         keys = _KEYS.validate_python(content)
     except pydantic.ValidationError as error:
-        raise KeyFileError("; ".join(map(_told, error.errors()))) from None
+        raise KeyFileError("; ".join(map(_describe, error.errors()))) from None
     for attribute in ("name", "sha256"):
         if repeated := _repeated(getattr(key, attribute) for key in keys):
             raise KeyFileError(f"two keys have the {attribute} {repeated}")
     return keys
 
 
-def _told(problem: Any) -> str:
-    """Tells what is wrong and where, without the value: it may be a key that was put in the place of its hash."""
+def _describe(problem: Any) -> str:
+    """Describes what is wrong and where, without the value: it may be a key that was put in the place of its hash."""
     place = ".".join(map(str, problem["loc"]))
     return f"{place or 'the file'}: {problem['msg']}"
 
@@ -163,8 +163,8 @@ def revoke_key(path: Path, name: str) -> None:
 
 
 def _written(keys: list[Key]) -> str:
-    told = [key.model_dump(mode="json", exclude_defaults=True) | {"role": str(key.role)} for key in keys]
-    return yaml.safe_dump(told, sort_keys=False)
+    entries = [key.model_dump(mode="json", exclude_defaults=True) | {"role": str(key.role)} for key in keys]
+    return yaml.safe_dump(entries, sort_keys=False)
 
 
 class KeyRing:
@@ -184,7 +184,7 @@ class KeyRing:
     def find(self, secret: str) -> Key | None:
         """Finds the entry of a key; None where there is none. Expired ones are found too.
 
-        What is looked up is a hash: how long that takes tells nothing of any key that there is.
+        What is looked up is a hash: the time that it takes reveals nothing of the keys.
         """
         now = self._clock()
         if now - self._looked_at >= LOOK_SECONDS:

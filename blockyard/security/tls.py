@@ -1,4 +1,4 @@
-"""Certificates: who a process is, by whose signature it knows others, and what happens when the files change.
+"""Certificates of gRPC and HTTP servers and channels, read again when their files change.
 
 Owns the reading of PEM files. A handshake takes what the files hold then; connections that are there go on with what
 they began with. Knows nothing of keys and of what is served.
@@ -29,7 +29,7 @@ class CertificateError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """What the files held at one time.
+    """The content of the files at one time.
 
     Attributes:
         chain: PEM, the certificate first.
@@ -49,7 +49,7 @@ class Certificates:
 class CertificateFiles:
     """A certificate, its key and an authority in files, read again when they change. May be used by many threads.
 
-    Files that change into something that cannot be used are told in the log, and change nothing.
+    Files that change into something that cannot be used are logged and change nothing.
     """
 
     def __init__(self, chain: str, key: str, authority: str = "") -> None:
@@ -133,14 +133,14 @@ def _no_passphrase() -> NoReturn:
 def server_credentials(files: CertificateFiles) -> grpc.ServerCredentials:
     """Makes what a gRPC server binds a port with. Clients have to show a certificate if the files have an authority."""
     first = files.current()
-    told = [first.version]
+    last = [first.version]
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
         """Is asked in each handshake, on a thread of gRPC."""
         now = files.current()
-        if now.version == told[0]:
+        if now.version == last[0]:
             return None
-        told[0] = now.version
+        last[0] = now.version
         return _configuration(now)
 
     # The published stubs know nothing of a fetcher that has nothing new.
@@ -174,15 +174,15 @@ def _context_like(context: ssl.SSLContext) -> ssl.SSLContext:
 
 
 def peer_names(auth_context: dict[str, list[bytes]]) -> tuple[str, ...]:
-    """The names in a client's certificate, as gRPC tells them; none without one."""
-    told = auth_context.get("x509_subject_alternative_name", ())
-    return tuple(name.decode("utf-8", "replace") for name in told)
+    """Reads the names in a client's certificate from gRPC's context; none without one."""
+    names = auth_context.get("x509_subject_alternative_name", ())
+    return tuple(name.decode("utf-8", "replace") for name in names)
 
 
 def peer_common_name(auth_context: dict[str, list[bytes]]) -> str:
-    """The common name of a client's certificate, as gRPC tells it; empty without one."""
-    told = auth_context.get("x509_common_name", ())
-    return told[0].decode("utf-8", "replace") if told else ""
+    """Reads the common name of a client's certificate from gRPC's context; empty without one."""
+    names = auth_context.get("x509_common_name", ())
+    return names[0].decode("utf-8", "replace") if names else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Counts the calls of a gRPC server by method and status code, and tells of the errors that end them."""
+"""Counts the calls of a gRPC server by method and status code, and reports the errors that end them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CallCounter(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     Args:
         calls: by method and status code.
-        on_error: told the reason of each call that ends with an error.
+        on_error: called with the reason of each call that ends with an error.
     """
 
     def __init__(self, calls: Counter, on_error: Callable[[Reason], None] = lambda reason: None) -> None:
@@ -76,10 +76,10 @@ class CallCounter(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def _reason_of(error: BaseException) -> Reason:
-    """Why a call ended, as its client is told: see ErrorInterceptor.
+    """Finds why a call ended, as ErrorInterceptor reports it to the client.
 
-    A handler is cancelled when its client has left, and cannot tell that from a server that stops; but then ours end
-    their calls themselves.
+    A handler is cancelled when its client has left, and cannot distinguish that from a server that stops; but then
+    ours end their calls themselves.
     """
     if isinstance(error, BlockyardError):
         return error.reason

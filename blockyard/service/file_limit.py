@@ -1,4 +1,4 @@
-"""How many files and connections this process may have open at once."""
+"""Raises the number of files and connections that this process may have open at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What gRPC reads from the environment of a service's process, once, when it is first imported.
+"""Sets the environment variables that gRPC reads once, when a service first imports it.
 
 Knows no gRPC: whoever starts a service calls `prepare` before any other import. A client library must not, since the
 process is not its own.

@@ -1,4 +1,4 @@
-"""How gRPC's thread wakes the event loop: without ever waiting for it.
+"""Lets gRPC's thread wake the event loop without ever waiting for it.
 
 grpc.aio has one thread that asks the operating system what has come. It puts each event into a queue and writes a byte
 to a socket that wakes the loop, which reads one byte and takes all events. So under load more bytes are written than

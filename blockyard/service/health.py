@@ -1,4 +1,4 @@
-"""grpc.health.v1 of a service: whether its loop turns, and whether it takes work."""
+"""Answers grpc.health.v1 for a service: whether its loop turns, and whether it takes work."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Heartbeat:
         loop.call_later(self._interval_seconds, self._tick, loop)
 
     def is_alive(self) -> bool:
-        """Tells it; may be called from any thread."""
+        """Whether the loop has turned lately; may be called from any thread."""
         return time.monotonic() - self._beat < self._max_age_seconds
 
 

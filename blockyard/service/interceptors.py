@@ -1,4 +1,4 @@
-"""What stands between gRPC and our handlers: who may call, and what becomes of what a handler raises."""
+"""Interceptors between gRPC and our handlers: one checks the caller, one turns exceptions into status codes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _evidence(context: Any) -> Evidence:
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Turns what a handler raises into a status: a BlockyardError as it is, anything else into BUG with a log line.
 
-    A cancelled handler whose client is still there would leave it hanging: it is told DRAINING, since only a server
+    A cancelled handler whose client is still there would leave it hanging: it gets DRAINING, since only a server
     that stops cancels its handlers.
     """
 
@@ -140,13 +140,13 @@ async def _answer(error: BaseException, context: grpc.aio.ServicerContext[Any, A
     if isinstance(error, asyncio.CancelledError):
         if context.cancelled():
             raise error
-        told = BlockyardError(Reason.DRAINING, "this server is stopping", retry_after_seconds=1.0)
+        reported = BlockyardError(Reason.DRAINING, "this server is stopping", retry_after_seconds=1.0)
     elif isinstance(error, BlockyardError):
-        told = error
+        reported = error
     else:
         log.exception("a handler failed", method=method)
-        told = BlockyardError(Reason.BUG, "internal error; the server's log has more")
-    # The call may have ended meanwhile, by its client or by the server's stop: then nobody is left to be told.
+        reported = BlockyardError(Reason.BUG, "internal error; the server's log has more")
+    # The call may have ended meanwhile, by its client or by the server's stop: then nobody is left to answer.
     with suppress(grpc.aio.InternalError):
-        await abort(context, told)
+        await abort(context, reported)
     raise asyncio.CancelledError

@@ -1,4 +1,4 @@
-"""The log's level as the contract names it, and its change at run time."""
+"""Changes the log's level at run time, by the contract's names for it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_level(level: administration_pb2.LogLevel.ValueType) -> None:
 
 
 def set_log_level(level: administration_pb2.LogLevel.ValueType) -> administration_pb2.LogLevel.ValueType:
-    """Changes what this process writes, and tells what it wrote before; raises BlockyardError FIELD_INVALID."""
+    """Changes the level of this process's log and returns the one before; raises BlockyardError FIELD_INVALID."""
     check_level(level)
     previous = set_level(LEVELS[level])
     log.warning("the log level was changed", level=logging.getLevelName(LEVELS[level]).lower())

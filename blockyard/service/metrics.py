@@ -1,4 +1,4 @@
-"""What a process tells Prometheus: metrics declared once, values that cost next to nothing to write, and their text.
+"""A process's metrics for Prometheus: declared once, cheap to write, and encoded as text.
 
 A catalogue declares what a service exposes; the reference page is made of it, and a registry gives exactly that.
 Values are written by one thread and read by any, under the interpreter's own lock and no other: a scrape makes nobody
@@ -36,7 +36,7 @@ log = EventLogger(__name__)
 
 
 class Kind(StrEnum):
-    """How a metric behaves: a counter only grows, a gauge is what is now, a histogram counts by size."""
+    """The behaviour of a metric: a counter only grows, a gauge is what is now, a histogram counts by size."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -45,7 +45,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What stands in a catalogue. `bounds`: the upper ends of a histogram's buckets, without the last, infinity."""
+    """A metric in a catalogue. `bounds`: the upper ends of a histogram's buckets, without the last, infinity."""
 
     name: str
     kind: Kind
@@ -108,15 +108,15 @@ class Counter:
     __slots__ = ("_counts",)
 
     def __init__(self, *known: tuple[str, ...]) -> None:
-        """`known`: labels that are told before anything was counted, so that the first count is an increase."""
+        """`known`: labels that are exposed before anything was counted, so that the first count is an increase."""
         self._counts: dict[tuple[str, ...], float] = dict.fromkeys(known, 0)
 
     def add(self, *labels: str, count: float = 1) -> None:
-        """Counts."""
+        """Adds to the count of these labels."""
         self._counts[labels] = self._counts.get(labels, 0) + count
 
     def samples(self) -> Samples:
-        """What was counted. From any thread."""
+        """Gives the counts by their labels. From any thread."""
         return self._counts.copy().items()
 
 
@@ -137,12 +137,12 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many values there were."""
+        """Counts the values."""
         return sum(self._counts)
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many values each bucket has alone, the last one those above all bounds."""
+        """Counts the values of each bucket alone; the last one has those above all bounds."""
         return tuple(self._counts)
 
     def buckets(self) -> list[tuple[str, float]]:
@@ -169,7 +169,7 @@ class Registry:
         self.read(CERTIFICATE_EXPIRY, dict[tuple[str, ...], float])
 
     def counter(self, metric: Metric, *known: tuple[str, ...]) -> Counter:
-        """Makes the values of a counter; without labels it is told from the beginning, as those `known` are."""
+        """Makes the values of a counter; without labels it is exposed from the beginning, as those `known` are."""
         made = Counter(*known) if metric.labels else Counter(())
         self._samples[metric.name] = made.samples
         return made
@@ -193,8 +193,8 @@ class Registry:
         """Has a gauge or a counter read when it is asked for, in the thread that asks: by labels, if it has some."""
 
         def samples() -> Samples:
-            told = read()
-            return {(): told}.items() if isinstance(told, int | float) else told.items()
+            value = read()
+            return {(): value}.items() if isinstance(value, int | float) else value.items()
 
         self._samples[metric.name] = samples
 

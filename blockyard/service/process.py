@@ -1,4 +1,4 @@
-"""What the processes of all three services do alike: run, show operators how they are, and report what ended them."""
+"""Runs the process of a service, answers operators' health checks and scrapes, and reports what ended it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SWITCH_SECONDS = 1e-4
 
 
 class Monitoring:
-    """What operators see of a process: its health, metrics, heartbeat and certificates.
+    """A process's health, metrics, heartbeat and certificates, for its operators.
 
     Args:
         registry: its metrics; gets those of its tasks and certificates too.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MAX_PORT = 65535
 # Of one call, names and values together; gRPC itself allows twice as much before it closes the connection.
 MAX_METADATA_BYTES = 16 * 1024
-# Calls on one connection at once; those of a client that has more wait there, without a word: so that it is told
+# Calls on one connection at once; those of a client that has more wait there, without a word: so that it gets
 # QUEUE_FULL, this is more than a gateway takes.
 MAX_CONCURRENT_STREAMS = 65_536
 # Calls that have come and were not looked at yet. gRPC itself cancels them from a thousand on, at random, and without
@@ -99,12 +99,12 @@ class RenewedChannel:
         return self._channel
 
     async def close(self) -> None:
-        """Closes it."""
+        """Closes the channel and its connection."""
         await self._channel.close(None)
 
 
 class PortTaken(Exception):
-    """The address that a server was told to listen on cannot be had."""
+    """A server cannot listen on its address; the message says why."""
 
 
 def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
@@ -123,8 +123,8 @@ def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredenti
     except RuntimeError:
         port = 0
     if port == 0 and path:
-        told = "its folder must exist and be writable, no file may have its name, and a path has 107 bytes at most"
-        raise PortTaken(f"cannot listen on {address}: {told}")
+        rules = "its folder must exist and be writable, no file may have its name, and a path has 107 bytes at most"
+        raise PortTaken(f"cannot listen on {address}: {rules}")
     if port == 0:
         raise PortTaken(f"cannot listen on {address}: the port is taken, or the host is not this machine's")
     return port

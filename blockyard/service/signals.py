@@ -1,4 +1,4 @@
-"""What SIGTERM and SIGINT do to a service: the first lets it end well, the second ends it at once."""
+"""Handles SIGTERM and SIGINT of a service: the first lets it end well, the second ends it at once."""
 
 from __future__ import annotations
 

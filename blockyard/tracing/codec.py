@@ -1,4 +1,4 @@
-"""The span that work is done for, as a message and as a value. Knows neither tracing nor what the work is."""
+"""Turns trace contexts into messages and back. Knows neither tracing nor the work."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class OtlpTracer:
         seconds_ago: float,
     ) -> Span:
         """Begins a span; see Tracer."""
-        # An empty context, since the parent is what we are told, never what happens to be current.
+        # An empty context, since the parent is the argument, never what happens to be current.
         above = trace.set_span_in_context(NonRecordingSpan(_read(parent)), Context()) if parent else Context()
         span = self._tracer.start_span(
             name,
@@ -127,7 +127,7 @@ class OtlpTracer:
         return _RecordedSpan(span) if span.is_recording() else NO_SPAN
 
     def stop(self, seconds: float) -> None:
-        """Sends what is left; a collector that is away is not waited for any longer than told."""
+        """Sends what is left; waits so many seconds at most for a collector that is away."""
         sending = threading.Thread(target=self._provider.shutdown, name="trace export", daemon=True)
         sending.start()
         sending.join(seconds)
@@ -165,12 +165,12 @@ def make_tracer(service: str, settings: TracingSettings, environment: Mapping[st
     """Makes the tracer that a process's settings describe. Raises ImportError where its exporter is not installed."""
     endpoint = with_scheme(settings.trace_endpoint)
     exporter = make_exporter(endpoint, environment)
-    told = endpoint or "as the environment says"
+    destination = endpoint or "as the environment says"
     # Their line for each attempt is replaced by ours for each change.
     logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
     delay = None if environment.get("OTEL_BSP_SCHEDULE_DELAY") else _SEND_EVERY_MILLISECONDS
-    processor = BatchSpanProcessor(ReportingExporter(exporter, told), schedule_delay_millis=delay)
-    log.info("tracing", endpoint=told, ratio=settings.trace_ratio)
+    processor = BatchSpanProcessor(ReportingExporter(exporter, destination), schedule_delay_millis=delay)
+    log.info("tracing", endpoint=destination, ratio=settings.trace_ratio)
     return OtlpTracer(make_provider(service, settings, processor, environment), exporter)
 
 
@@ -202,7 +202,7 @@ def make_exporter(endpoint: str, environment: Mapping[str, str]) -> SpanExporter
     if _is_http(endpoint, environment):
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - a choice
 
-        # Told in code, an endpoint is taken as it is.
+        # An endpoint given in code is taken as it is.
         return OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces" if endpoint else None)
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - a choice
 
@@ -213,5 +213,5 @@ def _is_http(endpoint: str, environment: Mapping[str, str]) -> bool:
     protocol = environment.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environment.get("OTEL_EXPORTER_OTLP_PROTOCOL")
     if protocol:
         return protocol.startswith("http")
-    told = (endpoint, *(environment.get(variable, "") for variable in ENDPOINT_VARIABLES))
-    return next(filter(None, told), "").rstrip("/").endswith(_HTTP_PORT)
+    endpoints = (endpoint, *(environment.get(variable, "") for variable in ENDPOINT_VARIABLES))
+    return next(filter(None, endpoints), "").rstrip("/").endswith(_HTTP_PORT)

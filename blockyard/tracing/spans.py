@@ -61,7 +61,7 @@ class Span:
 
     @property
     def context(self) -> TraceContext | None:
-        """What other spans hang under; None: nobody records."""
+        """The context that other spans hang under; None: nobody records."""
         return None
 
     @property
@@ -73,7 +73,7 @@ class Span:
         """Adds attributes."""
 
     def add_event(self, name: str, **attributes: Attribute) -> None:
-        """Tells of a moment."""
+        """Adds an event at this moment."""
 
     def end(self, *, error: str = "", seconds_ago: float = 0.0) -> None:
         """Ends it, well or with an error. A second end changes nothing."""
@@ -83,7 +83,7 @@ NO_SPAN = Span()
 
 
 class Tracer(Protocol):
-    """What makes spans."""
+    """Makes spans."""
 
     def begin(
         self,
@@ -149,7 +149,7 @@ def begin_root_span(name: str, **attributes: Attribute) -> Span:
 
 
 def active_trace_metadata() -> tuple[tuple[str, str], ...]:
-    """What a call of the client library carries: the span that its user is in, if their process has OpenTelemetry."""
+    """Gives a client's call the span that its user is in, if their process has OpenTelemetry."""
     # Who is in a span has imported it.
     if "opentelemetry.trace" not in sys.modules:
         return ()

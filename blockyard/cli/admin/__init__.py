@@ -1,1 +1,1 @@
-"""`blockyard admin`: what an operator asks of a running system."""
+"""`blockyard admin`: shows operators a running system and changes it."""

@@ -1,4 +1,4 @@
-"""`blockyard admin`: what an operator asks of a running system."""
+"""`blockyard admin`: its commands, each one call of the admin API."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Level(StrEnum):
 
 
 class Detail(StrEnum):
-    """What a profile is made of."""
+    """What a profile records."""
 
     AUTO = "auto"
     STEPS = "steps"
@@ -119,10 +119,10 @@ def drain(
     with admin_api(address) as api:
         if target == GATEWAY:
             answer: Any = api.ask(api.stub.DrainGateway, admin_pb2.DrainGatewayRequest())
-            is_done, told = _gateway_is_idle, "the gateway is drained"
+            is_done, result = _gateway_is_idle, "the gateway is drained"
         else:
             answer = api.ask(api.stub.DrainReplica, admin_pb2.DrainReplicaRequest(replica=target))
-            is_done, told = _is_drained(answer.replica.replica_id), f"replica {answer.replica.replica_id} is drained"
+            is_done, result = _is_drained(answer.replica.replica_id), f"replica {answer.replica.replica_id} is drained"
     if not json:
         typer.echo(_what_it_does(answer), err=True)
     if wait:
@@ -130,7 +130,7 @@ def drain(
     if json:
         typer.echo(as_json(answer))
     elif wait:
-        typer.echo(told)
+        typer.echo(result)
 
 
 def _what_it_does(answer: admin_pb2.DrainGatewayResponse | admin_pb2.DrainReplicaResponse) -> str:
@@ -147,11 +147,11 @@ def _gateway_is_idle(reading: admin_pb2.GetStatusResponse) -> bool:
 
 def _is_drained(replica_id: int) -> Callable[[admin_pb2.GetStatusResponse], bool]:
     def is_drained(reading: admin_pb2.GetStatusResponse) -> bool:
-        # One that its name tells no more is gone.
+        # One whose name is not listed any more is gone.
         states = [each.drain_state for each in reading.scheduler.replicas if each.replica_id == replica_id]
         if status_pb2.DRAIN_STATE_UNSPECIFIED in states:
-            told = f"replica {replica_id} was taken back meanwhile, or the scheduler was restarted"
-            raise BlockyardError(Reason.WRONG_STATE, told)
+            problem = f"replica {replica_id} was taken back meanwhile, or the scheduler was restarted"
+            raise BlockyardError(Reason.WRONG_STATE, problem)
         return reading.HasField("scheduler") and all(state == status_pb2.DRAIN_STATE_DRAINED for state in states)
 
     return is_drained
@@ -172,11 +172,11 @@ def undrain(target: Target, address: AdminAddress = DEFAULT_ADMIN_ADDRESS, json:
     with admin_api(address) as api:
         if target == GATEWAY:
             answer: Any = api.ask(api.stub.UndrainGateway, admin_pb2.UndrainGatewayRequest())
-            told = "the gateway is drained no more"
+            result = "the gateway is drained no more"
         else:
             answer = api.ask(api.stub.UndrainReplica, admin_pb2.UndrainReplicaRequest(replica=target))
-            told = f"replica {answer.replica.replica_id} is drained no more"
-    typer.echo(as_json(answer) if json else told)
+            result = f"replica {answer.replica.replica_id} is drained no more"
+    typer.echo(as_json(answer) if json else result)
 
 
 @app.command("reset-cache")
@@ -186,7 +186,7 @@ def reset_cache(
     address: AdminAddress = DEFAULT_ADMIN_ADDRESS,
     json: AsJson = False,
 ) -> None:
-    """Forget what prefix caches hold, but for blocks in use, which are told."""
+    """Forget what prefix caches hold, except blocks in use, which are counted."""
     with admin_api(address) as api:
         answer = api.ask(api.stub.ResetPrefixCache, admin_pb2.ResetPrefixCacheRequest(replica=replica))
     if json:
@@ -264,7 +264,7 @@ def _write_profile(path: Path, pieces: Iterator[bytes]) -> None:
 @connects
 def dump(
     address: AdminAddress = DEFAULT_ADMIN_ADDRESS,
-    max_requests: Annotated[int, typer.Option(min=1, help="requests to tell at most")] = 1000,
+    max_requests: Annotated[int, typer.Option(min=1, help="requests to list at most")] = 1000,
 ) -> None:
     """Write what the scheduler has as JSON: requests, sequences, blocks. No text and no token ids."""
     with admin_api(address) as api:

@@ -1,4 +1,4 @@
-"""The way to a gateway's admin port, for the commands that need it."""
+"""Calls a gateway's admin API for the commands of `blockyard admin`."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ def admin_api(address: str) -> Generator[AdminApi]:
 
 def as_json(message: Message) -> str:
     """Writes a message with all its fields, those of no value too."""
-    told = MessageToDict(message, always_print_fields_with_no_presence=True)
-    return json.dumps(cast("object", told), indent=2)
+    fields = MessageToDict(message, always_print_fields_with_no_presence=True)
+    return json.dumps(cast("object", fields), indent=2)

@@ -1,4 +1,4 @@
-"""What `blockyard admin` tells as tables: the gateway, the scheduler, replicas and workers."""
+"""Tables of `blockyard admin`: the gateway, the scheduler, replicas and workers."""
 
 from __future__ import annotations
 
@@ -97,15 +97,15 @@ def workers_table(scheduler: status_pb2.SchedulerStatus) -> Table:
 
 
 def messages(status: admin_pb2.GetStatusResponse) -> list[str]:
-    """What is missing or went wrong, for a person."""
-    told = [f"gateway: {status.gateway.message}"] if status.gateway.message else []
+    """Lists what is missing or went wrong, a line each."""
+    lines = [f"gateway: {status.gateway.message}"] if status.gateway.message else []
     for replica in status.scheduler.replicas:
-        told += [f"replica {replica.replica_id}: {worker.message}" for worker in replica.workers if worker.message]
-    return told
+        lines += [f"replica {replica.replica_id}: {worker.message}" for worker in replica.workers if worker.message]
+    return lines
 
 
 def resets_table(resets: Iterable[admin_pb2.PrefixCacheReset]) -> Table:
-    """What prefix caches forgot and kept."""
+    """Shows how many blocks the prefix caches forgot and kept."""
     headings = ("replica", "forgotten", "on the host", "kept", "on the host ")
     table = make_table(*headings, numbers=headings[1:])
     for reset in resets:
@@ -120,7 +120,7 @@ def resets_table(resets: Iterable[admin_pb2.PrefixCacheReset]) -> Table:
 
 
 def levels_table(processes: Iterable[admin_pb2.ProcessLogLevel], level: str) -> Table:
-    """What processes log now, and did before."""
+    """Shows the log level of each process, now and before."""
     table = make_table("process", "was", "is")
     for process in processes:
         before = administration_pb2.LogLevel.Name(process.previous_level).removeprefix("LOG_LEVEL_").lower()

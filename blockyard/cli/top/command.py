@@ -25,7 +25,7 @@ _PLAIN_WIDTH = 80
 
 
 class View:
-    """What is shown of one gateway's system: its last two readings, or why there is none."""
+    """The view of one gateway's system: its last two readings, or why there is none."""
 
     def __init__(self, address: str) -> None:
         self._address = address

@@ -41,7 +41,7 @@ def make_frame(
 
 
 def gateway_state(gateway: admin_pb2.GatewayStatus) -> str:
-    """What a gateway does, in a word or two."""
+    """Names a gateway's state in a word or two."""
     if gateway.draining:
         return "drained"
     return "ready" if gateway.ready else "not ready"
@@ -77,8 +77,8 @@ def _facts(now: admin_pb2.GetStatusResponse, rates: Rates) -> Table:
         "since start": f"{scheduler.num_completion_tokens:,} tokens out, {scheduler.num_preemptions:,} preemptions,"
         f" {scheduler.num_recoveries:,} recoveries",
     }
-    for name, told in rows.items():
-        table.add_row(Text(name, style="bold"), told)
+    for name, value in rows.items():
+        table.add_row(Text(name, style="bold"), value)
     return table
 
 

@@ -1,6 +1,6 @@
-"""Two readings of a system's status, one after the other, and what happened between them.
+"""Compares two readings of a system's status, one after the other.
 
-Knows neither how they are asked for nor how they are shown.
+Neither asks for them nor shows them.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ def seconds(duration: Duration) -> float:
 
 
 def replica_state(replica: status_pb2.ReplicaStatus) -> str:
-    """What a replica does, in a word."""
+    """Names a replica's state in a word."""
     if replica.left_aside and not replica.drain_state:
         return "left aside"
     return DRAIN_NAMES.get(replica.drain_state) or ("ready" if replica.ready else "not ready")
 
 
 def worker_state(worker: status_pb2.WorkerStatus) -> str:
-    """What a worker does, in a word or two."""
+    """Names a worker's state in a word or two."""
     return status_pb2.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").replace("_", " ").lower()
 
 
 def used_share(pool: status_pb2.BlockPoolStatus) -> float:
-    """How much of a pool is held, of 1. What is only cached can be had at any time."""
+    """Computes the share of a pool in use, 0 to 1. Blocks that are only cached count as free."""
     return 1 - pool.num_free_blocks / pool.num_blocks if pool.num_blocks else 0.0
 
 
@@ -69,7 +69,7 @@ class Rates:
 
 
 def find_rates(before: admin_pb2.GetStatusResponse | None, now: admin_pb2.GetStatusResponse) -> Rates:
-    """Compares two readings. A process that was started again in between has begun to count anew: nothing is told."""
+    """Compares two readings. A process that was started again in between counts from zero again: it has no rates."""
     scheduler = now.scheduler
     elapsed = _elapsed(before.scheduler, scheduler) if before else None
     if before is None or elapsed is None:

@@ -165,7 +165,7 @@ async def test_several_workers_share_the_machine() -> None:
     [((50062, 50072), ["50072", "50073", "50074"]), ((-1, -1), ["-1"] * 3)],
 )
 async def test_each_worker_has_a_port_of_its_own_for_metrics(told: tuple[int, int], workers: list[str]) -> None:
-    local = system(parallel=ParallelSettings(3), metrics=MetricsSettings(-1, *told))
+    local = system(parallel=ParallelSettings(3), metrics=MetricsSettings(*told))
     assert [flag_of(service, "worker-metrics-port") for service in local.services()[:-2]] == workers
     assert flag_of(local.services()[-2], "scheduler-metrics-port") == str(told[0])
     names = ["scheduler", "worker-0", "worker-1", "worker-2"] if told[0] > 0 else []
