@@ -19,6 +19,7 @@ from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from blockyard.service.servers import RenewedChannel, internal_channel
 from blockyard.telemetry import EventLogger
 from gateway.codec import scheduler as codec
+from gateway.live.scheduler_readiness import SchedulerReadiness
 from gateway.scheduler_messages import (
     Abort,
     Add,
@@ -26,7 +27,6 @@ from gateway.scheduler_messages import (
     ModelFacts,
     Outgoing,
     Progress,
-    Readiness,
     Resume,
     SchedulerReading,
 )
@@ -68,13 +68,8 @@ class SchedulerLink:
         self._address = address
         self._peer = peer
         self._gateway_id = gateway_id
-        self._model_digest = model_digest
         self._receiver: LinkEvents | None = None
-        self._facts: ModelFacts | None = None
-        self._readiness = Readiness(False, self._unreachable())
-        self._logged_readiness = (False, "")
-        # What of them was told on this stream.
-        self._has_facts = False
+        self._readiness = SchedulerReadiness(model_digest, self._unreachable())
         self._outgoing: list[Outgoing] = []
         self._has_outgoing = asyncio.Event()
         self._is_attached = False
@@ -91,34 +86,27 @@ class SchedulerLink:
     @property
     def facts(self) -> ModelFacts | None:
         """What the scheduler told of the model last."""
-        return self._facts
+        return self._readiness.facts
 
     @property
     def is_ready(self) -> bool:
         """Whether requests would be computed now. May be called from any thread."""
-        return self.takes_requests and self._readiness.ready
+        return self._readiness.is_ready
 
     @property
     def takes_requests(self) -> bool:
         """Whether requests can be sent: without a worker they wait in the scheduler."""
-        return self._has_facts and not self.has_other_model
+        return self._readiness.takes_requests
 
     @property
     def has_other_model(self) -> bool:
         """Whether the scheduler serves a model that is not this gateway's."""
-        return self._has_facts and self._facts is not None and self._facts.model_digest != self._model_digest
+        return self._readiness.has_other_model
 
     @property
     def message(self) -> str:
         """If not ready: what is missing, for a person; else empty."""
-        if self.has_other_model and self._facts is not None:
-            return (
-                "the gateway and the scheduler have different models, give both one --model: the SHA-256 of "
-                f"config.json is {self._model_digest[:12]} here and {self._facts.model_digest[:12]} there"
-            )
-        if self.is_ready:
-            return ""
-        return self._readiness.message or "the scheduler has not told its model yet"
+        return self._readiness.message
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Waits until what the scheduler tells (or that it is gone) makes a condition true."""
@@ -229,27 +217,14 @@ class SchedulerLink:
             if not self._is_attached:
                 self._is_attached = self._has_warned = True
                 log.info("attached to the scheduler", address=self._address)
-            if progress.facts is not None:
-                self._facts, self._has_facts = progress.facts, True
-            if progress.readiness is not None:
-                self._readiness = progress.readiness
-            if progress.facts is not None or progress.readiness is not None:
-                self._log_readiness()
+            if self._readiness.on_progress(progress):
                 self._changed.set()
             assert self._receiver is not None
             self._receiver.on_progress(progress)
 
-    def _log_readiness(self) -> None:
-        """Each replica that comes or goes makes the scheduler tell it again: what is as it was is no news."""
-        readiness = (self.is_ready, self.message)
-        if readiness != self._logged_readiness:
-            self._logged_readiness = readiness
-            log.info("readiness", ready=readiness[0], message=readiness[1] or None)
-
     def _on_detached(self, reason: str) -> None:
-        was_attached, self._is_attached, self._has_facts = self._is_attached, False, False
-        self._readiness = Readiness(False, reason)
-        self._logged_readiness = (False, "")
+        was_attached, self._is_attached = self._is_attached, False
+        self._readiness.on_detached(reason)
         self._outgoing.clear()
         if was_attached:
             if reason != _STOPPING:

@@ -23,7 +23,6 @@ EXCEPTIONS = {
     ("attributes", "scheduler_service/core/config.py: CoreConfig"): "a field is a setting",
     ("attributes", "scheduler_service/core/values.py: SchedulerStats"): "a field is a number of the metrics",
     ("attributes", "worker_service/step.py: Step"): "a field is one of the message's columns",
-    ("attributes", "gateway/live/scheduler_link.py: SchedulerLink"): "to be split",
     ("attributes", "scheduler_service/core/sequence.py: Sequence"): "to be split",
     ("attributes", "scheduler_service/core/step.py: StepBuilder"): "to be split",
     ("attributes", "scheduler_service/requests/dispatcher.py: Dispatcher"): "to be split",
