@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -13,13 +13,18 @@ if TYPE_CHECKING:
     from gateway.chat import Conversation
 
 
-class FinishReason(Enum):
-    """Why a sequence ended; the values are those of the OpenAI API."""
+class FinishReason(IntEnum):
+    """Why a sequence ended, with the contract's numbers."""
 
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
-    ERROR = "error"
+    STOP = 1
+    LENGTH = 2
+    ABORT = 3
+    ERROR = 4
+
+    @property
+    def label(self) -> str:
+        """Its name in the OpenAI API, in metrics and in logs."""
+        return self.name.lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +47,12 @@ class SamplingOptions:
     prompt_logprobs: int | None = None
 
 
-class EarlyStopping(Enum):
-    """When a beam search ends before max_tokens: see BeamSearch in the contract."""
+class EarlyStopping(IntEnum):
+    """When a beam search ends before max_tokens: see BeamSearch in the contract, whose numbers these are."""
 
-    HEURISTIC = "heuristic"
-    FIRST = "first"
-    NEVER = "never"
+    HEURISTIC = 1
+    FIRST = 2
+    NEVER = 3
 
 
 @dataclass(frozen=True, slots=True)

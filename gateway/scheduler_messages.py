@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -122,11 +122,11 @@ class Resume:
     request_id: str
 
 
-class AbortReason(Enum):
-    """Why the gateway ends something."""
+class AbortReason(IntEnum):
+    """Why the gateway ends something, with the contract's numbers."""
 
-    CLIENT = "client"
-    STOP_STRING = "stop_string"
+    CLIENT = 1
+    STOP_STRING = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import Reason, Violation, invalid, to_status
 from blockyard.inference.v1 import inference_pb2
 from gateway.codec.conversation import decode_conversation
-from gateway.codec.sampling import REASON_NUMBERS, decode_beams, decode_sampling, encode_beams, encode_sampling
+from gateway.codec.sampling import decode_beams, decode_sampling, encode_beams, encode_reason, encode_sampling
 from gateway.request import (
     Accepted,
     Delta,
@@ -241,7 +241,7 @@ def _encode_finished(event: Finished) -> inference_pb2.Finished:
         matched = inference_pb2.MatchedStop(stop_token_id=event.matched)
     return inference_pb2.Finished(
         index=event.index,
-        reason=REASON_NUMBERS[event.reason],
+        reason=encode_reason(event.reason),
         matched_stop=matched,
         usage=sampling_pb2.Usage(
             num_prompt_tokens=event.num_prompt_tokens,

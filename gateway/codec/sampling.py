@@ -5,19 +5,9 @@ from __future__ import annotations
 from blockyard.common.v1 import sampling_pb2
 from gateway.request import BeamOptions, EarlyStopping, FinishReason, SamplingOptions
 
-REASON_NUMBERS = {
-    FinishReason.STOP: sampling_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: sampling_pb2.FINISH_REASON_LENGTH,
-    FinishReason.ABORT: sampling_pb2.FINISH_REASON_ABORT,
-    FinishReason.ERROR: sampling_pb2.FINISH_REASON_ERROR,
-}
-_REASONS: dict[int, FinishReason] = {number: reason for reason, number in REASON_NUMBERS.items()}
-_EARLY_STOPPING_NUMBERS = {
-    EarlyStopping.HEURISTIC: sampling_pb2.EARLY_STOPPING_HEURISTIC,
-    EarlyStopping.FIRST: sampling_pb2.EARLY_STOPPING_FIRST,
-    EarlyStopping.NEVER: sampling_pb2.EARLY_STOPPING_NEVER,
-}
-_EARLY_STOPPING = {number: value for value, number in _EARLY_STOPPING_NUMBERS.items()}
+# What this version knows: a later one may send other numbers.
+_REASONS = frozenset(FinishReason)
+_EARLY_STOPPING = frozenset(EarlyStopping)
 _NUMBERS = (
     "temperature",
     "top_p",
@@ -34,7 +24,12 @@ _NUMBERS = (
 
 def decode_reason(number: int) -> FinishReason:
     """Reads why a sequence ended; a reason that is not known here is an ERROR."""
-    return _REASONS.get(number, FinishReason.ERROR)
+    return FinishReason(number) if number in _REASONS else FinishReason.ERROR
+
+
+def encode_reason(reason: FinishReason) -> sampling_pb2.FinishReason.ValueType:
+    """Writes why a sequence ended."""
+    return sampling_pb2.FinishReason.ValueType(reason)
 
 
 def decode_sampling(message: sampling_pb2.SamplingParams) -> SamplingOptions:
@@ -67,7 +62,11 @@ def decode_beams(message: sampling_pb2.BeamSearch) -> BeamOptions:
     return BeamOptions(
         width=message.width,
         length_penalty=message.length_penalty if message.HasField("length_penalty") else 1.0,
-        early_stopping=_EARLY_STOPPING.get(message.early_stopping, EarlyStopping.HEURISTIC),
+        early_stopping=(
+            EarlyStopping(message.early_stopping)
+            if message.early_stopping in _EARLY_STOPPING
+            else EarlyStopping.HEURISTIC
+        ),
     )
 
 
@@ -76,5 +75,5 @@ def encode_beams(options: BeamOptions) -> sampling_pb2.BeamSearch:
     return sampling_pb2.BeamSearch(
         width=options.width,
         length_penalty=options.length_penalty,
-        early_stopping=_EARLY_STOPPING_NUMBERS[options.early_stopping],
+        early_stopping=sampling_pb2.EarlyStopping.ValueType(options.early_stopping),
     )

@@ -14,16 +14,15 @@ from blockyard.logprob_columns import join_logprobs, split_logprobs
 from blockyard.scheduler.v1 import scheduler_pb2
 from blockyard.tracing.codec import decode_trace_context, encode_trace_context
 from gateway.codec.sampling import (
-    REASON_NUMBERS,
     decode_beams,
     decode_reason,
     decode_sampling,
     encode_beams,
+    encode_reason,
     encode_sampling,
 )
 from gateway.scheduler_messages import (
     Abort,
-    AbortReason,
     Acceptance,
     Ending,
     Failure,
@@ -46,17 +45,13 @@ if TYPE_CHECKING:
     from blockyard.common.v1 import status_pb2
     from gateway.scheduler_messages import Add, Resubmission, Resume
 
-_ABORT_REASONS = {
-    AbortReason.CLIENT: scheduler_pb2.ABORT_REASON_CLIENT,
-    AbortReason.STOP_STRING: scheduler_pb2.ABORT_REASON_STOP_STRING,
-}
-
 
 def encode_submission(submission: Submission) -> scheduler_pb2.AddRequest:
     """Writes a request for the scheduler."""
     return scheduler_pb2.AddRequest(
         request_id=submission.request_id,
-        prompt_token_ids=submission.prompt_token_ids,
+        # A list is read in half the time that an array takes.
+        prompt_token_ids=list(submission.prompt_token_ids),
         n=submission.n,
         sampling=encode_sampling(submission.sampling),
         max_tokens=submission.max_tokens,
@@ -116,7 +111,7 @@ def _encode_resubmission(resubmission: Resubmission) -> scheduler_pb2.Resubmissi
 def _encode_record(record: SequenceRecord) -> scheduler_pb2.SequenceTranscript:
     return scheduler_pb2.SequenceTranscript(
         token_ids=record.token_ids,
-        finish_reason=REASON_NUMBERS[record.reason] if record.reason else sampling_pb2.FINISH_REASON_UNSPECIFIED,
+        finish_reason=encode_reason(record.reason) if record.reason else sampling_pb2.FINISH_REASON_UNSPECIFIED,
         logprobs=join_logprobs(record.logprobs) if record.logprobs else None,
         score=record.score,
         error=to_status(record.error) if record.error else None,
@@ -176,7 +171,7 @@ def encode_abort(abort: Abort) -> scheduler_pb2.AbortRequest:
     return scheduler_pb2.AbortRequest(
         request_id=abort.request_id,
         sequence_index=abort.sequence_index,
-        reason=_ABORT_REASONS[abort.reason],
+        reason=scheduler_pb2.AbortReason.ValueType(abort.reason),
         num_tokens=abort.num_tokens,
         handle=abort.handle,
     )

@@ -171,7 +171,7 @@ class GatewayMetrics:
         self.requests = registry.counter(REQUESTS)
         # Reasons are told before they have happened: an alert sees a first time only as the increase of what was there.
         self.finished = registry.counter(FINISHED_REQUESTS, (WHOLE,), *((str(reason),) for reason in Reason))
-        self.sequences = registry.counter(FINISHED_SEQUENCES, *((reason.value,) for reason in FinishReason))
+        self.sequences = registry.counter(FINISHED_SEQUENCES, *((reason.label,) for reason in FinishReason))
         self.output_tokens = registry.counter(OUTPUT_TOKENS)
         self.prompt_tokens = registry.histogram(PROMPT_TOKENS)
         self.answer_tokens = registry.histogram(ANSWER_TOKENS)
@@ -284,7 +284,7 @@ class RequestMeter:
         metrics.finished.add(WHOLE)
         metrics.answer_tokens.observe(sum(lengths))
         for reason in reasons:
-            metrics.sequences.add(reason.value)
+            metrics.sequences.add(reason.label)
         if self._began_at is None:
             return
         metrics.request_latency.observe(now - self._began_at)

@@ -160,7 +160,7 @@ class RequestLog:
         self, counts: TokenCounts, reasons: Sequence[FinishReason], errors: Sequence[BlockyardError]
     ) -> None:
         """Its answer is whole. `reasons`: why each sequence has ended; `errors`: of those that failed."""
-        names = tuple(reason.value for reason in reasons)
+        names = tuple(reason.label for reason in reasons)
         log.info(
             "request finished",
             **self._fields(

@@ -86,7 +86,7 @@ class Answer:
             choice.cumulative_logprob += sum(entry.chosen.logprob for entry in event.logprobs if entry.chosen)
         else:
             choice.advance(event.num_completion_tokens)
-            choice.finish_reason = event.reason.value.encode()
+            choice.finish_reason = event.reason.label.encode()
             self._num_unfinished -= 1
             if event.error is not None:
                 self._errors[number] = event.error

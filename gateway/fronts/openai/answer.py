@@ -74,7 +74,7 @@ def _warnings(accepted: Sequence[Accepted]) -> dict[str, Any]:
 
 
 def _ending(finished: Finished) -> dict[str, Any]:
-    fields: dict[str, Any] = {"finish_reason": finished.reason.value, "stop_reason": finished.matched}
+    fields: dict[str, Any] = {"finish_reason": finished.reason.label, "stop_reason": finished.matched}
     if finished.score is not None:
         fields["score"] = finished.score
     if finished.error is not None:
