@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -45,7 +46,8 @@ def steps_of_readme(folder: Path) -> str:
 def test_the_first_steps_as_they_stand(command: Command, tmp_path: Path) -> None:
     (tmp_path / ".venv").symlink_to(sys.prefix)
     (tmp_path / "steps").write_text(steps_of_readme(tmp_path), encoding="utf-8")
-    script = SCRIPT.format(serve=command.text)
+    # Without the remark behind it, which would be one on what follows here as well.
+    script = SCRIPT.format(serve=shlex.join(shlex.split(command.text, comments=True)))
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["unshare", "--user", "--net", "--map-root-user", "sh", "-c", script],
@@ -57,4 +59,5 @@ def test_the_first_steps_as_they_stand(command: Command, tmp_path: Path) -> None
         check=False,
     )
     assert done.returncode == 0, f"{shlex.quote(script)}\n{done.stdout}\n{done.stderr}"
-    assert '"finish_reason":"length"' in done.stdout.replace(": ", ":")
+    # Sampled without a seed: what it writes may come to an end by itself.
+    assert re.search(r'"finish_reason": ?"(length|stop)"', done.stdout), done.stdout
