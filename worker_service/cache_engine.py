@@ -73,11 +73,6 @@ class CacheEngine:
         host = torch.device("cpu")
         self.host_pool = allocate_pool(block_format, num_host_blocks, host, pinned=on_gpu and num_host_blocks > 0)
 
-    @property
-    def capacity_tokens(self) -> int:
-        """Tokens that one sequence can have on the device: block 0 is scratch."""
-        return (self.num_device_blocks - 1) * self.block_format.block_size
-
     def transfer(self, swap_out: BlockPairs, swap_in: BlockPairs, copy: BlockPairs) -> None:
         """Does a step's transfers, in this order: a block that swapping out frees may be written at once."""
         if len(swap_out):

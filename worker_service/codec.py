@@ -12,6 +12,7 @@ from blockyard.errors import Violation, invalid, to_status
 from blockyard.tracing.codec import decode_trace_context
 from blockyard.worker.v1 import worker_pb2
 from worker_service.observe.profiler import Detail
+from worker_service.set_up import CacheRequest, ProfileRequest
 from worker_service.step import (
     MAX_VIOLATIONS,
     NO_IDS,
@@ -24,7 +25,6 @@ from worker_service.step import (
     StepResult,
     StepTimes,
 )
-from worker_service.worker import CacheRequest, ProfileRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from worker_service.device.memory import CachePlan
     from worker_service.models.loader import LoadedModel
     from worker_service.observe.profiler import Profile, ProfileOptions
+    from worker_service.set_up import CacheFacts
     from worker_service.step import Array, Logprobs
-    from worker_service.worker import CacheFacts, Worker
+    from worker_service.worker import Worker
 
 DTYPES = {
     worker_pb2.DTYPE_UNSPECIFIED: None,
@@ -280,17 +281,18 @@ def encode_cache(cache: CacheFacts) -> worker_pb2.CacheInfo:
 
 
 def encode_info(worker: Worker, worker_id: str) -> worker_pb2.GetWorkerInfoResponse:
-    """Tells who a worker is and what it does."""
+    """Encodes who a worker is and what it does."""
+    set_up = worker.set_up
     return worker_pb2.GetWorkerInfoResponse(
         worker_id=worker_id,
         incarnation=worker.incarnation,
         api_version="v1",
         state=status_pb2.WorkerState.Value(f"WORKER_STATE_{worker.state.value}"),
         epoch=worker.epoch,
-        configuration_digest=worker.configuration_digest,
+        configuration_digest=set_up.configuration_digest,
         device=worker.device_name,
-        model=encode_model(worker.loaded) if worker.loaded else None,
-        cache=encode_cache(worker.cache) if worker.cache else None,
+        model=encode_model(set_up.loaded) if set_up.loaded else None,
+        cache=encode_cache(set_up.cache) if set_up.cache else None,
         draining=worker.is_draining,
     )
 

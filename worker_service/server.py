@@ -19,7 +19,8 @@ from blockyard.telemetry import EventLogger
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from worker_service.config import WorkerConfiguration
 from worker_service.servicer import WorkerServicer
-from worker_service.worker import State, Worker
+from worker_service.set_up import State
+from worker_service.worker import Worker
 
 log = EventLogger(__name__)
 

@@ -15,6 +15,7 @@ import mmap
 import struct
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -31,14 +32,15 @@ from blockyard.telemetry import configure_logging
 from worker_service import server
 from worker_service.config import WorkerConfiguration
 from worker_service.device import memory
+from worker_service.set_up import CacheFacts, DeviceChoice, SetUp
 from worker_service.step import Step, StepResult, StepTimes
-from worker_service.worker import CacheFacts, State, Worker
+from worker_service.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from worker_service.models.loader import LoadedModel
-    from worker_service.worker import CacheRequest, ProfileRequest
+    from worker_service.set_up import CacheRequest, ProfileRequest
 
 MAX_MODEL_LEN = 2048
 BLOCK_SIZE = 32
@@ -131,11 +133,15 @@ class SleepingWorker(Worker):
 
     async def init_device(self, device_type: str, dtype: torch.dtype | None, configuration_digest: str) -> None:
         """Has none."""
-        self.configuration_digest = configuration_digest
-        self._set_up_as = State.DEVICE_READY
+        self.set_up = SetUp(configuration_digest, DeviceChoice(torch.device("cpu"), dtype, 0))
 
     async def load_model(
-        self, model: str, revision: str, progress: Callable[[int, int], None], quantization: str = "none"
+        self,
+        model: str,
+        revision: str,
+        on_progress: Callable[[int, int], None],
+        quantization: str = "none",
+        load_format: str = "auto",
     ) -> LoadedModel:
         """Reads what the model is called."""
         folder = resolve_model(model, revision, "config")
@@ -150,9 +156,8 @@ class SleepingWorker(Worker):
             parameter_bytes=1,
             quantization=quantization,
         )
-        self.loaded = cast("LoadedModel", loaded)
-        self._set_up_as = State.LOADED
-        return self.loaded
+        self.set_up = replace(self.set_up, loaded=cast("LoadedModel", loaded))
+        return cast("LoadedModel", loaded)
 
     async def determine_num_available_blocks(self, request: ProfileRequest) -> memory.CachePlan:
         """Has as many as are asked for."""
@@ -161,12 +166,11 @@ class SleepingWorker(Worker):
 
     async def initialize_cache(self, request: CacheRequest) -> CacheFacts:
         """Allocates nothing."""
-        self.cache = CacheFacts(request, 1, "sleeping", batch_invariant=True)
-        self._executor = self._sleeper
-        self._set_up_as = State.CACHE_READY
+        cache = CacheFacts(request, 1, "sleeping", batch_invariant=True)
+        self.set_up = replace(self.set_up, cache=cache, executor=self._sleeper)
         gc.collect()
         gc.freeze()
-        return self.cache
+        return cache
 
 
 def main() -> None:

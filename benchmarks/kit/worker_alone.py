@@ -27,7 +27,8 @@ from scheduler_service.core.sequence import Group
 from scheduler_service.core.values import GroupSpec, SchedulerOutput, StepResult
 from scheduler_service.replicas.codec import encode_step
 from worker_service.codec import decode_step
-from worker_service.worker import CacheRequest, ProfileRequest, Worker
+from worker_service.set_up import CacheRequest, ProfileRequest
+from worker_service.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -137,8 +138,9 @@ async def serve(settings: Settings) -> None:
     line, worker, planner = Line(), await set_up(settings), Planner(settings)
     stream = worker.open_stream()
     answers = stream.answers()
-    assert worker.loaded is not None
-    line.say(device=worker.device_name, kernels=worker.loaded.backend.name)
+    loaded = worker.set_up.loaded
+    assert loaded is not None
+    line.say(device=worker.device_name, kernels=loaded.backend.name)
     while (workload := await asyncio.to_thread(line.read)) is not None:
         steps, num_tokens = planner.plan(workload), 0
         begin = time.perf_counter()

@@ -78,7 +78,7 @@ async def start(told: dict[str, Any]) -> WorkerStart:
     clock.end("import torch")
     from benchmarks.kit.worker_alone import Settings  # noqa: PLC0415  a stage
     from worker_service import server  # noqa: PLC0415
-    from worker_service.worker import CacheRequest, ProfileRequest  # noqa: PLC0415
+    from worker_service.set_up import CacheRequest, ProfileRequest  # noqa: PLC0415
 
     clock.end("import the worker")
     settings = Settings(**told)

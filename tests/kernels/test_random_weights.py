@@ -17,7 +17,8 @@ from worker_service.models import random_weights
 from worker_service.models.loader import LoadedModel, load_model
 from worker_service.models.random_weights import count_weights, random_tensor
 from worker_service.models.weight_files import WeightFiles
-from worker_service.worker import CacheRequest, Worker
+from worker_service.set_up import CacheRequest
+from worker_service.worker import Worker
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -126,11 +126,6 @@ class InputBatch:
         row = self._row_of[sequence_id]
         return self._token_ids[row, : self._progress["num_tokens"][row]].astype(np.int64)
 
-    def block_table(self, sequence_id: int) -> Array:
-        """Gives a copy of a sequence's block table."""
-        row = self._row_of[sequence_id]
-        return self._block_tables[row, : self._progress["num_blocks"][row]].astype(np.int64)
-
     def apply(self, step: Step) -> None:
         """Makes a checked step's changes to rows: fork, forget, add, take the scheduler's ids, update tables.
 

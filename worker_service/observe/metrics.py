@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 from blockyard.service.metrics import READY, Registry, counter, gauge, geometric, histogram
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from worker_service.set_up import CacheFacts, SetUp, State
     from worker_service.step import Step, StepResult
-    from worker_service.worker import Worker
 
 PHASES = ("queue", "cache_operations", "forward", "sample")
 
@@ -59,18 +61,28 @@ class WorkerMetrics:
         self._computed.add(count=int(step.num_new_tokens.sum()))
         self._sampled.add(count=len(result.token_ids))
 
-    def watch(self, worker: Worker) -> None:
-        """Reads the rest from where it is known."""
+    def watch(
+        self,
+        *,
+        is_draining: Callable[[], bool],
+        state: Callable[[], State],
+        epoch: Callable[[], int],
+        set_up: Callable[[], SetUp],
+    ) -> None:
+        """Reads the rest from where it is known, whenever Prometheus asks."""
         read = self.registry.read
-        read(READY, lambda: int(not worker.is_draining))
-        read(STATE, lambda: {(state.value,): state is worker.state for state in type(worker.state)})
-        read(EPOCH, lambda: worker.epoch)
-        read(WEIGHTS, lambda: worker.loaded.parameter_bytes if worker.loaded is not None else 0)
-        read(POOLS, lambda: _pool_bytes(worker))
+        read(READY, lambda: int(not is_draining()))
+        read(STATE, lambda: _states(state()))
+        read(EPOCH, epoch)
+        read(WEIGHTS, lambda: loaded.parameter_bytes if (loaded := set_up().loaded) is not None else 0)
+        read(POOLS, lambda: _pool_bytes(set_up().cache))
 
 
-def _pool_bytes(worker: Worker) -> dict[tuple[str, ...], float]:
-    cache = worker.cache
+def _states(now: State) -> dict[tuple[str, ...], float]:
+    return {(state.value,): state is now for state in type(now)}
+
+
+def _pool_bytes(cache: CacheFacts | None) -> dict[tuple[str, ...], float]:
     if cache is None:
         return {("device",): 0, ("host",): 0}
     num_blocks = {"device": cache.request.num_device_blocks, "host": cache.request.num_host_blocks}

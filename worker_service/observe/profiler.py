@@ -239,8 +239,9 @@ class Profiler:
                 await asyncio.to_thread(_prepare_torch, device)
 
             def begin() -> Recording:
-                executor.recording = Recording(options, device)
-                return executor.recording
+                recording = Recording(options, device)
+                executor.recorder = recording
+                return recording
 
             self._recording = await self._thread.run(begin)
             log.info("profile begins", detail=options.detail.value, max_steps=options.max_steps)
@@ -261,7 +262,7 @@ class Profiler:
     async def _end(self, recording: Recording, executor: StepExecutor, worker: str) -> Profile:
         def end() -> None:
             recording.close()
-            executor.recording = None
+            executor.recorder = None
 
         await self._thread.run(end)
         profile = await asyncio.to_thread(recording.write, worker)

@@ -7,7 +7,7 @@ identity of the epoch that runs. Knows no messages and no streams.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -25,10 +25,17 @@ if TYPE_CHECKING:
     from worker_service.batch.step_layout import StepLayout
     from worker_service.cache_engine import CacheEngine
     from worker_service.model_runner import ModelRunner, RunnerOutput
-    from worker_service.observe.profiler import Recording
     from worker_service.sampling.sampler import Candidates, Sampled
 
 log = EventLogger(__name__)
+
+
+class Recorder(Protocol):
+    """Takes note of the steps that are executed."""
+
+    def record(self, step: Step, begin: float, times: StepTimes) -> None:
+        """Takes a step that was just executed. `begin`: when it left the queue, by time.perf_counter()."""
+        ...
 
 
 class StepExecutor:
@@ -41,8 +48,8 @@ class StepExecutor:
         self._epoch = 0
         self._last_step_id = 0
         self._refused: int | None = None
-        # Takes note of what steps do, while an operator wants it.
-        self.recording: Recording | None = None
+        # Only while an operator records a profile.
+        self.recorder: Recorder | None = None
 
     def begin_epoch(self, epoch: int) -> None:
         """Forgets the sequences of the epoch before and expects step 1 of this one."""
@@ -66,12 +73,12 @@ class StepExecutor:
             refusal = self._find_refusal(step)
             if refusal is None:
                 result = self._execute(step, times)
-                if self.recording is not None:
-                    self.recording.record(step, begin, times)
+                if self.recorder is not None:
+                    self.recorder.record(step, begin, times)
                 return result
         except Exception as error:
             log.exception("a step failed", epoch=step.epoch, step_id=step.step_id)
-            refusal = BlockyardError(Reason.BUG, f"step {step.step_id} failed: {type(error).__name__}")
+            refusal = BlockyardError(Reason.BUG, f"step {step.step_id} failed unexpectedly: see the worker's log")
             if isinstance(error, torch.OutOfMemoryError):
                 torch.cuda.empty_cache()
         return self._refuse(step, refusal, times)

@@ -79,13 +79,14 @@ _ENDLESS = """
 import sys
 import torch
 import worker_service.server as server
+import worker_service.worker
 
-def compute(worker, request):
+def compute(loaded, choice, request):
     while True:
         torch.ones(200, 200) @ torch.ones(200, 200)
 
 server.STOP_SECONDS = float(sys.argv.pop())
-server.Worker._profile = compute
+worker_service.worker.count_blocks = compute
 server.main()
 """
 

@@ -6,7 +6,7 @@ import asyncio
 import tempfile
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -24,7 +24,8 @@ from tests.kit.fakes.fake_worker import FakeWorker, FakeWorkerOptions
 from tests.kit.fuzz.gateway import Context
 from tests.kit.fuzz.mutations import mutate
 from worker_service.servicer import WorkerServicer
-from worker_service.worker import DeviceChoice, State, Worker
+from worker_service.set_up import CacheFacts, CacheRequest, DeviceChoice, SetUp, State
+from worker_service.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from scheduler_service.service import SchedulerService
     from tests.kit.fuzz.report import Report
+    from worker_service.models.loader import LoadedModel
 
 
 @asynccontextmanager
@@ -188,8 +190,6 @@ async def fuzz_lifecycle(report: Report) -> None:
     """Unary requests of schedulers to a worker, changed: all of the worker but its device."""
     worker = Worker()
     worker._thread = _NoDevice()  # type: ignore[assignment]
-    # The one thing of a model that is asked for before the device is.
-    worker._model = lambda: (_Loaded(), None)  # type: ignore[assignment,return-value,method-assign]
     servicer = WorkerServicer(worker, "fuzz", lambda: None)
     for _ in range(report.num_cases):
         rpc, (state, base) = report.rng.choice(list(_LIFECYCLE.items()))
@@ -197,11 +197,9 @@ async def fuzz_lifecycle(report: Report) -> None:
         if changed is None:
             report.outcomes["no message"] += 1
             continue
-        worker._set_up_as = state
-        worker._choice = DeviceChoice(torch.device("cpu"), None, 0)
+        worker.set_up = _SET_UPS[state]
         with report.case():
             await _take(getattr(servicer, rpc)(changed, Context()))
-        worker._choice = None
 
 
 class _Loaded:
@@ -211,3 +209,13 @@ class _Loaded:
         """Its configuration."""
 
         max_model_len = 2048
+
+
+_CHOICE = DeviceChoice(torch.device("cpu"), None, 0)
+_LOADED = SetUp(choice=_CHOICE, loaded=cast("LoadedModel", _Loaded()))
+_SET_UPS = {
+    State.CREATED: SetUp(),
+    State.DEVICE_READY: SetUp(choice=_CHOICE),
+    State.LOADED: _LOADED,
+    State.CACHE_READY: replace(_LOADED, cache=CacheFacts(CacheRequest(16, 9, 0, 64, 64, 4), 1, "", True)),
+}

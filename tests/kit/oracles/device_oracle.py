@@ -18,7 +18,8 @@ from scheduler_service.replicas.codec import decode_answer, encode_step
 from scheduler_service.replicas.steps.answer_checks import AnswerLimits
 from tests.kit.oracles.core_requests import add_request
 from worker_service.codec import decode_step, encode_result
-from worker_service.worker import CacheRequest, Worker
+from worker_service.set_up import CacheRequest
+from worker_service.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,8 +98,9 @@ class OracleWorker:
     @property
     def vocab_size(self) -> int:
         """Of the model."""
-        assert self._worker.loaded is not None
-        return self._worker.loaded.config.vocab_size
+        loaded = self._worker.set_up.loaded
+        assert loaded is not None
+        return loaded.config.vocab_size
 
     async def run_alone(self, specs: Sequence[GroupSpec]) -> Answers:
         """The truth: each request by itself, with nothing cached."""
@@ -162,7 +164,7 @@ class OracleWorker:
 
     async def _poison(self) -> None:
         """What an earlier epoch left in the blocks must not matter."""
-        executor = self._worker._executor
+        executor = self._worker.set_up.executor
         assert executor is not None
         pools = (executor.cache.device_pool, executor.cache.host_pool)
 

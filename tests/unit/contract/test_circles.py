@@ -13,9 +13,6 @@ from tests.unit.contract.source import PACKAGES, files, parsed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# How many modules of a package stand in circles today. Cut a circle: take the number down.
-STILL_IN_CIRCLES = {"worker_service": 4}
-
 
 def _imported(tree: ast.Module, modules: set[str]) -> Iterator[str]:
     """The modules that a module imports, wherever the import stands."""
@@ -66,7 +63,4 @@ def test_no_module_imports_itself_through_others(package: str) -> None:
         for other in _imports()[name] & circle
         if name.partition(".")[0] == package
     }
-    modules = {arrow.partition(" -> ")[0] for arrow in circles}
-    assert len(modules) == STILL_IN_CIRCLES.get(package, 0), "\n".join(
-        ["the modules of these imports stand in circles; fewer than before: lower STILL_IN_CIRCLES", *sorted(circles)]
-    )
+    assert not circles, "\n".join(["the modules of these imports stand in circles", *sorted(circles)])

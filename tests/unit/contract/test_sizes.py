@@ -26,12 +26,9 @@ EXCEPTIONS = {
     ("attributes", "scheduler_service/core/sequence.py: Sequence"): "to be split",
     ("attributes", "scheduler_service/core/step.py: StepBuilder"): "to be split",
     ("attributes", "scheduler_service/requests/dispatcher.py: Dispatcher"): "to be split",
-    ("attributes", "worker_service/worker.py: Worker"): "to be split",
     ("lines of a class", "scheduler_service/core/blocks/block_manager.py: BlockManager"): "to be split",
     ("lines of a class", "scheduler_service/core/queues/queues.py: Queues"): "to be split",
     ("lines of a class", "scheduler_service/requests/dispatcher.py: Dispatcher"): "to be split",
-    ("lines of a class", "worker_service/worker.py: Worker"): "to be split",
-    ("lines of a file", "worker_service/worker.py"): "to be split",
 }
 
 

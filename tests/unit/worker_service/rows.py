@@ -1,8 +1,8 @@
-"""Rows for the sampler, without a batch."""
+"""Rows for the sampler, without a batch, and a look at those of a batch."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,6 +12,10 @@ from worker_service.batch.row_requests import ROW
 from worker_service.sampling.sampler import Sampler, SampleRows
 from worker_service.sampling.sampling_state import SequenceLists, write_sampling
 from worker_service.step import NewSequence, SamplingParams, no_ids
+
+if TYPE_CHECKING:
+    from worker_service.batch.input_batch import InputBatch
+    from worker_service.step import Array
 
 VOCAB = 2000
 
@@ -47,3 +51,9 @@ def rows_of(*sequences: NewSequence) -> SampleRows:
 
 def make_sampler(cpu_kernels: str = "reference") -> Sampler:
     return Sampler(get_backend(torch.device("cpu"), torch.float32, cpu_kernels))
+
+
+def block_table_of(batch: InputBatch, sequence_id: int) -> Array:
+    """Gives a copy of a sequence's block table."""
+    row = batch._row_of[sequence_id]
+    return batch._block_tables[row, : batch._progress["num_blocks"][row]].astype(np.int64)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.unit.worker_service.rows import block_table_of
 from worker_service.batch.input_batch import BatchLimits, InputBatch, Progress
 from worker_service.step import Array, Fork, NewSequence, SamplingParams, Step
 
@@ -155,10 +156,10 @@ def test_a_step_of_ended_rows_alone_computes_nothing(batch: InputBatch) -> None:
 def test_tables_grow_and_are_replaced_as_a_whole_last(batch: InputBatch) -> None:
     run(batch, new_sequences=(new(1, [1], [1]), new(2, [1], [2])), sequence_ids=(1, 2), num_new_tokens=[1, 1])
     batch.apply(step(appended_sequence_ids=(1, 2, 1), appended_block_ids=ints(5, 6, 7)))
-    assert batch.block_table(1).tolist() == [1, 5, 7]
-    assert batch.block_table(2).tolist() == [2, 6]
+    assert block_table_of(batch, 1).tolist() == [1, 5, 7]
+    assert block_table_of(batch, 2).tolist() == [2, 6]
     batch.apply(step(appended_sequence_ids=(2,), appended_block_ids=ints(8), replaced_tables=((2, ints(9, 8)),)))
-    assert batch.block_table(2).tolist() == [9, 8]
+    assert block_table_of(batch, 2).tolist() == [9, 8]
 
 
 def test_more_sequences_than_expected_find_rows(batch: InputBatch) -> None:
@@ -168,7 +169,7 @@ def test_more_sequences_than_expected_find_rows(batch: InputBatch) -> None:
         run(batch, [40], new_sequences=(one,), sequence_ids=(index,), num_new_tokens=[2])
     for index in range(30):
         assert batch.token_ids(index).tolist() == [index, 1, 40]
-        assert batch.block_table(index).tolist() == [index + 1]
+        assert block_table_of(batch, index).tolist() == [index + 1]
     run(batch, [63] * 30, sequence_ids=tuple(range(30)), num_new_tokens=[1] * 30)
     work = run(batch, sequence_ids=tuple(range(30)), num_new_tokens=[1] * 30)
     assert work.layout.skipped_ids == tuple(range(4, 30, 5))

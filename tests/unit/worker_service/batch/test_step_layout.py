@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from tests.unit.worker_service.rows import block_table_of
 from worker_service.batch.input_batch import BatchLimits, InputBatch
 from worker_service.step import Array, Fork, NewSequence, SamplingParams, Step
 
@@ -88,7 +89,7 @@ def test_a_table_that_grows_or_is_replaced_is_seen_at_once(batch: InputBatch) ->
     replaced = decode(batch, 1, 2, replaced_tables=((1, ints(40, 41)), (2, ints(42, 43, 44))))
     assert is_kept(first, grown)
     assert is_kept(first, replaced)
-    assert batch.block_table(2).tolist() == [42, 43, 44]
+    assert block_table_of(batch, 2).tolist() == [42, 43, 44]
     assert [work.block_tables[:, 0].tolist() for work in (first, grown, replaced)] == [[1, 2], [1, 2], [40, 42]]
 
 

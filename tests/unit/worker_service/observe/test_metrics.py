@@ -34,10 +34,10 @@ async def test_a_fresh_worker_tells_all_it_has(fresh_worker: WorkerDriver) -> No
 async def test_weights_and_pools_are_told_in_bytes(fresh_worker: WorkerDriver, model: Path) -> None:
     await fresh_worker.prepare(model)
     inside, seen = fresh_worker.server.worker, scrape(fresh_worker)
-    assert inside.loaded is not None
-    assert inside.cache is not None
-    assert seen.sum("blockyard_worker_weights_bytes") == inside.loaded.parameter_bytes > 0
-    block_bytes = inside.cache.cache_block_bytes
+    assert inside.set_up.loaded is not None
+    assert inside.set_up.cache is not None
+    assert seen.sum("blockyard_worker_weights_bytes") == inside.set_up.loaded.parameter_bytes > 0
+    block_bytes = inside.set_up.cache.cache_block_bytes
     assert seen.sum("blockyard_worker_pool_bytes", pool="device") == 65 * block_bytes
     assert seen.sum("blockyard_worker_pool_bytes", pool="host") == 16 * block_bytes
     assert seen.sum("blockyard_worker_state", state="CACHE_READY") == 1

@@ -159,7 +159,7 @@ async def test_a_row_whose_logits_are_not_finite_fails_alone(worker: WorkerDrive
     expected = await alone(steps, 100, 5)
     new = [new_sequence(1, PROMPT, [1, 2, 3]), new_sequence(2, PROMPT, [4, 5, 6])]
     found = [(await steps.sampled(new_sequences=new, sequence_ids=[1, 2], num_new_tokens=[20, 20]))[2]]
-    executor = worker.server.worker._executor
+    executor = worker.server.worker.set_up.executor
     assert executor is not None
     executor.cache.device_pool[2] = float("nan")
     response = await steps.step(sequence_ids=[1, 2], num_new_tokens=[1, 1])

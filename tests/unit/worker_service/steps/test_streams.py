@@ -31,7 +31,7 @@ class Gate:
     def __init__(self, worker: WorkerDriver, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened = threading.Event()
         self.reached = threading.Event()
-        executor: Any = worker.server.worker._executor
+        executor: Any = worker.server.worker.set_up.executor
         execute = executor.execute
 
         def held(step: Any, arrival: float) -> Any:
@@ -80,7 +80,7 @@ async def test_a_refused_step_ends_the_epoch_and_no_other(
     first = (await steps.sampled(**start()))[1]
     error = await steps.refused(**wrong)
     assert error.reason is reason
-    executor = worker.server.worker._executor
+    executor = worker.server.worker.set_up.executor
     assert executor is not None
     assert executor.batch.token_ids(1).tolist() == [*PROMPT, first]
     # What would be right is refused too, and says since when.
@@ -95,7 +95,7 @@ async def test_a_refused_step_ends_the_epoch_and_no_other(
 async def test_an_unexpected_error_is_a_refusal(worker: WorkerDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = worker.open(1)
     await steps.step(**start())
-    executor: Any = worker.server.worker._executor
+    executor: Any = worker.server.worker.set_up.executor
 
     def broken(*_: Any) -> None:
         raise RuntimeError("secret of the device")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def fill(worker: WorkerDriver) -> tuple[torch.Tensor, torch.Tensor]:
     """Random bytes in both pools; gives what is in them."""
-    executor = worker.server.worker._executor
+    executor = worker.server.worker.set_up.executor
     assert executor is not None
     generator = torch.Generator().manual_seed(0)
     for pool in (executor.cache.device_pool, executor.cache.host_pool):

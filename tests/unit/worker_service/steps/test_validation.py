@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from blockyard.errors import Reason
+from tests.unit.worker_service.rows import block_table_of
 from worker_service.batch.input_batch import BatchLimits, InputBatch, Progress
 from worker_service.step import MAX_VIOLATIONS, Array, BlockPairs, Fork, NewSequence, SamplingParams, Step
 from worker_service.steps.validation import check_step
@@ -61,7 +62,9 @@ def problem(batch: InputBatch, asked: Step) -> str:
 
 
 def contents(batch: InputBatch) -> tuple[Any, ...]:
-    return tuple((i, batch.token_ids(i).tolist(), batch.block_table(i).tolist(), batch.progress(i)) for i in (1, 2, 3))
+    return tuple(
+        (i, batch.token_ids(i).tolist(), block_table_of(batch, i).tolist(), batch.progress(i)) for i in (1, 2, 3)
+    )
 
 
 GOOD: dict[str, dict[str, Any]] = {

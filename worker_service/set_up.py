@@ -1,0 +1,237 @@
+"""Sets a worker up, one stage after another: its device, its model, its cache. Runs in the device thread.
+
+    CREATED -> DEVICE_READY -> LOADED -> CACHE_READY <-> RUNNING
+
+Owns the limits of what may be asked for. Knows neither the event loop nor messages.
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from blockyard.errors import BlockyardError, Reason, Violation
+from blockyard.telemetry import EventLogger
+from kernels.ops import BLOCK_SIZES, CaptureSizes
+from worker_service.batch.input_batch import BatchLimits, InputBatch
+from worker_service.cache_engine import BlockFormat, CacheEngine
+from worker_service.device import memory
+from worker_service.device.device import check_dtype, choose_device
+from worker_service.model_runner import ModelRunner
+from worker_service.models.determinism import determinism_id
+from worker_service.steps.step_executor import StepExecutor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import torch
+
+    from worker_service.models.loader import LoadedModel
+
+log = EventLogger(__name__)
+
+DEFAULT_BLOCK_SIZE = {"cpu": 32, "cuda": 16}
+# Of a step: what is larger is a mistake, and would be found out only by the memory that it takes.
+MAX_TOKENS, MAX_SEQS = 2**20, 2**16
+# Numbers of blocks have 31 bits in every kernel.
+MAX_BLOCKS = 2**31 - 1
+# Beyond twice what all sequences at full length hold, blocks only cost their bookkeeping.
+USEFUL_SHARE = 2
+
+
+class State(Enum):
+    """What a worker is ready for."""
+
+    CREATED = "CREATED"
+    DEVICE_READY = "DEVICE_READY"
+    LOADED = "LOADED"
+    CACHE_READY = "CACHE_READY"
+    RUNNING = "RUNNING"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceChoice:
+    """The device, its dtype (None: the model's), and the bytes on it that are not this worker's."""
+
+    device: torch.device
+    dtype: torch.dtype | None
+    foreign_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRequest:
+    """The steps and the memory to count blocks for."""
+
+    block_size: int
+    device_memory_utilization: float
+    swap_space_bytes: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRequest:
+    """The pools to make, and the largest step that they are for."""
+
+    block_size: int
+    num_device_blocks: int
+    num_host_blocks: int
+    max_model_len: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFacts:
+    """The pools that were made, and what can be promised of results."""
+
+    request: CacheRequest
+    cache_block_bytes: int
+    determinism_id: str
+    batch_invariant: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SetUp:
+    """What is set up so far; each stage adds to the one before. The scheduler gave `configuration_digest`."""
+
+    configuration_digest: str = ""
+    choice: DeviceChoice | None = None
+    loaded: LoadedModel | None = None
+    cache: CacheFacts | None = None
+    executor: StepExecutor | None = None
+
+    @property
+    def state(self) -> State:
+        """The state without an open step stream."""
+        if self.cache is not None:
+            return State.CACHE_READY
+        if self.loaded is not None:
+            return State.LOADED
+        return State.CREATED if self.choice is None else State.DEVICE_READY
+
+
+def make_choice(device_type: str, dtype: torch.dtype | None, allowed_device: str) -> DeviceChoice:
+    """Chooses the device; raises BlockyardError FIELD_INVALID where it is missing or cannot compute in `dtype`."""
+    device = choose_device(device_type, allowed_device)
+    check_dtype(dtype, device)
+    return DeviceChoice(device, dtype, memory.gpu_foreign_bytes(device) if device.type == "cuda" else 0)
+
+
+def count_blocks(loaded: LoadedModel, choice: DeviceChoice, request: ProfileRequest) -> memory.CachePlan:
+    """Profiles the worst step and counts the blocks that fit beside it; raises BlockyardError NEVER_FITS."""
+    device = choice.device
+    block_size = request.block_size or DEFAULT_BLOCK_SIZE[device.type]
+    try:
+        activation = ModelRunner(loaded).profile(block_size, request.max_num_batched_tokens, request.max_num_seqs)
+    except (MemoryError, RuntimeError) as error:
+        if not memory.is_exhausted(error):
+            raise
+        message = f"a step of {request.max_num_batched_tokens} tokens cannot be run: the memory is too small"
+        raise BlockyardError(Reason.NEVER_FITS, message) from None
+    on_cpu = device.type == "cpu"
+    if on_cpu:
+        usage = memory.cpu_usage(memory.read_host_memory(), loaded.parameter_bytes, activation)
+    else:
+        usage = memory.gpu_usage(device, choice.foreign_bytes, loaded.parameter_bytes, activation)
+    blocks_of_a_sequence = -(-loaded.config.max_model_len // block_size)
+    return memory.plan_cache(
+        usage,
+        block_size=block_size,
+        block_bytes=BlockFormat.of(loaded.config, block_size).block_bytes,
+        utilization=request.device_memory_utilization,
+        swap_space_bytes=request.swap_space_bytes,
+        host_shares_device=on_cpu,
+        max_useful_blocks=USEFUL_SHARE * request.max_num_seqs * blocks_of_a_sequence + 1,
+    )
+
+
+def make_executor(
+    loaded: LoadedModel, request: CacheRequest, *, may_choose_threads: bool
+) -> tuple[StepExecutor, CacheFacts]:
+    """Allocates the pools, proves what it can about results, and warms up; raises BlockyardError NEVER_FITS."""
+    cache = _make_cache(loaded, request)
+    loaded.model.reserve_positions(request.max_model_len)
+    runner = ModelRunner(loaded)
+    batch_invariant = runner.prove_batch_invariance()
+    identity = determinism_id(loaded, runner.fingerprint())
+    runner.capture(
+        cache.device_pool,
+        CaptureSizes(
+            request.max_num_batched_tokens, request.max_num_seqs, request.block_size, loaded.config.sliding_window
+        ),
+    )
+    runner.warm_up(cache.device_pool, request.block_size, request.max_num_seqs)
+    if may_choose_threads and cache.device_pool.device.type == "cpu":
+        num_threads = runner.settle_threads(cache.device_pool, request.block_size, request.max_num_seqs)
+        log.info("threads chosen", num_threads=num_threads)
+    limits = BatchLimits(
+        request.max_model_len,
+        request.max_num_seqs,
+        request.block_size,
+        loaded.config.vocab_size,
+        request.max_num_batched_tokens,
+    )
+    executor = StepExecutor(InputBatch(limits), cache, runner)
+    # What lives now lives as long as the process: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    return executor, CacheFacts(request, cache.block_format.block_bytes, identity, batch_invariant)
+
+
+def _make_cache(loaded: LoadedModel, request: CacheRequest) -> CacheEngine:
+    block_format = BlockFormat.of(loaded.config, request.block_size)
+    try:
+        return CacheEngine(block_format, request.num_device_blocks, request.num_host_blocks, loaded.backend)
+    except (OSError, MemoryError, RuntimeError) as error:
+        if not (isinstance(error, OSError) or memory.is_exhausted(error)):
+            raise
+        needed = block_format.block_bytes * (request.num_device_blocks + request.num_host_blocks)
+        raise BlockyardError(Reason.NEVER_FITS, f"the pools need {needed} bytes, more than there is") from None
+
+
+def wrong_profile_request(request: ProfileRequest) -> Iterable[Violation]:
+    """Finds what is wrong with a request to count blocks."""
+    if request.block_size:
+        yield from _wrong_block_size(request.block_size)
+    if not 0 < request.device_memory_utilization <= 1:
+        yield Violation("device_memory_utilization", "must be above 0 and at most 1")
+    yield from _wrong_step_size(request)
+
+
+def wrong_cache_request(request: CacheRequest, model_max_len: int) -> Iterable[Violation]:
+    """Finds what is wrong with a request for a cache of a model that takes `model_max_len` tokens."""
+    yield from _wrong_block_size(request.block_size)
+    yield from _wrong_step_size(request)
+    if request.max_model_len < 1:
+        yield Violation("max_model_len", "must be at least 1")
+    for name in ("num_device_blocks", "num_host_blocks"):
+        if getattr(request, name) > MAX_BLOCKS:
+            yield Violation(name, f"must be at most {MAX_BLOCKS}")
+    if request.num_device_blocks < 2:
+        yield Violation("num_device_blocks", "must be at least 2: block 0 is scratch")
+        return
+    if request.max_model_len > model_max_len:
+        yield Violation("max_model_len", f"{request.max_model_len} tokens, and the model takes {model_max_len}")
+    capacity = (request.num_device_blocks - 1) * request.block_size
+    if request.max_model_len > capacity:
+        yield Violation("max_model_len", f"{request.max_model_len} tokens, where the device's blocks hold {capacity}")
+
+
+def wrong_block_ids(field: str, block_ids: Sequence[int], num_blocks: int) -> Iterable[Violation]:
+    """Finds ids beyond a pool of `num_blocks`."""
+    if any(block_id >= num_blocks for block_id in block_ids):
+        yield Violation(field, f"blocks must be below {num_blocks}")
+
+
+def _wrong_block_size(block_size: int) -> Iterable[Violation]:
+    if block_size not in BLOCK_SIZES:
+        yield Violation("block_size", f"{block_size} is none of {', '.join(map(str, BLOCK_SIZES))}")
+
+
+def _wrong_step_size(request: ProfileRequest | CacheRequest) -> Iterable[Violation]:
+    for name, most in (("max_num_batched_tokens", MAX_TOKENS), ("max_num_seqs", MAX_SEQS)):
+        if not 1 <= getattr(request, name) <= most:
+            yield Violation(name, f"must be from 1 to {most}")
