@@ -1,4 +1,4 @@
-"""What the gateway's listeners ask of their clients, made of the settings: TLS, keys, certificates."""
+"""Makes the TLS, keys and certificates of the gateway's listeners from the settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = EventLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What is asked of a client.
+    """The credentials that a client has to present.
 
     Attributes:
         files: of the certificate that the gateway shows; None: no TLS.
@@ -36,11 +36,11 @@ class Access:
     max_connections: int = 0
 
     def credentials(self) -> grpc.ServerCredentials | None:
-        """Makes what a gRPC port is bound with."""
+        """Makes the credentials that a gRPC port is bound with."""
         return server_credentials(self.files) if self.files else None
 
     def warn_if_exposed(self, host: str) -> None:
-        """Says in the log what an address that others can reach lacks."""
+        """Logs what is missing to protect an address that other machines can reach."""
         missing = [
             name
             for name, is_there in (("--api-keys-file", self.api), ("--tls-certificate", self.files))

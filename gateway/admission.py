@@ -1,4 +1,4 @@
-"""How many requests the gateway takes at once. Knows a number, not the requests."""
+"""Limits the requests that the gateway takes at once. Knows their number, not the requests."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Admission:
 
     @contextmanager
     def beginning(self, *, is_new: bool) -> Generator[None]:
-        """Around what makes a request that runs; raises BlockyardError QUEUE_FULL for a new one that is too much.
+        """Counts a request while it is prepared; raises BlockyardError QUEUE_FULL for a new one beyond the limit.
 
-        `is_new`: nobody has a part of its answer.
+        `is_new`: no client has a part of its answer.
         """
         if is_new and 0 < self._max_requests <= self._num_running() + self._num_beginning:
             message = f"this gateway has {self._max_requests} requests, which is as many as it takes: try again"

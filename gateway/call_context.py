@@ -1,6 +1,7 @@
-"""The call that a request comes by: its method and its headers. Noted by the fronts, read where requests begin.
+"""Remembers the call that a request comes by: its method and its headers.
 
-A context variable, since it is no part of what is asked: whatever a call makes, in whichever task, was made by it.
+The fronts set it, and requests read it where they begin. It is a context variable, so that it reaches every task of a
+call without being a part of the request.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _current: ContextVar[Call] = ContextVar("call", default=_NO_CALL)
 
 
 def current_call() -> Call:
-    """The call that this task works for; one without a method where there is none."""
+    """Returns the call that this task works for; one without a method where there is none."""
     return _current.get()
 
 

@@ -1,7 +1,7 @@
-"""A conversation and the prompt that it is: what both fronts hand to the core for a chat. Knows no messages of either.
+"""Holds a conversation, its rules, and how it becomes a prompt, for all fronts. Knows no messages of theirs.
 
-The rules of a conversation are here, once; their fields are paths in the proto (`conversation.messages[0].role`). What
-becomes of it is the model's to say, by its chat template, which is given what `transformers` would give it.
+The rules name fields by their paths in the proto (`conversation.messages[0].role`). The model's chat template makes the
+prompt; it gets the same variables as from `transformers`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RESERVED_ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt"})
 # What a template writes of a message beside its content, about.
 _MESSAGE_CHARACTERS = 16
 # Goes behind the message that is continued, so that its end is found in the prompt. Nobody writes it: U+10FFFF is no
-# character. The space tells whether the template trims its messages.
+# character. The space shows whether the template trims its messages.
 _END_OF_MESSAGE = "\U0010ffffend\U0010ffff "
 
 
@@ -68,7 +68,7 @@ class Conversation:
 
     Attributes:
         messages: in order.
-        tools: that the model is told of.
+        tools: that the chat template shows to the model.
         tool_choice: None is one that nobody knows.
         add_generation_prompt: the prompt ends where the assistant begins to speak; None: unless a message is continued.
         continue_final_message: the prompt ends where the last message does, which the answer goes on with.
@@ -92,7 +92,7 @@ class Conversation:
 
 
 class Renderer(Protocol):
-    """What has a chat template: the tokenizer."""
+    """Renders a chat template: the tokenizer."""
 
     def apply_chat_template(
         self,
@@ -184,7 +184,7 @@ def _read_object(text: str) -> dict[str, Any] | None:
 
 
 def find_violations(conversation: Conversation) -> Iterator[Violation]:
-    """Tells all that is wrong with a conversation, whatever the template."""
+    """Lists everything that is wrong with a conversation, whatever the template."""
     if not conversation.messages:
         yield Violation("conversation.messages", "must not be empty")
     if len(conversation.messages) > MAX_MESSAGES:

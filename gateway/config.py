@@ -1,4 +1,4 @@
-"""What the gateway can be told."""
+"""The gateway's settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from blockyard.settings import option
 
 @dataclass(frozen=True, slots=True)
 class ServiceSettings(GatewayProcessSettings):
-    """The gateway among the services."""
+    """Addresses and ports of the gateway among the services."""
 
     scheduler_address: str = option("127.0.0.1:50060", "the scheduler: host:port or unix:/path")
     gateway_health_port: Annotated[int, Field(ge=-1, le=65535)] = option(
@@ -36,7 +36,7 @@ class ServiceSettings(GatewayProcessSettings):
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfiguration:
-    """All that the gateway reads."""
+    """All settings that the gateway reads."""
 
     model: ModelSettings = ModelSettings()
     text: TextSettings = TextSettings()

@@ -1,6 +1,6 @@
-"""What both fronts ask of the gateway: to start, resume and cancel requests, and how it is.
+"""Starts, resumes and cancels requests for all fronts, and reports the gateway's readiness.
 
-Knows neither messages nor HTTP: both fronts hand it values and read events.
+Knows neither messages nor HTTP: the fronts hand it values and read events.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _DRAINED = "the gateway was drained"
 
 
 class GenerationService:
-    """Starts, resumes and cancels requests, for both fronts. One for each process."""
+    """Starts, resumes and cancels requests. One for each process."""
 
     def __init__(
         self,
@@ -74,11 +74,11 @@ class GenerationService:
         Args:
             request: it is given an id if it has none.
             positions: of a client that has a part of the answer already, and reads it from there on.
-            replay: tells what is before them too.
+            replay: the reader reads what is before them too.
 
         Raises BlockyardError: every violation at once; REQUEST_ID_CONFLICT; QUEUE_FULL where there are as many as the
-        gateway takes; NO_READY_WORKER, at once, while the model is not known. Without a scheduler or a worker it waits,
-        as long as these are waited for.
+        gateway takes; NO_READY_WORKER, at once, while the model is not known. Without a scheduler or a worker the
+        request waits, up to the configured limit.
         """
         request = request if request.request_id else replace(request, request_id=f"gen-{secrets.token_hex(12)}")
         return self._live.read(await self._begin(request, positions), positions, replay=replay)
@@ -91,7 +91,7 @@ class GenerationService:
         return begin_request_log(wire_id(request.tenant, request.request_id), self.model_name, operation)
 
     def _find(self, submission: Submission) -> RequestState | None:
-        """The same request, if it is here; raises BlockyardError REQUEST_ID_CONFLICT for another one of its name."""
+        """Returns the same request if it is here; raises BlockyardError REQUEST_ID_CONFLICT for another of its name."""
         known = self._live.find(submission.request_id)
         if known is not None and known.submission.body_digest != submission.body_digest:
             message = f"request_id {known.origin.accepted.request_id!r} is that of another request"
@@ -99,11 +99,11 @@ class GenerationService:
         return known
 
     async def resume(self, resume: ResumeRequest, *, replay: bool = False) -> Reader:
-        """Reads a request from positions on, wherever it runs or ran; `replay`: tells what is before them too.
+        """Reads a request from positions on, wherever it runs or ran; `replay`: reads what is before them too.
 
-        Raises BlockyardError: FIELD_INVALID for wrong positions; REQUEST_EXPIRED when nobody remembers the request and
-        it is not told in full, or NO_READY_WORKER where the scheduler has just begun and may hear of it yet; and as
-        `start` does.
+        Raises BlockyardError: FIELD_INVALID for wrong positions; REQUEST_EXPIRED when no server remembers the request
+        and `resume` does not contain it, or NO_READY_WORKER where the scheduler has just started and may yet hear of
+        it; and as `start` does.
         """
         try:
             state = await self._known(resume.request_id, resume.tenant)
@@ -116,7 +116,7 @@ class GenerationService:
         return self._live.read(state, resume.positions, replay=replay)
 
     async def find(self, request_id: str, tenant: str = "") -> GenerationRequest:
-        """Tells what a request is, its prompt as ids and its defaults filled in; raises as `resume` does."""
+        """Returns a request, its prompt as ids and its defaults filled in; raises as `resume` does."""
         return state_codec.request_of((await self._known(request_id, tenant)).submission)
 
     async def _known(self, request_id: str, tenant: str) -> RequestState:
@@ -133,7 +133,7 @@ class GenerationService:
         )
 
     async def _begin(self, request: GenerationRequest, positions: Mapping[int, Position]) -> RequestState:
-        """Begins a request that is not here. Where its client knows the tokens that it has, it goes on behind them."""
+        """Begins a request that is not here, behind the tokens that its client sent."""
         request_log = self._begin_log(request)
         is_new = not any(position.num_tokens for position in positions.values()) and self._is_new(request)
         with request_log.beginning(), self._admission.beginning(is_new=is_new):
@@ -145,7 +145,7 @@ class GenerationService:
                 request_log.on_joined()
                 return known
             records = make_records(positions, submission)
-            # Whose tokens the client has is not known: the answer may be one of two workers that differ.
+            # It is not known which worker computed the client's tokens: the answer may come from two that differ.
             determinism_id = "" if records else self._facts().determinism_id
             state = self._preparation.make_state(prepared, determinism_id, request_log, is_known=bool(records))
             if records:
@@ -177,11 +177,11 @@ class GenerationService:
         )
 
     async def prompt_of(self, request: GenerationRequest) -> tuple[int, ...]:
-        """Tells the ids of a request's prompt; raises BlockyardError for a conversation that makes none."""
+        """Returns the ids of a request's prompt; raises BlockyardError for a conversation that makes none."""
         return await self._preparation.prompt_of(request, self._facts)
 
     def is_ready(self) -> bool:
-        """Whether requests should be sent here; `readiness_message` says why not. May be called from any thread."""
+        """Returns whether requests should be sent here; `readiness_message` says why not. Any thread may call it."""
         return self._link.is_ready and not self._draining
 
     @property
@@ -191,26 +191,26 @@ class GenerationService:
 
     @property
     def is_draining(self) -> bool:
-        """Whether requests are wanted elsewhere."""
+        """Whether new requests should go to other gateways."""
         return bool(self._draining)
 
     @property
     def num_requests(self) -> int:
-        """Requests that run."""
+        """The number of running requests."""
         return self._live.num_running
 
     @property
     def num_readers(self) -> int:
-        """Answers that somebody reads."""
+        """The number of answers that are being read."""
         return self._live.num_readers
 
     @property
     def metrics(self) -> GatewayMetrics:
-        """What was measured of requests."""
+        """The metrics of the requests."""
         return self._live.metrics
 
     def models(self) -> list[ModelCard]:
-        """Lists the models: one, or none while the scheduler has not told its facts."""
+        """Lists the models: one, or none before the scheduler has sent its facts."""
         facts = self._link.facts
         if facts is None:
             return []
@@ -232,28 +232,28 @@ class GenerationService:
             raise invalid([Violation("model", description, Reason.MODEL_NOT_FOUND)])
 
     def _facts(self) -> ModelFacts:
-        """The model's facts; raises BlockyardError NO_READY_WORKER while they are not known."""
+        """Returns the model's facts; raises BlockyardError NO_READY_WORKER while they are not known."""
         facts = self._link.facts
         if facts is None or self._link.has_other_model:
             raise BlockyardError(Reason.NO_READY_WORKER, self._link.message, retry_after_seconds=RETRY_SECONDS)
         return facts
 
     def start_draining(self) -> None:
-        """Stops being ready, for good; requests are still served."""
+        """Reports not ready from now on; requests are still served."""
         self._draining = _STOPPING
 
     def drain(self) -> None:
-        """Stops being ready, until `undrain`; requests are still served."""
+        """Reports not ready until `undrain`; requests are still served."""
         self._draining = self._draining or _DRAINED
 
     def undrain(self) -> None:
-        """Is as ready as its scheduler again; raises BlockyardError WRONG_STATE in a process that stops."""
+        """Reports its scheduler's readiness again; raises BlockyardError WRONG_STATE in a process that stops."""
         if self._draining == _STOPPING:
             raise BlockyardError(Reason.WRONG_STATE, _STOPPING)
         self._draining = ""
 
     async def drained(self) -> None:
-        """Waits until nobody reads an answer."""
+        """Waits until no answer is being read."""
         idle = asyncio.Event()
         self._live.on_idle = idle.set
         while self._live.num_readers:
@@ -261,6 +261,6 @@ class GenerationService:
             await idle.wait()
 
     def stop(self, error: BlockyardError) -> None:
-        """Ends what still runs here with an error; the scheduler goes on with it, for whoever asks."""
+        """Ends all requests here with an error; they run on at the scheduler, for another gateway to resume."""
         self._live.end_all(error)
         self._encoding.close()

@@ -1,4 +1,4 @@
-"""Names of requests and tenants, and what a request of a tenant is called between gateways and scheduler."""
+"""Checks the names of requests and tenants, and joins them to a request's name on the wire."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _TENANT = re.compile(TENANT_PATTERN)
 
 
 def is_request_id(name: str) -> bool:
-    """Whether a client may call a request so."""
+    """Returns whether a client may give a request this name."""
     return _REQUEST_ID.fullmatch(name) is not None
 
 
 def check_request_id(name: str) -> None:
-    """Raises BlockyardError FIELD_INVALID for what is no request's name."""
+    """Raises BlockyardError FIELD_INVALID for a name that a request cannot have."""
     if not is_request_id(name):
         raise invalid([Violation("request_id", REQUEST_ID_RULE)])
 
 
 def check_tenant(name: str | None) -> str:
-    """Finds the tenant that a call is for: its caller's own, else the one that it names, else the empty one.
+    """Returns the tenant of a call: its caller's own, else the one that it names, else the empty one.
 
     Raises BlockyardError FIELD_INVALID, or PERMISSION_DENIED where it names another one than its caller's.
     """
@@ -43,5 +43,5 @@ def check_tenant(name: str | None) -> str:
 
 
 def wire_id(tenant: str, request_id: str) -> str:
-    """The name of a request for the scheduler: request ids belong to a tenant, whose name has no slash in it."""
+    """Returns the name of a request for the scheduler: the tenant, whose name has no slash in it, and its id."""
     return f"{tenant}/{request_id}" if tenant else request_id

@@ -1,4 +1,4 @@
-"""Makes a request ready: tokenized, validated, completed, with a state for its answer. Sends nothing."""
+"""Tokenizes, validates and completes requests, and makes their states. Sends nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 async def _result_or_violations(work: Awaitable[T]) -> tuple[T | None, tuple[Violation, ...]]:
-    """What comes of some work, or the violations that it ends with; raises any other BlockyardError."""
+    """Returns the result of some work, or the violations that it raises; raises any other BlockyardError."""
     try:
         return await work, ()
     except BlockyardError as error:
@@ -42,14 +42,14 @@ async def _result_or_violations(work: Awaitable[T]) -> tuple[T | None, tuple[Vio
 
 
 class Prepared(NamedTuple):
-    """A request with the warnings that it has earned, and what the scheduler is sent of it."""
+    """A request with its warnings, and its form for the scheduler."""
 
     request: GenerationRequest
     submission: Submission
 
 
 class Preparation:
-    """Knows the model. One for each process.
+    """Prepares requests for one model. One for each process.
 
     Args:
         tokenizer: the model's.
@@ -76,13 +76,13 @@ class Preparation:
         return token_ids if limit is None or limit < 1 else token_ids[-limit:]
 
     def _longest_prompt(self, max_model_len: int, max_tokens: int) -> int:
-        """Tokens of a prompt behind which `max_tokens` fit, or one where so many never do."""
+        """Returns the length of the longest prompt behind which `max_tokens` fit; 1 where they never do."""
         if self._clamps_max_tokens and max_tokens >= max_model_len:
             max_tokens = 1
         return max(1, max_model_len - max_tokens)
 
     async def prepare(self, request: GenerationRequest, facts: Callable[[], ModelFacts]) -> Prepared:
-        """Makes what the scheduler is sent of a request, which has its id.
+        """Makes the submission of a request, which has its id.
 
         Raises BlockyardError: every violation at once, or what `facts` raises, which is asked when they are needed.
         """
@@ -121,9 +121,9 @@ class Preparation:
     def make_state(
         self, prepared: Prepared, determinism_id: str, request_log: RequestLog, *, is_known: bool = False
     ) -> RequestState:
-        """Makes the transcript of a request that this or another gateway has prepared, with nothing in it.
+        """Makes the empty state of a request that this or another gateway has prepared.
 
-        `is_known`: a scheduler that is gone had accepted it.
+        `is_known`: an earlier scheduler had accepted it.
         """
         request, submission = prepared
         if (context := request_log.span.context) is not None:

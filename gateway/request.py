@@ -1,4 +1,4 @@
-"""A request and its events as values: what both fronts hand to the core and get from it. Knows no messages."""
+"""A request and its events as values, which the fronts hand to the core and get from it. Knows no messages."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class GenerationRequest:
     # Until the client's own deadline.
     remaining_seconds: float | None = None
     beam_search: BeamOptions | None = None
-    # What the front that took it needs to tell its answer again, at another gateway too; the core does not read it.
+    # What the front that took it needs to write its answer again, at another gateway too; the core does not read it.
     front_state: bytes = b""
     # What of it is not done as asked, a sentence each; filled in by the core.
     warnings: tuple[str, ...] = ()
@@ -126,9 +126,9 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class ResumeRequest:
-    """Asks for the rest of an answer; `positions` are by index, and a sequence without one is told from its beginning.
+    """Asks for the rest of an answer; `positions` are by index, and a sequence without one is read from its beginning.
 
-    With `request`, which has its seed then, an answer that nobody remembers is generated again.
+    With `request`, which has its seed then, an answer that no server remembers is generated again.
     """
 
     request_id: str
@@ -171,7 +171,7 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """How likely the tokens of the prompt were: an entry for each. Once, before the first Delta, if asked for."""
+    """The log probabilities of the prompt: an entry for each token. Once, before the first Delta, if asked for."""
 
     logprobs: tuple[TokenLogprobs, ...]
 
@@ -211,7 +211,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The request went on where it was after a failure inside; `exact`: as it would have without."""
+    """The request continued where it was after a failure inside; `exact`: with the tokens of a run without failure."""
 
     cause: str
     num_replayed_tokens: int

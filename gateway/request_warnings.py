@@ -1,4 +1,4 @@
-"""What a client is warned of beside its answer: what was not done as it asked. Refusals are `validation`'s business."""
+"""Adds warnings to requests that are not served exactly as asked. `validation` refuses requests."""
 
 from __future__ import annotations
 

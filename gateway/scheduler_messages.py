@@ -1,4 +1,4 @@
-"""What travels between this gateway and its scheduler, as values. Knows neither messages nor the connection."""
+"""The messages between this gateway and its scheduler, as values. Knows neither their encoding nor the connection."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Readiness:
 
 
 class ReplicaReading(NamedTuple):
-    """How a replica is: the share of its device blocks in use, and totals that begin anew when it is set up."""
+    """A replica's load: the share of its device blocks in use, and totals that begin anew when it is set up."""
 
     replica_id: int
     kv_usage: float
@@ -51,7 +51,7 @@ class ReplicaReading(NamedTuple):
 
 
 class SchedulerReading(NamedTuple):
-    """How the scheduler is at one time: requests that wait for a replica and those that one has taken."""
+    """The scheduler's load at one time: requests that wait for a replica and those that one has taken."""
 
     num_waiting_requests: int
     num_running_requests: int
@@ -96,7 +96,7 @@ class SequenceRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Resubmission:
-    """Where a request was that a scheduler had accepted before: it goes on there. If all has ended it is only kept."""
+    """The record of a request that a scheduler had accepted before: it continues there. A whole one is only kept."""
 
     age_seconds: float
     sequences: Sequence[SequenceRecord]
@@ -105,7 +105,7 @@ class Resubmission:
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Sends a request under a number of this gateway's own, which the scheduler repeats in what it says of it."""
+    """Sends a request under a handle of this gateway, which the scheduler repeats in its answers."""
 
     handle: int
     submission: Submission
@@ -116,7 +116,7 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Asks for a request that is live or retained at the scheduler."""
+    """Looks up a request that is live or retained at the scheduler."""
 
     handle: int
     request_id: str
@@ -144,7 +144,7 @@ Outgoing = Add | Resume | Abort
 
 
 class Cancelled(NamedTuple):
-    """What came of a cancel, by names: requests that ran, and those of which the scheduler may hear yet."""
+    """The result of a cancel, by names: requests that ran, and those that the scheduler may yet hear of."""
 
     cancelled: Sequence[str] = ()
     pending: Sequence[str] = ()
@@ -214,7 +214,7 @@ class Progress:
     """One message of the scheduler: what happened in a step, or in several. The token columns are of one length.
 
     What was `recovered` or `resumed` was so before the tokens came. `logprobs`: of those tokens that have them, in
-    their order, the sequence of each and what is told of it.
+    their order, the sequence of each and its candidates.
     """
 
     accepted: list[Acceptance]

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
-# Time for streams that were told to end to say so.
+# Time for streams to end by themselves.
 _GRACE_SECONDS = 2.0
 _DEMO_NAME = "demo"
 _STOPPED = "the gateway stopped before the answer ended, which goes on: resume it at another gateway"
@@ -61,7 +61,7 @@ class Server:
 
     Attributes:
         generation: the core that all fronts use.
-        metrics: what Prometheus is told.
+        metrics: those that Prometheus scrapes.
         grpc_port, http_port, admin_port: where it listens; 0 before `start`.
         monitoring: where it answers health and metrics beside these.
     """
@@ -205,7 +205,7 @@ def _load_tokenizer(configuration: GatewayConfiguration) -> Tokenizer:
 
 
 def model_name(configuration: GatewayConfiguration) -> str:
-    """The model's name in requests: as told, else the last part of --model."""
+    """Returns the model's name in requests: --served-model-name, else the last part of --model."""
     model = configuration.model.model.rstrip("/")
     return configuration.text.served_model_name or (Path(model).absolute().name if model else _DEMO_NAME)
 

@@ -1,4 +1,4 @@
-"""What a request may be: every rule in one table, all violations told at once. Fills in what a request leaves out.
+"""Checks requests against one table of rules, lists all violations at once, and fills in defaults.
 
 Ranges and defaults follow vLLM's SamplingParams, but for: a top_k below 0 is an error, not "off"; n may be above 1 with
 temperature 0 (the sequences are equal then); a logit bias out of range is an error, not clamped. A beam search does not
@@ -55,7 +55,7 @@ _NEUTRAL = {
 
 
 class ModelLimits(NamedTuple):
-    """What a request is held against. `max_num_seqs`: sequences or beams that run at once; 0: not known."""
+    """The limits of a model. `max_num_seqs`: sequences or beams that run at once; 0: not known."""
 
     name: str
     vocab_size: int
@@ -169,7 +169,7 @@ def find_violations(
 
     Args:
         request: as it came.
-        prompt_token_ids: of its prompt; None where it has none, which has been told.
+        prompt_token_ids: of its prompt; None where it has none, which is reported already.
         limits: of the model.
         bad_word_ids: what the tokenizer made of its bad words.
     """
@@ -282,7 +282,7 @@ def _rows(request: GenerationRequest, limits: ModelLimits) -> Iterator[Violation
     field, count, highest = "n", request.n, MAX_N
     if request.beam_search is not None:
         field, count, highest = "beam_search.width", request.beam_search.width, MAX_BEAM_WIDTH
-    # What is out of its range has been told.
+    # A number out of its range is reported already.
     if 0 < limits.max_num_seqs < count <= highest:
         description = (
             f"must be at most {limits.max_num_seqs}, the sequences that the scheduler runs at once, not {count}"
@@ -322,7 +322,7 @@ def _length(request: GenerationRequest, num_prompt_tokens: int, limits: ModelLim
 
 
 def derive_seed(gateway_seed: int, request_id: str, *, tenant: str = "") -> int:
-    """The seed of a request that brings none: 64 bits of SHA-256 over the gateway's seed, the tenant and the id."""
+    """Returns the seed of a request without one: 64 bits of SHA-256 over the gateway's seed, the tenant and the id."""
     key = f"{gateway_seed}\0{tenant}\0{request_id}".encode()
     return int.from_bytes(hashlib.sha256(key).digest()[:8], "little")
 

@@ -1,1 +1,1 @@
-"""Messages into values and back. Only this package and the fronts know the generated code."""
+"""Decodes messages into values and encodes them back."""

@@ -1,6 +1,6 @@
-"""A conversation of the public API's messages into its value.
+"""Decodes a conversation of the public API.
 
-Of lists that are too long it reads no more than shows that: a message of 16 MiB may hold millions.
+Reads one item more of a list than it may have: a message of 16 MiB may hold millions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The public API's messages into values and back. A message never travels deeper than this module."""
+"""Decodes and encodes the public API's messages. A message never travels deeper than this module."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def decode_chat(spec: inference_pb2.GenerationSpec) -> GenerationRequest:
 
 
 def _check_enums(spec: inference_pb2.GenerationSpec) -> None:
-    """Refuses numbers of a later version: taken for a default they would change an answer in silence."""
+    """Refuses enum numbers of a later version: read as a default, they would change an answer silently."""
     violations: list[Violation] = []
     if spec.on_disconnect not in inference_pb2.OnDisconnect.values():
         violations.append(Violation("on_disconnect", "must be ABORT or KEEP"))
@@ -96,7 +96,7 @@ def _check_enums(spec: inference_pb2.GenerationSpec) -> None:
 
 
 def decode_tokenize(message: inference_pb2.TokenizeRequest) -> GenerationRequest:
-    """Reads what is to be tokenized, as a request with this prompt; raises BlockyardError FIELD_INVALID for two."""
+    """Reads a prompt to tokenize, as a request; raises BlockyardError FIELD_INVALID for two prompts."""
     if message.HasField("conversation"):
         if message.text:
             raise invalid([Violation("text", "must be absent beside a conversation")])
@@ -127,7 +127,7 @@ def _decode_stop(message: sampling_pb2.StopCriteria) -> StopOptions:
 
 
 def decode_resume(message: inference_pb2.ResumeGenerateRequest) -> ResumeRequest:
-    """Reads what is asked for; raises BlockyardError FIELD_INVALID for a message that contradicts itself."""
+    """Reads a request to resume; raises BlockyardError FIELD_INVALID for a message that contradicts itself."""
     indexes = [position.index for position in message.positions]
     violations = [
         Violation(f"positions[{index}].index", "is there twice") for index in set(indexes) if indexes.count(index) > 1
@@ -151,7 +151,7 @@ def _decode_position(message: inference_pb2.Position) -> Position:
 
 
 def encode_spec(request: GenerationRequest) -> inference_pb2.GenerationSpec:
-    """Writes a request without its prompt and how that is made, such that `decode_spec` reads the rest again."""
+    """Writes a request without its prompt and the options of that; `decode_spec` reads it back."""
     spec = inference_pb2.GenerationSpec(
         request_id=request.request_id,
         model=request.model,
@@ -194,7 +194,7 @@ def encode_event(event: Event, seq: int) -> inference_pb2.GenerationEvent:
 
 
 def encode_accepted(event: Accepted) -> inference_pb2.Accepted:
-    """Writes that a request is queued."""
+    """Writes the event of a queued request."""
     return inference_pb2.Accepted(
         request_id=event.request_id,
         num_prompt_tokens=event.num_prompt_tokens,
@@ -216,7 +216,7 @@ def _encode_delta(event: Delta) -> inference_pb2.Delta:
 
 
 def encode_prompt_logprobs(event: PromptLogprobs) -> inference_pb2.PromptLogprobs:
-    """Writes how likely the tokens of a prompt were."""
+    """Writes the log probabilities of a prompt."""
     return inference_pb2.PromptLogprobs(logprobs=map(_encode_token_logprobs, event.logprobs))
 
 

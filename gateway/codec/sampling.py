@@ -1,4 +1,4 @@
-"""The messages that the public API and the scheduler's have in common into values and back."""
+"""Decodes and encodes the messages that the public API and the scheduler's share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scheduler's messages into values and back. A message never travels deeper than this module."""
+"""Decodes and encodes the scheduler's messages. A message never travels deeper than this module."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def decode_submission(message: scheduler_pb2.AddRequest) -> Submission:
 
 
 def encode_add(add: Add) -> scheduler_pb2.AddRequest:
-    """Writes a request for the scheduler, with what is known of it from before."""
+    """Writes a request for the scheduler, with the record of a request that had run before."""
     message = encode_submission(add.submission)
     message.handle = add.handle
     if add.age_seconds is not None:
@@ -129,7 +129,7 @@ def _decode_record(message: scheduler_pb2.SequenceTranscript) -> SequenceRecord:
 
 
 def encode_resume(resume: Resume) -> scheduler_pb2.ResumeRequest:
-    """Writes a question for a request."""
+    """Writes a look-up of a request."""
     return scheduler_pb2.ResumeRequest(request_id=resume.request_id, handle=resume.handle)
 
 
@@ -232,7 +232,7 @@ def _decode_facts(message: scheduler_pb2.ModelFacts) -> ModelFacts:
 
 
 def decode_reading(message: status_pb2.SchedulerStatus) -> SchedulerReading:
-    """Reads what metrics tell of the scheduler."""
+    """Reads the scheduler's load for the metrics."""
     # It counts what waits at replicas too, most of which was preempted.
     num_waiting = message.num_waiting_requests - sum(each.num_waiting_sequences for each in message.replicas)
     return SchedulerReading(
@@ -247,7 +247,7 @@ def decode_reading(message: status_pb2.SchedulerStatus) -> SchedulerReading:
                 each.num_preemptions,
             )
             for each in message.replicas
-            # Until its pools exist there is nothing to tell.
+            # Before its pools exist there are no numbers.
             if each.device_blocks.num_blocks
         ),
     )

@@ -1,6 +1,6 @@
-"""What another gateway needs to go on with a request, as the opaque bytes that the scheduler keeps of it, and back.
+"""Encodes what another gateway needs to continue a request, as opaque bytes that the scheduler keeps, and decodes it.
 
-Also the digest by which a request is known to be the same one when it is sent again.
+Also makes the digest by which a request that is sent again is recognized.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def with_state(submission: Submission, request: GenerationRequest) -> Submission:
-    """Adds the state of the request that a submission was made of, and the digest of both."""
+    """Adds to a submission the state of the request that it was made of, and the digest of both."""
     # What the submission itself says is not said again; how long a request may take is no part of what it asks.
     bare = replace(
         request, model="", sampling=SamplingOptions(), n=1, priority=0, max_queue_seconds=None, beam_search=None
@@ -42,7 +42,7 @@ def _digest(submission: Submission, state: state_pb2.RequestState) -> bytes:
 
 
 def request_of(submission: Submission) -> GenerationRequest:
-    """Makes the request again that a submission was made of: its prompt as ids, its defaults filled in.
+    """Returns the request that a submission was made of: its prompt as ids, its defaults filled in.
 
     Raises BlockyardError BUG for a state that no gateway writes.
     """

@@ -1,11 +1,11 @@
-"""The answer of one sequence: its tokens, the text of them, and an end. Knows neither the scheduler nor the client.
+"""Collects the tokens of one sequence and turns them into text. Knows neither the scheduler nor the client.
 
-Tokens are only collected when they come. The text is made when somebody asks for it, so that what came meanwhile merges
-into one delta. With stop strings, text is made without anybody asking once more than `MAX_UNREAD_TOKENS` wait: a client
-that does not read must not keep a sequence alive whose end has been written.
+Tokens are only collected when they come. They become text when a reader asks for it, so that tokens that came in the
+meantime merge into one delta. A sequence with stop strings makes text by itself once more than `MAX_UNREAD_TOKENS`
+wait: a client that does not read must not keep a sequence alive whose stop string has been generated.
 
-Which text is returned is a function of the tokens and the stop rules alone, however the tokens were grouped. All of it
-is kept: any number of readers ask, each for what comes after its position.
+The text depends on the tokens and the stop rules alone, not on how the tokens were grouped. All of it is kept: any
+number of readers ask, each for what comes after its position.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ MAX_UNREAD_TOKENS = 16
 
 
 class AnswerRules(NamedTuple):
-    """What the sequences of a request have in common.
+    """The rules that all sequences of a request follow.
 
     `stop_token_ids`: those that end a sequence, the model's own `end_token_ids` among them where they count. `logprobs`
-    tells log probabilities, where they were asked for.
+    makes log probabilities, where they were asked for.
     """
 
     stop: StopOptions
@@ -45,7 +45,7 @@ class AnswerRules(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How an answer ended. `matched`: the stop string, the request's stop token, or None. `score`: that of a beam.
+    """The end of an answer. `matched`: the stop string, the request's stop token, or None. `score`: that of a beam.
 
     `error`: why it failed, where the reason is ERROR.
     """
@@ -101,7 +101,7 @@ class SequenceAnswer:
         return self._matcher is not None
 
     def push(self, token_id: int) -> bool:
-        """Takes a token; tells whether a stop string has been found, which ends the answer."""
+        """Adds a token; returns whether a stop string has been found, which ends the answer."""
         if self._num_repeats:
             self._num_repeats -= 1
             return False
@@ -114,28 +114,28 @@ class SequenceAnswer:
         return self.ended is not None
 
     def push_logprobs(self, candidates: Candidates) -> None:
-        """Takes what is told of the next token that has none yet."""
+        """Adds the log probabilities of the next token that has none yet."""
         if self._num_repeated_logprobs:
             self._num_repeated_logprobs -= 1
         elif self.ended is None:
             self.logprobs.append(candidates)
 
     def finish(self, reason: FinishReason, score: float | None = None, error: BlockyardError | None = None) -> None:
-        """Takes the scheduler's word that the sequence ended with the token pushed last."""
+        """Ends the answer with the token pushed last, as the scheduler says."""
         if self.ended is None:
             if reason is FinishReason.ERROR:
                 error = error or _unknown_failure()
             self._finish(reason, score, error)
 
     def advance(self) -> bool:
-        """Makes text of what came in; tells whether a stop string has been found, which ends the answer."""
+        """Turns all tokens into text; returns whether a stop string has been found, which ends the answer."""
         if self.ended is None and len(self.token_ids) > self.num_tokens:
             self._advance_to(len(self.token_ids))
             return self.ended is not None
         return False
 
     def take_record(self, record: SequenceRecord) -> None:
-        """Goes on by what the scheduler has of it, which is all from its beginning, or less than is here."""
+        """Continues from the scheduler's record of the sequence: all from its beginning, or less than is here."""
         num_known, num_recorded = len(self.token_ids), len(record.token_ids)
         if self.ended is None:
             self.token_ids.extend(record.token_ids[num_known:])
@@ -146,7 +146,7 @@ class SequenceAnswer:
             self.finish(record.reason, record.score, record.error)
 
     def delta_after(self, num_tokens: int, num_text_bytes: int, until: Place | None = None) -> Delta | None:
-        """Returns what comes after a place, up to another or as far as it is text; None if that is nothing."""
+        """Returns the text and tokens after a place, up to another or to the end; None if there are none."""
         rules, end_tokens, end_bytes = self._rules, self.num_tokens, len(self.text)
         if until is not None:
             end_tokens, end_bytes = until
@@ -209,7 +209,7 @@ class SequenceAnswer:
         self._end(Ended(reason, None if is_end_token else stop_token_id, score, error))
 
     def _stop_token_id(self) -> int | None:
-        """The stop token that stands last; a stop string may have been seen by another gateway, and then none does."""
+        """Returns the last token if it is a stop token. It is none where another gateway saw a stop string."""
         last: Sequence[int] = self.token_ids[-1:]
         return last[0] if last and last[0] in self._rules.stop_token_ids else None
 
@@ -224,5 +224,5 @@ class SequenceAnswer:
 
 
 def _unknown_failure() -> BlockyardError:
-    """The error of a failure that a scheduler of another version has no word for."""
+    """Makes the error of a failure for which a scheduler of another version gave no reason."""
     return BlockyardError(Reason.BUG, "the sequence failed; the scheduler's log has more")

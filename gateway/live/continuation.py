@@ -1,4 +1,4 @@
-"""Positions of a client as places in an answer, and as all that is left of it when nobody else remembers."""
+"""Checks the positions that a client sends, and rebuilds sequences from them when no server remembers the request."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def _find_violations(positions: Mapping[int, Position], submission: Submission) 
 
 
 def make_records(positions: Mapping[int, Position], submission: Submission) -> list[SequenceRecord]:
-    """What a client knows of each sequence, to go on behind it. None at all unless it knows every token that it has.
+    """Makes a record of each sequence from the tokens that a client has; an empty list unless it sent all of them.
 
-    Without, the answer is generated from its beginning; so it is where each token has log probabilities to be told, and
-    for a beam search, which goes on from nowhere.
+    Without records the answer is generated from its beginning. So are answers with log probabilities, which the client
+    does not send back, and beam searches, which cannot continue from tokens.
     """
     have = [position for position in positions.values() if position.num_tokens]
     returns_more = submission.sampling.logprobs is not None or submission.beam_search is not None
@@ -53,14 +53,14 @@ def make_records(positions: Mapping[int, Position], submission: Submission) -> l
 
 
 def _reason_of(token_ids: Sequence[int], submission: Submission) -> FinishReason | None:
-    """Why a sequence of these tokens has ended, if it has; a stop string is found in its text."""
+    """Returns why a sequence of these tokens has ended, or None. Stop strings are found later, in its text."""
     if len(token_ids) > submission.min_tokens and token_ids[-1] in submission.stop_token_ids:
         return FinishReason.STOP
     return FinishReason.LENGTH if len(token_ids) == submission.max_tokens else None
 
 
 def check_ends(positions: Mapping[int, Position], state: RequestState) -> None:
-    """Raises BlockyardError FIELD_INVALID where a client has an end that is none, by its own tokens."""
+    """Raises BlockyardError FIELD_INVALID where a client says that a sequence has ended and its tokens do not."""
     wrong = [
         Violation(f"positions[{answer.index}].finished", "these tokens do not end a sequence")
         for answer in state.answers

@@ -1,4 +1,4 @@
-"""The connection to the scheduler, as the gateway's core needs it: `scheduler_link` has one, and tests have others."""
+"""Declares the connection to the scheduler as the gateway's core needs it. `scheduler_link` has the real one."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ class Link(Protocol):
         ...
 
     async def cancel(self, request_ids: Sequence[str]) -> Cancelled:
-        """Ends requests, whoever reads them. Raises BlockyardError NO_READY_WORKER."""
+        """Ends requests, whichever gateway reads them. Raises BlockyardError NO_READY_WORKER."""
         ...

@@ -1,4 +1,4 @@
-"""The requests that this gateway knows, their readers and their ends. Knows neither text nor how requests are made."""
+"""Owns the requests of this gateway, their readers and their ends. Knows neither text nor how requests are made."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ log = EventLogger(__name__)
 
 
 class LiveRequests:
-    """Requests by their names on the wire. Runs on the loop.
+    """Opens, resumes, reads and ends requests, by their names on the wire. Runs on the loop.
 
     Args:
         link: to the scheduler.
         resume_window_seconds: how long a request outlives its last reader, and an answer its end.
         max_scheduler_wait_seconds: how long requests wait for a scheduler.
-        metrics: get what is measured of requests.
+        metrics: measure the requests.
     """
 
     def __init__(
@@ -53,22 +53,22 @@ class LiveRequests:
             link, self._registry, self._router, self, patience_seconds=max_scheduler_wait_seconds
         )
         self._readers: set[Reader] = set()
-        # Requests that nobody reads.
+        # Requests without a reader.
         self._unread = Timers["RequestState"]()
         self.on_idle: Callable[[], None] | None = None
 
     @property
     def num_readers(self) -> int:
-        """Answers that somebody reads."""
+        """How many answers are being read."""
         return len(self._readers)
 
     @property
     def num_running(self) -> int:
-        """Requests that have not ended."""
+        """How many requests have not ended."""
         return self._registry.num_live
 
     def find(self, wire_id: str) -> RequestState | None:
-        """The request of this name, if it runs or has ended not long ago."""
+        """Returns the request of this name, if it runs or ended within the resume window."""
         return self._registry.find(wire_id)
 
     def _find_live(self, wire_id: str) -> RequestState | None:
@@ -78,7 +78,7 @@ class LiveRequests:
     # Begins.
 
     def open(self, state: RequestState) -> None:
-        """Begins a request, or goes on with one that nobody else remembers."""
+        """Begins a request, or continues one that no server remembers."""
         self.adopt(state)
         if not state.origin.is_known:
             state.meter = self.metrics.begin_request(
@@ -91,13 +91,13 @@ class LiveRequests:
             self.retire(state)
 
     def adopt(self, state: RequestState) -> None:
-        """Takes a request in. It waits for its first reader."""
+        """Registers a request, which waits for its first reader."""
         state.meter = self.metrics.resume_request()
         self._registry.add(state)
         self._await_reader(state)
 
     async def look_up(self, wire_id: str, make: Callable[[Resumed], RequestState]) -> RequestState:
-        """Goes on with a request that another gateway had; see OutstandingRequests.look_up."""
+        """Continues a request that another gateway had; see OutstandingRequests.look_up."""
         return await self._outstanding.look_up(wire_id, make)
 
     # Readers.
@@ -113,7 +113,7 @@ class LiveRequests:
         return reader
 
     def on_reader_closed(self, reader: Reader) -> None:
-        """Lets a reader go. With the last one the request ends, or runs on for the window if it outlives them."""
+        """Removes a reader. Without readers the request ends, or runs on for the resume window if it is to be kept."""
         if reader not in self._readers:
             return
         self._readers.remove(reader)
@@ -148,14 +148,14 @@ class LiveRequests:
         self.fail(state, BlockyardError(Reason.CLIENT_CANCELLED, message))
 
     def end_all(self, error: BlockyardError) -> None:
-        """Ends every request here. The scheduler is not told: it goes on, for whoever asks."""
+        """Ends every request here, but not at the scheduler, from which another gateway may resume them."""
         for state in self._registry.live:
             self.fail(state, error)
         self._outstanding.close(error)
         self._registry.close()
 
     def fail(self, state: RequestState, error: BlockyardError) -> None:
-        """Forgets a request that runs; its readers are told why after what has come."""
+        """Removes a running request; its readers get the error after the events that came before."""
         self._forget(state)
         self._registry.remove(state)
         state.request_log.on_failed(state.token_counts, error)
@@ -163,7 +163,7 @@ class LiveRequests:
         state.fail(error)
 
     def retire(self, state: RequestState) -> None:
-        """Keeps a request of which all has ended, for those who ask again."""
+        """Retains a request whose sequences have all ended, for the resume window."""
         self._forget(state)
         self._registry.retain(state)
         if (failure := state.failure) is not None:
@@ -180,7 +180,7 @@ class LiveRequests:
         self._unread.clear(state)
 
     def on_stop_string(self, state: RequestState, answer: SequenceAnswer) -> None:
-        """A stop string has ended a sequence that the scheduler may still run."""
+        """Aborts a sequence at the scheduler that a stop string has ended here."""
         if self._registry.is_live(state):
             self._outstanding.abort_sequence(state, answer)
             self._on_sequence_ended(state, answer)
@@ -193,12 +193,12 @@ class LiveRequests:
     # The scheduler.
 
     def on_scheduler_lost(self) -> None:
-        """The scheduler is gone, or the connection to it. What it had is sent again when it is back."""
+        """Waits for a scheduler, to send it all requests again."""
         self.metrics.scheduler_losses.add()
         self._outstanding.on_scheduler_lost()
 
     def on_progress(self, progress: Progress) -> None:
-        """Hands out one message of the scheduler."""
+        """Applies one message of the scheduler."""
         if progress.facts is not None and self._link.takes_requests:
             self._outstanding.resend_all()
         for acceptance in progress.accepted:

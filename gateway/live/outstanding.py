@@ -1,7 +1,7 @@
-"""What the scheduler is sent and what it answers: requests, questions for requests, aborts, each under our own number.
+"""Sends requests, look-ups and aborts to the scheduler and takes its answers, each under a handle of this gateway.
 
-When the scheduler is gone nothing ends: what it had is sent again, with all that is known of it, to the one that comes
-next, or to the same one, which then says what it has.
+When the scheduler is lost no request ends: each is sent again, with all that is known of it, to the next scheduler, or
+to the same one, which then answers with what it has.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ SCHEDULER_LOST = "the scheduler was lost"
 
 
 class RequestLifecycle(Protocol):
-    """Who decides what becomes of requests."""
+    """Registers, retains and fails requests."""
 
     def adopt(self, state: RequestState) -> None:
-        """Takes a request that another gateway had."""
+        """Registers a request that another gateway had."""
         ...
 
     def retire(self, state: RequestState) -> None:
-        """Takes the end of the last sequence."""
+        """Retains a request whose sequences have all ended."""
         ...
 
     def fail(self, state: RequestState, error: BlockyardError) -> None:
-        """Takes a failure."""
+        """Ends a request with an error."""
         ...
 
 
 class _Lookup:
-    """A name that the scheduler is asked for, by one caller or by several. `handle` is 0 while none was asked."""
+    """Looks a request up at the scheduler, for one caller or several. `handle` is 0 until it is sent."""
 
     def __init__(self, wire_id: str, make: Callable[[Resumed], RequestState]) -> None:
         self.wire_id = wire_id
@@ -64,7 +64,7 @@ class _Lookup:
 
 
 class OutstandingRequests:
-    """What is at the scheduler, by handle, and what waits for one."""
+    """Tracks the requests and look-ups at the scheduler by handle, and those that wait for a scheduler."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class OutstandingRequests:
     # Up.
 
     def send(self, state: RequestState) -> None:
-        """Sends a request, now or when there is a scheduler."""
+        """Sends a request, now or when a scheduler is attached."""
         if not self._link.takes_requests:
             self._wait(state)
             return
@@ -120,28 +120,28 @@ class OutstandingRequests:
         self._unsent.set(state, patience, give_up)
 
     def abort(self, state: RequestState) -> None:
-        """Ends a request that nobody wants any more; the scheduler lets it run on while another gateway reads it."""
+        """Aborts a request that nobody reads any more; it runs on while another gateway reads it."""
         if state.handle:
             self._link.send(Abort(state.handle, state.wire_id))
 
     def abort_sequence(self, state: RequestState, answer: SequenceAnswer) -> None:
-        """Ends a sequence that a stop string has ended here."""
+        """Aborts a sequence that a stop string has ended here."""
         if state.handle:
             wire_id, reason = state.wire_id, AbortReason.STOP_STRING
             self._link.send(Abort(state.handle, wire_id, reason, answer.index, answer.num_tokens))
 
     def forget(self, state: RequestState) -> None:
-        """Takes nothing for a request any more."""
+        """Drops a request: later messages about it are ignored."""
         self._by_handle.pop(state.handle, None)
         self._unsent.clear(state)
         for answer in state.answers:
             self._routes.remove(state, answer)
 
     async def look_up(self, wire_id: str, make: Callable[[Resumed], RequestState]) -> RequestState:
-        """Asks for a request that is not known here, and goes on with what `make` makes of it.
+        """Asks the scheduler for a request that is not known here, and continues it with the state that `make` returns.
 
-        Raises BlockyardError: REQUEST_EXPIRED when the scheduler does not know it either, NO_READY_WORKER when none
-        comes in time.
+        Raises BlockyardError: REQUEST_EXPIRED when the scheduler does not know it either, NO_READY_WORKER when no
+        scheduler answers in time.
         """
         lookup = self._lookups.setdefault(wire_id, _Lookup(wire_id, make))
         lookup.num_callers += 1
@@ -154,7 +154,7 @@ class OutstandingRequests:
             answer = BlockyardError(Reason.NO_READY_WORKER, self._link.message, retry_after_seconds=RETRY_SECONDS)
         finally:
             lookup.num_callers -= 1
-            # One that was put is answered, whoever still wants to know: the scheduler takes this gateway for a reader.
+            # One that was sent has to be answered even without callers: the scheduler counts this gateway as a reader.
             if not (lookup.num_callers or lookup.handle) and self._lookups.get(wire_id) is lookup:
                 del self._lookups[wire_id]
         if isinstance(answer, BlockyardError):
@@ -166,7 +166,7 @@ class OutstandingRequests:
         self._link.send(Resume(lookup.handle, lookup.wire_id))
 
     def resend_all(self) -> None:
-        """Tells a scheduler that has come all that is known, first what its predecessor had accepted."""
+        """Sends a new scheduler all requests and look-ups, first those that its predecessor had accepted."""
         unsent = [state for state in self._registry.live if not state.handle]
         for state in sorted(unsent, key=lambda state: not state.was_accepted):
             if state.advance():
@@ -186,7 +186,7 @@ class OutstandingRequests:
     # Down.
 
     def on_scheduler_lost(self) -> None:
-        """The scheduler is gone, or the connection to it."""
+        """Forgets all handles and lets all requests wait for a scheduler."""
         self._by_handle.clear()
         self._routes.clear()
         for lookup in self._lookups.values():
@@ -199,7 +199,7 @@ class OutstandingRequests:
             self._wait(state)
 
     def on_accepted(self, acceptance: Acceptance) -> None:
-        """A request is queued; one that was so before is behind what has come of it."""
+        """Takes note that a request is queued; one that was queued before goes on behind the tokens that it has."""
         state = self._by_handle.get(acceptance.handle)
         if state is None or isinstance(state, _Lookup):
             return
@@ -218,7 +218,7 @@ class OutstandingRequests:
         state.on_recovered(state.make_recovered_event(SCHEDULER_LOST, exact=exact))
 
     def on_resumed(self, resumed: Resumed) -> None:
-        """The scheduler has the request, from this gateway or another: what it has goes on behind what is here."""
+        """Continues a request from the scheduler's record of it, which this gateway or another began."""
         state = self._by_handle.get(resumed.handle)
         if isinstance(state, _Lookup):
             state = self._adopt(state, resumed)
@@ -235,7 +235,7 @@ class OutstandingRequests:
             self._owner.retire(state)
 
     def _adopt(self, lookup: _Lookup, resumed: Resumed) -> RequestState | None:
-        """Makes a request of what the scheduler has, unless it has come here another way meanwhile."""
+        """Makes a request from the scheduler's record, unless it has come here another way in the meantime."""
         self._close_lookup(lookup)
         known = self._registry.find(lookup.wire_id)
         if known is not None:
@@ -257,7 +257,7 @@ class OutstandingRequests:
         self._lookups.pop(lookup.wire_id, None)
 
     def on_failed(self, failure: Failure) -> None:
-        """The scheduler has refused or ended a request, or does not know it."""
+        """Ends a request that the scheduler refused or failed, or answers a look-up for one that it does not know."""
         item = self._by_handle.get(failure.handle)
         if isinstance(item, _Lookup):
             self._close_lookup(item)
@@ -268,7 +268,7 @@ class OutstandingRequests:
             self._by_handle.pop(failure.handle, None)
 
     def close(self, error: BlockyardError) -> None:
-        """Waits for nothing any more."""
+        """Answers all look-ups with an error and stops waiting."""
         for lookup in list(self._lookups.values()):
             lookup.resolve(error)
         self._lookups.clear()
@@ -276,7 +276,7 @@ class OutstandingRequests:
 
 
 def _with_remaining_times(state: RequestState, now: float) -> Submission:
-    """The submission, with the times that are left."""
+    """Returns the submission with the times that are left."""
     submission, origin = state.submission, state.origin
     deadline, queueing = origin.deadline_at, submission.max_queue_seconds
     if deadline is None and queueing is None:

@@ -1,4 +1,4 @@
-"""Log probabilities of a prompt, put together from the pieces that prefills give. Knows no sequences."""
+"""Joins the log probabilities of a prompt from the pieces that prefills give. Knows no sequences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class PromptAnswer:
-    """Collects them in any order, some of them several times, and tells them at once when all are there."""
+    """Collects pieces in any order, some of them several times, and makes one event when all are there."""
 
     def __init__(self, num_prompt_tokens: int, texts: TokenTexts) -> None:
         # The first token has none.
@@ -21,12 +21,12 @@ class PromptAnswer:
         self._texts = texts
 
     def add(self, piece: PromptPiece) -> None:
-        """Takes a piece."""
+        """Adds a piece."""
         start = piece.first_position - 1
         self._entries[start : start + len(piece.candidates)] = piece.candidates
 
     def make_event(self) -> PromptLogprobs | None:
-        """Tells all of them; None while some are missing."""
+        """Makes the event with all of them; None while some are missing."""
         known = [entry for entry in self._entries if entry is not None]
         if len(known) < len(self._entries):
             return None

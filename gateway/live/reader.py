@@ -1,4 +1,4 @@
-"""One reader of a transcript: events from a position on, each once. Knows neither messages nor the scheduler."""
+"""Reads the events of one request from a position on, each once. Knows neither messages nor the scheduler."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _START = Position()
 
 
 class ReaderEvents(Protocol):
-    """Who is told what a reader finds and that it leaves."""
+    """Takes note of what a reader finds and that it leaves."""
 
     def on_stop_string(self, state: RequestState, answer: SequenceAnswer) -> None:
         """Takes note that a stop string has ended an answer."""
@@ -34,7 +34,7 @@ class ReaderEvents(Protocol):
 
 
 class _Cursor:
-    """How far an answer has been told. `pause` is a place at which a delta has to end."""
+    """Marks how far an answer has been read. `pause` is a place at which a delta has to end."""
 
     __slots__ = ("answer", "is_done", "num_text_bytes", "num_tokens", "pause", "unchecked")
 
@@ -47,20 +47,20 @@ class _Cursor:
         self.pause = self.unchecked if replay else None
 
     def take(self, until: Place) -> list[Delta]:
-        """What comes before a place: a delta or none."""
+        """Returns what comes before a place: a delta or none."""
         delta = self.answer.delta_after(self.num_tokens, self.num_text_bytes, until)
         self.num_tokens, self.num_text_bytes = until
         return [] if delta is None else [delta]
 
     def check(self) -> bool:
-        """Whether the answer has come to where reading begins, until it has; raises FIELD_INVALID if it never will."""
+        """Returns whether the answer has come to where reading begins; raises FIELD_INVALID if it never will."""
         is_there = self.look()
         if is_there:
             self.unchecked = None
         return is_there
 
     def look(self) -> bool:
-        """The same, any number of times."""
+        """Returns the same without taking note of it."""
         place, answer = self.unchecked, self.answer
         assert place is not None
         is_behind = answer.num_tokens < place.num_tokens or len(answer.text) < place.num_text_bytes
@@ -85,19 +85,19 @@ def _wrong(answer: SequenceAnswer, field: str, description: str) -> BlockyardErr
 
 
 class Reader:
-    """One request's events, read by `async for`: Accepted first, then Delta and one Finished for each sequence, from
-    the positions on; PromptLogprobs before the first Delta; Recovered where a failure was outlived.
+    """Reads one request's events with `async for`: Accepted first, then Delta and one Finished for each sequence, from
+    the positions on; PromptLogprobs before the first Delta; Recovered where a failure was survived.
 
-    Reading raises BlockyardError when the request fails or is cancelled (CLIENT_CANCELLED), after what came before; so
-    it does when each of its sequences has failed by itself, after the Finished of the last.
-    A front that answers with a status line awaits Accepted first (`await anext(reader)`), since the scheduler may
-    refuse the request. Whoever started it calls `aclose`, always. One task reads.
+    Reading raises BlockyardError when the request fails or is cancelled (CLIENT_CANCELLED), after the events that came
+    before. If each of its sequences has failed by itself, it raises after the last Finished. A front that answers with
+    a status line awaits Accepted first (`await anext(reader)`), since the scheduler may refuse the request. The caller
+    that started it always calls `aclose`. One task reads.
 
     Args:
-        transcript: of the request.
-        owner: who is told of its end.
-        positions: what is known already, by index.
-        replay: tell that again, in deltas that end where the positions are.
+        state: of the request.
+        owner: takes note of stop strings and of its end.
+        positions: what the client has already, by index.
+        replay: read that again, in deltas that end where the positions are.
 
     Attributes:
         is_patient: whether tokens need not wake it.
@@ -129,7 +129,7 @@ class Reader:
 
     @property
     def failure(self) -> BlockyardError | None:
-        """What reading raises at the end, where each of the sequences has failed by itself."""
+        """The error that reading raises at the end, if each of the sequences has failed by itself."""
         return self.state.failure
 
     @property
@@ -139,11 +139,11 @@ class Reader:
 
     @property
     def front_state(self) -> bytes:
-        """What the front that took the request left with it."""
+        """The bytes that the front which took the request stored with it."""
         return self.state.origin.front_state
 
     def check(self) -> None:
-        """Raises BlockyardError FIELD_INVALID for positions that are known to be none."""
+        """Raises BlockyardError FIELD_INVALID for positions that the answer cannot have."""
         for cursor in self._cursors:
             if cursor.unchecked is None:
                 continue
@@ -201,7 +201,7 @@ class Reader:
             self._cursors = [cursor for cursor in self._cursors if not cursor.is_done]
 
     def _begin(self) -> bool:
-        """Tells what goes before all deltas, at each call one thing; returns whether these may come."""
+        """Adds the next event that goes before all deltas; returns whether deltas may come."""
         if not self._has_begun:
             self._has_begun = self._has_news = self.state.is_accepted
             if self._has_begun:
@@ -217,7 +217,7 @@ class Reader:
         return True
 
     def _reaches(self, cursor: _Cursor) -> bool:
-        """Whether the answer has come to where its reader is; what it has already is told first, in a replay."""
+        """Returns whether the answer has come to where its reader is; a replay first reads what is before."""
         try:
             is_there = cursor.check()
         except BlockyardError as error:
@@ -228,12 +228,12 @@ class Reader:
         return is_there
 
     def be_patient(self) -> None:
-        """Takes note that its front tells nothing before the end. Where a stop string may end it, tokens wake it still:
-        one that nobody looks for costs the steps until somebody does."""
+        """Stops waking for tokens, since its front answers at the end; but not where stop strings may end it:
+        a stop string that is found late costs steps."""
         self.is_patient = not any(cursor.answer.looks_for_stops for cursor in self._cursors)
 
     def on_recovered(self, event: Recovered) -> None:
-        """Takes note of a failure that was outlived, behind what came before it."""
+        """Adds the event of a failure that was survived, behind what came before it."""
         if not self._has_begun:
             return
         self._collect()
@@ -242,7 +242,7 @@ class Reader:
         self.wake()
 
     def wake(self) -> None:
-        """Tells it that there is something new."""
+        """Wakes it, since there is something new."""
         self._has_news = True
         waiter = self._waiter
         if waiter is not None and not waiter.done():

@@ -1,4 +1,4 @@
-"""Which requests this gateway knows by name: those that run, and for a while those that have ended whole."""
+"""Keeps requests by name while they run, and for a while after they have ended whole."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_RETAINED_TOKENS = 64 * 2**20
 
 
 class Registry:
-    """Requests by their names on the wire. An answer that is whole is kept for the window. Runs on the loop."""
+    """Keeps requests by their names on the wire, and whole answers for the resume window. Runs on the loop."""
 
     def __init__(self, window_seconds: float) -> None:
         self._window_seconds = window_seconds
@@ -28,39 +28,39 @@ class Registry:
 
     @property
     def live(self) -> list[RequestState]:
-        """Those that run."""
+        """The running requests."""
         return list(self._live.values())
 
     @property
     def retained(self) -> list[RequestState]:
-        """Those that have ended."""
+        """The requests that have ended."""
         self._expire()
         return self._retained.values()
 
     @property
     def num_live(self) -> int:
-        """How many run."""
+        """The number of running requests."""
         return len(self._live)
 
     def find(self, wire_id: str) -> RequestState | None:
-        """The request of this name."""
+        """Returns the request of this name, running or retained."""
         self._expire()
         return self._live.get(wire_id) or self._retained.get(wire_id)
 
     def is_live(self, state: RequestState) -> bool:
-        """Whether this very request runs."""
+        """Returns whether this very request runs."""
         return self._live.get(state.wire_id) is state
 
     def add(self, state: RequestState) -> None:
-        """Takes one that runs."""
+        """Adds a running request."""
         self._live[state.wire_id] = state
 
     def remove(self, state: RequestState) -> None:
-        """Forgets one that runs."""
+        """Removes a running request."""
         del self._live[state.wire_id]
 
     def retain(self, state: RequestState) -> None:
-        """Keeps one that ran."""
+        """Moves a running request to the retained ones."""
         self.remove(state)
         self._retained.add(state.wire_id, state, state.weight, asyncio.get_running_loop().time())
         self._sweep.set("retained", self._window_seconds, lambda _: self._expire())
@@ -69,5 +69,5 @@ class Registry:
         self._retained.expire(asyncio.get_running_loop().time())
 
     def close(self) -> None:
-        """Waits for nothing any more."""
+        """Stops its timer."""
         self._sweep.clear_all()

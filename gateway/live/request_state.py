@@ -1,6 +1,6 @@
-"""All that is known of one request's answer: filled from one side, read by any number of readers.
+"""Holds one request and its answer so far: filled from one side, read by any number of readers.
 
-Knows what came, not how: the scheduler's messages are brought by `live_requests` and `routes`.
+Knows no connection: `live_requests` and `token_router` bring the scheduler's messages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """How a request came. `outlives_readers`: it runs on when the last one has left. Times are the loop's, in seconds.
+    """How a request came. `outlives_readers`: it runs on without readers. Times are the loop's, in seconds.
 
     `is_known`: some scheduler accepted it before this gateway saw it. `front_state`: see GenerationRequest.
     """
@@ -39,7 +39,7 @@ class Origin:
 
 
 class Listener(Protocol):
-    """A reader of the answer, as far as the state of the request needs it."""
+    """Wakes when there is something new to read."""
 
     @property
     def is_patient(self) -> bool:
@@ -51,7 +51,7 @@ class Listener(Protocol):
         ...
 
     def on_recovered(self, event: Recovered) -> None:
-        """Takes note of a failure that was outlived."""
+        """Takes note of a failure that was survived."""
         ...
 
 
@@ -59,13 +59,13 @@ class RequestState:
     """One request and its answer so far.
 
     Attributes:
-        submission: as the scheduler is told it.
-        handle: the number under which the scheduler of now was sent it; 0 when it was not.
+        submission: the request as it is sent to the scheduler.
+        handle: the number under which the present scheduler was sent it; 0 when it was not.
         has_waited: whether it had to wait here for a scheduler.
         is_accepted: whether its readers may begin: some scheduler has queued it.
-        error: what ended it, if nothing better did.
-        determinism_id: empty once workers that differ have had a part in it.
-        meter: measures it; given by who takes it in.
+        error: why it ended without a whole answer.
+        determinism_id: empty once workers of different kinds have computed it.
+        meter: measures it; set when it is adopted.
         request_log: its log line and its span.
     """
 
@@ -101,7 +101,7 @@ class RequestState:
 
     @property
     def was_accepted(self) -> bool:
-        """Whether some scheduler has queued it, whoever knows."""
+        """Whether some scheduler has queued it, for this gateway or another."""
         return self.is_accepted or self.origin.is_known
 
     @property
@@ -116,37 +116,37 @@ class RequestState:
 
     @property
     def failure(self) -> BlockyardError | None:
-        """Why there is no answer though all have their end: each of its sequences has failed by itself."""
+        """The error of a request each of whose sequences has failed by itself; else None."""
         errors = [end.error for end in self.ends]
         return errors[0] if len(errors) == len(self.answers) and all(errors) else None
 
     @property
     def token_counts(self) -> TokenCounts:
-        """How many tokens it has had so far."""
+        """The tokens that it has had so far."""
         num_completion_tokens = sum(answer.num_tokens for answer in self.answers)
         return TokenCounts(len(self.submission.prompt_token_ids), self.num_cached_tokens, num_completion_tokens)
 
     @property
     def weight(self) -> int:
-        """What it costs to keep, in tokens, where a log probability counts as one."""
+        """The cost of keeping it, in tokens; a log probability counts as one."""
         num_tokens = len(self.submission.prompt_token_ids) + sum(len(answer.token_ids) for answer in self.answers)
         return num_tokens + sum(len(entry.token_ids) for answer in self.answers for entry in answer.logprobs)
 
     def sequence_id_of(self, answer: SequenceAnswer) -> int:
-        """The sequence id of one of its answers at the scheduler that has accepted it last."""
+        """Returns the sequence id of one of its answers at the scheduler that accepted it last."""
         return self._first_sequence_id + answer.index
 
     # What comes.
 
     def on_accepted(self, first_sequence_id: int) -> None:
-        """Takes the scheduler's word that the request is queued."""
+        """Takes note that the scheduler has queued it."""
         self._first_sequence_id = first_sequence_id
         self.is_accepted = True
         self.request_log.on_accepted()
         self.wake()
 
     def on_resumed(self, resumed: Resumed) -> None:
-        """Goes on by what the scheduler has of the request."""
+        """Continues from the scheduler's record of it."""
         self.num_cached_tokens = resumed.num_cached_tokens
         for piece in resumed.prompt_logprobs:
             self.add_prompt_piece(piece)
@@ -154,25 +154,25 @@ class RequestState:
         self.on_accepted(resumed.first_sequence_id)
 
     def take_records(self, records: Sequence[SequenceRecord]) -> None:
-        """Takes what somebody else knows of its sequences, by index."""
+        """Continues each sequence from a record, by index."""
         for answer, record in zip(self.answers, records, strict=True):
             answer.take_record(record)
             # A stop string ends it here and now: no more tokens may come that would make anybody look.
             answer.advance()
 
     def advance(self) -> bool:
-        """Makes text of all that has come, since a stop string may be in it; tells whether that has ended it."""
+        """Turns all tokens into text, in which a stop string may be; returns whether all sequences have ended."""
         for answer in self.answers:
             answer.advance()
         return self.has_ended
 
     def add_prompt_piece(self, piece: PromptPiece) -> None:
-        """Takes log probabilities of a part of the prompt."""
+        """Adds log probabilities of a part of the prompt."""
         if self.prompt is not None:
             self.prompt.add(piece)
 
     def on_recovered(self, event: Recovered) -> None:
-        """Goes on after a failure, behind the tokens that came before."""
+        """Continues after a failure, behind the tokens that came before."""
         if not event.exact:
             # What is one answer of two workers repeats neither's.
             self.determinism_id = ""
@@ -181,19 +181,19 @@ class RequestState:
             reader.on_recovered(event)
 
     def fail(self, error: BlockyardError) -> None:
-        """Ends it with an error, which is raised to its readers after what has come."""
+        """Ends it with an error, which its readers get after the events that came before."""
         self.error = self.error or error
         self.wake()
 
     def wake(self) -> None:
-        """Tells the readers that there is something new."""
+        """Wakes the readers, since there is something new."""
         for reader in self.readers:
             reader.wake()
 
-    # What is told.
+    # What goes out.
 
     def make_finished_event(self, answer: SequenceAnswer) -> Finished:
-        """Tells how one of its answers ended."""
+        """Makes the event of an answer that has ended."""
         assert answer.ended is not None
         return Finished(
             index=answer.index,
@@ -208,13 +208,13 @@ class RequestState:
         )
 
     def make_recovered_event(self, cause: str, *, exact: bool) -> Recovered:
-        """Tells that a scheduler goes on with it that knew nothing of it."""
+        """Makes the event of a scheduler that continues it from this gateway's record."""
         running = [answer for answer in self.answers if answer.ended is None]
         num_tokens = len(self.submission.prompt_token_ids) + sum(len(answer.token_ids) for answer in running)
         return Recovered(cause, num_tokens, exact)
 
     def make_resubmission(self, now: float) -> Resubmission | None:
-        """Tells a scheduler what is known; None for a request that none has accepted yet."""
+        """Makes the record that a new scheduler continues from; None if no scheduler has accepted the request."""
         if not self.was_accepted:
             return None
         records = [_record_of(answer) for answer in self.answers]

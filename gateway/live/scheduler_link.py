@@ -1,7 +1,7 @@
-"""The one connection outward: an Attach stream to the scheduler, opened again for ever when it breaks.
+"""Keeps an Attach stream open to the scheduler, and opens it again when it breaks.
 
-Owns what the scheduler told about the model and its readiness. What is to be sent in one turn of the loop goes into one
-message. When the stream breaks the receiver is told; it sends again what matters once the facts of the model have come.
+Everything that is sent in one turn of the loop goes into one message. When the stream breaks the receiver takes note;
+it sends its requests again once the facts of the model have come.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _CANCEL_TIMEOUT_SECONDS = 5.0
 
 
 class LinkEvents(Protocol):
-    """Who is told what comes over the link."""
+    """Receives what comes over the link."""
 
     def on_progress(self, progress: Progress) -> None:
-        """Takes one message of the scheduler."""
+        """Applies one message of the scheduler."""
         ...
 
     def on_scheduler_lost(self) -> None:
-        """Takes note that nothing comes of what was sent, for now."""
+        """Takes note that nothing that was sent will be answered, for now."""
         ...
 
 
@@ -85,7 +85,7 @@ class SchedulerLink:
 
     @property
     def facts(self) -> ModelFacts | None:
-        """What the scheduler told of the model last."""
+        """What the scheduler said of its model last; None before it said anything."""
         return self._readiness.facts
 
     @property
@@ -109,7 +109,7 @@ class SchedulerLink:
         return self._readiness.message
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Waits until what the scheduler tells (or that it is gone) makes a condition true."""
+        """Waits until a condition is true; it is looked at when the scheduler's readiness changes."""
         while not condition():
             self._changed.clear()
             await self._changed.wait()
@@ -121,7 +121,7 @@ class SchedulerLink:
         self._task = asyncio.create_task(self._run(), name="scheduler link")
 
     async def stop(self) -> None:
-        """Detaches; for what is left the scheduler waits for another gateway."""
+        """Detaches; the scheduler keeps this gateway's requests for the resume window."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -129,13 +129,13 @@ class SchedulerLink:
             await self._channel.close()
 
     def send(self, item: Outgoing) -> None:
-        """Sends it. While nothing is attached there is nobody to be told."""
+        """Sends an item. While nothing is attached it is dropped."""
         if self._is_attached:
             self._outgoing.append(item)
             self._has_outgoing.set()
 
     async def cancel(self, request_ids: Sequence[str]) -> Cancelled:
-        """Ends requests, whoever reads them. Raises BlockyardError NO_READY_WORKER."""
+        """Ends requests, whichever gateway reads them. Raises BlockyardError NO_READY_WORKER."""
         assert self._channel is not None
         stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel.get())
         request = scheduler_pb2.CancelRequestsRequest(request_ids=request_ids)
@@ -144,17 +144,17 @@ class SchedulerLink:
                 request, timeout=_CANCEL_TIMEOUT_SECONDS, wait_for_ready=True
             )
         except grpc.RpcError as error:
-            message = f"the scheduler was not told to cancel: {from_rpc_error(error).message}"
+            message = f"the scheduler did not take the cancellation: {from_rpc_error(error).message}"
             raise BlockyardError(Reason.NO_READY_WORKER, message, retry_after_seconds=1.0) from None
         return Cancelled(tuple(answer.cancelled_request_ids), tuple(answer.pending_request_ids))
 
     def channel(self) -> grpc.aio.Channel:
-        """The connection for calls beside the stream; once it has started."""
+        """Returns the connection for calls beside the stream, after `start`."""
         assert self._channel is not None
         return self._channel.get()
 
     async def get_status(self, timeout_seconds: float) -> status_pb2.SchedulerStatus:
-        """Asks the scheduler how things are; raises grpc.RpcError when it does not answer."""
+        """Asks the scheduler for its status; raises grpc.RpcError when it does not answer."""
         assert self._channel is not None
         stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel.get())
         request = scheduler_pb2.GetSchedulerStatusRequest()
@@ -162,7 +162,7 @@ class SchedulerLink:
         return answer.status
 
     async def read_scheduler(self, timeout_seconds: float) -> SchedulerReading:
-        """Asks for what metrics tell of the scheduler; raises grpc.RpcError when it does not answer."""
+        """Asks the scheduler for the numbers of the metrics; raises grpc.RpcError when it does not answer."""
         return codec.decode_reading(await self.get_status(timeout_seconds))
 
     async def _run(self) -> None:
@@ -178,7 +178,7 @@ class SchedulerLink:
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))
 
     async def _attach(self) -> bool:
-        """Runs one stream to its end, and tells whether the scheduler said anything on it."""
+        """Runs one stream to its end; returns whether the scheduler said anything on it."""
         # A connection of its own: one that failed waits before it tries again, and a scheduler may be back by then.
         channel = internal_channel(self._address, self._peer)
         call: Any = scheduler_pb2_grpc.SchedulerServiceStub(channel).Attach()  # type: ignore[call-arg]
@@ -245,13 +245,13 @@ class SchedulerLink:
                 try:
                     await call.write(message)
                 except (grpc.RpcError, asyncio.InvalidStateError):
-                    # The reader learns why.
+                    # `_read` gets the reason.
                     return
 
 
 def _batches(outgoing: Sequence[Outgoing]) -> Iterator[scheduler_pb2.AttachRequest]:
-    """Packs what is ready together. Of a message the adds are read first, then the aborts, then the questions, so that
-    what has to come later, as an add after an abort of the same request does, begins a new message."""
+    """Packs items into messages. The scheduler reads a message's adds first, then its aborts, then its look-ups, so
+    that an item which has to come later, as an add after an abort of the same request, begins a new message."""
     message, rank, num_tokens = scheduler_pb2.AttachRequest(), 0, 0
     for item in outgoing:
         size = _num_tokens(item)

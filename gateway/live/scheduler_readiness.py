@@ -57,7 +57,7 @@ class SchedulerReadiness:
             )
         if self.is_ready:
             return ""
-        return self._readiness.message or "the scheduler has not told its model yet"
+        return self._readiness.message or "the scheduler has not sent its model's facts yet"
 
     def on_progress(self, progress: Progress) -> bool:
         """Takes what a message says of the model and the readiness; returns whether it says anything."""

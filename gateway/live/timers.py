@@ -1,4 +1,4 @@
-"""One timer for each of many things, on the running loop."""
+"""Keeps one timer for each of many keys, on the running loop."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ K = TypeVar("K", bound="Hashable")
 
 
 class Timers(Generic[K]):
-    """Calls back when the time of a thing has come, unless it was cleared before."""
+    """Calls back when the time of a key has come, unless it was cleared before."""
 
     def __init__(self) -> None:
         self._handles: dict[K, asyncio.TimerHandle] = {}
 
     def set(self, key: K, seconds: float, call: Callable[[K], None]) -> None:
-        """Begins to wait, in place of what the thing waited for."""
+        """Starts the timer of a key, in place of the one that it had."""
         self.clear(key)
         self._handles[key] = asyncio.get_running_loop().call_later(seconds, self._due, key, call)
 
@@ -27,11 +27,11 @@ class Timers(Generic[K]):
         call(key)
 
     def clear(self, key: K) -> None:
-        """Waits no more for a thing. Idempotent."""
+        """Stops the timer of a key. Idempotent."""
         if (handle := self._handles.pop(key, None)) is not None:
             handle.cancel()
 
     def clear_all(self) -> None:
-        """Waits for nothing any more."""
+        """Stops all timers."""
         for key in list(self._handles):
             self.clear(key)

@@ -1,4 +1,4 @@
-"""Whose each token is. Hands the columns of a message to the answers that they belong to; the gateway's inner loop."""
+"""Routes each token of a message to the sequence that it belongs to: the gateway's inner loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TokenRouter:
-    """The running sequences by the scheduler's ids.
+    """Knows the running sequences by the scheduler's ids.
 
     Args:
         on_stop: called when a stop string has ended a sequence that the scheduler still runs.
@@ -28,25 +28,25 @@ class TokenRouter:
         self._on_end = on_end
 
     def add(self, state: RequestState) -> None:
-        """Takes the sequences of a request that the scheduler has accepted, as far as they run."""
+        """Adds the running sequences of a request that the scheduler has accepted."""
         for answer in state.answers:
             if answer.ended is None:
                 self._routes[state.sequence_id_of(answer)] = (state, answer)
 
     def remove(self, state: RequestState, answer: SequenceAnswer) -> None:
-        """Forgets a sequence. Idempotent."""
+        """Removes a sequence. Idempotent."""
         if self._routes.get(sequence_id := state.sequence_id_of(answer)) == (state, answer):
             del self._routes[sequence_id]
 
     def clear(self) -> None:
-        """Forgets all: the scheduler's ids mean nothing any more."""
+        """Removes all sequences: the scheduler's ids have become invalid."""
         self._routes.clear()
 
     def route(self, progress: Progress) -> None:
-        """Hands out a message. What belongs to a sequence that has ended here is dropped: the scheduler knows soon."""
+        """Routes a message. Tokens of a sequence that has ended here are dropped: the scheduler soon learns of it."""
         self._apply_prompts(progress)
         routes = self._routes
-        # Before the tokens: when one of these ends the answer, what was told of it is there.
+        # Before the tokens: when one of these ends the answer, its log probabilities are there.
         for sequence_id, candidates in progress.logprobs:
             if (route := routes.get(sequence_id)) is not None:
                 route[1].push_logprobs(candidates)

@@ -1,1 +1,1 @@
-"""What operators see of the gateway: its metrics, its log of requests, and their spans."""
+"""Metrics, request logs and spans of the gateway, for operators."""

@@ -1,6 +1,6 @@
-"""What the gateway tells Prometheus: its catalogue, and what it measures of each request.
+"""Declares the gateway's Prometheus metrics and measures each request.
 
-Counts each token of an answer once, however many read it and however often. Knows no front and no scheduler.
+Counts each token of an answer once, however many clients read it and however often. Knows no front and no scheduler.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ CATALOGUE = (
     MODEL_HIT_TOKENS,
 )
 
-# The errors that the HTTP call which runs here has told.
+# The errors that the HTTP call of this task has answered with.
 _call_errors: ContextVar[list[Reason]] = ContextVar("call_errors")
 
 
@@ -153,13 +153,13 @@ def collect_errors() -> list[Reason]:
 
 
 def note_error(reason: Reason) -> None:
-    """An error is told to the client of the call that runs here."""
+    """Adds an error that the call of this task answers with."""
     if (errors := _call_errors.get(None)) is not None:
         errors.append(reason)
 
 
 class GatewayMetrics:
-    """The values. Written on the loop.
+    """Holds the values of the metrics. Written on the loop.
 
     Attributes:
         registry: gives them out.
@@ -169,7 +169,7 @@ class GatewayMetrics:
     def __init__(self) -> None:
         self.registry = registry = Registry("gateway", CATALOGUE)
         self.requests = registry.counter(REQUESTS)
-        # Reasons are told before they have happened: an alert sees a first time only as the increase of what was there.
+        # All reasons exist from the start, at 0: an alert sees a first time only as an increase.
         self.finished = registry.counter(FINISHED_REQUESTS, (WHOLE,), *((str(reason),) for reason in Reason))
         self.sequences = registry.counter(FINISHED_SEQUENCES, *((reason.label,) for reason in FinishReason))
         self.output_tokens = registry.counter(OUTPUT_TOKENS)
@@ -201,7 +201,7 @@ class GatewayMetrics:
         read(MODEL_INFO, lambda: {(card.name, card.determinism_id): 1.0 for card in models()})
 
     def watch_scheduler(self, readings: SchedulerReadings, model_name: str) -> None:
-        """Reads what the scheduler says of itself, for who scrapes the gateway alone; nothing where it is away."""
+        """Reads the scheduler's own numbers, for those who scrape the gateway alone; none while it is away."""
         read = self.registry.read
         self.registry.before_scrape = readings.fetch
 
@@ -226,19 +226,19 @@ class GatewayMetrics:
         return RequestMeter(self, arrived_at)
 
     def resume_request(self) -> RequestMeter:
-        """Measures a request that another gateway had before: how long it took is not known."""
+        """Measures a request that another gateway had before, without its latency, which is not known here."""
         return RequestMeter(self, None)
 
     def on_grpc_error(self, reason: Reason) -> None:
-        """A call over gRPC has ended with an error."""
+        """Counts an error that ended a call over gRPC."""
         self.errors.add("grpc", str(reason))
 
 
 class RequestMeter:
-    """Measures one request and its answer, whoever reads it.
+    """Measures one request and its answer.
 
     Args:
-        metrics: gets what is measured.
+        metrics: hold the values.
         began_at: when it came, by time.monotonic(); None for a request that another gateway had before.
     """
 
@@ -248,26 +248,26 @@ class RequestMeter:
         self._metrics = metrics
         self._began_at = began_at
         self._first_at: float | None = None
-        # By index: how many tokens were told, and when the last of them.
+        # By index: how many tokens were read, and when the last of them.
         self._num_read: dict[int, int] = {}
         self._read_at: dict[int, float] = {}
 
     def on_read_from(self, positions: Mapping[int, Position]) -> None:
-        """A client has so much of the answer: that was counted where it was told."""
+        """Leaves out what a client has of the answer already: it was counted when it was read first."""
         for index, position in positions.items():
             self._num_read[index] = max(self._num_read.get(index, 0), position.num_tokens)
             # How long nobody read is no latency.
             self._read_at.pop(index, None)
 
     def on_first_token(self) -> None:
-        """The prompt is computed, and the first token has come. Without effect when it happens again."""
+        """Measures the time to the first token. Idempotent."""
         if self._first_at is None:
             self._first_at = time.monotonic()
             if self._began_at is not None:
                 self._metrics.time_to_first_token.observe(self._first_at - self._began_at)
 
     def on_tokens_read(self, index: int, num_tokens: int) -> None:
-        """A reader of the sequence `index` has come to so many tokens."""
+        """Counts the tokens that a reader of the sequence `index` has come to, and measures the time since the last."""
         num_new = num_tokens - self._num_read.get(index, 0)
         if num_new <= 0:
             return
@@ -279,7 +279,7 @@ class RequestMeter:
             metrics.inter_token_latency.observe((now - before) / num_new, num_new)
 
     def on_finished(self, lengths: Sequence[int], reasons: Sequence[FinishReason]) -> None:
-        """The answer is whole: the tokens of each of its sequences, and why each has ended."""
+        """Counts a whole answer: the tokens of each of its sequences, and why each has ended."""
         metrics, now = self._metrics, time.monotonic()
         metrics.finished.add(WHOLE)
         metrics.answer_tokens.observe(sum(lengths))
@@ -292,5 +292,5 @@ class RequestMeter:
             metrics.time_per_output_token.observe((now - self._first_at) / (max(lengths) - 1))
 
     def on_failed(self, reason: Reason) -> None:
-        """An error has ended the request."""
+        """Counts a request that an error has ended."""
         self._metrics.finished.add(str(reason))

@@ -1,4 +1,4 @@
-"""What is told of a request to those who watch: one line in the log at its end, and its span, if it is traced.
+"""Writes each request's log line and trace span.
 
 Owns the times of a request at this gateway. Knows no text of it.
 """
@@ -35,7 +35,7 @@ _OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 _FINISH_REASONS = "gen_ai.response.finish_reasons"
 # A request's name with its tenant's is shorter.
 _MAX_NAME = 200
-# What a user is told that something here is to blame for.
+# Errors of which the user is not the cause.
 _OUR_FAULT = (Reason.BUG, Reason.NOT_FINITE, Reason.POISON_REQUEST)
 
 
@@ -48,7 +48,7 @@ class TokenCounts(NamedTuple):
 
 
 class RequestLog:
-    """One request at this gateway, from its arrival to its end.
+    """Writes down one request at this gateway, from its arrival to its end.
 
     Args:
         request_id: its name on the wire.
@@ -85,7 +85,7 @@ class RequestLog:
 
     @contextmanager
     def beginning(self) -> Generator[None]:
-        """Around what makes token ids of it and validates it, or refuses it."""
+        """Wraps its tokenizing and validation, and logs a refusal."""
         span = begin_span("tokenize", self.span.context)
         try:
             yield
@@ -99,7 +99,7 @@ class RequestLog:
             span.end()
 
     def on_submitted(self, submission: Submission, warnings: Iterable[str] = ()) -> None:
-        """It is understood, and on its way to the scheduler. `warnings`: what its client is warned of."""
+        """Takes note that it is valid and goes to the scheduler. `warnings`: those of its client."""
         num_prompt_tokens = len(submission.prompt_token_ids)
         self.span.set(n=submission.n, **{_INPUT_TOKENS: num_prompt_tokens, _MAX_TOKENS: submission.max_tokens})
         self._debug("request submitted", num_prompt_tokens=num_prompt_tokens)
@@ -107,20 +107,20 @@ class RequestLog:
             log.info("request warning", **self._fields(warning=warning))
 
     def on_joined(self) -> None:
-        """It is one that runs already, or has run: that one has a log of its own."""
+        """Takes note that it is the same as a request that is known, which has a log of its own."""
         self._debug("request joined")
         self.span.set(joined=True)
         self.span.end()
 
     def _on_refused(self, error: BlockyardError) -> None:
-        """It does not begin."""
+        """Takes note that it is refused."""
         fields = tuple(violation.field for violation in error.violations)
         log.info("request refused", **self._fields(reason=str(error.reason), fields=",".join(fields) or None))
         self.span.set(reason=str(error.reason), fields=fields)
         self.span.end(error=str(error.reason))
 
     def on_resumed(self) -> None:
-        """Somebody reads it from a position on."""
+        """Takes note that a client resumes it."""
         by = current_call().method
         self._debug("request resumed", by=by)
         self.span.add_event("resumed", method=by)
@@ -128,12 +128,12 @@ class RequestLog:
     # From the scheduler.
 
     def on_scheduler_lost(self) -> None:
-        """It waits to be sent to another scheduler."""
+        """Takes note that it waits to be sent to another scheduler."""
         if self._recovery is None:
             self._recovery = begin_span("recovery", self.span.context, cause="the scheduler was lost")
 
     def on_accepted(self) -> None:
-        """A scheduler has queued it, the first one or another."""
+        """Takes note that a scheduler has queued it, the first one or another."""
         if self._recovery is not None:
             self._recovery.end()
             self._recovery = None
@@ -141,14 +141,14 @@ class RequestLog:
         self.span.add_event("accepted")
 
     def on_prefilled(self) -> None:
-        """Its prompt is computed, and with it its first token."""
+        """Takes note that its prompt is computed, and its first token."""
         if self._first_token_at is None:
             self._first_token_at = time.monotonic()
             self._debug("first token", seconds=self._since_arrival(self._first_token_at))
             self.span.add_event("first token")
 
     def on_recovered(self, event: Recovered) -> None:
-        """It goes on after something behind this gateway was lost."""
+        """Takes note that it goes on after a failure behind this gateway."""
         self._num_recoveries += 1
         fields = {"cause": event.cause, "num_replayed_tokens": event.num_replayed_tokens, "exact": event.exact}
         self._debug("request recovered", **fields)
@@ -159,7 +159,7 @@ class RequestLog:
     def on_finished(
         self, counts: TokenCounts, reasons: Sequence[FinishReason], errors: Sequence[BlockyardError]
     ) -> None:
-        """Its answer is whole. `reasons`: why each sequence has ended; `errors`: of those that failed."""
+        """Takes note of a whole answer. `reasons`: why each sequence has ended; `errors`: of those that failed."""
         names = tuple(reason.label for reason in reasons)
         log.info(
             "request finished",
@@ -173,7 +173,7 @@ class RequestLog:
         self._end_span(counts)
 
     def on_failed(self, counts: TokenCounts, error: BlockyardError) -> None:
-        """It ended without a whole answer."""
+        """Takes note that it ended without a whole answer."""
         fields = self._fields(reason=str(error.reason), **self._end_fields(counts))
         self.span.set(reason=str(error.reason))
         if error.reason is Reason.CLIENT_CANCELLED:
@@ -207,20 +207,20 @@ class RequestLog:
         return None if at is None else round(at - self._arrived_at, 4)
 
     def _fields(self, **fields: Any) -> dict[str, Any]:
-        """What every line of it says, and what this one does."""
+        """Returns the fields of every line, and those of this one."""
         every = {"request_id": self._request_id, "method": self._method or None, "trace_id": self.span.trace_id}
         return {**every, **fields}
 
 
 def _failure_log(error: BlockyardError) -> Callable[..., None]:
-    """As loud as a failure is bad: who is sent away under load is many, and knows."""
+    """Returns the log function of a failure's level: under load refusals are many, and their clients know."""
     if error.code is StatusCode.RESOURCE_EXHAUSTED:
         return log.info
     return log.error if error.reason in _OUR_FAULT else log.warning
 
 
 def begin_request_log(request_id: str, model: str, operation: str) -> RequestLog:
-    """A request comes in by the current call: it is traced if its caller is, else as often as sampling says.
+    """Begins the log of a request of the current call: it is traced if its caller is, else as sampling says.
 
     `operation`: as OpenTelemetry calls it, `chat` or `text_completion`.
     """
@@ -233,6 +233,6 @@ def begin_request_log(request_id: str, model: str, operation: str) -> RequestLog
 
 
 def take_over_request_log(request_id: str, context: TraceContext | None) -> RequestLog:
-    """A request goes on here that another gateway had: in its trace."""
+    """Begins the log of a request that another gateway had, in its trace."""
     span = begin_span("request", context, request_id=request_id, taken_over=True)
     return RequestLog(request_id, span, is_taken_over=True)

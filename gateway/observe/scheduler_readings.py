@@ -1,7 +1,7 @@
-"""What the scheduler has to do, for the gateway's own /metrics: asked for when somebody scrapes, and kept for a moment.
+"""Reads the scheduler's load for the gateway's own /metrics, at a scrape, and keeps it for a moment.
 
-A scrape waits for the scheduler's answer briefly, and only while the gateway is attached; without an answer it goes on
-without these values.
+A scrape waits briefly for the scheduler's answer, and only while the gateway is attached; without an answer it leaves
+these values out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOOP_SECONDS = 1.0
 
 
 class SchedulerReader(Protocol):
-    """The link, as it is needed here."""
+    """Asks the scheduler: the link."""
 
     @property
     def takes_requests(self) -> bool:
@@ -35,12 +35,12 @@ class SchedulerReader(Protocol):
         ...
 
     async def read_scheduler(self, timeout_seconds: float) -> SchedulerReading:
-        """Asks how the scheduler is; raises grpc.RpcError when it does not answer."""
+        """Asks for the scheduler's load; raises grpc.RpcError when it does not answer."""
         ...
 
 
 class SchedulerReadings:
-    """The latest reading. `refresh` belongs to the loop, the rest may be used by any thread."""
+    """Keeps the latest reading. `refresh` runs on the loop, the rest in any thread."""
 
     def __init__(self, link: SchedulerReader, clock: Callable[[], float] = time.monotonic) -> None:
         self._link = link
@@ -52,25 +52,25 @@ class SchedulerReadings:
 
     @property
     def reading(self) -> SchedulerReading | None:
-        """How the scheduler was a moment ago; None where it does not answer."""
+        """The latest reading; None where the scheduler does not answer."""
         return self._reading
 
     @property
     def replicas(self) -> tuple[ReplicaReading, ...]:
-        """How the replicas were a moment ago; none where the scheduler does not answer."""
+        """The latest readings of the replicas; none where the scheduler does not answer."""
         reading = self._reading
         return reading.replicas if reading else ()
 
     def start(self) -> None:
-        """Begins to ask when `fetch` is called. On the loop."""
+        """Lets `fetch` ask the scheduler, on this loop."""
         self._loop = asyncio.get_running_loop()
 
     def stop(self) -> None:
-        """Asks no more."""
+        """Lets `fetch` ask no more."""
         self._loop = None
 
     def fetch(self) -> None:
-        """Has a reading at hand that is at most a second old, if there is one to get in time. From another thread."""
+        """Refreshes the reading unless it is younger than a second, waiting briefly. Called from another thread."""
         if (loop := self._loop) is None:
             return
         refreshing = asyncio.run_coroutine_threadsafe(self.refresh(), loop)
@@ -78,7 +78,7 @@ class SchedulerReadings:
             refreshing.result(LOOP_SECONDS)
 
     async def refresh(self) -> None:
-        """Asks, unless the last reading is young; whoever comes while it is asked waits for the same answer."""
+        """Asks unless the last reading is young; callers that come in the meantime wait for the same answer."""
         if self._asking is None or self._asking.done():
             if self._clock() - self._read_at < MAX_AGE_SECONDS and self._link.takes_requests:
                 return

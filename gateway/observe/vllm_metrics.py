@@ -1,4 +1,4 @@
-"""The gateway's metrics once more under vLLM's names and labels, for what was made for vLLM. Measures nothing itself.
+"""Serves the gateway's metrics under vLLM's names and labels too, for dashboards made for vLLM. Measures nothing.
 
 Bounds of histograms are ours. `engine` is the number of a replica, or 0 of what belongs to no single one.
 """
@@ -65,7 +65,7 @@ Labelled = dict[tuple[str, ...], float]
 
 
 def add_vllm_names(metrics: ours.GatewayMetrics, readings: SchedulerReadings, model_name: str) -> None:
-    """Gives a gateway's metrics under vLLM's names beside our own."""
+    """Adds vLLM's names to a gateway's metrics."""
     registry, whole = metrics.registry, (model_name, _WHOLE)
     registry.extend(CATALOGUE)
 

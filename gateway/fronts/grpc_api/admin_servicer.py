@@ -60,7 +60,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         try:
             response.scheduler.CopyFrom(await self._link.get_status(STATUS_TIMEOUT_SECONDS))
         except grpc.RpcError as error:
-            message = f"the scheduler tells no status: {from_rpc_error(error).message}"
+            message = f"the scheduler gives no status: {from_rpc_error(error).message}"
             response.gateway.message = response.gateway.message or message
         return response
 
