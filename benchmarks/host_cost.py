@@ -183,10 +183,10 @@ async def measure(step_seconds: float, options: argparse.Namespace) -> list[dict
     system = LocalSystem(resolve(SystemConfiguration, {**told, **blocks, "enable_prefix_caching": False}))
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         ledger = Path(folder) / "ledger"
-        worker, *others = system.services()
+        worker, *others = system.make_services()
         flags = (str(step_seconds), str(ledger), *(f for f in worker.flags if not f.startswith("--num-threads")))
         services = [replace(worker, module="benchmarks.kit.sleeping_worker", flags=flags), *others]
-        supervisor = Supervisor(services, system.is_ready, environment=system.environment())
+        supervisor = Supervisor(services, system.is_ready, environment=system.make_environment())
         try:
             await supervisor.start()
             command = [sys.executable, __file__, "--role", options.client, "--target", system.endpoints.grpc]

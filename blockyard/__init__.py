@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from blockyard.extras import explained
+from blockyard.extras import naming_extra
 from blockyard.version import __version__
 
 if TYPE_CHECKING:
@@ -81,5 +81,5 @@ def __getattr__(name: str) -> Any:
     # Loaded on first use: a worker imports this package and has no need of a client.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with explained(f"blockyard.{name}", "serve"):
+    with naming_extra(f"blockyard.{name}", "serve"):
         return getattr(import_module(_HOMES.get(name, "blockyard.client")), name)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from blockyard.extras import MissingPackages, explained
+from blockyard.extras import MissingPackages, naming_extra
 
 
 def main() -> None:
     """Runs the command line."""
     try:
-        with explained("the command line", "cli"):
+        with naming_extra("the command line", "cli"):
             from blockyard.cli.main import main as run  # noqa: PLC0415 - it needs packages that may not be there
         run()
     except MissingPackages as error:

@@ -15,7 +15,7 @@ from google.protobuf import duration_pb2
 from google.protobuf.message import DecodeError
 
 from blockyard.google_rpc import error_details_pb2, status_pb2
-from blockyard.wrong_doors import in_plain_words
+from blockyard.wrong_doors import explain_failure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -265,7 +265,7 @@ def from_rpc_error(error: grpc.RpcError) -> BlockyardError:
                 packed = status_pb2.Status.FromString(value)
                 if (packed.code, packed.message) == (status.code, status.message):
                     return from_status(packed)
-    status.message = in_plain_words(status.message)
+    status.message = explain_failure(status.message)
     return from_status(status)
 
 

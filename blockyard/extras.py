@@ -1,4 +1,4 @@
-"""Which extra of this distribution brings a package that is not installed. Imports none of them."""
+"""Names the extra of this distribution that brings a package which is not installed. Imports none of them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class MissingPackages(ImportError):
 
 
 @contextmanager
-def explained(what: str, extra: str) -> Generator[None]:
-    """Says which extra is missing where an import fails for lack of a package; raises MissingPackages."""
+def naming_extra(what: str, extra: str) -> Generator[None]:
+    """Turns the failure of an import for lack of a package into MissingPackages, which names the extra."""
     known = {package for packages in PACKAGES.values() for package in packages}
     try:
         yield
@@ -33,17 +33,17 @@ def explained(what: str, extra: str) -> Generator[None]:
         package = (error.name or "").partition(".")[0]
         if package not in known:
             raise
-        raise _missing(what, [package], extra) from None
+        raise _make_error(what, [package], extra) from None
 
 
 def require_services(what: str) -> None:
     """Raises MissingPackages, with all of them, where the services cannot run here."""
     packages = dict.fromkeys(package for each in PACKAGES.values() for package in each)
     if missing := [package for package in packages if find_spec(package) is None]:
-        raise _missing(what, missing, "serve")
+        raise _make_error(what, missing, "serve")
 
 
-def _missing(what: str, packages: list[str], extra: str) -> MissingPackages:
+def _make_error(what: str, packages: list[str], extra: str) -> MissingPackages:
     kind = "a package that is" if len(packages) == 1 else "packages that are"
     return MissingPackages(
         f"{what} needs {kind} not installed ({', '.join(packages)}): pip install 'blockyard[{extra}]'"

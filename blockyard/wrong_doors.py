@@ -42,7 +42,7 @@ NO_HTTPS = "speaks no TLS: use http:// instead of https://"
 _TLS_PERHAPS = "closed the connection at once, as a server that asks for TLS does: try --tls (tls=True)"
 
 
-def in_plain_words(details: str) -> str:
+def explain_failure(details: str) -> str:
     """Translates the details of a call that reached no service of ours."""
     if details == "Method not found!":
         return "the server at this address has no such method: it is another service, or an older version"
@@ -59,6 +59,6 @@ def in_plain_words(details: str) -> str:
 
 
 def is_wrong_door(message: str) -> bool:
-    """Whether a message of `in_plain_words` says that somebody else answers there."""
+    """Whether a message of `explain_failure` says that somebody else answers there."""
     meanings = [meaning for _, meaning in _MEANINGS]
     return message.endswith((*meanings, _TLS_PERHAPS, GRPC_AT_HTTP, HTTPS_PERHAPS, NO_HTTPS))

@@ -81,10 +81,10 @@ class WholeSystem:
         }
         self._local = LocalSystem(resolve(SystemConfiguration, told))
         self._supervisor = Supervisor(
-            self._local.services(),
+            self._local.make_services(),
             self._local.is_ready,
             write_line=lambda line: print(line, file=sys.stderr, flush=True),
-            environment=self._local.environment(),
+            environment=self._local.make_environment(),
             poll_seconds=POLL_SECONDS,
         )
         self.first_token_seconds = 0.0

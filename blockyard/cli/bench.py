@@ -115,7 +115,7 @@ def _range(text: str) -> tuple[int, int]:
 
 
 async def _run(settings: Settings) -> Summary:
-    async with connection().async_client(settings.target, settings.tenant) as client:
+    async with connection().make_async_client(settings.target, settings.tenant) as client:
         api = await _make_api(settings, client)
         requests = draw_requests(settings.shape, settings.plan.seed)
         if settings.num_warmup_requests:
@@ -152,7 +152,7 @@ class _progress:
 
 
 def make_table(summary: Summary) -> Table:
-    """Lays the numbers out for a person."""
+    """Makes the table that a person reads."""
     title = f"{summary.num_requests} requests in {summary.elapsed_seconds:.2f} s, {summary.num_errors} failed"
     if summary.num_rejections:
         title += f", {summary.num_rejections} times told to come back later"
@@ -167,7 +167,7 @@ def make_table(summary: Summary) -> Table:
 
 
 def report(settings: Settings, summary: Summary) -> dict[str, Any]:
-    """Everything that someone needs to judge the numbers, and to run them again. Times in seconds."""
+    """Makes the report with all that is needed to judge the numbers and to run them again. Times in seconds."""
     return {
         "command": shlex.join(["blockyard", *sys.argv[1:]]),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),

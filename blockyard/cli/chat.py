@@ -33,11 +33,11 @@ class Conversation:
         self.messages: list[Message] = list(self._system)
 
     def clear(self) -> None:
-        """Forgets what was said."""
+        """Forgets all messages."""
         self.messages = list(self._system)
 
     def ask(self, text: str) -> Generator[str]:
-        """Says something and yields the answer, piece by piece. What came is remembered, even of a broken answer."""
+        """Sends a message and yields the answer, piece by piece. Remembers what came even of a broken answer."""
         self.messages.append(Message(Role.USER, text))
         said: list[str] = []
         try:
@@ -62,7 +62,7 @@ def chat(
     seed: Annotated[int | None, typer.Option(min=0, help="key of the random draws")] = None,
 ) -> None:
     """Talk to a model."""
-    with connection().client(target) as client:
+    with connection().make_client(target) as client:
         # A gateway whose scheduler is away lists none, and says so when it is asked.
         name = model or next((each.name for each in client.list_models()), "")
         options = ChatOptions(model=name)

@@ -36,16 +36,16 @@ class Connection:
         special = ClientTls(self.tls_authority, self.client_certificate, self.client_key, self.tls_server_name)
         return special if special != ClientTls() else self.tls
 
-    def client(self, target: str) -> Client:
+    def make_client(self, target: str) -> Client:
         """Makes a client of these gateways."""
         return Client(target, api_key=self.api_key, tls=self._client_tls())
 
-    def async_client(self, target: str, tenant: str = "") -> AsyncClient:
+    def make_async_client(self, target: str, tenant: str = "") -> AsyncClient:
         """Makes a client for asyncio."""
         return AsyncClient(target, tenant=tenant, api_key=self.api_key, tls=self._client_tls())
 
-    def access(self) -> ClientAccess:
-        """Makes what opens channels, to the admin API for one."""
+    def make_access(self) -> ClientAccess:
+        """Makes the access that opens channels to the admin API."""
         return ClientAccess(api_key=self.api_key, tls=self._client_tls())
 
 
@@ -97,7 +97,7 @@ def read_options(
     _connection.set(Connection(api_key, tls, tls_authority, tls_server_name, client_certificate, client_key))
 
 
-def connects(command: Callable[..., None]) -> Callable[..., None]:
+def with_connection(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command the options of the connection too. One behind the command's name goes before one in front."""
     options = [each for each in named_parameters(read_options) if each.name != "version"]
 

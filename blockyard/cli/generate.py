@@ -47,7 +47,7 @@ def generate(
     }
     options.update({name: value for name, value in chosen.items() if value is not None})  # type: ignore[typeddict-item]
     text = sys.stdin.read() if prompt == "-" else prompt
-    with connection().client(target) as client:
+    with connection().make_client(target) as client:
         if stream and n == 1:
             with client.stream(text, **options) as deltas:
                 for delta in deltas.text_deltas():

@@ -28,7 +28,7 @@ app = typer.Typer(
 app.callback()(connection.read_options)
 serve.register(app)
 for command in (generate.generate, chat.chat, bench.bench, top.top):
-    app.command()(connection.connects(command))
+    app.command()(connection.with_connection(command))
 app.add_typer(admin.app, name="admin")
 app.add_typer(keys.app, name="keys")
 
@@ -40,7 +40,7 @@ def version() -> None:
 
 
 def describe_error(error: Exception) -> str:
-    """Says an error to a person: one line, and what to do where nothing answers."""
+    """Describes an error in one line, with advice where nothing answers."""
     if not isinstance(error, BlockyardError):
         return str(error)
     if is_wrong_door(error.message):

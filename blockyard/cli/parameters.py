@@ -40,11 +40,11 @@ def settings_parameters(configuration: type[Any], chosen: Mapping[str, str]) -> 
 
     `chosen`: settings that cannot be given here, and why; the error of who tries says it.
     """
-    options = [_option(setting) for setting in settings_of(configuration)]
-    return [*options, *(_refused(name, why) for name, why in chosen.items())]
+    options = [_make_option(setting) for setting in settings_of(configuration)]
+    return [*options, *(_make_refused_option(name, why) for name, why in chosen.items())]
 
 
-def _option(setting: Setting) -> inspect.Parameter:
+def _make_option(setting: Setting) -> inspect.Parameter:
     flag = setting.flag
     is_switch = setting.type is bool
     default = {True: "on", False: "off"}[setting.default] if is_switch else setting.default
@@ -57,20 +57,20 @@ def _option(setting: Setting) -> inspect.Parameter:
         show_default=False,
         rich_help_panel=setting.section.replace("_", " ").capitalize(),
     )
-    return _parameter(setting.name, bool | None if is_switch else str | None, shown)
+    return _make_parameter(setting.name, bool | None if is_switch else str | None, shown)
 
 
-def _refused(name: str, why: str) -> inspect.Parameter:
+def _make_refused_option(name: str, why: str) -> inspect.Parameter:
     flag = "--" + name.replace("_", "-")
 
     def refuse(value: str | None) -> None:
         if value is not None:
             raise typer.BadParameter(f"it is not for this command: {why}")
 
-    return _parameter(name, str | None, typer.Option(flag, hidden=True, callback=refuse, expose_value=False))
+    return _make_parameter(name, str | None, typer.Option(flag, hidden=True, callback=refuse, expose_value=False))
 
 
-def _parameter(name: str, kind: Any, declaration: Any) -> inspect.Parameter:
+def _make_parameter(name: str, kind: Any, declaration: Any) -> inspect.Parameter:
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, declaration]
     )

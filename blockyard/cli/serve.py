@@ -72,10 +72,10 @@ async def _serve(configuration: SystemConfiguration) -> int:
     console = Console(stderr=True)
     status = console.status("starting") if console.is_terminal else None
     supervisor = Supervisor(
-        system.services(),
+        system.make_services(),
         lambda: _is_ready(system, status),
         write_line=_writer(console),
-        environment=system.environment(),
+        environment=system.make_environment(),
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -100,7 +100,7 @@ def _stop(supervisor: Supervisor) -> None:
 
 async def _is_ready(system: LocalSystem, status: Status | None) -> bool:
     ready = await system.is_ready()
-    if status is not None and not ready and (missing := await system.missing()):
+    if status is not None and not ready and (missing := await system.describe_wait()):
         status.update(f"starting: {missing}")
     return ready
 

@@ -37,7 +37,7 @@ class ClientAccess:
     """A client's credentials, and the channels that carry them. By default there are none, and no TLS."""
 
     def __init__(self, tenant: str = "", api_key: str = "", tls: ClientTls | bool = False) -> None:
-        """Reads the files. True is TLS with nothing special.
+        """Reads the files of TLS; True is TLS with gRPC's own authorities.
 
         Raises CertificateError, and BlockyardError (FIELD_INVALID) for what is no tenant or no key.
         """
@@ -46,13 +46,13 @@ class ClientAccess:
         self._server_name = chosen.server_name if chosen else ""
         self._credentials = _credentials(chosen) if chosen else None
 
-    def channel(self, target: str) -> grpc.Channel:
+    def make_channel(self, target: str) -> grpc.Channel:
         """Opens a channel to a gateway."""
         if self._credentials is None:
             return grpc.insecure_channel(target, self._options(target))
         return grpc.secure_channel(target, self._credentials, self._options(target))
 
-    def aio_channel(self, target: str) -> grpc.aio.Channel:
+    def make_aio_channel(self, target: str) -> grpc.aio.Channel:
         """Opens a channel on the running loop."""
         if self._credentials is None:
             return grpc.aio.insecure_channel(target, self._options(target))

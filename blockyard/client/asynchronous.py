@@ -26,7 +26,7 @@ from blockyard.client.targets import (
     SERVING,
     Metadata,
     Targets,
-    never_ready,
+    make_never_ready_error,
 )
 from blockyard.errors import BlockyardError, from_rpc_error
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
@@ -53,7 +53,7 @@ class AsyncConnections:
     def _channel(self, target: str) -> grpc.aio.Channel:
         # Not before: a channel belongs to the loop that runs when it is made.
         if target not in self._channels:
-            self._channels[target] = self._access.aio_channel(target)
+            self._channels[target] = self._access.make_aio_channel(target)
         return self._channels[target]
 
     def send(self, target: str, method: str, request: Any, seconds: float | None, extra: Metadata = ()) -> Any:
@@ -75,7 +75,7 @@ class AsyncConnections:
             try:
                 await self.send(target, "CancelGenerate", request, CANCEL_SECONDS)
             except grpc.RpcError:
-                self.targets.leave(target)
+                self.targets.on_failure(target)
             else:
                 return
 
@@ -88,7 +88,7 @@ class AsyncConnections:
             raise from_rpc_error(error) from None
 
     async def close(self) -> None:
-        """Closes them, within a second; what is under way is cancelled. A later call opens them again."""
+        """Closes the channels within a second; calls that run are cancelled. A later call opens them again."""
         if self._cancellations:
             await asyncio.wait(self._cancellations, timeout=CANCEL_SECONDS)
         channels, self._channels = self._channels, {}
@@ -146,9 +146,9 @@ class AsyncStream:
             try:
                 response = await self._call.read()
                 if response is _EOF:
-                    self._resumption.end()
+                    self._resumption.on_end()
                     self._closed.set()
-                elif (event := self._resumption.take(response.event)) is not None:
+                elif (event := self._resumption.on_message(response.event)) is not None:
                     return event
             except grpc.RpcError as error:
                 await self._go_on(from_rpc_error(error))
@@ -173,7 +173,7 @@ class AsyncStream:
             self.close()
             raise error from None
         self._call.cancel()
-        self._connections.targets.leave(self._target)
+        self._connections.targets.on_failure(self._target)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._closed.wait(), delay_seconds)
         if not self._closed.is_set():
@@ -199,7 +199,7 @@ class AsyncStream:
         """Reads what is left, and returns the whole answer."""
         async for _ in self:
             pass
-        return self._resumption.completion()
+        return self._resumption.make_completion()
 
     def close(self) -> None:
         """Cancels the request, unless it has ended. Does not wait."""
@@ -265,7 +265,7 @@ class AsyncClient:
         self, prompt: str | Sequence[int], *, timeout: float | None = None, **options: Unpack[GenerationOptions]
     ) -> AsyncStream:
         """Generates an answer as a stream of events."""
-        return self._read(Resumption(codec.make_spec(prompt, options), self._attempts(timeout)))
+        return self._open_stream(Resumption(codec.make_spec(prompt, options), self._make_attempts(timeout)))
 
     async def chat(
         self, messages: Messages, *, timeout: float | None = None, **options: Unpack[ChatOptions]
@@ -278,16 +278,16 @@ class AsyncClient:
         self, messages: Messages, *, timeout: float | None = None, **options: Unpack[ChatOptions]
     ) -> AsyncStream:
         """Generates an answer to a conversation as a stream of events."""
-        return self._read(Resumption(codec.make_chat_spec(messages, options), self._attempts(timeout)))
+        return self._open_stream(Resumption(codec.make_chat_spec(messages, options), self._make_attempts(timeout)))
 
     def resume(self, request_id: str, *, timeout: float | None = None) -> AsyncStream:
         """Reads a request from its beginning that was started elsewhere: as `Client.resume`."""
-        return self._read(Resumption(None, self._attempts(timeout), request_id=request_id))
+        return self._open_stream(Resumption(None, self._make_attempts(timeout), request_id=request_id))
 
-    def _attempts(self, timeout: float | None) -> Attempts:
+    def _make_attempts(self, timeout: float | None) -> Attempts:
         return Attempts(self._retry, timeout, len(self._targets))
 
-    def _read(self, resumption: Resumption) -> AsyncStream:
+    def _open_stream(self, resumption: Resumption) -> AsyncStream:
         stream = AsyncStream(self._connections, resumption)
         self._streams.add(stream)
         return stream
@@ -347,11 +347,11 @@ class AsyncClient:
                 except BlockyardError as error:
                     cause = error
             if not deadline.allows(POLL_SECONDS):
-                raise never_ready(self._targets, cause)
+                raise make_never_ready_error(self._targets, cause)
             await asyncio.sleep(POLL_SECONDS)
 
     async def _call(self, method: str, request: Any, timeout: float | None) -> Any:
-        attempts = self._attempts(timeout)
+        attempts = self._make_attempts(timeout)
         while True:
             target = self._targets.current
             try:
@@ -360,5 +360,5 @@ class AsyncClient:
                 error = from_rpc_error(rpc_error)
             if not may_pass(error):
                 raise error
-            self._targets.leave(target)
+            self._targets.on_failure(target)
             await asyncio.sleep(attempts.delay_after(error))

@@ -16,7 +16,7 @@ Queue = SimpleQueue["str | None"]
 
 
 class Canceller:
-    """Cancels requests. Its thread ends with it, at the latest with the process, when what was asked for is done.
+    """Cancels requests in a thread. The thread finishes them before it ends, with this object or with the process.
 
     Args:
         send: cancels these requests, within so many seconds; raises nothing.

@@ -23,7 +23,7 @@ _MESSAGE_NAMES = frozenset(Message.__slots__)
 
 @dataclass(slots=True)
 class Encoded:
-    """A conversation, and what could not be made one."""
+    """A conversation, and the violations of what did not fit into it."""
 
     conversation: inference_pb2.Conversation = field(default_factory=inference_pb2.Conversation)
     violations: list[Violation] = field(default_factory=list[Violation])
@@ -39,7 +39,7 @@ class Encoded:
 
 
 def encode(messages: Messages, options: Mapping[str, Any]) -> Encoded:
-    """Makes a conversation of messages, and of those of the options that are about it. None counts as absent.
+    """Makes a conversation of messages and of the options that concern it. An option that is None counts as absent.
 
     Raises TypeError for a text in place of messages.
     """

@@ -123,7 +123,7 @@ def _set(message: Any, name: str, given: dict[str, Any], prefix: str) -> Violati
 def _put(
     spec: inference_pb2.GenerationSpec, name: str, given: dict[str, Any], put: Callable[[Any, Any], None]
 ) -> Violation | None:
-    """Puts an option into the spec that is not a field's value as it is."""
+    """Puts an option into the spec whose field has another form."""
     if name not in given:
         return None
     try:
@@ -220,7 +220,7 @@ def _matched_stop(matched: inference_pb2.MatchedStop) -> str | int | None:
 
 
 def to_cancelled(response: inference_pb2.CancelGenerateResponse) -> list[str]:
-    """Decodes which requests were running, and which may be and then end."""
+    """Decodes the ids of requests that were running, and of those that end should they come."""
     return [*response.cancelled_request_ids, *response.pending_request_ids]
 
 

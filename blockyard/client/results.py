@@ -134,7 +134,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """How likely a token was, and which were the likeliest in its place, best first.
+    """The log probability of a token, and the likeliest ones in its place, best first.
 
     `chosen` is None for the first token of a prompt alone.
     """
@@ -171,7 +171,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """How likely the tokens of the prompt were, an entry for each. Once, before the first delta, if asked for."""
+    """The log probabilities of the prompt's tokens, an entry each; once, before the first delta, if asked for."""
 
     logprobs: tuple[TokenLogprobs, ...]
 
@@ -282,7 +282,7 @@ class Model:
 
 @dataclass(slots=True)
 class _Parts:
-    """What has come of one sequence."""
+    """The parts of one sequence that have come."""
 
     texts: list[str] = field(default_factory=list[str])
     token_ids: list[int] = field(default_factory=list[int])
@@ -296,7 +296,7 @@ class _Parts:
 
 @dataclass(slots=True)
 class CompletionBuilder:
-    """Puts the events of a stream together again."""
+    """Builds a completion from the events of a stream."""
 
     accepted: Accepted | None = None
     _prompt_logprobs: tuple[TokenLogprobs, ...] = ()
@@ -321,7 +321,7 @@ class CompletionBuilder:
         """Makes the answer of a stream that has ended."""
         if self.accepted is None or not self._finished:
             raise ValueError("the stream has not ended: there is no whole answer yet")
-        choices = tuple(self._choice(self._finished[index]) for index in sorted(self._finished))
+        choices = tuple(self._make_choice(self._finished[index]) for index in sorted(self._finished))
         accepted, last = self.accepted, next(reversed(self._finished.values()))
         return Completion(
             accepted.request_id,
@@ -333,7 +333,7 @@ class CompletionBuilder:
             accepted.warnings,
         )
 
-    def _choice(self, finished: Finished) -> Choice:
+    def _make_choice(self, finished: Finished) -> Choice:
         parts = self._parts[finished.index]
         return Choice(
             finished.index,

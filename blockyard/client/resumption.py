@@ -42,7 +42,7 @@ def _lost(message: str) -> EventsLost:
 
 @dataclass(slots=True)
 class _Progress:
-    """What has come of one sequence."""
+    """How far one sequence has come."""
 
     num_tokens: int = 0
     num_text_bytes: int = 0
@@ -132,8 +132,8 @@ class Resumption:
             request.seed = self._builder.accepted.seed
         return request
 
-    def take(self, message: inference_pb2.GenerationEvent) -> Event | None:
-        """Takes what came next; returns what of it is news for the user. Raises EventsLost."""
+    def on_message(self, message: inference_pb2.GenerationEvent) -> Event | None:
+        """Takes the next message; returns its event if it is new to the user. Raises EventsLost."""
         if message.seq != self._next_seq:
             raise _lost(f"seq {message.seq} came, {self._next_seq} was due")
         self._next_seq += 1
@@ -141,7 +141,7 @@ class Resumption:
         if event is None or not self._is_new(event):
             return None
         if not isinstance(event, Recovered):
-            self._attempts.advance()
+            self._attempts.on_progress()
         if self._hides_token_ids and isinstance(event, Delta):
             event = replace(event, token_ids=())
             if not (event.text or event.logprobs):
@@ -170,7 +170,7 @@ class Resumption:
     def _progress(self, index: int) -> _Progress:
         return self._sequences.setdefault(index, _Progress())
 
-    def end(self) -> None:
+    def on_end(self) -> None:
         """Takes the OK end of a call. Raises EventsLost when a sequence had not finished."""
         num_finished = sum(progress.finished for progress in self._sequences.values())
         num_sequences = len(self._sequences) or 1
@@ -198,8 +198,8 @@ class Resumption:
         is_break = _is_of_transport(error) and error.reason in _BREAKS
         return may_pass(error) or is_break or isinstance(error, EventsLost)
 
-    def completion(self) -> Completion:
-        """The whole answer, once it has ended; before, ValueError."""
+    def make_completion(self) -> Completion:
+        """Makes the whole answer, once it has ended; raises ValueError before."""
         return self._builder.build()
 
 
@@ -208,7 +208,7 @@ def _is_of_transport(error: BlockyardError) -> bool:
 
 
 def _resumable(spec: inference_pb2.GenerationSpec) -> inference_pb2.GenerationSpec:
-    """The same request, made to outlive its connection: kept, with a name, and with the ids that resuming needs."""
+    """Copies a request so that it outlives its connection: kept, with a name, and with the ids that resuming needs."""
     kept = inference_pb2.GenerationSpec()
     kept.CopyFrom(spec)
     kept.on_disconnect = inference_pb2.ON_DISCONNECT_KEEP

@@ -64,7 +64,7 @@ class Deadline:
 
 
 class Attempts:
-    """The tries of one call, over so many gateways."""
+    """The tries of one call at a number of gateways."""
 
     def __init__(self, policy: RetryPolicy, timeout: float | None, num_targets: int = 1) -> None:
         self._policy = policy
@@ -73,8 +73,8 @@ class Attempts:
         self._first_failure = 0.0
         self.deadline = Deadline(timeout)
 
-    def advance(self) -> None:
-        """Takes note that the call got on: the failures before it are forgotten."""
+    def on_progress(self) -> None:
+        """Notes that the call made progress: forgets the failures before it."""
         self._num_failures = 0
 
     def delay_after(self, error: BlockyardError, *, has_begun: bool = False) -> float:

@@ -22,7 +22,7 @@ from blockyard.client.targets import (
     SERVING,
     Metadata,
     Targets,
-    never_ready,
+    make_never_ready_error,
 )
 from blockyard.errors import BlockyardError, from_rpc_error
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
@@ -40,7 +40,7 @@ class Connections:
     def __init__(self, targets: Targets, access: ClientAccess) -> None:
         self.targets = targets
         self._metadata = access.metadata
-        self._channels = {target: access.channel(target) for target in targets}
+        self._channels = {target: access.make_channel(target) for target in targets}
         self._stubs = {
             target: inference_pb2_grpc.InferenceServiceStub(channel) for target, channel in self._channels.items()
         }
@@ -57,7 +57,7 @@ class Connections:
             try:
                 self.send(target, "CancelGenerate", request, seconds)
             except grpc.RpcError:
-                self.targets.leave(target)
+                self.targets.on_failure(target)
             else:
                 return
 
@@ -69,7 +69,7 @@ class Connections:
             raise from_rpc_error(error) from None
 
     def close(self) -> None:
-        """Closes them; what is under way is cancelled."""
+        """Closes the channels; calls that run are cancelled."""
         for channel in self._channels.values():
             channel.close()
 
@@ -115,9 +115,9 @@ class Stream:
             try:
                 response = next(self._call, None)
                 if response is None:
-                    self._resumption.end()
+                    self._resumption.on_end()
                     self._closed.set()
-                elif (event := self._resumption.take(response.event)) is not None:
+                elif (event := self._resumption.on_message(response.event)) is not None:
                     return event
             except grpc.RpcError as error:
                 self._go_on(from_rpc_error(error))
@@ -145,7 +145,7 @@ class Stream:
             self.close()
             raise error from None
         self._call.cancel()
-        self._connections.targets.leave(self._target)
+        self._connections.targets.on_failure(self._target)
         self._closed.wait(delay_seconds)
         self._open()
 
@@ -169,7 +169,7 @@ class Stream:
         """Reads what is left, and returns the whole answer."""
         for _ in self:
             pass
-        return self._resumption.completion()
+        return self._resumption.make_completion()
 
     def close(self) -> None:
         """Cancels the request, unless it has ended. Does not wait. May be called from any thread, and again."""
@@ -183,7 +183,7 @@ class Stream:
 
 
 def method_of(request: Request) -> str:
-    """The name of the call that a stream's request belongs to."""
+    """Names the rpc that a stream's request belongs to."""
     return request.DESCRIPTOR.name.removesuffix("Request")
 
 
@@ -254,7 +254,7 @@ class Client:
         self, prompt: str | Sequence[int], *, timeout: float | None = None, **options: Unpack[GenerationOptions]
     ) -> Stream:
         """Generates an answer as a stream of events."""
-        return self._read(Resumption(codec.make_spec(prompt, options), self._attempts(timeout)))
+        return self._open_stream(Resumption(codec.make_spec(prompt, options), self._make_attempts(timeout)))
 
     def chat(self, messages: Messages, *, timeout: float | None = None, **options: Unpack[ChatOptions]) -> Completion:
         """Generates the whole answer to a conversation: `Message`s, or mappings in OpenAI's form."""
@@ -265,21 +265,21 @@ class Client:
         self, messages: Messages, *, timeout: float | None = None, **options: Unpack[ChatOptions]
     ) -> Stream:
         """Generates an answer to a conversation as a stream of events."""
-        return self._read(Resumption(codec.make_chat_spec(messages, options), self._attempts(timeout)))
+        return self._open_stream(Resumption(codec.make_chat_spec(messages, options), self._make_attempts(timeout)))
 
     def resume(self, request_id: str, *, timeout: float | None = None) -> Stream:
-        """Reads a request from its beginning that was started elsewhere, or by a process that is no more.
+        """Reads a request from its beginning that another client has started, of this process or another.
 
         It is known as long as it runs and a minute after; then this is REQUEST_EXPIRED. A request that has to be
         answered in any case is sent again instead: the same prompt and options with its `request_id`. The deltas have
         the token ids if whoever started it was sent them, as a client is that resumes.
         """
-        return self._read(Resumption(None, self._attempts(timeout), request_id=request_id))
+        return self._open_stream(Resumption(None, self._make_attempts(timeout), request_id=request_id))
 
-    def _attempts(self, timeout: float | None) -> Attempts:
+    def _make_attempts(self, timeout: float | None) -> Attempts:
         return Attempts(self._retry, timeout, len(self._targets))
 
-    def _read(self, resumption: Resumption) -> Stream:
+    def _open_stream(self, resumption: Resumption) -> Stream:
         if resumption.needs_cancel:
             self._canceller.start()
         stream = Stream(self._connections, resumption, self._canceller)
@@ -341,11 +341,11 @@ class Client:
                 except BlockyardError as error:
                     cause = error
             if not deadline.allows(POLL_SECONDS):
-                raise never_ready(self._targets, cause)
+                raise make_never_ready_error(self._targets, cause)
             time.sleep(POLL_SECONDS)
 
     def _call(self, method: str, request: Any, timeout: float | None) -> Any:
-        attempts = self._attempts(timeout)
+        attempts = self._make_attempts(timeout)
         while True:
             target = self._targets.current
             try:
@@ -354,5 +354,5 @@ class Client:
                 error = from_rpc_error(rpc_error)
             if not may_pass(error):
                 raise error
-            self._targets.leave(target)
+            self._targets.on_failure(target)
             time.sleep(attempts.delay_after(error))

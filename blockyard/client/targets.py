@@ -54,16 +54,16 @@ class Targets:
 
     @property
     def current(self) -> str:
-        """The one that calls go to."""
+        """The gateway that calls go to."""
         return self._targets[self._current]
 
-    def leave(self, target: str) -> None:
-        """Goes on to the next one after a failure of this one, unless another call has already done so."""
+    def on_failure(self, target: str) -> None:
+        """Makes the next gateway the current one if this one, which failed a call, still is."""
         if target == self.current:
             self._current = (self._current + 1) % len(self._targets)
 
     def prefer(self, target: str) -> None:
-        """Makes one of them the current one."""
+        """Makes a gateway the current one."""
         self._current = self._targets.index(target)
 
 
@@ -84,8 +84,8 @@ def call_metadata(tenant: str, api_key: str = "") -> Metadata:
     return tuple((name, value) for name, value in headers if value)
 
 
-def never_ready(targets: Targets, cause: BlockyardError | None) -> BlockyardError:
-    """The error of having waited in vain."""
+def make_never_ready_error(targets: Targets, cause: BlockyardError | None) -> BlockyardError:
+    """Makes the error of a wait that was too short."""
     problem = cause.message if cause else "it answers, and has no worker that takes requests"
     return BlockyardError(
         Reason.NO_READY_WORKER, f"{targets} is not ready: {problem}", metadata=cause.metadata if cause else {}

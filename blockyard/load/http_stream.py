@@ -20,7 +20,7 @@ MAX_LINE_BYTES = 16 * 1024 * 1024
 
 
 @asynccontextmanager
-async def _answer(url: str, body: Any, extra: Mapping[str, str]) -> AsyncGenerator[AsyncGenerator[bytes]]:
+async def _open(url: str, body: Any, extra: Mapping[str, str]) -> AsyncGenerator[AsyncGenerator[bytes]]:
     """Sends a request (GET without a body, else POST) and yields the pieces of the answer's body.
 
     Raises BlockyardError: the server's own, or NO_READY_WORKER where it cannot be reached.
@@ -32,7 +32,7 @@ async def _answer(url: str, body: Any, extra: Mapping[str, str]) -> AsyncGenerat
         context = ssl.create_default_context() if secure else None
         reader, writer = await asyncio.open_connection(host, port, ssl=context, limit=MAX_LINE_BYTES)
     except ssl.SSLError as error:
-        raise _no_tls(f"{host}:{port}", error) from None
+        raise _make_tls_error(f"{host}:{port}", error) from None
     except OSError as error:
         message = f"cannot connect to {host}:{port}: {error.strerror or error}"
         raise BlockyardError(Reason.NO_READY_WORKER, message, metadata=dict(TRANSPORT_ORIGIN)) from None
@@ -41,10 +41,10 @@ async def _answer(url: str, body: Any, extra: Mapping[str, str]) -> AsyncGenerat
         status, headers = await _read_head(reader)
         pieces = _read_body(reader, headers)
         if status != 200:
-            raise _error_of(status, headers, b"".join([piece async for piece in pieces]))
+            raise _make_error(status, headers, b"".join([piece async for piece in pieces]))
         yield pieces
     except asyncio.IncompleteReadError as error:
-        raise _broken_off(f"{host}:{port}", error.partial) from None
+        raise _make_break_error(f"{host}:{port}", error.partial) from None
     except (OSError, EOFError) as error:
         message = f"{host}:{port} closed the connection: {error}"
         raise BlockyardError(Reason.NO_READY_WORKER, message, metadata=dict(TRANSPORT_ORIGIN)) from None
@@ -54,7 +54,7 @@ async def _answer(url: str, body: Any, extra: Mapping[str, str]) -> AsyncGenerat
             await writer.wait_closed()
 
 
-def _no_tls(address: str, error: ssl.SSLError) -> BlockyardError:
+def _make_tls_error(address: str, error: ssl.SSLError) -> BlockyardError:
     if error.reason == "WRONG_VERSION_NUMBER":
         message = f"{address} {NO_HTTPS}"
     else:
@@ -62,7 +62,7 @@ def _no_tls(address: str, error: ssl.SSLError) -> BlockyardError:
     return BlockyardError(Reason.NO_READY_WORKER, message, metadata=dict(TRANSPORT_ORIGIN))
 
 
-def _broken_off(address: str, received: bytes) -> BlockyardError:
+def _make_break_error(address: str, received: bytes) -> BlockyardError:
     # The first frame of HTTP/2: no data of a stream, and the type SETTINGS.
     if len(received) > 8 and received[3] == 4 and received[5:9] == bytes(4):
         message = f"{address} {GRPC_AT_HTTP}"
@@ -103,7 +103,7 @@ async def _read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> A
             yield piece
 
 
-def _error_of(status: int, headers: dict[str, str], content: bytes) -> BlockyardError:
+def _make_error(status: int, headers: dict[str, str], content: bytes) -> BlockyardError:
     try:
         content_error = json.loads(content)["error"]
     except (ValueError, KeyError, TypeError):
@@ -118,7 +118,7 @@ def _error_of(status: int, headers: dict[str, str], content: bytes) -> Blockyard
 
 async def get_json(url: str, headers: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
     """Gets a JSON object. `headers` are sent beside our own. Raises BlockyardError."""
-    async with _answer(url, None, headers) as pieces:
+    async with _open(url, None, headers) as pieces:
         return cast("dict[str, Any]", json.loads(b"".join([piece async for piece in pieces])))
 
 
@@ -131,7 +131,7 @@ async def post_events(
 
     Raises BlockyardError for a refusal, for an error in the midst of the stream, and for a stream that breaks off.
     """
-    async with _answer(url, body, headers) as pieces:
+    async with _open(url, body, headers) as pieces:
         rest = b""
         async for piece in pieces:
             *lines, rest = (rest + piece).split(b"\n")
@@ -143,6 +143,6 @@ async def post_events(
                     return
                 event = json.loads(data)
                 if "error" in event:
-                    raise _error_of(200, {}, data)
+                    raise _make_error(200, {}, data)
                 yield event
     raise BlockyardError(Reason.BUG, "the stream ended before its answer did")

@@ -95,10 +95,10 @@ class Sample:
 
 
 class Api(Protocol):
-    """A way to send a request."""
+    """Sends requests over one of the APIs."""
 
     async def send(self, request: Request, sample: Sample) -> None:
-        """Sends it and fills the sample in; raises BlockyardError."""
+        """Sends a request and fills the sample in; raises BlockyardError."""
         ...
 
 
@@ -199,7 +199,7 @@ async def _send(api: Api, request: Request, sample: Sample) -> None:
 async def run_load(
     api: Api, requests: Iterator[Request], plan: Plan, on_done: Callable[[Sample], None] = lambda sample: None
 ) -> list[Sample]:
-    """Runs a load to its end, and returns what was seen, in the order of the ends."""
+    """Runs a load to its end, and returns its samples in the order of their ends."""
     samples: list[Sample] = []
     start = time.monotonic()
 
@@ -244,7 +244,7 @@ async def run_load(
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Of one measure, in seconds: its mean and percentiles."""
+    """The mean and the percentiles of one measure, in seconds."""
 
     mean: float
     percentiles: dict[int, float]
@@ -295,7 +295,7 @@ class Summary:
 
 
 def summarize(samples: Sequence[Sample]) -> Summary:
-    """Summarizes what was seen."""
+    """Summarizes samples."""
     good = [sample for sample in samples if not sample.error]
     errors = Counter(sample.error for sample in samples if sample.error)
     elapsed = max((s.end for s in samples), default=0.0) - min((s.arrival for s in samples), default=0.0)

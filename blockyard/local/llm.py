@@ -206,7 +206,9 @@ class _RunningSystem:
 
     async def _start(self) -> None:
         await self.local.prepare(lambda line: print(line, file=sys.stderr))  # noqa: T201
-        self._supervisor = Supervisor(self.local.services(), self.local.is_ready, environment=self.local.environment())
+        self._supervisor = Supervisor(
+            self.local.make_services(), self.local.is_ready, environment=self.local.make_environment()
+        )
         if not await self._supervisor.start():
             raise StartError("stopped before it was ready")
 

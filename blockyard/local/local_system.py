@@ -56,7 +56,7 @@ GRACE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where clients reach a system: its public APIs as host:port, and all over gRPC on a private socket.
+    """The addresses of a system: its public APIs as host:port, and all of them over gRPC on a private socket.
 
     `metrics`: where Prometheus reaches the scheduler and the workers, by their names; without those that do not listen.
     """
@@ -69,7 +69,7 @@ class Endpoints:
 
 
 class LocalSystem:
-    """A configuration made ready to run: a private folder for sockets, and ports that were free a moment ago."""
+    """A configuration prepared to run: with a private folder for sockets, and with ports that were free just now."""
 
     def __init__(self, configuration: SystemConfiguration) -> None:
         """Raises PortTaken, SettingsError for an open admin API, BlockyardError when there is no such model.
@@ -82,7 +82,7 @@ class LocalSystem:
         check_admin(configuration.public, configuration.security)
         public = choose_ports(configuration.public)
         self.configuration = dataclasses.replace(configuration, public=public)
-        host, admin_host = reached_at(public.host), reached_at(public.admin_host)
+        host, admin_host = reachable_host(public.host), reachable_host(public.admin_host)
         self._folder = _private_folder()
         self._metrics_ports = MetricsPorts()
         self._ports = self._choose_metrics_ports()
@@ -104,8 +104,8 @@ class LocalSystem:
             ports[f"worker-{number}"] = choose(wanted, FIRST_WORKER_PORT)
         return ports
 
-    def services(self) -> list[Service]:
-        """The children to start, in order."""
+    def make_services(self) -> list[Service]:
+        """Makes the list of child processes, in the order of their start."""
         configuration = self.configuration
         workers = [
             f"unix:{self._folder}/worker-{number}" for number in range(configuration.parallel.data_parallel_size)
@@ -122,7 +122,7 @@ class LocalSystem:
             configuration.scheduler,
             configuration.scheduler_process,
         )
-        for section in (*own, *self._for_all):
+        for section in (*own, *self._shared_sections):
             scheduling += to_flags(section)
         scheduling += to_flags(configuration.resume)
         scheduling.append(f"--scheduler-metrics-port={self._ports['scheduler']}")
@@ -133,7 +133,7 @@ class LocalSystem:
             configuration.public,
             configuration.security,
             configuration.gateway_process,
-            *self._for_all,
+            *self._shared_sections,
         ):
             serving += to_flags(section)
         serving += to_flags(configuration.resume)
@@ -149,7 +149,7 @@ class LocalSystem:
         ]
 
     @property
-    def _for_all(self) -> tuple[object, ...]:
+    def _shared_sections(self) -> tuple[object, ...]:
         """The sections that every service reads."""
         return (self.configuration.log, self.configuration.tracing, _PRIVATE)
 
@@ -157,7 +157,7 @@ class LocalSystem:
         configuration = self.configuration
         settings = divide_processors(configuration.worker, configuration.parallel.data_parallel_size)
         flags = [f"--worker-address={address}", *to_flags(settings)]
-        for section in self._for_all:
+        for section in self._shared_sections:
             flags += to_flags(section)
         flags.append(f"--worker-metrics-port={self._ports[f'worker-{number}']}")
         return Service(f"worker-{number}", "worker_service", tuple(flags))
@@ -172,7 +172,7 @@ class LocalSystem:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=self.environment(),
+            env=self.make_environment(),
         )
         assert process.stdout is not None
         async for line in process.stdout:
@@ -180,8 +180,8 @@ class LocalSystem:
         if await process.wait():
             write_line("the CPU kernels cannot be compiled here: torch computes, which is slower")
 
-    def environment(self) -> dict[str, str]:
-        """The children's environment: ours without settings, which they get as flags, each only its own."""
+    def make_environment(self) -> dict[str, str]:
+        """Makes the children's environment: ours without settings, which they get as flags, each only its own."""
         return without_settings(os.environ)
 
     def _channel(self, address: str) -> grpc.aio.Channel:
@@ -199,7 +199,7 @@ class LocalSystem:
             return False
         return response.status == health_pb2.HealthCheckResponse.SERVING
 
-    async def missing(self) -> str:
+    async def describe_wait(self) -> str:
         """Says what the gateway waits for, in a sentence; empty where the gateway does not answer."""
         stub = admin_pb2_grpc.AdminServiceStub(self._channel(self.endpoints.local))
         try:
@@ -209,7 +209,7 @@ class LocalSystem:
         return status.gateway.message
 
     async def close(self) -> None:
-        """Removes what it made."""
+        """Closes its channels and removes its folder."""
         for channel in self._channels.values():
             await channel.close(None)
         self._metrics_ports.close()
@@ -233,7 +233,7 @@ def divide_processors(worker: WorkerProcessSettings, num_workers: int) -> Worker
     return dataclasses.replace(worker, num_threads=max(1, usable // num_workers))
 
 
-def reached_at(host: str) -> str:
+def reachable_host(host: str) -> str:
     """Gives the host to connect to for a host to listen on: nobody can connect to a wildcard."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 

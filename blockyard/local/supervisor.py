@@ -73,7 +73,7 @@ class Child:
         return self._process.pid if self._process else 0
 
     async def start(self) -> None:
-        """Executes it. It gets no signal from the terminal, and dies with this process."""
+        """Starts the process. It gets no signal from the terminal, and dies with this one."""
         self.last_lines.clear()
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "blockyard.local.child", str(os.getpid()), self.service.module),
@@ -93,14 +93,14 @@ class Child:
         while data := await output.read(MAX_LINE_BYTES):
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                self._take(line)
+                self._on_line(line)
             if len(rest) > MAX_LINE_BYTES:
-                self._take(rest)
+                self._on_line(rest)
                 rest = b""
         if rest:
-            self._take(rest)
+            self._on_line(rest)
 
-    def _take(self, line: bytes) -> None:
+    def _on_line(self, line: bytes) -> None:
         text = line.decode("utf-8", "replace").rstrip("\r")
         self.last_lines.append(text)
         self._write_line(text)
@@ -141,7 +141,7 @@ class Child:
 
 
 def child_environment(environment: Mapping[str, str] | None) -> dict[str, str]:
-    """The environment of a child: it finds the package that runs here, wherever it was started from."""
+    """Makes the environment of a child, which finds the package that runs here from any folder."""
     inherited = dict(os.environ if environment is None else environment)
     if "site-packages" not in ROOT.parts:
         paths = [str(ROOT), *filter(None, inherited.get("PYTHONPATH", "").split(os.pathsep))]
@@ -222,7 +222,7 @@ class Supervisor:
             await asyncio.wait({*ends, polling}, return_when=asyncio.FIRST_COMPLETED)
             for end, child in ends.items():
                 if end.done():
-                    raise StartError(_obituary(child, end.result()))
+                    raise StartError(_describe_exit(child, end.result()))
             polling.result()
         finally:
             for task in (*ends, polling):
@@ -236,13 +236,13 @@ class Supervisor:
         """Brings a child back for ever; ends everything when that cannot be done."""
         try:
             while True:
-                await self._bring_back(child)
+                await self._restart(child)
         except OSError as error:
             log.error("a service cannot be started: stopping", service=child.service.name, error=error)
         self._exit_code = 1
         self._stop_requested.set()
 
-    async def _bring_back(self, child: Child) -> None:
+    async def _restart(self, child: Child) -> None:
         """Waits for the end of a child and starts it again, later each time that it did not live long."""
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -274,6 +274,6 @@ class Supervisor:
             await child.stop(self._hurry)
 
 
-def _obituary(child: Child, exit_code: int) -> str:
+def _describe_exit(child: Child, exit_code: int) -> str:
     lines = "".join(f"\n    {line}" for line in child.last_lines)
     return f"the {child.service.name} ended with {exit_code} before it was ready{':' if lines else ''}{lines}"

@@ -45,7 +45,7 @@ _SCHEME = "bearer "
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class Credentials:
     """The credentials that a call shows.
 
     Attributes:
@@ -61,20 +61,20 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls, and the tenant whose call it is; None: the one that the call says."""
+    """A caller, and the tenant of its calls; None: the tenant that each call names."""
 
     name: str = ""
     tenant: str | None = None
 
 
-# Whose the call is that this task answers.
+# The caller whose call this task answers.
 CALLER: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B039 - it is frozen
 
 
 class Gate(Protocol):
     """Decides who may call."""
 
-    def admit(self, evidence: Evidence, path: str) -> AbstractContextManager[Caller]:
+    def admit(self, credentials: Credentials, path: str) -> AbstractContextManager[Caller]:
         """Lets a call in, for as long as it runs; raises BlockyardError UNAUTHENTICATED or PERMISSION_DENIED."""
         ...
 
@@ -91,8 +91,8 @@ def _matches(path: str, patterns: tuple[str, ...]) -> bool:
     return any(path.startswith(each[:-1]) if each.endswith("*") else path == each for each in patterns)
 
 
-class Doorkeeper:
-    """Stands before all methods of a listener."""
+class Authenticator:
+    """Checks the caller of every method of a listener."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
@@ -105,18 +105,18 @@ class Doorkeeper:
         return _matches(path, OPEN)
 
     @contextmanager
-    def enter(self, evidence: Evidence, path: str) -> Generator[None]:
-        """Lets a call in that may come in, and says in its task whose it is; else raises BlockyardError."""
+    def enter(self, credentials: Credentials, path: str) -> Generator[None]:
+        """Lets a permitted call in and sets CALLER in its task; raises BlockyardError for others."""
         with ExitStack() as stack:
             try:
-                caller = stack.enter_context(self._gate.admit(evidence, path))
+                caller = stack.enter_context(self._gate.admit(credentials, path))
             except BlockyardError as error:
-                self._note(error, path)
+                self._on_refusal(error, path)
                 raise
             CALLER.set(caller)
             yield
 
-    def _note(self, error: BlockyardError, path: str) -> None:
+    def _on_refusal(self, error: BlockyardError, path: str) -> None:
         """Logs refusals together, so that callers cannot fill the log."""
         self._num_refused += 1
         if time.monotonic() - self._logged_at >= REFUSALS_SECONDS:
@@ -135,9 +135,9 @@ class KeyGate:
         self._num_calls: Counter[str] = Counter()
 
     @contextmanager
-    def admit(self, evidence: Evidence, path: str) -> Generator[Caller]:
+    def admit(self, credentials: Credentials, path: str) -> Generator[Caller]:
         """Lets a call in. Raises BlockyardError, TENANT_QUOTA where the key has too many calls already."""
-        key = self._find(evidence.key)
+        key = self._find(credentials.key)
         caller = Caller(key.name, None if key.tenant == ANY_TENANT else key.tenant)
         if _matches(path, MONITORING):
             yield caller
@@ -178,9 +178,9 @@ class CertificateGate:
         self._names = names
 
     @contextmanager
-    def admit(self, evidence: Evidence, path: str) -> Generator[Caller]:
+    def admit(self, credentials: Credentials, path: str) -> Generator[Caller]:
         """Lets a call in."""
-        name = evidence.common_name
+        name = credentials.common_name
         if not name:
             raise BlockyardError(Reason.UNAUTHENTICATED, "a client certificate with a common name is needed")
         if not re.fullmatch(TENANT_PATTERN, name):
@@ -199,9 +199,9 @@ class ServiceGate:
         self._name = name
 
     @contextmanager
-    def admit(self, evidence: Evidence, path: str) -> Generator[Caller]:
+    def admit(self, credentials: Credentials, path: str) -> Generator[Caller]:
         """Lets a call in."""
-        if self._name not in evidence.names:
+        if self._name not in credentials.names:
             message = f"only {self._name} may call here, not the holder of this certificate"
             raise BlockyardError(Reason.PERMISSION_DENIED, message)
         yield Caller(self._name)

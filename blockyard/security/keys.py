@@ -102,7 +102,7 @@ def parse_keys(text: str) -> list[Key]:
     except pydantic.ValidationError as error:
         raise KeyFileError("; ".join(map(_describe, error.errors()))) from None
     for attribute in ("name", "sha256"):
-        if repeated := _repeated(getattr(key, attribute) for key in keys):
+        if repeated := _find_repeated(getattr(key, attribute) for key in keys):
             raise KeyFileError(f"two keys have the {attribute} {repeated}")
     return keys
 
@@ -113,7 +113,7 @@ def _describe(problem: Any) -> str:
     return f"{place or 'the file'}: {problem['msg']}"
 
 
-def _repeated(values: Iterable[str]) -> str:
+def _find_repeated(values: Iterable[str]) -> str:
     seen: set[str] = set()
     for value in values:
         if value in seen:
@@ -138,7 +138,7 @@ def add_key(path: Path, key: Key) -> None:
         raise KeyFileError(f"{path} has a key of the name {key.name}: choose another, or revoke that one first")
     try:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a", encoding="utf-8") as file:
-            file.write(("" if path.stat().st_size else _HEAD) + _written([key]))
+            file.write(("" if path.stat().st_size else _HEAD) + _to_yaml([key]))
     except OSError as error:
         raise KeyFileError(f"{path}: {error.strerror}") from None
 
@@ -152,7 +152,7 @@ def revoke_key(path: Path, name: str) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         beside.touch(mode=0o600)
-        beside.write_text(_HEAD + (_written(kept) if kept else ""), encoding="utf-8")
+        beside.write_text(_HEAD + (_to_yaml(kept) if kept else ""), encoding="utf-8")
         # A gateway of another user has to be able to read on, or it would go on with the keys that it has.
         owner = path.stat()
         os.chown(beside, owner.st_uid, owner.st_gid)
@@ -162,7 +162,7 @@ def revoke_key(path: Path, name: str) -> None:
         raise KeyFileError(f"{path}: {error.strerror}") from None
 
 
-def _written(keys: list[Key]) -> str:
+def _to_yaml(keys: list[Key]) -> str:
     entries = [key.model_dump(mode="json", exclude_defaults=True) | {"role": str(key.role)} for key in keys]
     return yaml.safe_dump(entries, sort_keys=False)
 

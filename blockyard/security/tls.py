@@ -75,10 +75,10 @@ class CertificateFiles:
             # Looked at before they are read: what changes in between is another change.
             if (states := self._look()) != self._states:
                 self._states = states
-                self._take()
+                self._reload()
             return self._current
 
-    def _take(self) -> None:
+    def _reload(self) -> None:
         try:
             self._current = self._read(self._current.version + 1)
         except CertificateError as error:
@@ -91,7 +91,7 @@ class CertificateFiles:
 
     def _read(self, version: int) -> Certificates:
         chain, key, authority = (_content(path) if path else b"" for path in self._paths)
-        return Certificates(chain, key, authority, _context(*self._paths), version)
+        return Certificates(chain, key, authority, _make_context(*self._paths), version)
 
 
 def _content(path: str) -> bytes:
@@ -101,7 +101,7 @@ def _content(path: str) -> bytes:
         raise CertificateError(f"{path}: {error.strerror}") from None
 
 
-def _context(chain: str, key: str, authority: str) -> ssl.SSLContext:
+def _make_context(chain: str, key: str, authority: str) -> ssl.SSLContext:
     """Makes what serves HTTP with a certificate; raises CertificateError where key and certificate are no pair."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
@@ -111,17 +111,17 @@ def _context(chain: str, key: str, authority: str) -> ssl.SSLContext:
     try:
         context.load_cert_chain(chain, key, _no_passphrase)
     except (ssl.SSLError, OSError) as error:
-        raise CertificateError(f"{chain} and {key} are no certificate with its key: {_why(error)}") from None
+        raise CertificateError(f"{chain} and {key} are no certificate with its key: {_describe(error)}") from None
     if authority:
         context.verify_mode = ssl.CERT_REQUIRED
         try:
             context.load_verify_locations(authority)
         except (ssl.SSLError, OSError) as error:
-            raise CertificateError(f"{authority} has no certificate of an authority: {_why(error)}") from None
+            raise CertificateError(f"{authority} has no certificate of an authority: {_describe(error)}") from None
     return context
 
 
-def _why(error: OSError) -> str:
+def _describe(error: OSError) -> str:
     return error.strerror or str(error) or "no certificate in it"
 
 
@@ -141,13 +141,13 @@ def server_credentials(files: CertificateFiles) -> grpc.ServerCredentials:
         if now.version == last[0]:
             return None
         last[0] = now.version
-        return _configuration(now)
+        return _make_configuration(now)
 
     # The published stubs know nothing of a fetcher that has nothing new.
-    return grpc.dynamic_ssl_server_credentials(_configuration(first), cast("Any", fetch), files.verifies)
+    return grpc.dynamic_ssl_server_credentials(_make_configuration(first), cast("Any", fetch), files.verifies)
 
 
-def _configuration(certificates: Certificates) -> grpc.ServerCertificateConfiguration:
+def _make_configuration(certificates: Certificates) -> grpc.ServerCertificateConfiguration:
     pair = (certificates.key, certificates.chain)
     return grpc.ssl_server_certificate_configuration([pair], certificates.authority or None)
 
@@ -161,12 +161,12 @@ def http_context(files: CertificateFiles) -> ssl.SSLContext:
         connection.context = files.current().context
 
     # A context of its own, so that none of those to choose from has this callback.
-    front = _context_like(context)
+    front = _make_context_like(context)
     front.sni_callback = choose
     return front
 
 
-def _context_like(context: ssl.SSLContext) -> ssl.SSLContext:
+def _make_context_like(context: ssl.SSLContext) -> ssl.SSLContext:
     front = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     front.verify_mode, front.options, front.num_tickets = context.verify_mode, context.options, context.num_tickets
     front.set_alpn_protocols(["http/1.1"])

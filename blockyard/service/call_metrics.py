@@ -52,11 +52,11 @@ class CallCounter(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def _guard(self, inner: Callable[..., Any], method: str) -> Callable[..., Any]:
         async def coroutine(request: Any, context: Any) -> Any:
-            with self._counted(method):
+            with self._count(method):
                 return await inner(request, context)
 
         async def generator(request: Any, context: Any) -> AsyncGenerator[Any]:
-            with self._counted(method):
+            with self._count(method):
                 async with aclosing(inner(request, context)) as messages:
                     async for message in messages:
                         yield message
@@ -64,7 +64,7 @@ class CallCounter(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return generator if inspect.isasyncgenfunction(inner) else coroutine
 
     @contextmanager
-    def _counted(self, method: str) -> Generator[None]:
+    def _count(self, method: str) -> Generator[None]:
         try:
             yield
         except BaseException as error:

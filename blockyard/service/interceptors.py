@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from blockyard.errors import BlockyardError, Reason, to_call_status
-from blockyard.security.authentication import Doorkeeper, Evidence, find_key
+from blockyard.security.authentication import Authenticator, Credentials, find_key
 from blockyard.security.tls import peer_common_name, peer_names
 from blockyard.telemetry import EventLogger
 
@@ -68,25 +68,25 @@ def within(handler: Any, enter: Callable[[Any], AbstractContextManager[object]])
 
 
 class AuthenticationInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Lets a call through to its handler when the doorkeeper lets it in, whichever method it is."""
+    """Lets calls that the authenticator admits through to their handlers."""
 
-    def __init__(self, doorkeeper: Doorkeeper) -> None:
-        self._doorkeeper = doorkeeper
+    def __init__(self, authenticator: Authenticator) -> None:
+        self._authenticator = authenticator
 
     async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """Wraps the handler of one call."""
         handler = await continuation(handler_call_details)
         method: str = handler_call_details.method  # type: ignore[attr-defined]
         # A method that nobody answers needs no guard.
-        if handler is None or self._doorkeeper.is_open(method):
+        if handler is None or self._authenticator.is_open(method):
             return handler
-        return within(handler, lambda context: self._doorkeeper.enter(_evidence(context), method))
+        return within(handler, lambda context: self._authenticator.enter(_credentials(context), method))
 
 
-def _evidence(context: Any) -> Evidence:
+def _credentials(context: Any) -> Credentials:
     shown = context.auth_context()
     key = find_key(dict(context.invocation_metadata() or ()))
-    return Evidence(key, peer_common_name(shown), peer_names(shown))
+    return Credentials(key, peer_common_name(shown), peer_names(shown))
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]

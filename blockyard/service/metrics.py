@@ -199,7 +199,7 @@ class Registry:
         self._samples[metric.name] = samples
 
     @property
-    def missing(self) -> list[str]:
+    def find_missing(self) -> list[str]:
         """Metrics of the catalogue that nobody gave values."""
         return [each.name for each in self.catalogue if each.name not in self._samples | self._histograms]
 

@@ -14,7 +14,7 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from blockyard.channels import INTERNAL_MESSAGE_BYTES, Options, channel_options
-from blockyard.security.authentication import Doorkeeper
+from blockyard.security.authentication import Authenticator
 from blockyard.service import grpc_wakeups
 from blockyard.service.interceptors import AuthenticationInterceptor, ErrorInterceptor
 
@@ -175,7 +175,7 @@ def make_server(
     options = server_options(max_message_bytes)
     if max_connections:
         options.append(("grpc.max_allowed_incoming_connections", max_connections))
-    guards = [AuthenticationInterceptor(Doorkeeper(gate))] if gate is not None else []
+    guards = [AuthenticationInterceptor(Authenticator(gate))] if gate is not None else []
     server = grpc.aio.server(options=options, interceptors=[ErrorInterceptor(), *interceptors, *guards])
     reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     return server

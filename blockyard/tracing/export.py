@@ -54,7 +54,7 @@ class _RecordedSpan(Span):
 
     def __init__(self, span: trace.Span) -> None:
         self._span = span
-        self._context = _written(span.get_span_context())
+        self._context = _to_trace_context(span.get_span_context())
 
     @property
     def context(self) -> TraceContext | None:
@@ -65,10 +65,10 @@ class _RecordedSpan(Span):
         return self._context.trace_id
 
     def set(self, **attributes: Attribute) -> None:
-        self._span.set_attributes(_named(attributes))
+        self._span.set_attributes(_with_prefix(attributes))
 
     def add_event(self, name: str, **attributes: Attribute) -> None:
-        self._span.add_event(name, _named(attributes))
+        self._span.add_event(name, _with_prefix(attributes))
 
     def end(self, *, error: str = "", seconds_ago: float = 0.0) -> None:
         if error:
@@ -76,7 +76,7 @@ class _RecordedSpan(Span):
         self._span.end(_nanoseconds(seconds_ago))
 
 
-def _named(attributes: Mapping[str, Attribute]) -> dict[str, Attribute]:
+def _with_prefix(attributes: Mapping[str, Attribute]) -> dict[str, Attribute]:
     return {name if "." in name else _PREFIX + name: value for name, value in attributes.items()}
 
 
@@ -84,12 +84,12 @@ def _nanoseconds(seconds_ago: float) -> int:
     return time.time_ns() - int(seconds_ago * 1e9)
 
 
-def _written(context: SpanContext) -> TraceContext:
+def _to_trace_context(context: SpanContext) -> TraceContext:
     traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
     return TraceContext(traceparent, context.trace_state.to_header())
 
 
-def _read(context: TraceContext) -> SpanContext:
+def _to_span_context(context: TraceContext) -> SpanContext:
     _, trace_id, span_id, flags, *_ = context.traceparent.split("-")
     state = TraceState.from_header([context.tracestate]) if context.tracestate else TraceState()
     return SpanContext(
@@ -116,12 +116,14 @@ class OtlpTracer:
     ) -> Span:
         """Begins a span; see Tracer."""
         # An empty context, since the parent is the argument, never what happens to be current.
-        above = trace.set_span_in_context(NonRecordingSpan(_read(parent)), Context()) if parent else Context()
+        above = (
+            trace.set_span_in_context(NonRecordingSpan(_to_span_context(parent)), Context()) if parent else Context()
+        )
         span = self._tracer.start_span(
             name,
             above,
             SpanKind.SERVER if is_server else SpanKind.INTERNAL,
-            _named(attributes),
+            _with_prefix(attributes),
             start_time=_nanoseconds(seconds_ago),
         )
         return _RecordedSpan(span) if span.is_recording() else NO_SPAN

@@ -17,7 +17,7 @@ from rich.console import Console
 from blockyard.admin.v1 import admin_pb2
 from blockyard.cli.admin import tables
 from blockyard.cli.admin.link import DEFAULT_ADMIN_ADDRESS, AdminAddress, AsJson, admin_api, as_json
-from blockyard.cli.connection import connects
+from blockyard.cli.connection import with_connection
 from blockyard.common.v1 import administration_pb2, status_pb2
 from blockyard.errors import BlockyardError, Reason
 
@@ -79,7 +79,7 @@ def _get_status(address: str) -> admin_pb2.GetStatusResponse:
 
 
 @app.command()
-@connects
+@with_connection
 def status(address: AdminAddress = DEFAULT_ADMIN_ADDRESS, json: AsJson = False) -> None:
     """List the gateway, the scheduler, replicas and workers."""
     reading = _get_status(address)
@@ -103,7 +103,7 @@ def status(address: AdminAddress = DEFAULT_ADMIN_ADDRESS, json: AsJson = False) 
 
 
 @app.command()
-@connects
+@with_connection
 def drain(
     target: Target,
     address: AdminAddress = DEFAULT_ADMIN_ADDRESS,
@@ -166,7 +166,7 @@ def _wait_until(address: str, is_done: Callable[[admin_pb2.GetStatusResponse], b
 
 
 @app.command()
-@connects
+@with_connection
 def undrain(target: Target, address: AdminAddress = DEFAULT_ADMIN_ADDRESS, json: AsJson = False) -> None:
     """Let a drained replica or the gateway take requests again."""
     with admin_api(address) as api:
@@ -180,7 +180,7 @@ def undrain(target: Target, address: AdminAddress = DEFAULT_ADMIN_ADDRESS, json:
 
 
 @app.command("reset-cache")
-@connects
+@with_connection
 def reset_cache(
     replica: Annotated[str, typer.Argument(help="a replica as `status` names it; default: all")] = "",
     address: AdminAddress = DEFAULT_ADMIN_ADDRESS,
@@ -199,7 +199,7 @@ def reset_cache(
 
 
 @app.command("log-level")
-@connects
+@with_connection
 def log_level(
     level: Annotated[Level, typer.Argument(help="the least important events to write")],
     process: Annotated[
@@ -222,7 +222,7 @@ def log_level(
 
 
 @app.command()
-@connects
+@with_connection
 def profile(
     replica: Replica = "",
     address: AdminAddress = DEFAULT_ADMIN_ADDRESS,
@@ -261,7 +261,7 @@ def _write_profile(path: Path, pieces: Iterator[bytes]) -> None:
 
 
 @app.command()
-@connects
+@with_connection
 def dump(
     address: AdminAddress = DEFAULT_ADMIN_ADDRESS,
     max_requests: Annotated[int, typer.Option(min=1, help="requests to list at most")] = 1000,

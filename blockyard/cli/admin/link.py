@@ -49,8 +49,8 @@ class AdminApi:
 @contextmanager
 def admin_api(address: str) -> Generator[AdminApi]:
     """Opens the admin API for some calls. What fails in there is raised as BlockyardError."""
-    access = connection().access()
-    with access.channel(address) as channel:
+    access = connection().make_access()
+    with access.make_channel(address) as channel:
         try:
             yield AdminApi(admin_pb2_grpc.AdminServiceStub(channel), access.metadata)
         except grpc.RpcError as error:

@@ -33,7 +33,7 @@ class View:
         self._now: admin_pb2.GetStatusResponse | None = None
 
     def read(self) -> None:
-        """Asks how things are. Raises BlockyardError."""
+        """Reads the system's status. Raises BlockyardError."""
         with admin_api(self._address) as api:
             self._before, self._now = self._now, api.ask(api.stub.GetStatus, admin_pb2.GetStatusRequest())
 

@@ -42,7 +42,7 @@ def used_share(pool: status_pb2.BlockPoolStatus) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRates:
-    """What a replica did, a second; None where there is nothing to compare with.
+    """A replica's rates per second; None without an earlier reading to compare with.
 
     `busy_share`: of 1, as its worker says.
     """
@@ -54,7 +54,7 @@ class ReplicaRates:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a system did between two readings, a second; None where there is nothing to compare with.
+    """A system's rates per second between two readings; None without an earlier one to compare with.
 
     `cached_share`: of the prompts' tokens, of 1. Latencies in seconds are means, of what ended in between.
     """

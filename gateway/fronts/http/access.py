@@ -12,7 +12,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from blockyard.errors import BlockyardError, Reason
-from blockyard.security.authentication import Doorkeeper, Evidence, find_key
+from blockyard.security.authentication import Authenticator, Credentials, find_key
 from blockyard.telemetry import EventLogger
 from blockyard.wrong_doors import GRPC_PORT
 from gateway.fronts.openai.errors import error_response, response
@@ -42,7 +42,7 @@ _COMMON_NAME = "blockyard.common_name"
 
 def guarded(app: ASGIApp, gate: Gate) -> ASGIApp:
     """Wraps an application so that only what is open to all can be called without leave of the gate."""
-    keeper = Doorkeeper(gate)
+    keeper = Authenticator(gate)
 
     async def guard(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or keeper.is_open(scope["path"]):
@@ -50,7 +50,7 @@ def guarded(app: ASGIApp, gate: Gate) -> ASGIApp:
             return
         with ExitStack() as stack:
             try:
-                stack.enter_context(keeper.enter(_evidence(scope), scope["path"]))
+                stack.enter_context(keeper.enter(_credentials(scope), scope["path"]))
             except BlockyardError as error:
                 await _refuse(error, scope, receive, send)
             else:
@@ -86,9 +86,9 @@ def _num_head_bytes(scope: Scope) -> int:
     return line + sum(len(name) + len(value) + len(": \r\n") for name, value in scope["headers"])
 
 
-def _evidence(scope: Scope) -> Evidence:
+def _credentials(scope: Scope) -> Credentials:
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-    return Evidence(find_key(headers), scope.get(_COMMON_NAME, ""))
+    return Credentials(find_key(headers), scope.get(_COMMON_NAME, ""))
 
 
 async def _refuse(error: BlockyardError, scope: Scope, receive: Receive, send: Send) -> None:

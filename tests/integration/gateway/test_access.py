@@ -27,7 +27,7 @@ from blockyard.client.retry import RetryPolicy
 from blockyard.configuration import ModelSettings, PublicSettings, SecuritySettings
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
-from blockyard.security.authentication import MONITORING, Doorkeeper
+from blockyard.security.authentication import MONITORING, Authenticator
 from blockyard.security.keys import Key, KeyFileError, KeyRole, add_key, digest
 from blockyard.security.tls import CertificateError
 from blockyard.settings import SettingsError
@@ -92,7 +92,7 @@ async def running(configured: GatewayConfiguration) -> AsyncIterator[Server]:
 
 
 def channel_to(port: int, tls: ClientTls | bool = False) -> grpc.aio.Channel:
-    return ClientAccess(tls=tls).aio_channel(f"127.0.0.1:{port}")
+    return ClientAccess(tls=tls).make_aio_channel(f"127.0.0.1:{port}")
 
 
 def metadata(key: str | None, tenant: str | None = None) -> tuple[tuple[str, str], ...]:
@@ -164,7 +164,7 @@ async def test_every_route_but_what_is_open_needs_a_key(
             path = re.sub(r"\{[^}]*\}", "x", route.path) or "/"
             for method in getattr(route, "methods", None) or ("GET",):
                 answer = await http.request(method, path)
-                if Doorkeeper.is_open(path):
+                if Authenticator.is_open(path):
                     opened.add(route.path)
                     assert answer.status_code not in (401, 403), route.path
                 else:
@@ -271,7 +271,7 @@ async def test_the_health_port_is_plain_whatever_the_others_ask_for(
 async def test_the_local_socket_asks_for_nothing(scheduler: FakeScheduler, keys_file: str, tmp_path: Path) -> None:
     local = f"unix:{tmp_path}/local"
     configured = configuration(scheduler, SecuritySettings(api_keys_file=keys_file), gateway_local_address=local)
-    async with running(configured), ClientAccess().aio_channel(local) as channel:
+    async with running(configured), ClientAccess().make_aio_channel(local) as channel:
         admin: Any = admin_pb2_grpc.AdminServiceStub(channel)
         assert (await admin.GetStatus(admin_pb2.GetStatusRequest())).gateway.gateway_id
         stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)

@@ -168,7 +168,7 @@ class System:
     def wait_until_ready(self, seconds: float = START_SECONDS) -> None:
         """Waits until the gateway says that it is ready."""
         deadline = time.monotonic() + seconds
-        with self.access.channel(self.grpc_target) as channel:
+        with self.access.make_channel(self.grpc_target) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             for response in stub.Watch(health_pb2.HealthCheckRequest(service="readiness"), timeout=seconds):
                 if response.status == health_pb2.HealthCheckResponse.SERVING:

@@ -52,12 +52,12 @@ def fake_services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Makes a local system of one process, which is a fake gateway; returns the folder of its module."""
     (tmp_path / "stand_in_gateway.py").write_text(GATEWAY)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    real = LocalSystem.services
+    real = LocalSystem.make_services
 
     def services(self: LocalSystem) -> list[Service]:
         return [Service("gateway", "stand_in_gateway", real(self)[-1].flags)]
 
-    monkeypatch.setattr(LocalSystem, "services", services)
+    monkeypatch.setattr(LocalSystem, "make_services", services)
     return tmp_path
 
 

@@ -128,7 +128,7 @@ def test_pkill_finds_one_service() -> None:
     system = LocalSystem(SystemConfiguration(parallel=parallel, public=public))
     lines = {
         service.name: " ".join(("python", "-P", "-m", "blockyard.local.child", "17", service.module, *service.flags))
-        for service in system.services()
+        for service in system.make_services()
     }
     asyncio.run(system.close())
     guide = (ROOT / "docs" / "guides" / "restart.md").read_text(encoding="utf-8")

@@ -35,7 +35,7 @@ async def test_a_scheduler_without_workers_tells_all_it_has(harness: Harness, se
     await client.wait_until(lambda: client.readiness is not None)
     seen = Scrape.get(f"127.0.0.1:{server.monitoring.metrics_port}")
     assert [metric.name for metric in CATALOGUE if not seen.has(metric)] == []
-    assert server.service.metrics.registry.missing == []
+    assert server.service.metrics.registry.find_missing == []
     assert seen.sum("blockyard_ready") == seen.sum("blockyard_ready_replicas") == 0
     assert seen.sum("blockyard_workers", state="UNREACHABLE") == seen.sum("blockyard_workers") == 1
     assert seen.sum("blockyard_attached_gateways") == 1

@@ -96,8 +96,8 @@ def follow(resumption: Resumption, memory: Memory, plan: list[Call]) -> list[Eve
     for call in [*plan, None]:
         messages = answer(resumption, memory, call.tokens_per_delta if call else 1)
         if call is None:
-            told.extend(event for m in numbered(messages) if (event := resumption.take(m)) is not None)
-            resumption.end()
+            told.extend(event for m in numbered(messages) if (event := resumption.on_message(m)) is not None)
+            resumption.on_end()
             return told
         extra = [Message()] * call.num_unknown
         if call.recovers:
@@ -105,10 +105,10 @@ def follow(resumption: Resumption, memory: Memory, plan: list[Call]) -> list[Eve
         messages = numbered([*messages[:1], *extra, *messages[1:]])
         is_whole = call.num_events >= len(messages)
         for message in messages[: call.num_events]:
-            if (event := resumption.take(message)) is not None:
+            if (event := resumption.on_message(message)) is not None:
                 told.append(event)
         if is_whole:
-            resumption.end()
+            resumption.on_end()
             return told
         resumption.delay_after(breaks(resumption, call, messages))
         if call.ends == "forgotten":
@@ -120,9 +120,9 @@ def breaks(resumption: Resumption, call: Call, messages: list[Message]) -> Block
     if call.ends == "draining":
         return BlockyardError(Reason.DRAINING, "over")
     if call.ends == "gap" and call.num_events + 1 < len(messages):
-        return caught(lambda: resumption.take(messages[call.num_events + 1]))
+        return caught(lambda: resumption.on_message(messages[call.num_events + 1]))
     if call.ends == "ok":
-        return caught(resumption.end)
+        return caught(resumption.on_end)
     return LOST
 
 
@@ -151,7 +151,7 @@ def test_each_token_and_byte_comes_once(
     resumption = Resumption(spec, patient())
     told = follow(resumption, Memory(), plan)
     assert_told_once(told, shows_ids=shows_ids, n=n)
-    assert resumption.completion() == completion_of(whole)
+    assert resumption.make_completion() == completion_of(whole)
     assert all(event.text or shows_ids or event.logprobs for event in told if isinstance(event, Delta))
 
 
@@ -199,7 +199,7 @@ def test_a_request_that_ends_with_its_connection_stays_as_it_is() -> None:
     assert resumption.request_id == ""
     assert not resumption.needs_cancel
     (first, *_) = numbered(events(Spec(request_id="made", text="a")))
-    resumption.take(first)
+    resumption.on_message(first)
     assert resumption.request_id == "made"
     with pytest.raises(BlockyardError, match="gone"):
         resumption.delay_after(LOST)
@@ -216,8 +216,8 @@ def test_before_it_is_accepted_it_is_sent_again_as_it_was() -> None:
 def test_what_is_asked_for_again() -> None:
     resumption = begin("a é", max_tokens=3, n=3)
     for message in numbered(answer(resumption, Memory()))[:5]:
-        resumption.take(message)
-    resumption.take(Message(seq=5, finished=inference_pb2.Finished(index=1)))
+        resumption.on_message(message)
+    resumption.on_message(Message(seq=5, finished=inference_pb2.Finished(index=1)))
     resumption.delay_after(LOST)
     request = resumption.next_request()
     assert isinstance(request, inference_pb2.ResumeGenerateRequest)
@@ -233,7 +233,7 @@ def test_what_is_asked_for_again() -> None:
 
 def test_a_seed_is_told_where_the_request_has_none() -> None:
     resumption = begin(seed=3)
-    resumption.take(numbered(answer(resumption, Memory()))[0])
+    resumption.on_message(numbered(answer(resumption, Memory()))[0])
     request = resumption.next_request()
     assert isinstance(request, inference_pb2.ResumeGenerateRequest)
     assert (request.HasField("seed"), request.spec.sampling.seed) == (False, 3)
@@ -245,7 +245,7 @@ def test_a_request_of_somebody_else() -> None:
     memory.begin(spec)
     resumption = Resumption(None, patient(), request_id="theirs")
     messages = numbered(answer(resumption, memory))
-    told = [resumption.take(message) for message in messages[:4]]
+    told = [resumption.on_message(message) for message in messages[:4]]
     resumption.delay_after(LOST)
     request = resumption.next_request()
     assert isinstance(request, inference_pb2.ResumeGenerateRequest)
@@ -253,10 +253,10 @@ def test_a_request_of_somebody_else() -> None:
     assert not request.HasField("seed")
     # Nobody asked for ids, so there are none to tell.
     assert [list(position.token_ids) for position in request.positions] == [[], []]
-    told += [resumption.take(message) for message in numbered(answer(resumption, memory))]
-    resumption.end()
+    told += [resumption.on_message(message) for message in numbered(answer(resumption, memory))]
+    resumption.on_end()
     assert_told_once([event for event in told if event is not None], shows_ids=False, n=2)
-    assert [choice.text for choice in resumption.completion().choices] == ["a b", "a b"]
+    assert [choice.text for choice in resumption.make_completion().choices] == ["a b", "a b"]
     assert not resumption.needs_cancel
 
 
@@ -265,9 +265,9 @@ def test_an_ok_end_before_the_end_is_a_loss(num_taken: int) -> None:
     for resumption in (begin("a", max_tokens=1, n=2), Resumption(None, patient(), request_id="r")):
         messages = numbered(events(Spec(request_id="r", text="a", stop=StopCriteria(max_tokens=1), n=2)))
         for message in messages[:num_taken]:
-            resumption.take(message)
+            resumption.on_message(message)
         with pytest.raises(EventsLost, match="ended before"):
-            resumption.end()
+            resumption.on_end()
 
 
 @pytest.mark.parametrize("seqs", [[1], [0, 2], [0, 0], [0, 1, 0]])
@@ -275,7 +275,7 @@ def test_a_gap_is_a_loss(seqs: list[int]) -> None:
     resumption = begin()
     with pytest.raises(EventsLost, match="events were lost: seq"):
         for seq in seqs:
-            resumption.take(Message(seq=seq))
+            resumption.on_message(Message(seq=seq))
 
 
 @pytest.mark.parametrize(
@@ -289,11 +289,11 @@ def test_a_gap_is_a_loss(seqs: list[int]) -> None:
 def test_a_delta_that_does_not_follow_is_a_loss(delta: dict[str, Any], told: str) -> None:
     resumption = begin()
     with pytest.raises(EventsLost, match=told):
-        resumption.take(Message(delta=inference_pb2.Delta(**delta)))
+        resumption.on_message(Message(delta=inference_pb2.Delta(**delta)))
 
 
 def test_a_loss_is_an_error_like_any_other() -> None:
-    error = caught(lambda: begin().take(Message(seq=3)))
+    error = caught(lambda: begin().on_message(Message(seq=3)))
     assert error.reason is Reason.BUG
     assert pickle.loads(pickle.dumps(error)) == copy.copy(error) == error
 
@@ -318,7 +318,7 @@ def transport(reason: Reason) -> BlockyardError:
 )
 def test_which_failures_are_outlived(error: BlockyardError, outlived: bool) -> None:
     resumption = begin()
-    resumption.take(numbered(events(Spec(request_id="r")))[0])
+    resumption.on_message(numbered(events(Spec(request_id="r")))[0])
     if outlived:
         assert resumption.delay_after(error) > 0
         assert resumption.needs_cancel
@@ -335,26 +335,26 @@ def test_patience_is_for_one_failure_at_a_time() -> None:
     memory = Memory()
     for _ in range(50):
         for message in numbered(answer(resumption, memory))[:2]:
-            resumption.take(message)
+            resumption.on_message(message)
         resumption.delay_after(LOST)
     # Being accepted again, or told of a recovery, is no progress.
     recovered = Message(seq=1, recovered=inference_pb2.Recovered())
     with pytest.raises(BlockyardError, match="gone"):
         for _ in range(5):
-            resumption.take(numbered(answer(resumption, memory))[0])
-            resumption.take(recovered)
+            resumption.on_message(numbered(answer(resumption, memory))[0])
+            resumption.on_message(recovered)
             resumption.delay_after(LOST)
     assert resumption.needs_cancel
 
 
 def test_a_server_that_loses_events_again_and_again_is_given_up_soon() -> None:
     resumption = begin(attempts=Attempts(RetryPolicy(max_attempts=4), None))
-    resumption.take(numbered(answer(resumption, Memory()))[0])
+    resumption.on_message(numbered(answer(resumption, Memory()))[0])
     for _ in range(3):
         resumption.next_request()
-        resumption.delay_after(caught(lambda: resumption.take(Message(seq=9))))
+        resumption.delay_after(caught(lambda: resumption.on_message(Message(seq=9))))
     with pytest.raises(EventsLost):
-        resumption.delay_after(caught(lambda: resumption.take(Message(seq=8))))
+        resumption.delay_after(caught(lambda: resumption.on_message(Message(seq=8))))
 
 
 def test_there_is_nothing_to_cancel_after_the_end() -> None:

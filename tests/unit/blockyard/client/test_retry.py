@@ -50,7 +50,7 @@ def test_tries_are_counted_over_all_gateways(num_targets: int) -> None:
     attempts = Attempts(policy, None, num_targets)
     for _ in range(50):
         attempts.delay_after(unavailable())
-        attempts.advance()
+        attempts.on_progress()
 
 
 def test_the_next_gateway_is_tried_at_once() -> None:
@@ -85,11 +85,11 @@ def test_targets_are_left_in_turn(given: str | list[str]) -> None:
     targets = Targets(given)
     assert (list(targets), len(targets), str(targets)) == (["a:1", "b:2"], 2, "a:1,b:2")
     assert targets.current == "a:1"
-    targets.leave("a:1")
+    targets.on_failure("a:1")
     # Another call that failed at the same time.
-    targets.leave("a:1")
+    targets.on_failure("a:1")
     assert targets.current == "b:2"
-    targets.leave("b:2")
+    targets.on_failure("b:2")
     assert targets.current == "a:1"
     targets.prefer("b:2")
     assert targets.current == "b:2"

@@ -50,7 +50,7 @@ def system(model: str = "", **sections: object) -> LocalSystem:
 async def test_the_services_understand_their_flags() -> None:
     local = system(log=LogSettings("debug", "json"))
     for service, configuration in zip(
-        local.services(), (WorkerConfiguration, SchedulerConfiguration, GatewayConfiguration), strict=True
+        local.make_services(), (WorkerConfiguration, SchedulerConfiguration, GatewayConfiguration), strict=True
     ):
         given = vars(make_parser(configuration, service.name, "").parse_args(list(service.flags)))
         assert given["log_level"] == "debug"
@@ -69,7 +69,7 @@ async def test_every_setting_reaches_its_service(name: str, configuration: type[
         if setting.name not in ("model", "host", "admin_host") and not setting.name.endswith("_port")
     }
     local = LocalSystem(resolve(SystemConfiguration, {**changed, "grpc_port": 0, "http_port": 0, "admin_port": 0}))
-    (service,) = (each for each in local.services() if each.name == name)
+    (service,) = (each for each in local.make_services() if each.name == name)
     given = vars(make_parser(configuration, name, "").parse_args(list(service.flags)))
     await local.close()
     for setting in settings_of(configuration):
@@ -96,7 +96,7 @@ def other_value(setting: Setting) -> object:
 
 async def test_the_gateway_gets_the_time_that_it_may_drain() -> None:
     local = system(gateway_process=GatewayProcessSettings(drain_seconds=120.0))
-    assert local.services()[-1].grace_seconds > 120.0
+    assert local.make_services()[-1].grace_seconds > 120.0
     await local.close()
 
 
@@ -119,7 +119,7 @@ def test_a_model_that_cannot_be_served_is_told_in_one_line_before_anything_start
 
 async def test_the_services_find_each_other_on_private_sockets() -> None:
     local = system()
-    worker, scheduler, gateway = local.services()
+    worker, scheduler, gateway = local.make_services()
     (at_worker,) = (flag for flag in worker.flags if flag.startswith("--worker-address="))
     (at_scheduler,) = (flag for flag in scheduler.flags if flag.startswith("--scheduler-address="))
     assert at_worker in scheduler.flags
@@ -133,7 +133,7 @@ async def test_the_services_find_each_other_on_private_sockets() -> None:
 
 async def test_the_services_need_no_certificates_among_themselves() -> None:
     local = system(security=SecuritySettings(api_keys_file="keys.yaml"))
-    *others, gateway = local.services()
+    *others, gateway = local.make_services()
     for service in (*others, gateway):
         assert flag_of(service, "internal-certificate") == ""
         assert service is gateway or "--api-keys-file=keys.yaml" not in service.flags
@@ -149,7 +149,7 @@ def flag_of(service: Service, name: str) -> str:
 
 async def test_several_workers_share_the_machine() -> None:
     local = system(parallel=ParallelSettings(3), device=DeviceSettings(device_memory_utilization=0.6))
-    *workers, scheduler, _ = local.services()
+    *workers, scheduler, _ = local.make_services()
     assert [worker.name for worker in workers] == ["worker-0", "worker-1", "worker-2"]
     addresses = [flag_of(worker, "worker-address") for worker in workers]
     assert len(set(addresses)) == 3
@@ -166,8 +166,8 @@ async def test_several_workers_share_the_machine() -> None:
 )
 async def test_each_worker_has_a_port_of_its_own_for_metrics(told: tuple[int, int], workers: list[str]) -> None:
     local = system(parallel=ParallelSettings(3), metrics=MetricsSettings(*told))
-    assert [flag_of(service, "worker-metrics-port") for service in local.services()[:-2]] == workers
-    assert flag_of(local.services()[-2], "scheduler-metrics-port") == str(told[0])
+    assert [flag_of(service, "worker-metrics-port") for service in local.make_services()[:-2]] == workers
+    assert flag_of(local.make_services()[-2], "scheduler-metrics-port") == str(told[0])
     names = ["scheduler", "worker-0", "worker-1", "worker-2"] if told[0] > 0 else []
     assert list(local.endpoints.metrics) == names
     await local.close()
@@ -179,8 +179,8 @@ async def test_metrics_have_free_ports_that_no_other_system_gets() -> None:
     assert len(set(told)) == 6
     assert all(address.startswith("127.0.0.1:") for address in told)
     for local in (first, second):
-        given = [flag_of(service, "worker-metrics-port") for service in local.services()[:-2]]
-        given.append(flag_of(local.services()[-2], "scheduler-metrics-port"))
+        given = [flag_of(service, "worker-metrics-port") for service in local.make_services()[:-2]]
+        given.append(flag_of(local.make_services()[-2], "scheduler-metrics-port"))
         assert sorted(f"127.0.0.1:{port}" for port in given) == sorted(local.endpoints.metrics.values())
         await local.close()
 
@@ -202,8 +202,8 @@ def test_a_port_that_somebody_has_is_passed_over_and_one_that_was_let_go_is_not(
 @pytest.mark.parametrize(("num_workers", "num_threads", "expected"), [(1, 0, 0), (1, 3, 3), (64, 0, 1), (64, 3, 3)])
 async def test_threads_are_as_told_or_a_part(num_workers: int, num_threads: int, expected: int) -> None:
     local = system(parallel=ParallelSettings(num_workers), worker=WorkerProcessSettings(num_threads))
-    assert {flag_of(worker, "num-threads") for worker in local.services()[:-2]} == {str(expected)}
-    assert all(len(flag_of(worker, "worker-address")) <= 107 + len("unix:") for worker in local.services()[:-2])
+    assert {flag_of(worker, "num-threads") for worker in local.make_services()[:-2]} == {str(expected)}
+    assert all(len(flag_of(worker, "worker-address")) <= 107 + len("unix:") for worker in local.make_services()[:-2])
     await local.close()
 
 
@@ -224,7 +224,7 @@ async def test_free_ports_are_told_and_differ() -> None:
     assert len(set(ports)) == 3
     assert all(ports)
     assert local.endpoints.http == f"127.0.0.1:{public.http_port}"
-    assert f"--grpc-port={public.grpc_port}" in local.services()[-1].flags
+    assert f"--grpc-port={public.grpc_port}" in local.make_services()[-1].flags
     await local.close()
 
 
@@ -267,7 +267,7 @@ def test_a_model_that_is_not_there_is_an_error_at_once(tmp_path: Path) -> None:
 async def test_readiness_is_the_gateways(async_gateway: FakeGateway) -> None:
     local = system()
     assert not await local.is_ready()
-    assert await local.missing() == ""
+    assert await local.describe_wait() == ""
     local.endpoints = dataclasses.replace(local.endpoints, local=async_gateway.target)
     assert await local.is_ready()
     async_gateway.ready = False
@@ -289,7 +289,7 @@ def test_an_admin_api_that_others_reach_needs_keys(admin_host: str) -> None:
 
 async def test_a_host_that_is_open_leaves_the_admin_api_on_this_machine() -> None:
     local = LocalSystem(SystemConfiguration(public=dataclasses.replace(FREE, host="0.0.0.0")))
-    assert flag_of(local.services()[-1], "admin-host") == "127.0.0.1"
+    assert flag_of(local.make_services()[-1], "admin-host") == "127.0.0.1"
     assert local.endpoints.admin == f"127.0.0.1:{local.configuration.public.admin_port}"
     await local.close()
 
@@ -300,7 +300,7 @@ async def test_a_host_that_is_open_leaves_the_admin_api_on_this_machine() -> Non
 async def test_an_admin_api_that_is_guarded_may_be_open(security: SecuritySettings) -> None:
     public = dataclasses.replace(FREE, admin_host="0.0.0.0")
     local = LocalSystem(SystemConfiguration(public=public, security=security))
-    assert flag_of(local.services()[-1], "admin-host") == "0.0.0.0"
+    assert flag_of(local.make_services()[-1], "admin-host") == "0.0.0.0"
     await local.close()
 
 

@@ -1,4 +1,4 @@
-"""Who is let in: the gates by themselves, and the doorkeeper before every method of a real server."""
+"""Who is let in: the gates by themselves, and the authenticator before every method of a real server."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from blockyard.security import authentication
 from blockyard.security.authentication import (
     CALLER,
     MONITORING,
+    Authenticator,
     Caller,
     CertificateGate,
-    Doorkeeper,
-    Evidence,
+    Credentials,
     KeyGate,
     ServiceGate,
     find_key,
@@ -59,14 +59,14 @@ def user_gate(ring: KeyRing, now: float = 0.0) -> KeyGate:
     return KeyGate(ring, KeyRole.USER, lambda: now)
 
 
-def refusal(gate: Gate, evidence: Evidence, path: str = METHOD) -> BlockyardError:
-    with pytest.raises(BlockyardError) as raised, gate.admit(evidence, path):
+def refusal(gate: Gate, credentials: Credentials, path: str = METHOD) -> BlockyardError:
+    with pytest.raises(BlockyardError) as raised, gate.admit(credentials, path):
         pass
     return raised.value
 
 
-def admitted(gate: Gate, evidence: Evidence, path: str = METHOD) -> Caller:
-    with gate.admit(evidence, path) as caller:
+def admitted(gate: Gate, credentials: Credentials, path: str = METHOD) -> Caller:
+    with gate.admit(credentials, path) as caller:
         return caller
 
 
@@ -91,26 +91,26 @@ def test_where_a_key_is(headers: dict[str, str], key: str) -> None:
 
 
 def test_a_key_tells_the_tenant(ring: KeyRing) -> None:
-    assert admitted(user_gate(ring), Evidence("u")) == Caller("user", "acme")
-    assert admitted(user_gate(ring), Evidence("p")) == Caller("proxy", None)
+    assert admitted(user_gate(ring), Credentials("u")) == Caller("user", "acme")
+    assert admitted(user_gate(ring), Credentials("p")) == Caller("proxy", None)
 
 
 @pytest.mark.parametrize(("key", "told"), [("", "a key is needed"), ("x", "not known"), (digest("u"), "not known")])
 def test_without_a_key_nobody_is_let_in(ring: KeyRing, key: str, told: str) -> None:
-    error = refusal(user_gate(ring), Evidence(key))
+    error = refusal(user_gate(ring), Credentials(key))
     assert error.reason is Reason.UNAUTHENTICATED
     assert told in error.message
     assert key not in error.message or not key
 
 
 def test_a_certificate_is_no_key(ring: KeyRing) -> None:
-    evidence = Evidence("", "acme", ("gateway.blockyard",))
-    assert refusal(user_gate(ring), evidence).reason is Reason.UNAUTHENTICATED
+    credentials = Credentials("", "acme", ("gateway.blockyard",))
+    assert refusal(user_gate(ring), credentials).reason is Reason.UNAUTHENTICATED
 
 
 def test_a_key_ends_when_it_expires(ring: KeyRing) -> None:
-    assert admitted(user_gate(ring, EXPIRES.timestamp() - 1), Evidence("l")).name == "late"
-    error = refusal(user_gate(ring, EXPIRES.timestamp()), Evidence("l"))
+    assert admitted(user_gate(ring, EXPIRES.timestamp() - 1), Credentials("l")).name == "late"
+    error = refusal(user_gate(ring, EXPIRES.timestamp()), Credentials("l"))
     assert (error.reason, error.message) == (Reason.UNAUTHENTICATED, "the key late has expired")
 
 
@@ -119,65 +119,65 @@ def test_a_key_opens_what_its_role_says_and_every_one_metrics(ring: KeyRing, rol
     gate = KeyGate(ring, role)
     for key in "uam":
         if key == good:
-            assert admitted(gate, Evidence(key))
+            assert admitted(gate, Credentials(key))
         else:
-            assert refusal(gate, Evidence(key)).reason is Reason.PERMISSION_DENIED
+            assert refusal(gate, Credentials(key)).reason is Reason.PERMISSION_DENIED
         for path in MONITORING:
-            assert admitted(gate, Evidence(key), path)
-    assert refusal(gate, Evidence("x"), MONITORING[0]).reason is Reason.UNAUTHENTICATED
+            assert admitted(gate, Credentials(key), path)
+    assert refusal(gate, Credentials("x"), MONITORING[0]).reason is Reason.UNAUTHENTICATED
 
 
 def test_a_key_has_so_many_calls_at_once(ring: KeyRing) -> None:
-    gate, evidence = user_gate(ring), Evidence("2")
+    gate, credentials = user_gate(ring), Credentials("2")
     with ExitStack() as first:
-        first.enter_context(gate.admit(evidence, METHOD))
-        with gate.admit(evidence, METHOD):
-            error = refusal(gate, evidence)
+        first.enter_context(gate.admit(credentials, METHOD))
+        with gate.admit(credentials, METHOD):
+            error = refusal(gate, credentials)
             assert error.reason is Reason.TENANT_QUOTA
             assert error.retry_after_seconds == 1.0
-            assert admitted(gate, Evidence("u"))
-        with gate.admit(evidence, METHOD), pytest.raises(RuntimeError, match="in the midst"):
+            assert admitted(gate, Credentials("u"))
+        with gate.admit(credentials, METHOD), pytest.raises(RuntimeError, match="in the midst"):
             first.close()
-            with gate.admit(evidence, METHOD):
+            with gate.admit(credentials, METHOD):
                 raise RuntimeError("in the midst")
-        assert admitted(gate, evidence)
+        assert admitted(gate, credentials)
 
 
 def test_watching_is_no_call_that_counts(ring: KeyRing) -> None:
-    gate, evidence = user_gate(ring), Evidence("2")
-    with gate.admit(evidence, METHOD), gate.admit(evidence, METHOD):
-        assert admitted(gate, evidence, MONITORING[0])
-    with gate.admit(evidence, MONITORING[0]), gate.admit(evidence, METHOD), gate.admit(evidence, METHOD):
-        assert refusal(gate, evidence).reason is Reason.TENANT_QUOTA
+    gate, credentials = user_gate(ring), Credentials("2")
+    with gate.admit(credentials, METHOD), gate.admit(credentials, METHOD):
+        assert admitted(gate, credentials, MONITORING[0])
+    with gate.admit(credentials, MONITORING[0]), gate.admit(credentials, METHOD), gate.admit(credentials, METHOD):
+        assert refusal(gate, credentials).reason is Reason.TENANT_QUOTA
 
 
 def test_a_certificate_tells_the_tenant() -> None:
-    assert admitted(CertificateGate(), Evidence(common_name="acme")) == Caller("acme", "acme")
-    assert refusal(CertificateGate(), Evidence("key")).reason is Reason.UNAUTHENTICATED
+    assert admitted(CertificateGate(), Credentials(common_name="acme")) == Caller("acme", "acme")
+    assert refusal(CertificateGate(), Credentials("key")).reason is Reason.UNAUTHENTICATED
 
 
 @pytest.mark.parametrize("name", ["a/b", "a b", "x" * 65, "*", "a\n"])
 def test_a_common_name_that_is_no_tenants_is_refused(name: str) -> None:
-    assert refusal(CertificateGate(), Evidence(common_name=name)).reason is Reason.PERMISSION_DENIED
+    assert refusal(CertificateGate(), Credentials(common_name=name)).reason is Reason.PERMISSION_DENIED
 
 
 def test_only_named_certificates_are_administrators() -> None:
     gate = CertificateGate(frozenset({"ops"}))
-    assert admitted(gate, Evidence(common_name="ops")).name == "ops"
-    assert refusal(gate, Evidence(common_name="acme")).reason is Reason.PERMISSION_DENIED
-    assert refusal(CertificateGate(frozenset()), Evidence(common_name="ops")).reason is Reason.PERMISSION_DENIED
+    assert admitted(gate, Credentials(common_name="ops")).name == "ops"
+    assert refusal(gate, Credentials(common_name="acme")).reason is Reason.PERMISSION_DENIED
+    assert refusal(CertificateGate(frozenset()), Credentials(common_name="ops")).reason is Reason.PERMISSION_DENIED
 
 
 def test_a_service_lets_in_one_service() -> None:
     gate = ServiceGate("gateway.blockyard")
-    assert admitted(gate, Evidence(names=("x", "gateway.blockyard")))
+    assert admitted(gate, Credentials(names=("x", "gateway.blockyard")))
     for names in ((), ("worker.blockyard",), ("gateway.blockyard.example.org",)):
         # The common name of a certificate counts for nothing between services.
-        evidence = Evidence("key", "gateway.blockyard", names)
-        assert refusal(gate, evidence).reason is Reason.PERMISSION_DENIED
+        credentials = Credentials("key", "gateway.blockyard", names)
+        assert refusal(gate, credentials).reason is Reason.PERMISSION_DENIED
 
 
-# The doorkeeper.
+# The authenticator.
 
 
 def test_what_is_open_is_what_is_listed() -> None:
@@ -189,18 +189,18 @@ def test_what_is_open_is_what_is_listed() -> None:
         "/",
         "/page/a.js",
     ):
-        assert Doorkeeper.is_open(path), path
+        assert Authenticator.is_open(path), path
     for path in (METHOD, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "/v1/models", "/metrics"):
-        assert not Doorkeeper.is_open(path), path
+        assert not Authenticator.is_open(path), path
     for path in ("", "//", "/healthy", "/page", "/HEALTH", "/status", "/docs", "/openapi.json", "/version"):
-        assert not Doorkeeper.is_open(path), path
+        assert not Authenticator.is_open(path), path
 
 
 def test_refusals_are_told_together(ring: KeyRing, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
-    keeper = Doorkeeper(user_gate(ring))
+    keeper = Authenticator(user_gate(ring))
 
     def knock() -> None:
-        with pytest.raises(BlockyardError), keeper.enter(Evidence("secret-guess"), METHOD):
+        with pytest.raises(BlockyardError), keeper.enter(Credentials("secret-guess"), METHOD):
             pass
 
     with caplog.at_level(logging.DEBUG):

@@ -95,7 +95,7 @@ def test_a_registry_gives_what_was_counted_and_reads_what_is(registry: Registry)
     registry.read(LEVELS, lambda: {("device", "free"): 3, ("host", "used"): level})
     registry.read(READY, lambda: True)
     registry.read(TASKS, lambda: 3)
-    assert registry.missing == []
+    assert registry.find_missing == []
     served.add("new", count=2)
     fast.observe(0.01)
     slow.observe(2.0, 3)
@@ -122,7 +122,7 @@ def test_every_metric_of_the_catalogue_is_told_in_its_kind(registry: Registry) -
     scrape = Scrape.of(registry)
     assert [metric.name for metric in (*COMMON, *CATALOGUE, *PROCESS) if not scrape.has(metric)] == []
     assert len(scrape.kinds) == len({*COMMON, *CATALOGUE, *PROCESS})
-    assert registry.missing == ["blockyard_ready", "blockyard_tasks", *(metric.name for metric in CATALOGUE)]
+    assert registry.find_missing == ["blockyard_ready", "blockyard_tasks", *(metric.name for metric in CATALOGUE)]
 
 
 def test_the_process_tells_of_itself(registry: Registry) -> None:

@@ -191,7 +191,7 @@ async def test_live_requests_and_streams_are_what_they_are() -> None:
     watch(metrics, core.service, core.live, core.link)
     # The heartbeat of a process counts its tasks, and its link asks the scheduler.
     of_scheduler = [MODEL_REQUESTS, MODEL_KV_USAGE, MODEL_QUERY_TOKENS, MODEL_HIT_TOKENS]
-    assert metrics.registry.missing == [each.name for each in (TASKS, *of_scheduler)]
+    assert metrics.registry.find_missing == [each.name for each in (TASKS, *of_scheduler)]
     readers = [await core.accepted(f"r{number}", 10 * number) for number in range(1, 4)]
     core.live.on_reader_closed(await core.start("r1"))
     seen = scrape(core)

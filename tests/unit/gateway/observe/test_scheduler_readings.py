@@ -163,7 +163,7 @@ async def test_vllms_names_are_told_beside_ours_where_they_are_asked_for(schedul
     finally:
         await gateway.stop()
     assert [metric.name for metric in VLLM if not seen.has(metric)] == []
-    assert gateway.metrics.registry.missing == []
+    assert gateway.metrics.registry.find_missing == []
     whole, replica = {"model_name": "demo", "engine": "0"}, {"model_name": "demo", "engine": "1"}
     assert seen.sum("vllm:num_requests_running", **whole) == 5
     assert seen.sum("vllm:num_requests_waiting", **whole) == 3

@@ -24,7 +24,7 @@ def scrape(worker: WorkerDriver) -> Scrape:
 
 async def test_a_fresh_worker_tells_all_it_has(fresh_worker: WorkerDriver) -> None:
     seen = scrape(fresh_worker)
-    assert fresh_worker.server.worker.metrics.registry.missing == []
+    assert fresh_worker.server.worker.metrics.registry.find_missing == []
     assert [metric.name for metric in CATALOGUE if not seen.has(metric)] == []
     assert seen.sum("blockyard_worker_state", state="CREATED") == seen.sum("blockyard_worker_state") == 1
     assert seen.sum("blockyard_worker_weights_bytes") == seen.sum("blockyard_worker_pool_bytes") == 0

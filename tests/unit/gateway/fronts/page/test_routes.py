@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from blockyard.admin.v1 import admin_pb2
-from blockyard.security.authentication import Doorkeeper
+from blockyard.security.authentication import Authenticator
 from gateway.fronts.openai.app import make_app
 from gateway.fronts.page.routes import POLICY, STATUS_PATH, add_page, load_assets
 from gateway.fronts.page.status import StatusBoard
@@ -114,9 +114,9 @@ async def test_status_is_json_that_is_not_kept(http: httpx.AsyncClient) -> None:
 
 
 def test_the_files_alone_are_open_to_all() -> None:
-    assert Doorkeeper.is_open("/")
-    assert all(Doorkeeper.is_open(f"/page/{name}") for name in load_assets())
-    assert not Doorkeeper.is_open(STATUS_PATH)
+    assert Authenticator.is_open("/")
+    assert all(Authenticator.is_open(f"/page/{name}") for name in load_assets())
+    assert not Authenticator.is_open(STATUS_PATH)
 
 
 def test_the_document_is_of_the_api_alone(app: FastAPI) -> None:
