@@ -1,4 +1,4 @@
-"""Whole blocks between pools and within one: bytes only, no arithmetic."""
+"""Copies whole blocks between pools and within one: bytes only, no arithmetic."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _copy_runs(source_pool: Tensor, destination_pool: Tensor, pairs: BlockPairs)
 
 
 def _runs(pairs: BlockPairs) -> Iterator[tuple[int, int, int]]:
-    """Joins pairs that go up together, which are one copy, into (first source, first destination, length)."""
+    """Joins pairs of consecutive blocks, which one copy moves, into (first source, first destination, length)."""
     start, length = (0, 0), 0
     for source, destination in pairs:
         if length and (source, destination) == (start[0] + length, start[1] + length):

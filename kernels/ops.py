@@ -33,7 +33,7 @@ BlockPairs = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What is fixed about attention in a model. Query head h reads key-value head `h * num_kv_heads // num_heads`."""
+    """The shape of attention in a model. Query head h reads key-value head `h * num_kv_heads // num_heads`."""
 
     num_heads: int
     num_kv_heads: int
@@ -44,7 +44,7 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionBatch:
-    """What all layers of one step share: made by `Backend.plan_attention`, never changed, dropped after the step."""
+    """The metadata that all layers share, made by `Backend.plan_attention`, never changed, dropped after the step."""
 
     num_new_tokens: npt.NDArray[np.int64]
     """[S]: tokens that the step computes of each sequence; 0 is legal and has no rows."""
@@ -87,7 +87,7 @@ class PackedLinear(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepInputs:
-    """What a captured step computes: arrays as for `Backend.plan_attention`, and as `Backend.capture` was told."""
+    """The inputs of a captured step: arrays as for `Backend.plan_attention`, within the captured sizes."""
 
     num_new_tokens: npt.NDArray[np.int64]
     """[S], contiguous."""
@@ -103,7 +103,7 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepOutputs:
-    """What a captured step found for its chosen rows."""
+    """The results of a captured step for its chosen rows."""
 
     best: npt.NDArray[np.int64]
     """[R]: the likeliest token, the lowest id on ties; of no meaning where the logits are not finite."""
@@ -118,7 +118,7 @@ class CapturedStep(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that it holds of its own, once the largest step has run."""
+        """Bytes of its own buffers, once the largest step has run."""
         ...
 
     def takes(self, step: StepInputs) -> bool:
@@ -148,7 +148,7 @@ class Backend(Protocol):
 
     @property
     def sampling(self) -> SamplingOps:
-        """What it computes of logits."""
+        """The ops of sampling."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""The ops of sampling: what a backend computes of rows of logits, documented once.
+"""The ops of sampling: how a backend chooses tokens of rows of logits, documented once.
 
 Owns their shapes, dtypes and meaning. Knows no requests and no batch: whatever a row asks for is in columns. Logits are
 float32 [R, vocabulary], contiguous, on the backend's device, and stay as they were; every other array is numpy's. A
@@ -58,7 +58,7 @@ class Choices:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenLogprobs:
-    """What is told of n rows: of a token that stands there, if there is one, and then of the first of the order."""
+    """Log probabilities of n rows: of a given token, if there is one, and then of the first tokens of the order."""
 
     token_ids: Integers
     """[n, candidates]."""
@@ -72,7 +72,7 @@ class SamplingOps(Protocol):
     """The ops, on one device."""
 
     def finite_rows(self, logits: Tensor) -> Flags:
-        """Tells which rows hold finite numbers alone: [R]."""
+        """Finds the rows that hold finite numbers alone: [R]."""
         ...
 
     def choose(self, logits: Tensor, choices: Choices) -> Integers:
@@ -85,7 +85,7 @@ class SamplingOps(Protocol):
     def token_logprobs(
         self, logits: Tensor, rows: Integers, token_ids: Integers | None, num_best: int
     ) -> TokenLogprobs:
-        """Tells of tokens of some rows, and of the first `num_best` of each.
+        """Computes log probabilities of given tokens of some rows, and of the first `num_best` tokens of each.
 
         Args:
             logits: of any number of rows.

@@ -1,6 +1,6 @@
 """The two block pools: allocates them, moves blocks within and between them, hashes them for tests.
 
-Owns the bytes of KV, and knows no sequences: which block belongs to whom is the scheduler's.
+Owns the bytes of KV. Knows no sequences: the scheduler decides which block belongs to which.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """What a block of a model is: its pool's shape but for the number of blocks."""
+    """The format of a model's blocks: the shape of a pool without the number of blocks."""
 
     num_layers: int
     num_kv_heads: int

@@ -1,4 +1,4 @@
-"""Turns messages of blockyard.worker.v1 into values and back. The only room of the worker that knows their fields."""
+"""Decodes messages of blockyard.worker.v1 into values, and encodes values. The rest of the worker knows only values."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ PairsField = Literal["blocks_to_swap_out", "blocks_to_swap_in", "blocks_to_copy"
 
 
 def decode_step(message: worker_pb2.ExecuteModelRequest, max_num_seqs: int = 2**16) -> Step:
-    """Decodes a step. Nothing in it is checked yet, but that it is no larger than steps of so many rows may be.
+    """Decodes a step, and checks nothing but its size: one for more than `max_num_seqs` rows is refused unread.
 
-    What is larger is not read: that would hold up whatever else there is.
+    To read it would hold up the event loop.
     """
     if max(len(message.sequence_ids), len(message.num_new_tokens)) > max_num_seqs:
         return _too_large(message, max_num_seqs)
@@ -120,7 +120,7 @@ def _find_too_large(message: worker_pb2.ExecuteModelRequest, max_num_seqs: int) 
         for index, new in enumerate(message.new_sequences):
             for name, most in _LISTS_OF_SAMPLING.items():
                 sizes.append((f"new_sequences[{index}].sampling.{name}", len(getattr(new.sampling, name)), most))
-    return [Violation(name, f"{size}, where at most {most} may be") for name, size, most in sizes if size > most]
+    return [Violation(name, f"{size} entries, at most {most} are allowed") for name, size, most in sizes if size > most]
 
 
 def _decode_column(numbers: RepeatedScalarFieldContainer[int]) -> Array:
@@ -225,7 +225,7 @@ def _encode_duration(seconds: float, message: Duration) -> None:
 
 
 def decode_init_device(message: worker_pb2.InitDeviceRequest) -> tuple[str, torch.dtype | None]:
-    """Decodes where and in what to compute; raises BlockyardError FIELD_INVALID for what has no name here."""
+    """Decodes the device type and the dtype; raises BlockyardError FIELD_INVALID for an unknown one."""
     violations = _unknown("device_type", message.device_type, DEVICE_TYPES)
     violations += _unknown("dtype", message.dtype, DTYPES)
     if violations:
@@ -234,7 +234,7 @@ def decode_init_device(message: worker_pb2.InitDeviceRequest) -> tuple[str, torc
 
 
 def decode_load(message: worker_pb2.LoadModelRequest) -> tuple[str, str]:
-    """Decodes how to hold the weights, and where they come from; raises FIELD_INVALID for what has no name here."""
+    """Decodes quantization and load format; raises BlockyardError FIELD_INVALID for an unknown one."""
     violations = _unknown("quantization", message.quantization, QUANTIZATIONS)
     violations += _unknown("format", message.format, LOAD_FORMATS)
     if violations:
@@ -249,12 +249,12 @@ def _unknown(field: str, number: int, known: Mapping[Any, object]) -> list[Viola
 
 
 def encode_dtype(dtype: torch.dtype) -> worker_pb2.Dtype.ValueType:
-    """Names a dtype that models compute in."""
+    """Encodes a dtype that models compute in."""
     return next(number for number, known in DTYPES.items() if known is dtype)
 
 
 def encode_model(loaded: LoadedModel) -> worker_pb2.LoadedModel:
-    """Tells what was loaded."""
+    """Encodes the loaded model."""
     return worker_pb2.LoadedModel(
         architecture=loaded.config.architecture,
         vocab_size=loaded.config.vocab_size,
@@ -268,7 +268,7 @@ def encode_model(loaded: LoadedModel) -> worker_pb2.LoadedModel:
 
 
 def encode_cache(cache: CacheFacts) -> worker_pb2.CacheInfo:
-    """Tells which pools there are."""
+    """Encodes the pools."""
     return worker_pb2.CacheInfo(
         block_size=cache.request.block_size,
         num_device_blocks=cache.request.num_device_blocks,
@@ -281,7 +281,7 @@ def encode_cache(cache: CacheFacts) -> worker_pb2.CacheInfo:
 
 
 def encode_info(worker: Worker, worker_id: str) -> worker_pb2.GetWorkerInfoResponse:
-    """Encodes who a worker is and what it does."""
+    """Encodes a worker's identity and state."""
     set_up = worker.set_up
     return worker_pb2.GetWorkerInfoResponse(
         worker_id=worker_id,
@@ -298,7 +298,7 @@ def encode_info(worker: Worker, worker_id: str) -> worker_pb2.GetWorkerInfoRespo
 
 
 def decode_profile_request(message: worker_pb2.DetermineNumAvailableBlocksRequest) -> ProfileRequest:
-    """Decodes what to count blocks for."""
+    """Decodes a request to count blocks."""
     return ProfileRequest(
         block_size=message.block_size,
         device_memory_utilization=message.device_memory_utilization,
@@ -309,7 +309,7 @@ def decode_profile_request(message: worker_pb2.DetermineNumAvailableBlocksReques
 
 
 def decode_cache_request(message: worker_pb2.InitializeCacheRequest) -> CacheRequest:
-    """Decodes which pools to make."""
+    """Decodes a request for pools."""
     return CacheRequest(
         block_size=message.block_size,
         num_device_blocks=message.num_device_blocks,
@@ -321,7 +321,7 @@ def decode_cache_request(message: worker_pb2.InitializeCacheRequest) -> CacheReq
 
 
 def encode_plan(plan: CachePlan) -> worker_pb2.DetermineNumAvailableBlocksResponse:
-    """Tells how many blocks fit."""
+    """Encodes the numbers of blocks that fit."""
     return worker_pb2.DetermineNumAvailableBlocksResponse(
         block_size=plan.block_size,
         num_device_blocks=plan.num_device_blocks,
@@ -339,13 +339,13 @@ def encode_plan(plan: CachePlan) -> worker_pb2.DetermineNumAvailableBlocksRespon
 
 
 def encode_profile_options(options: ProfileOptions) -> administration_pb2.ProfileOptions:
-    """Encodes what is recorded."""
+    """Encodes the options of a profile."""
     detail = administration_pb2.ProfileDetail.Value(f"PROFILE_DETAIL_{options.detail.value}")
     return administration_pb2.ProfileOptions(detail=detail, max_steps=options.max_steps)
 
 
 def encode_profile(profile: Profile) -> Iterator[worker_pb2.StopProfileResponse]:
-    """Encodes a profile: what it holds, then its file, piece by piece."""
+    """Encodes a profile: its summary, then its file in pieces."""
     summary = administration_pb2.ProfileSummary(
         detail=encode_profile_options(profile.options).detail,
         num_steps=profile.num_steps,

@@ -1,4 +1,4 @@
-"""What a worker can be told when it starts. Everything else comes from the scheduler."""
+"""The settings that a worker starts with. Everything else comes from the scheduler."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class WorkerSettings(WorkerProcessSettings):
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfiguration:
-    """All of it."""
+    """All settings of a worker's process."""
 
     worker: WorkerSettings = WorkerSettings()
     internal: InternalSecuritySettings = InternalSecuritySettings()

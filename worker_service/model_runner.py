@@ -1,4 +1,4 @@
-"""Runs the network on what a step computes, and measures the worst step before there is a cache.
+"""Runs the network on forward batches, and measures the worst step before there is a cache.
 
 Owns the hand-over from rows (numpy) to the device (torch). Knows no messages, no states and no sequences' ids.
 """
@@ -53,7 +53,7 @@ MAX_PROMPT_LOGITS = 1 << 22
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunnerOutput:
-    """What was chosen for a step's sampled rows, what is told of its beams and prompts, and how long it took."""
+    """The output of a step: sampled tokens, candidates of beams, log probabilities of prompts, and seconds."""
 
     sampled: Sampled = field(default_factory=Sampled)
     candidates: Candidates = field(default_factory=Candidates)
@@ -63,7 +63,7 @@ class RunnerOutput:
 
 
 def fewest_good_threads(seconds: Mapping[int, float]) -> int:
-    """Chooses among counts of threads by what a step takes with each: more for a small one only if it gains a tenth."""
+    """Chooses a number of threads by a step's seconds with each: more for a small step only if it gains a tenth."""
     chosen = min(seconds)
     if seconds[chosen] > SMALL_STEP_SECONDS:
         return max(seconds)
@@ -150,7 +150,7 @@ class ModelRunner:
         return tuple(PromptLogprobs(piece.sequence_id, piece.first_position, part) for piece, part in parts)
 
     def _logprobs(self, hidden: Tensor, places: Array, token_ids: Array, num_best: Array) -> Logprobs:
-        """Tells of tokens [n], each with the hidden row at its place, some at a time: their logits are large."""
+        """Computes log probabilities of tokens [n] from the hidden rows at `places`, in parts: logits are large."""
         most = self._max_prompt_rows()
         parts: list[Logprobs] = []
         for start in range(0, len(places), most):
@@ -181,7 +181,7 @@ class ModelRunner:
             torch.cuda.synchronize(self._backend.device)
 
     def prove_batch_invariance(self) -> bool:
-        """Tells whether results do not depend on the batch, having tried. Before the first step."""
+        """Tries whether results are independent of the batch on this machine. Call it before the first step."""
         return self._model.probe()
 
     def fingerprint(self) -> str:
@@ -218,7 +218,7 @@ class ModelRunner:
         return chosen
 
     def _dry_decode(self, kv_pool: Tensor, block_size: int, num_sequences: int) -> None:
-        """Decodes the first token of so many sequences that all write to block 0."""
+        """Decodes the first token of `num_sequences` sequences that all write to block 0."""
         if self._captured is None:
             self._dry_forward(kv_pool, block_size, num_sequences, num_sequences)
             return
@@ -230,7 +230,7 @@ class ModelRunner:
     def _dry_step(
         self, kv_pool: Tensor, block_size: int, *, num_sequences: int, num_tokens: int, num_prompt_rows: int = 0
     ) -> None:
-        """Computes `num_tokens` over so many sequences that all write to block 0, samples each, tells of prompts."""
+        """Does a step of `num_tokens` whose sequences all write to block 0, with samples and log probabilities."""
         hidden, logits = self._dry_forward(kv_pool, block_size, num_sequences, num_tokens)
         self._sampler.sample(logits, worst_rows(num_sequences, self.config.vocab_size))
         del logits
@@ -251,9 +251,9 @@ class ModelRunner:
         return hidden, self._model.compute_logits(hidden[self._to_device(np.cumsum(lengths) - 1)])
 
     def profile(self, block_size: int, max_num_batched_tokens: int, max_num_seqs: int) -> int:
-        """Gives the most memory that a step takes, in bytes: all tokens and sequences allowed, each sampled.
+        """Gives the most bytes that a step takes: all tokens and sequences allowed, each sampled.
 
-        Measured, where it is not known.
+        Measures them where they are not known.
         """
         num_sequences = min(max_num_seqs, max_num_batched_tokens)
         # Few sequences may be too short together for a step of all the tokens that the budget allows.
@@ -264,7 +264,7 @@ class ModelRunner:
         sizes = CaptureSizes(max_num_batched_tokens, max_num_seqs, block_size, self.config.sliding_window)
         captured = self._model.capture(pool, sizes)
         if captured is not None:
-            # What such a backend allocates is known: nothing need run. Steps that tell of prompts are no replays.
+            # What such a backend allocates is known: nothing need run. Prompts' log probabilities are never replayed.
             return captured.num_bytes + self._least_activation(num_tokens, num_sequences)
         return self._profile_cpu(pool, block_size, num_tokens, num_sequences)
 
@@ -301,7 +301,7 @@ class ModelRunner:
         return max(int(measured * num_tokens / tokens), self._least_activation(num_tokens, num_sequences))
 
     def _least_activation(self, num_tokens: int, num_sequences: int) -> int:
-        """What a step holds at once by its sizes alone: a layer's inner rows, and logits with their working copies."""
+        """Computes from sizes what a step holds at once: a layer's inner rows, logits and their working copies."""
         config = self.config
         row = 4 * config.hidden_size + 3 * config.intermediate_size
         ops, num_prompt_rows = self._backend.sampling, min(self._max_prompt_rows(), num_tokens)
@@ -311,7 +311,7 @@ class ModelRunner:
 
 
 def worst_rows(num_rows: int, vocab_size: int) -> SampleRows:
-    """Rows that cost the sampler most: both filters, a top_k that only the whole vocabulary settles, and logprobs."""
+    """Makes the rows that cost the sampler most: both filters, a top_k that needs the whole vocabulary, logprobs."""
     sampling = SamplingParams(top_k=vocab_size - 1, top_p=0.99, logprobs=MAX_LOGPROBS)
     sequence = NewSequence(0, 0, no_ids(), 0, 0, no_ids(), sampling)
     lists = SequenceLists(sequence, vocab_size)

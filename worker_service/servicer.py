@@ -37,7 +37,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._set_ups: set[asyncio.Task[Any]] = set()
 
     async def GetWorkerInfo(self, request: worker_pb2.GetWorkerInfoRequest, context: Context) -> Any:
-        """Tells who this is."""
+        """Gives the worker's identity and state."""
         return codec.encode_info(self._worker, self._worker_id)
 
     async def InitDevice(self, request: worker_pb2.InitDeviceRequest, context: Context) -> Any:
@@ -48,7 +48,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         return worker_pb2.InitDeviceResponse(device=self._worker.device_name)
 
     async def LoadModel(self, request: worker_pb2.LoadModelRequest, context: Context) -> AsyncIterator[Any]:
-        """Loads the model, telling how far it is."""
+        """Loads the model, and reports its progress."""
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[tuple[int, int] | None] = asyncio.Queue()
 
@@ -89,7 +89,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         return codec.encode_plan(plan)
 
     async def InitializeCache(self, request: worker_pb2.InitializeCacheRequest, context: Context) -> Any:
-        """Makes the pools."""
+        """Allocates the pools."""
         cache = await self._to_the_end(self._worker.initialize_cache(codec.decode_cache_request(request)))
         return worker_pb2.InitializeCacheResponse(cache=codec.encode_cache(cache))
 
@@ -126,7 +126,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         return worker_pb2.StartProfileResponse(options=codec.encode_profile_options(options))
 
     async def StopProfile(self, request: worker_pb2.StopProfileRequest, context: Context) -> AsyncIterator[Any]:
-        """Ends a profile and tells it in pieces."""
+        """Ends a profile and sends it in pieces."""
         for message in codec.encode_profile(await self._worker.stop_profile(self._worker_id)):
             yield message
 

@@ -217,7 +217,7 @@ def wrong_cache_request(request: CacheRequest, model_max_len: int) -> Iterable[V
         yield Violation("max_model_len", f"{request.max_model_len} tokens, and the model takes {model_max_len}")
     capacity = (request.num_device_blocks - 1) * request.block_size
     if request.max_model_len > capacity:
-        yield Violation("max_model_len", f"{request.max_model_len} tokens, where the device's blocks hold {capacity}")
+        yield Violation("max_model_len", f"{request.max_model_len} tokens, and the device's blocks hold {capacity}")
 
 
 def wrong_block_ids(field: str, block_ids: Sequence[int], num_blocks: int) -> Iterable[Violation]:

@@ -31,7 +31,7 @@ NO_IDS.setflags(write=False)
 
 
 def no_ids() -> Array:
-    """An empty column: most columns of most steps are, so they all are this one."""
+    """Gives the empty column. It is one array for all: most columns of most steps are empty."""
     return NO_IDS
 
 
@@ -55,7 +55,7 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether tokens that stand in the sequence already weigh differently."""
+        """Whether tokens that the sequence already has are penalized."""
         return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
 
 
@@ -109,7 +109,7 @@ NO_PAIRS = BlockPairs()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """What a worker is asked to do at once; worker.proto says what each field means, and in which order.
+    """The work of one step; worker.proto says what each field means, and in which order it is done.
 
     `decode_error` says why it was too large to be read.
     """

@@ -1,6 +1,6 @@
 """The op set in C++ for x86-64: see csrc/. One object for each dtype and instruction set.
 
-Owns the team of threads and the recording that is under way. Each op is one descriptor: executed at once, or recorded.
+Owns the team of threads and the current recording. Each op is one descriptor: executed at once, or recorded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _INPUTS = "inputs"
 
 @cache
 def choose_backend(dtype: torch.dtype, cpu_kernels: str, quantization: str) -> CpuBackend | None:
-    """Gives the backend for a dtype; None, having said why, where torch must serve instead.
+    """Gives the backend for a dtype; None where torch must serve instead, after logging why.
 
     Args:
         dtype: what rows, weights (unless they are quantized) and pools are.

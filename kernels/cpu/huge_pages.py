@@ -1,6 +1,6 @@
 """Memory in pages of 2 MiB, where the system gives them: for weights, KV and whatever else a step streams.
 
-With small pages the processor waits for addresses: every one of them takes an entry of its own in a small table.
+With small pages the processor waits for address translations: each page takes an entry in a small table.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def allocate_huge(num_bytes: int) -> Tensor:
 
 
 class WeightMemory:
-    """Hands out parts of large allocations. A part is given back with the last of its chunk."""
+    """Hands out parts of large allocations. A chunk is freed with the last of its parts."""
 
     def __init__(self) -> None:
         self._chunk = torch.empty(0, dtype=torch.uint8)

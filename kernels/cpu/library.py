@@ -1,6 +1,6 @@
-"""The compiled kernels as Python sees them: which library fits this processor, and the structures that it reads.
+"""Binds the compiled kernels: finds the library for this processor, and mirrors the structures that it reads.
 
-Mirrors csrc/plan.h. A call releases the interpreter for as long as it runs.
+Those are in csrc/plan.h. A call releases the interpreter for as long as it runs.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Inputs(ctypes.Structure):
 
 @cache
 def supported_instruction_sets() -> tuple[str, ...]:
-    """Those of this processor that there are kernels for, best first."""
+    """Lists this processor's instruction sets that have kernels, best first."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return ()
     text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
@@ -123,7 +123,7 @@ def supported_instruction_sets() -> tuple[str, ...]:
 
 
 def available_instruction_sets() -> tuple[str, ...]:
-    """Those of this processor whose library is built, best first."""
+    """Lists this processor's instruction sets whose library is built, best first."""
     return tuple(name for name in supported_instruction_sets() if library_path(name).exists())
 
 
@@ -196,7 +196,7 @@ class Executor:
         self._library.blockyard_pack_int8(self._handle, rows.ctypes.data, num_panels, width, element_type, *packed)
 
     def phase_seconds(self) -> list[tuple[int, float]]:
-        """Tells of each phase of the last run which op it belongs to, and how long it took."""
+        """Gives the op and the seconds of each phase of the last run."""
         size = self._library.blockyard_phase_times(self._handle, None, None, 0)
         ops, seconds = (ctypes.c_int32 * size)(), (ctypes.c_double * size)()
         self._library.blockyard_phase_times(self._handle, ops, seconds, size)
@@ -210,8 +210,8 @@ class Executor:
         """Chooses tokens: see csrc/sampling.h."""
         self._library.blockyard_choose(self._handle, ctypes.byref(choices))
 
-    def tell(self, tellings: ctypes.Structure) -> None:
-        """Tells of tokens: see csrc/sampling.h."""
+    def token_logprobs(self, tellings: ctypes.Structure) -> None:
+        """Computes log probabilities of tokens: see csrc/sampling.h."""
         self._library.blockyard_tell(self._handle, ctypes.byref(tellings))
 
     def __del__(self) -> None:

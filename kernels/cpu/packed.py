@@ -1,4 +1,4 @@
-"""Weights in panels: what a product streams, in the order in which it does. See csrc/linear.h."""
+"""Packs weights in panels, in the order in which a product streams them. See csrc/linear.h."""
 
 from __future__ import annotations
 

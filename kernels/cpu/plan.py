@@ -102,7 +102,7 @@ class CapturedPlan:
         return StepOutputs(best, finite, logits)
 
     def phase_seconds(self) -> list[tuple[Op, float]]:
-        """Tells how long the phases of the last replay took, in order, each with the op that it belongs to."""
+        """Gives the op and the seconds of each phase of the last replay, in order."""
         return [(self._ops[op], seconds) for op, seconds in self.executor.phase_seconds()]
 
 
@@ -116,7 +116,7 @@ def _quantized_row_bytes(op: Op) -> int:
 
 
 def _prune(ops: list[Op], recording: Recording) -> list[Op]:
-    """Has all that comes after the last attention work on the chosen rows alone: what no later token reads.
+    """Has every op after the last attention work on the chosen rows alone: no later token reads the others.
 
     Rows that were made before it are gathered first.
     """

@@ -21,7 +21,7 @@ MAX_IN_FEATURES = 2**17
 
 
 class Int8Linear:
-    """A weight in panels of bytes, with what each output's are worth, and its bias as it was given.
+    """A weight in panels of bytes, with the scale of each output, and its bias as it was given.
 
     Its rows may come in parts, of which nothing is kept. It is no table: an embedding's rows are read as they were.
     """

@@ -1,6 +1,6 @@
-"""The ops of sampling in C++: see csrc/sampling.h, of which the structures are mirrored here.
+"""The ops of sampling in C++. Mirrors the structures of csrc/sampling.h.
 
-Owns nothing but the arrays of a call, which releases the interpreter for as long as it runs.
+Owns only the arrays of a call, which releases the interpreter for as long as it runs.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class CpuSampling:
         self.executor = executor
 
     def finite_rows(self, logits: Tensor) -> Flags:
-        """Tells which rows hold finite numbers alone."""
+        """Finds the rows that hold finite numbers alone."""
         finite = np.empty(len(logits), np.bool_)
         self.executor.find_finite_rows(_address(logits), (len(logits), logits.shape[1]), finite.ctypes.data)
         return finite
@@ -86,14 +86,14 @@ class CpuSampling:
     def token_logprobs(
         self, logits: Tensor, rows: Integers, token_ids: Integers | None, num_best: int
     ) -> TokenLogprobs:
-        """Tells of tokens of some rows, and of the best of each."""
+        """Computes log probabilities of tokens of some rows, and of the best of each."""
         width = num_best + (token_ids is not None)
         candidates = np.empty((len(rows), width), np.int64)
         logprobs = np.empty((len(rows), width), np.float32)
         ranks = np.empty(0 if token_ids is None else len(rows), np.int64)
         places = _column(rows, np.int64)
         chosen = None if token_ids is None else _column(token_ids, np.int64)
-        self.executor.tell(
+        self.executor.token_logprobs(
             _Tellings(
                 _address(logits),
                 logits.shape[1],

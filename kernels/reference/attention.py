@@ -1,4 +1,4 @@
-"""Paged attention that gives a row the same bits in every batch: the other owner of matrix products.
+"""Paged attention that gives a row the same bits in every batch. Like `linear`, it owns matrix products.
 
 The softmax takes two passes and no running rescale, as FlashDecoding's "unified maximum" does (arXiv 2311.01282),
 with the true maximum: scores of all splits, one maximum (order-free, hence exact), exponentials, one sum of fixed

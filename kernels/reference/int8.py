@@ -1,4 +1,4 @@
-"""What a product in int8 is, in torch: the definition that every backend's bits are held against.
+"""Defines a product in int8, in torch. Every backend has to give its bits.
 
 Both sides are quantized row by row: a weight when it is packed, its rows being outputs, and activations when they are
 multiplied. Sums of integers are exact, so a row's bits depend on that row alone, and no order of summing shows.

@@ -1,4 +1,4 @@
-"""Linear layers of which a row's bits do not depend on how many rows there are: one of the two owners of products.
+"""Linear layers whose rows have the same bits however many rows there are. Like `attention`, it owns matrix products.
 
 A matrix product's row changes with the number of rows wherever a library takes another kernel for few rows or for the
 last ones. Three ways avoid that on a CPU, tried in this order (`Method`); `kernels.reference.probe` shows which one
@@ -82,7 +82,7 @@ class ReferenceLinear:
 
     @property
     def num_weights(self) -> int:
-        """How many numbers the weight has."""
+        """The numbers in the weight."""
         return self._num_rows * self.in_features
 
     @property

@@ -1,6 +1,6 @@
 """Log probabilities, the best tokens and ranks of rows of logits, in torch.
 
-Owns the arithmetic alone: which rows ask, and for how much, is the caller's. As in `sampling`, a row's result depends
+Owns the arithmetic alone: the caller decides which rows it is for. As in `sampling`, a row's result depends
 on its own logits only. torch's `log_softmax` keeps rows apart; its `logsumexp` does not: it cuts the sum of a single
 row among the threads, which rounds otherwise than the same row among others (4 of 60 rows of 152,064, two threads).
 """
@@ -53,7 +53,7 @@ def _with_lowest_ties(scores: Tensor, values: Tensor, token_ids: Tensor) -> Tens
 
 
 def ranks(logits: Tensor, token_ids: Tensor) -> Tensor:
-    """Tells the places of tokens in the order of `best_tokens`, from 1: token ids int64 [rows] -> int64 [rows]."""
+    """Finds the places of tokens in the order of `best_tokens`, from 1: token ids int64 [rows] -> int64 [rows]."""
     chosen = logits.gather(1, token_ids[:, None])
     comes_before = torch.arange(logits.shape[1], device=logits.device) < token_ids[:, None]
     return ((logits > chosen) | ((logits == chosen) & comes_before)).sum(-1) + 1

@@ -1,6 +1,6 @@
-"""The proof, made at start on this machine, that a row's bits do not depend on the rows beside it.
+"""Proves at start, on this machine, that a row's bits do not depend on the rows beside it.
 
-Libraries choose other kernels on other processors, so nothing that was measured on one machine is believed on the next:
+Libraries choose other kernels on other processors, so a measurement on one machine proves nothing for the next:
 each op is tried in the shapes that a model gives it. All rows go through every row count: in bfloat16 a sum that was
 made in another order shows in one output of some thousands only.
 """

@@ -1,4 +1,4 @@
-"""The ops of sampling in torch: filters and draws that a row owes to itself alone. See `kernels.sampling`.
+"""The ops of sampling in torch: filters and draws that depend on their row alone. See `kernels.sampling`.
 
 Only reductions over the whole vocabulary or over a number of candidates that the row itself chooses, and element-wise
 functions whose bits do not depend on the length, are used.
@@ -118,7 +118,7 @@ def full_exponential_noise(keys: DrawKeys, vocab_size: int) -> Tensor:
 
 
 def finite_rows(logits: Tensor) -> Tensor:
-    """Tells which rows [rows, vocabulary] hold finite numbers alone: bool [rows]. One pass: a sum keeps NaN and inf."""
+    """Finds the rows [rows, vocabulary] of finite numbers: bool [rows]. One pass: a sum keeps NaN and inf."""
     return torch.isfinite(logits.sum(-1))
 
 
@@ -283,7 +283,7 @@ class ReferenceSampling:
         self._device = device
 
     def finite_rows(self, logits: Tensor) -> Flags:
-        """Tells which rows hold finite numbers alone."""
+        """Finds the rows that hold finite numbers alone."""
         return finite_rows(logits).cpu().numpy()
 
     def choose(self, logits: Tensor, choices: Choices) -> Integers:
@@ -312,7 +312,7 @@ class ReferenceSampling:
     def token_logprobs(
         self, logits: Tensor, rows: Integers, token_ids: Integers | None, num_best: int
     ) -> TokenLogprobs:
-        """Tells of tokens of some rows, and of the best of each."""
+        """Computes log probabilities of tokens of some rows, and of the best of each."""
         all_in_order = len(rows) == len(logits) and bool((rows == np.arange(len(rows))).all())
         some = logits if all_in_order else logits[self._tensor(rows)]
         return logprobs.token_logprobs(some, None if token_ids is None else self._tensor(token_ids), num_best)

@@ -1,8 +1,8 @@
 """The live sequences of the worker as rows: token ids, block tables, progress. Persistent, with stable indexes.
 
 Owns every row and nothing else: block contents are the cache engine's, and a step was checked before it comes here. A
-steady step touches no row in Python, and finds nothing out that the step before it knew: which rows its sequences have
-is kept until a row changes hands, and who does what in a step until that differs.
+steady step touches no row in Python: the rows of its sequences are kept until a row changes hands, its layout until
+another step differs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PROGRESS = np.dtype(
 
 @dataclass(slots=True)
 class Progress:
-    """How far one sequence is: a record PROGRESS as a value."""
+    """The progress of one sequence: a record PROGRESS as a value."""
 
     num_tokens: int = 0
     num_computed_tokens: int = 0
@@ -52,7 +52,7 @@ class Progress:
     ended: bool = False
 
     def record(self) -> tuple[int, int, int, bool]:
-        """What a record is set to."""
+        """Gives the values of a record PROGRESS."""
         return self.num_tokens, self.num_computed_tokens, self.num_blocks, self.ended
 
 
@@ -68,12 +68,12 @@ class BatchLimits:
 
     @property
     def max_num_blocks(self) -> int:
-        """Blocks of one table, at most: a full sequence's, and one that is handed out ahead."""
+        """The most blocks of one table: those of a full sequence, and one that is handed out ahead."""
         return -(-self.max_model_len // self.block_size) + 1
 
 
 class InputBatch:
-    """Rows of live sequences."""
+    """The rows of live sequences."""
 
     def __init__(self, limits: BatchLimits) -> None:
         self.limits = limits
@@ -99,26 +99,26 @@ class InputBatch:
         self.forget(tuple(self._row_of))
 
     def unknown(self, sequence_ids: set[int]) -> set[int]:
-        """Gives those of some sequences that have no row."""
+        """Gives the sequences that have no row."""
         return sequence_ids.difference(self._row_of)
 
     def progress_of(self, sequence_ids: tuple[int, ...]) -> npt.NDArray[np.void]:
-        """Gives copies of how far sequences are, as records PROGRESS [n]; an unknown id's are zero."""
-        return self._progress.take(self._find(sequence_ids))
+        """Copies the progress of sequences as records PROGRESS [n]; zeros for an unknown id."""
+        return self._progress.take(self._find_rows(sequence_ids))
 
     def progress(self, sequence_id: int) -> Progress:
-        """Tells how far a sequence is; an unknown one has not begun."""
+        """Gives the progress of a sequence; an unknown one has not begun."""
         return Progress(*self._progress[self._row_of.get(sequence_id, -1)].item())
 
-    def _find(self, sequence_ids: tuple[int, ...]) -> Array:
-        """Gives the rows of sequences, -1 for an unknown one: the same array as long as the question is the same."""
+    def _find_rows(self, sequence_ids: tuple[int, ...]) -> Array:
+        """Gives the rows of sequences, -1 for an unknown one; the same array until a row changes hands."""
         known_ids, rows = self._found
         if known_ids != sequence_ids:
             rows = np.array([self._row_of.get(sequence_id, -1) for sequence_id in sequence_ids], np.int64)
             self._found = (sequence_ids, rows)
         return rows
 
-    def _rows_change_hands(self) -> None:
+    def _forget_found_rows(self) -> None:
         self._found = ((), no_ids())
 
     def token_ids(self, sequence_id: int) -> Array:
@@ -130,8 +130,8 @@ class InputBatch:
         """Makes a checked step's changes to rows: fork, forget, add, take the scheduler's ids, update tables.
 
         A parent that starts in this very step is forked after it was added: there is nothing of it before. A child has
-        its parent's ids without the one that this step brings, and may be brought another. A whole table is the last
-        word on what a sequence's table is.
+        its parent's ids without the one that this step brings, and may be brought another. A
+        replaced table wins over appended blocks.
         """
         new = {sequence.sequence_id for sequence in step.new_sequences}
         for fork in step.forks:
@@ -155,12 +155,12 @@ class InputBatch:
         for sequence_id in sequence_ids:
             row = self._row_of.pop(sequence_id, None)
             if row is not None:
-                self._rows_change_hands()
+                self._forget_found_rows()
                 self._requests.forget(row)
                 self._free.append(row)
 
     def _take_row(self, sequence_id: int) -> int:
-        self._rows_change_hands()
+        self._forget_found_rows()
         if not self._free:
             self._grow(2 * len(self._token_ids))
         row = self._row_of[sequence_id] = self._free.pop()
@@ -223,7 +223,7 @@ class InputBatch:
 
     def make_forward_batch(self, step: Step) -> ForwardBatch:
         """Resolves what a step computes; its changes were applied."""
-        rows = self._find(step.sequence_ids)
+        rows = self._find_rows(step.sequence_ids)
         progress = self._progress
         lengths = progress["num_computed_tokens"][rows] + step.num_new_tokens
         layout = self._find_layout(step, rows, progress["ended"][rows], lengths == progress["num_tokens"][rows])
@@ -243,7 +243,7 @@ class InputBatch:
         return self._layout
 
     def _prompts(self, step: Step, layout: StepLayout) -> Iterator[PromptPiece]:
-        """Finds what the step can tell of prompts; nothing of one that is past."""
+        """Finds the pieces of prompts whose log probabilities the step can compute."""
         for place in layout.prompt_places:
             row, count = layout.step_rows[place], int(step.num_new_tokens[place])
             request = self._requests.columns[row]

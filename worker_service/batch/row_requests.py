@@ -1,6 +1,6 @@
-"""What the rows of the input batch ask for: columns and lists that never change while a sequence has its row.
+"""The requests of the input batch's rows: columns and lists that never change while a sequence has its row.
 
-Owns them for every row. Knows neither what is known of a sequence so far nor what a step computes.
+Owns them for every row. Knows neither a sequence's tokens nor what a step computes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RowRequests:
         return tuple(compress(self.sequence_ids, chosen.tolist()))
 
     def are_stops(self, token_ids: Array, num_tokens: Array) -> npt.NDArray[np.bool_]:
-        """Tells which of these tokens, one a row, end their rows, which had so many tokens before."""
+        """Finds the rows [R] that end with their next token; each had `num_tokens` before it."""
         is_stop = (self.stop_token_ids == token_ids[:, None]).any(-1)
         return is_stop & (num_tokens >= self.least_tokens)
 
@@ -69,7 +69,7 @@ class RequestTable:
         self._stop_token_ids = with_rows(self._stop_token_ids, num_rows)
 
     def add(self, row: int, sequence: NewSequence) -> None:
-        """Writes what a new sequence asks for."""
+        """Writes the request of a new sequence."""
         lists = self._lists[row] = SequenceLists(sequence, self._vocab_size)
         record: Any = self.columns[row]
         write_sampling(record, sequence, lists, self._vocab_size)
@@ -84,7 +84,7 @@ class RequestTable:
         self._stop_token_ids[row, : len(token_ids)] = token_ids
 
     def fork(self, parent: int, child: int, sequence_index: int) -> None:
-        """Copies a row's request; counts of tokens go their own ways."""
+        """Copies a row's request, and its token counts, which grow apart from then on."""
         self.columns[child] = self.columns[parent]
         self.columns["sequence_index"][child] = sequence_index
         self._stop_token_ids[child] = self._stop_token_ids[parent]
@@ -99,7 +99,7 @@ class RequestTable:
         lists = enumerate(map(self._lists.__getitem__, rows.tolist()))
         return [(place, each.counts) for place, each in lists if each.counts is not None]
 
-    def of(self, sequence_ids: tuple[int, ...], rows: Array, last_hidden: Array) -> RowRequests:
+    def gather(self, sequence_ids: tuple[int, ...], rows: Array, last_hidden: Array) -> RowRequests:
         """Gathers the requests of some rows. Valid as long as each of them belongs to the same sequence."""
         columns = self.columns.take(rows)
         lists = [self._lists[row] for row in rows.tolist()]

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 Flags = npt.NDArray[np.bool_]
 LayoutKey = tuple[bytes, bytes, bytes]
 
-NO_ROWS = RequestTable(0).of((), NO_IDS, NO_IDS)
+NO_ROWS = RequestTable(0).gather((), NO_IDS, NO_IDS)
 
 
 def layout_key(step: Step, ended: Flags, is_due: Flags) -> LayoutKey:
-    """Makes the key of a step's layout; the flags [n] say which sequences have ended, and which it computes to the end.
+    """Makes the key of a step's layout; the flags [n] say which sequences have ended, and which it computes whole.
 
     With the rows it decides the layout. Forks and requests do too, but rows change hands whenever one comes or goes.
     """
@@ -86,7 +86,7 @@ def make_layout(step: Step, step_rows: Array, ended: Flags, is_due: Flags, reque
         if not np.count_nonzero(chosen):
             return NO_ROWS
         ids = tuple(compress(step.sequence_ids, chosen.tolist()))
-        return requests.of(ids, step_rows[chosen], last_hidden[chosen])
+        return requests.gather(ids, step_rows[chosen], last_hidden[chosen])
 
     return StepLayout(
         step_rows=step_rows,

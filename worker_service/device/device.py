@@ -1,4 +1,4 @@
-"""Which device to compute on, and in what. Knows torch's view of the hardware, no models."""
+"""Chooses the device, and checks what dtypes it can compute in. Knows torch's view of the hardware, and no models."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def instruction_set(device: torch.device) -> str:
 
 
 def check_dtype(dtype: torch.dtype | None, device: torch.device) -> None:
-    """Refuses what a GPU cannot compute in.
+    """Refuses a dtype that a GPU cannot compute in.
 
     Raises:
         BlockyardError: FIELD_INVALID, with the GPU's name and what to use instead.
@@ -56,7 +56,7 @@ def check_dtype(dtype: torch.dtype | None, device: torch.device) -> None:
 
 
 def check_gpu_dtype(dtype: torch.dtype | None, name: str, capability: tuple[int, int]) -> None:
-    """Does so for a GPU of this name and compute capability."""
+    """Refuses a dtype that a GPU of this name and compute capability cannot compute in."""
     if dtype is torch.bfloat16 and capability < BFLOAT16_CAPABILITY:
         reason = f"{name} has compute capability {capability[0]}.{capability[1]}"
         raise invalid([Violation("dtype", f"bfloat16 needs a GPU of capability 8.0 or more; {reason}: use float16")])

@@ -1,4 +1,4 @@
-"""How much memory there is, and how many blocks fit into what a worst-case step leaves.
+"""Reads how much memory there is, and counts the blocks that fit beside a worst-case step.
 
 Owns the reading of limits (control groups, /proc, CUDA) and the arithmetic. Knows no model: sizes come in as numbers.
 """
@@ -35,7 +35,7 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What runs on a device before it has blocks, in bytes; `available_bytes` can still be taken, by anybody."""
+    """The memory of a device before it has blocks, in bytes; any process can still take `available_bytes`."""
 
     total_bytes: int
     available_bytes: int
@@ -46,7 +46,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """How many blocks fit, and where the memory goes."""
+    """The numbers of blocks that fit, and the division of the memory."""
 
     block_size: int
     block_bytes: int
@@ -59,13 +59,13 @@ class CachePlan:
 
 @dataclass(frozen=True, slots=True)
 class ControlGroups:
-    """Where control groups are mounted, and where this process's are named."""
+    """The control groups of this process: where they are mounted, and the file that names them."""
 
     mount: Path = Path("/sys/fs/cgroup")
     membership: Path = Path("/proc/self/cgroup")
 
     def memory(self) -> tuple[int, int] | None:
-        """The tightest limit on this process and what can still be taken below it, in bytes; None: no limit."""
+        """Gives the tightest limit on this process and the bytes still free below it; None: no limit."""
         limits = [
             *self._levels("", "memory.max", "memory.current", _CACHED_FILES),
             *self._levels("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", _CACHED_FILES_1),
@@ -73,7 +73,7 @@ class ControlGroups:
         return min(limits, key=lambda pair: pair[1], default=None)
 
     def num_cpus(self) -> int | None:
-        """Processors that the tightest quota amounts to, rounded up; None: no quota."""
+        """Gives the tightest quota as a number of processors, rounded up; None: no quota."""
         quotas: list[float] = []
         for folder in self._folders(""):
             quota, _, period = _read(folder / "cpu.max").partition(" ")
@@ -128,19 +128,19 @@ def read_host_memory(groups: ControlGroups | None = None) -> HostMemory:
 
 
 def room_for_weights(device: torch.device, groups: ControlGroups | None = None) -> int:
-    """The most that this process could still take on a device, in bytes: what needs more cannot be loaded."""
+    """Gives the bytes that this process can still take on a device: larger weights cannot be loaded."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return read_host_memory(groups).available_bytes
 
 
 def is_exhausted(error: Exception) -> bool:
-    """Whether an error means that there is not enough memory: on a CPU torch has no exception of its own for that."""
+    """Tells whether an error means that memory ran out: on a CPU torch has no exception of its own for that."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 def compute_threads(requested: int, groups: ControlGroups | None = None) -> int:
-    """How many threads to compute with: as asked, else torch's choice within the control group's quota."""
+    """Chooses the number of compute threads: the requested one, or torch's within the control group's quota."""
     if requested:
         return requested
     quota = (groups or ControlGroups()).num_cpus()
@@ -149,23 +149,22 @@ def compute_threads(requested: int, groups: ControlGroups | None = None) -> int:
 
 
 def cpu_usage(host: HostMemory, weights_bytes: int, activation_bytes: int) -> Usage:
-    """Says what runs on a CPU: all that this process holds beyond its weights is `other`."""
+    """Adds up the memory on a CPU: all that this process holds beyond its weights is `other`."""
     other = max(0, host.process_bytes - weights_bytes) + CPU_RESERVE_BYTES
     available = host.available_bytes - CPU_RESERVE_BYTES
     return Usage(host.total_bytes, available, weights_bytes, activation_bytes, other)
 
 
 def gpu_foreign_bytes(device: torch.device) -> int:
-    """What torch's allocator in this process does not account for: libraries, contexts, other processes."""
+    """Counts the bytes that torch's allocator in this process does not know: libraries, contexts, other processes."""
     free, total = torch.cuda.mem_get_info(device)
     return total - free - torch.cuda.memory_reserved(device)
 
 
 def gpu_usage(device: torch.device, foreign_bytes: int, weights_bytes: int, activation_bytes: int) -> Usage:
-    """Says what runs on a GPU, given what was foreign when the device was chosen.
+    """Adds up the memory on a GPU, given the foreign bytes when the device was chosen.
 
-    That much is others' and stays out of the account, so that several workers can share a GPU by their shares; what
-    came since is `other`.
+    Those bytes belong to others and are left out, so that several workers can share a GPU; what came since is `other`.
     """
     free, total = torch.cuda.mem_get_info(device)
     other = max(0, gpu_foreign_bytes(device) - foreign_bytes)

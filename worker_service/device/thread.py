@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class DeviceThread:
-    """Runs jobs one after another."""
+    """A thread that runs jobs one after another."""
 
     def __init__(self, num_threads: int) -> None:
         self._num_threads = num_threads
@@ -36,13 +36,13 @@ class DeviceThread:
         self._thread.start()
 
     def stop(self, seconds: float) -> bool:
-        """Ends after the jobs that wait, and tells whether it ended within `seconds`."""
+        """Ends the thread after the waiting jobs, and returns whether it ended within `seconds`."""
         self._jobs.put(None)
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def post(self, job: Callable[[], None]) -> None:
-        """Queues a job that answers by itself."""
+        """Queues a job that reports its result itself."""
         self._jobs.put(job)
 
     async def run(self, work: Callable[[], T]) -> T:

@@ -1,6 +1,6 @@
 """The network of Llama and its relatives (Mistral, Qwen2, Qwen3): built from a folder's weights, run step by step.
 
-What sets the families apart is data (`model_config`, `registry`). Owns the weights; knows nothing of requests, sampling
+The families differ in data alone (`model_config`, `registry`). Owns the weights; knows nothing of requests, sampling
 or where blocks come from.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Weights(Protocol):
-    """Tensors by name: a folder's files, or such as are made."""
+    """Tensors by name: from a folder's files, or random."""
 
     def __contains__(self, name: str) -> bool:
         """Tells whether there is such a tensor."""
@@ -70,7 +70,7 @@ class DecoderModel:
         return sum(tensor.nbytes for tensor in tensors) + sum(linear.num_bytes for linear in self._linears())
 
     def reserve_positions(self, num_positions: int) -> None:
-        """Makes the rotary table for that many positions. A step that needs more makes more.
+        """Makes the rotary table for that many positions. A step that needs more extends it.
 
         Models may name a length that no memory holds, so the table has that of what is served.
         """
@@ -108,7 +108,7 @@ class DecoderModel:
 
     @torch.no_grad()
     def capture(self, kv_pool: Tensor, sizes: CaptureSizes) -> CapturedStep | None:
-        """Records a step over a pool, to be replayed without Python; None where the backend has no such way.
+        """Records a step over a pool, to be replayed without Python; None where the backend cannot.
 
         The rotary table must reach as far as any step will.
         """
@@ -116,7 +116,7 @@ class DecoderModel:
 
     @torch.no_grad()
     def probe(self) -> bool:
-        """Proves on this machine that results do not depend on the batch, or tells that they do. Before the first step.
+        """Tries to prove on this machine that results do not depend on the batch. Call it before the first step.
 
         See `kernels.ops.Backend.probe`: on the way a slower but exact way of computing may be chosen.
         """
@@ -125,7 +125,8 @@ class DecoderModel:
     def fingerprint(self) -> str:
         """Hashes the logits of a fixed list of tokens, in hex: equal where two workers compute the same bits.
 
-        It tells apart weights, dtypes, backends, libraries and the instruction sets that they chose. After `probe`.
+        It differs between weights, dtypes, backends, libraries and the instruction sets that they chose. Call it after
+        `probe`.
         """
         token_ids = torch.arange(1, FINGERPRINT_TOKENS + 1, device=self._backend.device) * 7919 % self.config.vocab_size
         num_blocks = FINGERPRINT_TOKENS // FINGERPRINT_BLOCK_SIZE
@@ -182,7 +183,7 @@ class _Builder:
         return head if head.is_table else tied.clone(), head
 
     def _has_two_tables(self, shape: tuple[int, int]) -> bool:
-        """Tells whether files that should have one table for both ends have two that differ, which then count.
+        """Tells whether files that should tie their two tables hold two that differ; then both are used.
 
         As in transformers; there are models whose config.json says that they are tied and that are not.
         """

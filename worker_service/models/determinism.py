@@ -1,6 +1,6 @@
-"""The name of everything that a worker's results depend on: two workers of one name compute the same bits.
+"""The determinism id, of all that a worker's results depend on: two workers with one id compute the same bits.
 
-Threads are not in it: they change nothing where results are batch-invariant.
+It does not cover threads: they change nothing where results are batch-invariant.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def determinism_id(loaded: LoadedModel, fingerprint: str) -> str:
 
 
 def source_digest() -> str:
-    """Hashes the source of all that computes: kernels, networks, sampler."""
+    """Hashes the source code that computes: kernels, networks, sampler."""
     kernel_files = (path for root in kernels.__path__ for path in Path(root).rglob("*.py"))
     own_files = (path for wing in ("models", "sampling") for path in (_WORKER / wing).rglob("*.py"))
     return _digest([*kernel_files, *own_files])

@@ -30,7 +30,7 @@ log = EventLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that can run."""
+    """A model with its backend, ready to run."""
 
     model: DecoderModel
     backend: Backend
@@ -89,14 +89,14 @@ def load_model(
 
 
 def _weights_bytes(num_elements: int, config: ModelConfig, quantization: str) -> int:
-    """What the weights will take at most, in bytes: quantized ones a byte each, beside the embedding as it was."""
+    """Bounds the bytes of the weights: a quantized number takes one byte, the embedding keeps its dtype."""
     if quantization == "none":
         return num_elements * config.dtype.itemsize
     return num_elements + config.vocab_size * config.hidden_size * config.dtype.itemsize
 
 
 def _check_room(weights_bytes: int, config: ModelConfig, quantization: str, device: torch.device) -> None:
-    """Refuses weights that the memory cannot hold: loading them would end this process, and tell nobody why."""
+    """Refuses weights that the memory cannot hold: loading them would end this process without a message."""
     room_bytes = room_for_weights(device)
     if weights_bytes > room_bytes:
         held = str(config.dtype).removeprefix("torch.") if quantization == "none" else quantization

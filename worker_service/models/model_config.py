@@ -1,4 +1,4 @@
-"""What a network is made of, and the dtype that it computes in: `blockyard.model_config.network` for PyTorch."""
+"""The sizes of a network and its dtype: `blockyard.model_config.network` for PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random weights in the place of a model folder's: for benchmarks, tests and plans that need a shape and no sense.
+"""Random weights in place of a model folder's, for benchmarks, tests and plans that need only shapes.
 
 Each tensor is a function of the seed, its name and its shape: words of Philox4x32-10, two halves of each, uniform
 around zero. They are made on the device by whole numbers and one multiplication, so a CPU and a GPU make the same bits.

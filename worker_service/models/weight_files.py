@@ -1,7 +1,7 @@
 """A model folder's safetensors files: finds them, reads tensors one at a time, and hashes what it reads.
 
-A tensor is mapped for as long as it is used, so that loading copies nothing but what is to stay, and holds one copy of
-the weights and one tensor more. Knows names and shapes, and nothing of networks.
+Maps a tensor for as long as it is used: loading copies only what stays, and holds one copy of the weights and one
+tensor more. Knows names and shapes, and nothing of networks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PIECE_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Where a tensor lies, as the header of its file says."""
+    """The place of a tensor, from the header of its file."""
 
     path: Path
     shape: tuple[int, ...]
@@ -47,7 +47,7 @@ class _Entry:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its numbers; 0 where nobody knows what they are."""
+        """Bytes of the tensor; 0 for an unknown dtype."""
         dtype = STORED_DTYPES.get(self.stored_dtype)
         return math.prod(self.shape) * dtype.itemsize if dtype is not None else 0
 
@@ -74,7 +74,7 @@ class WeightFiles:
 
     @property
     def unread(self) -> list[str]:
-        """Names of the tensors that nobody has read."""
+        """The names of tensors that were not read."""
         return sorted(self._entries.keys() - self._digests.keys())
 
     @property
@@ -111,7 +111,7 @@ class WeightFiles:
         return tensor
 
     def finish(self) -> str:
-        """Tells that loading is done, and gives the digest of the weights, in hex.
+        """Reports that all is read, and gives the digest of the weights in hex.
 
         It is the SHA-256 of the tensors' own digests in the order of their names; each of these covers name, shape,
         stored dtype and up to 64 KiB of bytes: all of them, or 64 pieces of 1 KiB at even distances.

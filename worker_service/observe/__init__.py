@@ -1,1 +1,1 @@
-"""What operators see of a worker: metrics, spans and profiles."""
+"""Metrics, spans and profiles of a worker, for its operators."""

@@ -1,4 +1,4 @@
-"""What a worker tells Prometheus: its catalogue, what is measured of each step, and what is read of its state."""
+"""The worker's metrics: their catalogue, the values measured of each step, and those read from its state."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CATALOGUE = (STEPS, REFUSED_STEPS, STEP_SECONDS, COMPUTED_TOKENS, SAMPLED_TOKENS
 
 
 class WorkerMetrics:
-    """The values. Those of steps are written in the device thread."""
+    """The values of the metrics. Those of steps are written in the device thread."""
 
     def __init__(self) -> None:
         self.registry = registry = Registry("worker", CATALOGUE)
@@ -48,7 +48,7 @@ class WorkerMetrics:
         self._sampled = registry.counter(SAMPLED_TOKENS)
 
     def on_step(self, step: Step, result: StepResult) -> None:
-        """A step was executed, or refused."""
+        """Counts a step that was executed or refused."""
         if result.refusal is not None:
             self._refused.add()
             return
@@ -69,7 +69,7 @@ class WorkerMetrics:
         epoch: Callable[[], int],
         set_up: Callable[[], SetUp],
     ) -> None:
-        """Reads the rest from where it is known, whenever Prometheus asks."""
+        """Reads the values of state from these callables whenever Prometheus asks."""
         read = self.registry.read
         read(READY, lambda: int(not is_draining()))
         read(STATE, lambda: _states(state()))

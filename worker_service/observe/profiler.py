@@ -1,8 +1,8 @@
-"""Records what steps do, for a person to look at: their phases, and below them what torch's profiler sees.
+"""Records profiles of steps for a person to look at: their phases, and the operations that torch's profiler sees.
 
 A profile is a file in the Trace Event Format of Chrome and Perfetto
 (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU), compressed by gzip. Knows neither
-messages nor how steps are computed. Nothing of a prompt or an answer is in it.
+messages nor how steps are computed. A profile has nothing of prompts or answers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = EventLogger(__name__)
 
 
 class Detail(Enum):
-    """What a profile is made of: the phases of steps, or these and what torch's profiler sees."""
+    """The detail of a profile: the phases of steps, or also the operations that torch's profiler sees."""
 
     STEPS = "STEPS"
     OPERATIONS = "OPERATIONS"
@@ -51,7 +51,7 @@ _STEP_TRACK, _QUEUE_TRACK = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class ProfileOptions:
-    """What to record, and of how many steps."""
+    """The detail to record, and the most steps."""
 
     detail: Detail
     max_steps: int
@@ -59,7 +59,7 @@ class ProfileOptions:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A profile that has ended. `worker`: whose it is; `data`: the file."""
+    """A finished profile of `worker`; `data` is its file."""
 
     worker: str
     options: ProfileOptions
@@ -82,14 +82,14 @@ class _Record(NamedTuple):
 
 
 def choose_options(detail: Detail | None, max_steps: int, device: torch.device) -> ProfileOptions:
-    """Fills in what was left open: no detail, or 0 steps."""
+    """Fills in the defaults for no detail and for 0 steps."""
     chosen = detail or (Detail.OPERATIONS if device.type == "cuda" else Detail.STEPS)
     most = MAX_STEPS[chosen]
     return ProfileOptions(chosen, min(max_steps or most, most))
 
 
 class Recording:
-    """A profile as it is made, in the device thread; `write` belongs to any other."""
+    """A profile in the making. Used in the device thread; `write` in any other."""
 
     def __init__(self, options: ProfileOptions, device: torch.device) -> None:
         self.options = options
@@ -121,7 +121,7 @@ class Recording:
             self.close()
 
     def close(self) -> None:
-        """Records nothing more. Never raises: no step is to fail because it was watched."""
+        """Stops recording. Never raises: a profile must not make a step fail."""
         if not self.is_open:
             return
         self.is_open = False
@@ -188,7 +188,7 @@ def _name(what: str, track: int, name: str) -> dict[str, Any]:
 
 
 def _events(record: _Record, offset_us: float) -> Iterator[dict[str, Any]]:
-    """A step with its phases inside, the time that it waited before, and how large it was, over time."""
+    """Makes a step's events: its phases inside of it, its wait before, and its size over time."""
     times = record.times
     facts = {
         "epoch": record.epoch,
@@ -230,7 +230,7 @@ class Profiler:
         self._changing = asyncio.Lock()
 
     async def start(self, executor: StepExecutor, options: ProfileOptions, device: torch.device) -> None:
-        """Begins one between two steps; raises BlockyardError WRONG_STATE while one is recorded."""
+        """Begins a profile between two steps; raises BlockyardError WRONG_STATE while one is recorded."""
         async with self._changing:
             if self._recording is not None and self._recording.is_open:
                 raise BlockyardError(Reason.WRONG_STATE, "a profile is recorded already: stop it first")
@@ -247,7 +247,7 @@ class Profiler:
             log.info("profile begins", detail=options.detail.value, max_steps=options.max_steps)
 
     async def stop(self, executor: StepExecutor, worker: str) -> Profile:
-        """Ends it between two steps, unless it has ended; the same one again until another begins.
+        """Ends the profile between two steps, unless it has ended; gives the same one until another begins.
 
         Raises BlockyardError WRONG_STATE where none was begun.
         """

@@ -1,8 +1,7 @@
-"""The spans of a step stream's traced sequences: one for each step that begins or prefills one, one for each run of
-decode steps; and the debug events of those that begin. Lives in the event loop, apart from what computes.
+"""Makes the spans of a step stream's traced sequences: one for each step that begins or prefills a sequence, one for
+each run of decode steps. Logs the debug events of new sequences. Lives in the event loop, apart from what computes.
 
-Most steps have the rows of the one before, and then nothing is looked at. A stream without traced sequences keeps
-nothing at all.
+A step with the rows of the one before is not looked at. A stream without traced sequences keeps nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class _Run(NamedTuple):
 
 
 class StepSpans:
-    """Watches one step stream. Steps and answers are told in their order."""
+    """The spans of one step stream. Takes steps and answers in their order."""
 
     def __init__(self) -> None:
         self._is_on = is_tracing()
@@ -54,7 +53,7 @@ class StepSpans:
         self._ended_at = 0.0
 
     def on_step(self, step: Step) -> None:
-        """A step came, and is not checked yet."""
+        """Takes a step that came and is not checked yet."""
         if step.new_sequences and log.has_debug:
             _log_new_sequences(step)
         if not self._is_on:
@@ -63,7 +62,7 @@ class StepSpans:
             self._unanswered.append(step)
 
     def on_result(self, result: StepResult) -> None:
-        """A step is about to be answered."""
+        """Takes the answer to a step before it is sent."""
         if not self._unanswered or self._unanswered[0].step_id != result.step_id or result.draining:
             return
         step = self._unanswered.popleft()
@@ -77,7 +76,7 @@ class StepSpans:
         self._ended_at = result.times.begun_at + _busy_seconds(result)
 
     def _change_sequences(self, step: Step) -> None:
-        """In the order of a step: forks, then those that ended, then new ones."""
+        """Updates the traced sequences in the order of a step: forks, finished ones, new ones."""
         traced = self._traced
         for fork in step.forks:
             if parent := traced.get(fork.parent_id):
@@ -145,7 +144,7 @@ class StepSpans:
             run.span.end(error=error, seconds_ago=seconds_ago)
 
     def close(self) -> None:
-        """The stream has ended, and what decoded is forgotten with it."""
+        """Ends the spans of all runs: the stream has ended."""
         self._end_runs(set(self._runs), error=_STREAM_ENDED)
 
 

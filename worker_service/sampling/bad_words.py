@@ -1,4 +1,4 @@
-"""Which tokens would complete a bad word now: a row of token ids that may not stand in the output.
+"""Finds the tokens that would complete a bad word: a run of token ids that may not appear in the output.
 
 Knows no tensors and no batch. The prompt does not count: a word begins and ends in the output.
 """
@@ -19,7 +19,7 @@ _NONE = no_ids()
 
 
 class BadWords:
-    """The bad words of a sequence, by what stands before their last token. Never changes, so forks share it."""
+    """The bad words of a sequence, keyed by the ids before their last one. Never changes, so forks share it."""
 
     def __init__(self, sequences: Iterable[Sequence[int]], vocab_size: int) -> None:
         """Takes sequences of at least one id; one with an id beyond the vocabulary can never complete."""
@@ -34,7 +34,7 @@ class BadWords:
         return bool(self._lengths)
 
     def completing(self, output_token_ids: npt.NDArray[np.integer[Any]]) -> Array:
-        """Tells which tokens would complete a word after this output: int64 [any], some perhaps twice."""
+        """Finds the tokens that would complete a word after this output: int64 [any], some perhaps twice."""
         num_tokens = len(output_token_ids)
         found = [
             self._last_token_ids.get(_key(output_token_ids[num_tokens - length :]), _NONE)

@@ -1,7 +1,7 @@
 """Edits of logits, float32 [rows, vocabulary], in place, in torch on any device.
 
-Owns what a mask, a bias and a penalty do, not their order, nor who asks. Each takes columns of one length that name a
-row and a token each, so that its cost is that of the tokens named.
+Plain torch, and no ops of a backend. Owns what a mask, a bias and a penalty do; the sampler owns their order. Each
+takes columns of one length that name a row and a token each, so that its cost is that of the named tokens.
 """
 
 from __future__ import annotations

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def logprobs_bytes(ops: SamplingOps, num_rows: int, vocab_size: int) -> int:
-    """The most memory that telling of so many rows takes, their logits among it."""
+    """Bounds the bytes that log probabilities of `num_rows` rows take, with their logits."""
     return num_rows * vocab_size * np.dtype(np.float32).itemsize + ops.token_logprobs_bytes(num_rows, vocab_size)
 
 
 def of_tokens(ops: SamplingOps, logits: Tensor, rows: Array, token_ids: Array, num_best: Array) -> Logprobs:
-    """Tells of tokens and of the best ones beside each.
+    """Computes the log probabilities of tokens, and of the best ones beside each.
 
     Args:
         ops: of the device that the logits are on.
@@ -42,7 +42,7 @@ def of_tokens(ops: SamplingOps, logits: Tensor, rows: Array, token_ids: Array, n
 
 
 def of_best(ops: SamplingOps, logits: Tensor, rows: Array, num_best: Array) -> Logprobs:
-    """Tells of the best tokens of some rows [n], without ranks. Impossible ones are left out, maybe all of a row."""
+    """Computes those of the best tokens of rows [n], without ranks; leaves out impossible ones, maybe all of a row."""
     found = ops.token_logprobs(logits, rows, None, int(num_best.max(initial=0)))
     num_possible = np.count_nonzero(found.logprobs > -np.inf, -1)
     return _columns(np.minimum(num_best, num_possible), found)
@@ -51,8 +51,8 @@ def of_best(ops: SamplingOps, logits: Tensor, rows: Array, num_best: Array) -> L
 def _columns(num_candidates: Array, found: TokenLogprobs, ranks: Array | None = None) -> Logprobs:
     """Takes the first candidates of each row of tables [n, widest]."""
     is_asked = np.arange(found.token_ids.shape[1]) < num_candidates[:, None]
-    told_ranks = no_ids() if ranks is None else ranks[is_asked]
-    return Logprobs(num_candidates, found.token_ids[is_asked], found.logprobs[is_asked], told_ranks)
+    kept_ranks = no_ids() if ranks is None else ranks[is_asked]
+    return Logprobs(num_candidates, found.token_ids[is_asked], found.logprobs[is_asked], kept_ranks)
 
 
 def concatenate(parts: Sequence[Logprobs]) -> Logprobs:

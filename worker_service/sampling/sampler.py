@@ -1,4 +1,4 @@
-"""Chooses the next token of each row, or tells of its candidates: V1's order of edits, penalties and filters.
+"""Chooses the next token of each row, or finds its candidates: edits, penalties and filters in vLLM V1's order.
 
 Knows no sequences' ids, no blocks and no filter's arithmetic. A row's token follows from its own logits and parameters:
 each edit is of named tokens of named rows, and the ops of `kernels.sampling` keep rows apart.
@@ -35,14 +35,14 @@ LOGITS_COPIES = 2
 
 
 def sampling_bytes(ops: SamplingOps, num_rows: int, vocab_size: int) -> int:
-    """The most memory that sampling so many rows takes, their logits among it."""
+    """Bounds the bytes that sampling `num_rows` rows takes, with their logits."""
     kept = LOGITS_COPIES * num_rows * vocab_size * torch.float32.itemsize
     return kept + max(ops.choose_bytes(num_rows, vocab_size), ops.token_logprobs_bytes(num_rows, vocab_size))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleRows:
-    """What is sampled in a step.
+    """The rows that a step samples.
 
     `columns` are records [R] with SAMPLING_FIELDS, `positions` [R] the place of the token among the row's output from
     0, `lists` [R] the rows' lists, `outputs` the output so far of those that have bad words, by their place.
@@ -59,7 +59,7 @@ class SampleRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sampled:
-    """What was chosen for rows [R].
+    """The tokens chosen for rows [R].
 
     A row failed when its logits are not `finite` numbers or when edits left it no token; its token id means nothing.
     `logprobs` are of the rows that `has_logprobs` marks: those that asked for them and did not fail.
@@ -74,7 +74,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """The candidates of the rows that did not fail, of [R]. Why a row failed: as of `Sampled`."""
+    """The candidates of those rows [R] that did not fail; rows fail as in `Sampled`."""
 
     failed: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
     logprobs: Logprobs = NO_LOGPROBS

@@ -1,6 +1,6 @@
-"""What the sampler keeps of each sequence: scalar columns of its row, and the lists that only some requests have.
+"""The sampling state of a sequence: scalar columns of its row, and lists that only some requests have.
 
-Owns what of a request's parameters counts as off. Knows no tensors and no batch.
+Decides which value of a parameter counts as off. Knows no tensors and no batch.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ SAMPLING_FIELDS: list[tuple[str, type[np.generic]]] = [
     ("seed", np.int64),
     ("sequence_index", np.int64),
     ("min_tokens", np.int64),
-    # How many of the best tokens to tell of beside the chosen one, and beside each of the prompt; -1: nothing.
+    # How many of the best tokens get log probabilities beside the chosen one, and beside each prompt token; -1: none.
     ("logprobs", np.int64),
     ("prompt_logprobs", np.int64),
-    # If not 0: nothing is sampled, so many candidates are told.
+    # If not 0: the row belongs to a beam, and gets so many candidates instead of a sample.
     ("num_beam_candidates", np.int64),
 ]
 
@@ -71,7 +71,7 @@ class TokenCounts:
         return self._counts[: len(self._place)]
 
     def copy(self) -> TokenCounts:
-        """Makes one that grows apart."""
+        """Makes a copy that grows on its own."""
         twin = object.__new__(TokenCounts)
         twin._place = dict(self._place)
         twin._token_ids = self._token_ids.copy()
@@ -80,7 +80,7 @@ class TokenCounts:
 
 
 class SequenceLists:
-    """What a sequence's sampling needs besides scalars. Forks share all but the counts."""
+    """The lists that a sequence's sampling needs. Forks share all but the counts."""
 
     def __init__(self, sequence: NewSequence, vocab_size: int) -> None:
         bias = sequence.sampling.logit_bias
@@ -102,7 +102,7 @@ class SequenceLists:
         return some_lists or self.counts is not None
 
     def copy(self) -> SequenceLists:
-        """Makes a fork's."""
+        """Makes the lists of a fork."""
         twin = copy(self)
         twin.counts = self.counts.copy() if self.counts else None
         return twin

@@ -87,9 +87,9 @@ class StepExecutor:
         if self._refused is not None:
             return BlockyardError(Reason.WRONG_STATE, f"step {self._refused} of epoch {self._epoch} was refused")
         if step.epoch != self._epoch:
-            return BlockyardError(Reason.WRONG_STATE, f"epoch {step.epoch}, where epoch {self._epoch} runs")
+            return BlockyardError(Reason.WRONG_STATE, f"epoch {step.epoch} came while epoch {self._epoch} runs")
         if step.step_id != self._last_step_id + 1:
-            message = f"step {step.step_id}, where step {self._last_step_id + 1} of epoch {self._epoch} is due"
+            message = f"step {step.step_id} came where step {self._last_step_id + 1} of epoch {self._epoch} is due"
             return BlockyardError(Reason.WRONG_STATE, message)
         return step.decode_error or check_step(
             step, self.batch, self.cache.num_device_blocks, self.cache.num_host_blocks
@@ -102,7 +102,7 @@ class StepExecutor:
         return StepResult(step.epoch, step.step_id, refusal=refusal, times=times)
 
     def _execute(self, step: Step, times: StepTimes) -> StepResult:
-        """The order of a step."""
+        """Executes a checked step, in this order."""
         self._last_step_id = step.step_id
         self.batch.apply(step)
         started = time.perf_counter()

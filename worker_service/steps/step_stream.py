@@ -1,4 +1,4 @@
-"""The epochs' steps on their way to the device thread and their answers on their way back, in order.
+"""Brings the steps of epochs to the device thread, and their answers back, in order.
 
 Owns which of the open streams runs. Lives in the event loop. Knows neither what a step means nor how it travels.
 """
@@ -31,7 +31,7 @@ MAX_EPOCH_JUMP = 2**32
 
 
 class StepStream:
-    """One epoch: steps in, answers out. Stopped, it drops the steps that did not start."""
+    """The steps and answers of one epoch. Once stopped, it drops the steps that did not start."""
 
     def __init__(self, device: DeviceThread, executor: StepExecutor, on_step: OnStep) -> None:
         self.epoch: int | None = None
@@ -40,14 +40,14 @@ class StepStream:
         self._device = device
         self._loop = asyncio.get_running_loop()
         self._answers: asyncio.Queue[StepResult | BlockyardError | None] = asyncio.Queue()
-        # The device thread's own: whatever it told last, a refusal too.
+        # Written by the device thread: the step that it answered or refused last.
         self._last_step_id = 0
         # Read by the device thread between two steps.
         self.is_stopped = False
 
     @property
     def max_num_seqs(self) -> int:
-        """Rows that a step may have."""
+        """The most rows of a step."""
         return self.executor.batch.limits.max_num_seqs
 
     def submit(self, step: Step) -> None:
@@ -70,22 +70,22 @@ class StepStream:
         self._answers.put_nowait(result)
 
     def finish(self) -> None:
-        """Ends after the steps that wait: no more will come."""
+        """Ends the stream after the waiting steps: no more will come."""
         self._device.post(lambda: self._queue_answer(None))
 
     def stop(self, error: BlockyardError | None = None) -> None:
-        """Ends after the step that runs; those that wait are dropped. `error` tells the scheduler why."""
+        """Ends the stream with `error` after the running step, and drops the waiting ones."""
         if not self.is_stopped:
             self.is_stopped = True
             self._device.post(lambda: self._queue_answer(error))
 
     def drain(self) -> None:
-        """Drops the steps that wait and says so after the step that runs; stays open for the scheduler to close it."""
+        """Drops the waiting steps and says so after the running one; stays open until the scheduler closes it."""
         self.is_stopped = True
         self._device.post(lambda: self._queue_answer(StepResult(self.epoch or 0, self._last_step_id, draining=True)))
 
     def end(self, error: BlockyardError) -> None:
-        """Ends now, whatever the device thread does."""
+        """Ends the stream now, whatever the device thread does."""
         self._answers.put_nowait(error)
 
     async def answers(self) -> AsyncIterator[StepResult]:
@@ -114,7 +114,7 @@ class StepStreams:
         return self._running is not None
 
     def open(self, executor: StepExecutor) -> StepStream:
-        """Opens a stream. Its first step makes it the one that runs, or not: see `submit`."""
+        """Opens a stream. Its first step decides whether it runs: see `submit`."""
         stream = StepStream(self._device, executor, self._on_step)
         self._open.add(stream)
         return stream
@@ -130,11 +130,11 @@ class StepStreams:
         if self._running is stream:
             stream.submit(step)
         else:
-            error = BlockyardError(Reason.WRONG_STATE, self._why(step.epoch), metadata={"epoch": str(self.epoch)})
+            error = BlockyardError(Reason.WRONG_STATE, self._explain(step.epoch), metadata={"epoch": str(self.epoch)})
             stream.answer(StepResult(step.epoch, step.step_id, refusal=error))
 
-    def _why(self, epoch: int) -> str:
-        """Tells what is wrong with an epoch that does not run."""
+    def _explain(self, epoch: int) -> str:
+        """Explains why an epoch does not run."""
         if epoch > self.epoch + MAX_EPOCH_JUMP:
             return f"epoch {epoch} is too far ahead: epoch {self.epoch} was seen, and {self.epoch + 1} comes next"
         return f"epoch {epoch} is over: epoch {self.epoch} was seen"
@@ -158,14 +158,14 @@ class StepStreams:
             log.info("epoch ends", epoch=stream.epoch)
 
     def drain(self) -> None:
-        """Has every stream say that it drains. No stream may be opened any more."""
+        """Has every stream report that it drains. No stream may be opened after this."""
         for stream in self._open:
             stream.drain()
 
     async def end(self, error: BlockyardError, seconds: float) -> bool:
-        """Gives the other side some seconds to close every stream, ends those that are left, and tells whether any was.
+        """Gives the scheduler some seconds to close every stream, ends the others, and returns whether there were any.
 
-        An end that comes from the other side cannot be lost on its way, as a server's last words can.
+        An end that the scheduler sends cannot be lost on its way, as the last answer of a server can.
         """
         if self._open:
             self._all_closed.clear()

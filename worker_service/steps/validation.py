@@ -1,8 +1,8 @@
 """Checks a whole step against what the worker holds, before anything of it is touched.
 
 Owns the rules of the step stream: identities, lengths, block numbers, order of reads and writes. Knows no tensors and
-changes nothing. What is wrong here is a bug of the scheduler's, so that violations are told together, up to as many as
-help. Long columns are looked at as columns.
+changes nothing. A violation is a bug of the scheduler, so all are reported together, up to MAX_VIOLATIONS. Long columns
+are checked as columns.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _MAX_FOREIGN_STOPS = 64
 
 
 class _Enough(Exception):
-    """So much is wrong that nothing else is looked for."""
+    """Raised with the last violation that is reported."""
 
 
 def check_step(step: Step, batch: InputBatch, num_device_blocks: int, num_host_blocks: int) -> BlockyardError | None:
-    """Tells what is wrong with a step; None: nothing.
+    """Gives the violations of a step as one error; None: there are none.
 
-    Its epoch and step_id are the stream's to check.
+    The executor checks the step's epoch and step_id.
     """
     check = _StepCheck(step, batch, num_device_blocks)
     with suppress(_Enough):
@@ -49,7 +49,7 @@ def check_step(step: Step, batch: InputBatch, num_device_blocks: int, num_host_b
 
 
 class _StepCheck:
-    """One step's check: `changed` holds how far sequences are once the step's changes are made, by their id."""
+    """The check of one step. `_changed` holds the progress of sequences after the step's changes, by id."""
 
     def __init__(self, step: Step, batch: InputBatch, num_device_blocks: int) -> None:
         self.violations: list[Violation] = []
@@ -70,18 +70,18 @@ class _StepCheck:
             self._check_scheduled()
 
     def add_violation(self, field: str, description: str) -> None:
-        """Takes note of a violation; raises _Enough with the last that is told."""
+        """Adds a violation; raises _Enough with the last that is reported."""
         self.violations.append(Violation(field, description))
         if len(self.violations) == MAX_VIOLATIONS:
             raise _Enough
 
     def _is_live(self, sequence_id: int) -> bool:
-        """Whether it is known when the step computes."""
+        """Tells whether the worker has the sequence when the step computes."""
         known = sequence_id in self._batch and sequence_id not in self._finished
         return known or sequence_id in self._changed
 
     def _progress(self, sequence_id: int) -> Progress:
-        """Gives how far a live sequence is, to be changed."""
+        """Gives the progress of a live sequence, to be changed."""
         if sequence_id not in self._changed:
             self._changed[sequence_id] = self._batch.progress(sequence_id)
         return self._changed[sequence_id]
@@ -100,7 +100,7 @@ class _StepCheck:
             name = f"new_sequences[{index}]"
             sequence_id = sequence.sequence_id
             if sequence_id in self._changed:
-                self.add_violation(f"{name}.sequence_id", f"sequence {sequence_id} stands twice")
+                self.add_violation(f"{name}.sequence_id", f"sequence {sequence_id} appears twice")
             elif sequence_id in self._batch and sequence_id not in self._finished:
                 self.add_violation(f"{name}.sequence_id", f"sequence {sequence_id} is known already")
             self._check_new_sequence(name, sequence)
@@ -154,7 +154,7 @@ class _StepCheck:
         if not step.input_sequence_ids:
             return
         if len(set(step.input_sequence_ids)) != len(step.input_sequence_ids):
-            self.add_violation("input_sequence_ids", "a sequence stands twice")
+            self.add_violation("input_sequence_ids", "a sequence appears twice")
         if (step.input_token_ids >= self._batch.limits.vocab_size).any():
             self.add_violation("input_token_ids", f"token ids must be below {self._batch.limits.vocab_size}")
         num_new_tokens = dict(zip(step.sequence_ids, step.num_new_tokens.tolist(), strict=False))
@@ -215,7 +215,7 @@ class _StepCheck:
             self.add_violation("num_new_tokens", f"{num_tokens} tokens are more than max_num_batched_tokens, {most}")
         named = set(step.sequence_ids)
         if len(named) != len(step.sequence_ids):
-            self.add_violation("sequence_ids", "a sequence stands twice")
+            self.add_violation("sequence_ids", "a sequence appears twice")
             return False
         unknown = (self._batch.unknown(named) | (named & self._finished)).difference(self._changed)
         if unknown:
@@ -258,13 +258,13 @@ class _StepCheck:
 
 
 def _wrong_request(sequence: NewSequence, vocab_size: int) -> Iterable[tuple[str, str]]:
-    """Tells what would break the sampler: (field, description). The gateway has checked what a client may ask for."""
+    """Finds what would break the sampler: (field, description). The gateway has checked what a client may ask for."""
     num_stop_ids = len(sequence.stop_token_ids)
     if num_stop_ids > vocab_size + _MAX_FOREIGN_STOPS:
         yield "stop_token_ids", f"{num_stop_ids} ids of a vocabulary of {vocab_size}"
     most = MAX_BEAMS * max(2, 1 + num_stop_ids)
     if sequence.num_beam_candidates > most:
-        yield "num_beam_candidates", f"{sequence.num_beam_candidates}, where {most} are enough for any beams"
+        yield "num_beam_candidates", f"{sequence.num_beam_candidates}, at most {most} are allowed"
     if not sequence.has_sampling:
         yield "sampling", "must be set"
     for field, description in wrong_sampling(sequence.sampling, vocab_size):
@@ -272,7 +272,7 @@ def _wrong_request(sequence: NewSequence, vocab_size: int) -> Iterable[tuple[str
 
 
 def wrong_sampling(sampling: SamplingParams, vocab_size: int) -> Iterable[tuple[str, str]]:
-    """The same of its sampling parameters."""
+    """Finds what would break the sampler in sampling parameters: (field, description)."""
     for name, low, high in (
         ("temperature", 0, math.inf),
         ("top_p", 0, 1),
@@ -303,7 +303,7 @@ def wrong_sampling(sampling: SamplingParams, vocab_size: int) -> Iterable[tuple[
 
 
 def check_transfers(step: Step, num_device_blocks: int, num_host_blocks: int) -> list[Violation]:
-    """Tells what is wrong with a step's swaps and copies: ranges, and that no read sees a write that it should not."""
+    """Finds what is wrong with a step's swaps and copies: ranges, and reads that would see a wrong write."""
     out, into, copy = step.blocks_to_swap_out, step.blocks_to_swap_in, step.blocks_to_copy
     if not any(len(pairs.sources) or len(pairs.destinations) for pairs in (out, into, copy)):
         return []
@@ -334,4 +334,4 @@ def _pair_violations(
         if column.size and (column.min() < low or column.max() >= high):
             yield Violation(f"{name}.{side}", f"blocks must be from {low} to {high - 1}")
     if len(np.unique(pairs.destinations)) != len(pairs.destinations):
-        yield Violation(f"{name}.destinations", "a block stands twice")
+        yield Violation(f"{name}.destinations", "a block appears twice")

@@ -88,12 +88,12 @@ LONG_SAMPLING = sampling_pb2.SamplingParams(bad_token_sequences=[sampling_pb2.To
 @pytest.mark.parametrize(
     ("told", "field"),
     [
-        ({"sequence_ids": range(5)}, "sequence_ids: 5, where at most 4"),
-        ({"num_new_tokens": [1] * 5}, "num_new_tokens: 5, where at most 4"),
-        ({"input_sequence_ids": range(5)}, "input_sequence_ids: 5, where at most 4"),
-        ({"new_sequences": [pb.NewSequence()] * 9}, "new_sequences: 9, where at most 8"),
-        ({"forks": [pb.Fork()] * 9}, "forks: 9, where at most 8"),
-        ({"replaced_tables": [pb.BlockTable()] * 9}, "replaced_tables: 9, where at most 8"),
+        ({"sequence_ids": range(5)}, "sequence_ids: 5 entries, at most 4"),
+        ({"num_new_tokens": [1] * 5}, "num_new_tokens: 5 entries, at most 4"),
+        ({"input_sequence_ids": range(5)}, "input_sequence_ids: 5 entries, at most 4"),
+        ({"new_sequences": [pb.NewSequence()] * 9}, "new_sequences: 9 entries, at most 8"),
+        ({"forks": [pb.Fork()] * 9}, "forks: 9 entries, at most 8"),
+        ({"replaced_tables": [pb.BlockTable()] * 9}, "replaced_tables: 9 entries, at most 8"),
         ({"finished_sequence_ids": range(2**20 + 1)}, "finished_sequence_ids: 1048577"),
         (
             {"new_sequences": [pb.NewSequence(sampling=LONG_SAMPLING)]},

@@ -24,7 +24,7 @@ def request(stop_token_ids: tuple[int, ...] = (), min_tokens: int = 0, **fields:
 
 
 def gather(table: RequestTable, rows: Array) -> RowRequests:
-    return table.of(tuple(rows.tolist()), rows, np.zeros_like(rows))
+    return table.gather(tuple(rows.tolist()), rows, np.zeros_like(rows))
 
 
 def requests_of(*sequences: NewSequence) -> RowRequests:

@@ -300,7 +300,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"finished_sequence_ids": (1,), "inputs": [(1, 5)]},
         "input_sequence_ids: sequence 1 is not known",
     ),
-    "twice": ({"work": [(1, 1)], "inputs": [(1, 5), (1, 6)]}, "input_sequence_ids: a sequence stands twice"),
+    "twice": ({"work": [(1, 1)], "inputs": [(1, 5), (1, 6)]}, "input_sequence_ids: a sequence appears twice"),
     "beyond the vocabulary": ({"work": [(1, 1)], "inputs": [(1, 10**6)]}, "input_token_ids: token ids must be below"),
     "a sampled one": ({"work": [(2, 1)], "inputs": [(2, 5)]}, "sequence 2: its next token is known already"),
     "a child of a sampled one": (
