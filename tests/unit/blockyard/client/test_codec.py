@@ -257,6 +257,14 @@ def test_a_recovery_is_an_event_that_changes_nothing() -> None:
     assert builder.build().text == "ab"
 
 
+def test_the_enums_have_the_names_of_the_contract() -> None:
+    for enum, contract, prefix in (
+        (FinishReason, sampling_pb2.FinishReason, "FINISH_REASON_"),
+        (EarlyStopping, sampling_pb2.EarlyStopping, "EARLY_STOPPING_"),
+    ):
+        assert [prefix + each.name for each in enum] == [name for name, number in contract.items() if number]
+
+
 @pytest.mark.parametrize(
     ("number", "reason"),
     [
