@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from scheduler_service.core.values import SchedulerStats
     from scheduler_service.replicas.engine import Engine
     from scheduler_service.replicas.facts import WorkerInfo
-    from scheduler_service.requests.dispatcher import RecoveryRecord
+    from scheduler_service.requests.recovery_log import RecoveryRecord
     from scheduler_service.service import SchedulerService
 
 
@@ -28,13 +28,13 @@ def encode_status(service: SchedulerService) -> status_pb2.SchedulerStatus:
         num_cached_tokens=sum(each.num_cached_tokens_total for each in stats),
         num_prompt_tokens=sum(each.num_prompt_tokens_total for each in stats),
         num_completion_tokens=sum(each.num_completion_tokens_total for each in stats),
-        num_recoveries=dispatcher.num_recoveries,
-        num_replayed_tokens=dispatcher.num_replayed_tokens,
+        num_recoveries=dispatcher.recovery_log.num_recoveries,
+        num_replayed_tokens=dispatcher.recovery_log.num_replayed_tokens,
         version=__version__,
         uptime=duration(service.uptime_seconds),
         num_waiting_tokens=service.backlog.num_tokens,
         num_requests=len(service.requests.live),
-        recoveries=[_encode_recovery(record, now) for record in dispatcher.recoveries],
+        recoveries=[_encode_recovery(record, now) for record in dispatcher.recovery_log.latest],
     )
 
 

@@ -5,8 +5,8 @@ Owns the backlog: whatever no replica has. What a replica has taken belongs to i
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from typing import TYPE_CHECKING, NamedTuple
+from collections import defaultdict
+from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
@@ -20,12 +20,13 @@ from scheduler_service.replicas.loss import DRAINED, is_break
 from scheduler_service.replicas.refusals import Refusals
 from scheduler_service.replicas.steps.answer_checks import WrongAnswer
 from scheduler_service.requests.deaths import Deaths
+from scheduler_service.requests.placement import choose_engine, is_urgent, measure
+from scheduler_service.requests.recovery_log import RecoveryLog, RecoveryRecord
 from scheduler_service.requests.registry import Lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from scheduler_service.core.config import Room
     from scheduler_service.core.queues.backlog import Backlog
     from scheduler_service.core.sequence import Group
     from scheduler_service.core.values import OwnerUpdate, SchedulerOutput
@@ -45,18 +46,6 @@ _LOSSES = {
     _REFUSED: catalogue.STEP_REFUSED,
     _ANSWERED_WRONG: catalogue.ANSWERED_WRONG,
 }
-# Remembered for operators.
-MAX_RECOVERIES = 16
-
-
-class RecoveryRecord(NamedTuple):
-    """What a replica lost, and when (by the scheduler's clock): requests that had begun, and their tokens."""
-
-    at: float
-    replica_id: int
-    cause: str
-    num_requests: int
-    num_tokens: int
 
 
 class Dispatcher:
@@ -71,10 +60,7 @@ class Dispatcher:
         self.facts: ModelFacts | None = None
         # Called once, before the gateways are told.
         self.on_first_facts: Callable[[], None] = lambda: None
-        self.num_recoveries = 0
-        self.num_replayed_tokens = 0
-        # The latest first.
-        self.recoveries: deque[RecoveryRecord] = deque(maxlen=MAX_RECOVERIES)
+        self.recovery_log = RecoveryLog()
         # Since no step was answered for want of a worker.
         self.lost_at: float | None = None
         self._requests = requests
@@ -203,32 +189,19 @@ class Dispatcher:
         rooms = {each: each.scheduler.find_room() for each in self.ready_engines if each.scheduler is not None}
         chosen: defaultdict[Engine, list[Group]] = defaultdict(list)
         while (group := self._backlog.peek()) is not None:
-            engine = self._choose(group, rooms)
+            engine = choose_engine(group, rooms)
             if engine is None:
                 # Those that ran before keep nobody out for whom others make room.
                 group = self._backlog.peek_new()
-                engine = self._choose(group, rooms) if group is not None and self._is_urgent(group, rooms) else None
+                engine = choose_engine(group, rooms) if group is not None and is_urgent(group, rooms) else None
             if group is None or engine is None:
                 break
             self._backlog.take(group)
             self.drain_rate.note(1, group.prompt_length, self._clock())
-            rooms[engine].take(*_size(group), group.spec.tenant)
+            rooms[engine].take(*measure(group), group.spec.tenant)
             chosen[engine].append(group)
         for engine, groups in chosen.items():
             self._give(engine, groups)
-
-    def _is_urgent(self, group: Group, rooms: Mapping[Engine, Room]) -> bool:
-        return any(room.takes_urgent(group) for room in rooms.values())
-
-    def _choose(self, group: Group, rooms: Mapping[Engine, Room]) -> Engine | None:
-        """The replica with the longest cached prefix among those with room; of equals the one with most rows free."""
-        size = _size(group)
-        candidates = [engine for engine, room in rooms.items() if room.takes(*size)]
-        candidates = candidates or [engine for engine, room in rooms.items() if room.takes_urgent(group)]
-        if len(candidates) < 2:
-            return candidates[0] if candidates else None
-        fitting = [engine for engine in candidates if rooms[engine].fits(*size)] or candidates
-        return max(fitting, key=lambda engine: (_count_cached(engine, group), rooms[engine].num_rows))
 
     def _give(self, engine: Engine, groups: list[Group]) -> None:
         assert engine.scheduler is not None
@@ -283,10 +256,10 @@ class Dispatcher:
             if num_tokens:
                 request.lost = Lost(cause, num_tokens, loss.facts)
                 self._requests.spans.on_lost(group, cause, num_tokens)
-                self.num_replayed_tokens += num_tokens
+                self.recovery_log.num_replayed_tokens += num_tokens
             groups.append(group)
         if groups or loss.error.reason is not Reason.DRAINING:
-            self._note_recovery(engine, cause, [num_tokens for _, num_tokens in loss.evacuated if num_tokens])
+            self.recovery_log.add(_make_record(engine, cause, loss, self._clock()))
         if isinstance(loss.error, WrongAnswer):
             # Somebody else goes first: if that is answered as it should be, it was not the worker.
             groups.sort(key=lambda group: group.spec.request_id in loss.in_hand)
@@ -294,16 +267,9 @@ class Dispatcher:
         self._fail_stranded(engine)
         self._fail_hopeless(loss)
         self._fail_poison(loss)
-        live = (self._requests.live.get(request_id) for request_id in self._deaths.suspects)
-        self.suspects.replace(request.group for request in live if request is not None)
+        self.suspects.replace(self._requests.live[request_id].group for request_id in self.suspect_request_ids)
         # Those that are ready go on with them at once.
         self.wake()
-
-    def _note_recovery(self, engine: Engine, cause: str, num_tokens: list[int]) -> None:
-        """`num_tokens`: of each request that had begun."""
-        self.num_recoveries += 1
-        record = RecoveryRecord(self._clock(), engine.replica_id, cause, len(num_tokens), sum(num_tokens))
-        self.recoveries.appendleft(record)
 
     def _fail_stranded(self, engine: Engine) -> None:
         """Fails what a replica had and could not give back."""
@@ -317,8 +283,7 @@ class Dispatcher:
         if not loss.named:
             return
         message = loss.error.message
-        hopeless = self._refusals.note(message, loss.named, self._requests.live)
-        if hopeless:
+        if hopeless := self._refusals.note(message, loss.named, self._requests.live):
             log.error("requests have a step refused again and again", reason=message, request_ids=hopeless)
             self.fail_all(hopeless, BlockyardError(Reason.BUG, f"the worker refuses its steps: {message}"))
 
@@ -344,14 +309,9 @@ def _cause(error: BlockyardError) -> str:
     return _DIED if is_break(error) else _REFUSED
 
 
-def _size(group: Group) -> tuple[int, int]:
-    """Tokens to prefill, and rows."""
-    return sum(len(sequence.token_ids) for sequence in group.live), len(group.live)
-
-
-def _count_cached(engine: Engine, group: Group) -> int:
-    assert engine.scheduler is not None
-    return engine.scheduler.count_cached_tokens(group)
+def _make_record(engine: Engine, cause: str, loss: Loss, now: float) -> RecoveryRecord:
+    begun = [num_tokens for _, num_tokens in loss.evacuated if num_tokens]
+    return RecoveryRecord(now, engine.replica_id, cause, len(begun), sum(begun))
 
 
 def _make_recovery(request: Request, lost: Lost, engine: Engine) -> Recovery:

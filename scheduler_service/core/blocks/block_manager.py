@@ -10,56 +10,39 @@ worker does them in the order swap out, swap in, copy, and so:
 from __future__ import annotations
 
 import sys
-from array import array
 from collections import Counter
-from hashlib import sha256
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from scheduler_service.core.blocks.block_pool import BlockPool
 from scheduler_service.core.blocks.host_tier import HostTier
+from scheduler_service.core.blocks.prefix_lookup import PrefixLookup
+from scheduler_service.core.blocks.swapping import Swapping
 from scheduler_service.core.values import BlockPair, CacheReset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Many
 
+    from scheduler_service.core.blocks.prefix_lookup import Prefix
     from scheduler_service.core.config import CoreConfig
     from scheduler_service.core.cost import CostModel
     from scheduler_service.core.sequence import Sequence
     from scheduler_service.core.step import StepBuilder
 
 
-def hash_block(parent: bytes, token_ids: Many[int], extra_keys: bytes = b"") -> bytes:
-    """The name of a full block's content, with all that precedes it: two are equal only if all their tokens are.
-
-    `parent` is the name of the block before, empty for the first; `extra_keys` whatever else its KV depends on.
-    """
-    return sha256(parent + extra_keys + array("I", token_ids).tobytes()).digest()
-
-
-class _Prefix(NamedTuple):
-    """What is found of a sequence's content: device blocks, 0 for those that only the host has (place: host block)."""
-
-    block_ids: list[int]
-    host_blocks: dict[int, int]
-
-    def must_copy(self, num_blocks: int) -> bool:
-        """Whether all is found and the last block, of which a token is computed again, may be another's."""
-        return len(self.block_ids) == num_blocks and num_blocks - 1 not in self.host_blocks
-
-
 class BlockManager:
     """Hands blocks to sequences and takes them back."""
 
-    __slots__ = ("_caches", "_costs", "_held_device", "_tier", "block_size", "device", "host", "num_watermark")
+    __slots__ = ("_held_device", "_prefixes", "_swapping", "_tier", "block_size", "device", "host", "num_watermark")
 
     def __init__(self, config: CoreConfig, costs: CostModel) -> None:
         self.block_size = config.block_size
         self.device = BlockPool(config.num_device_blocks, first_block=1)
         self.num_watermark = int(config.watermark * self.device.num_usable)
-        self._caches = config.enable_prefix_caching
-        self._costs = costs
-        self._tier = HostTier(config.num_host_blocks, caches=self._caches and config.enable_host_prefix_cache)
+        caches = config.enable_prefix_caching
+        self._tier = HostTier(config.num_host_blocks, caches=caches and config.enable_host_prefix_cache)
         self.host = self._tier.pool
+        self._prefixes = PrefixLookup(self.block_size, self.device, self._tier, costs, is_enabled=caches)
+        self._swapping = Swapping(self.block_size, self.device, self._tier, self._prefixes, self._allocate)
         self._held_device: dict[int, int] = {}
 
     def reset(self) -> None:
@@ -89,19 +72,15 @@ class BlockManager:
         """A device block. What is evicted for it goes to the host, if that is worth it."""
         forgotten = self.device.next_forgotten
         block = self.device.allocate()
-        if forgotten is not None and self._uses_host:
+        if forgotten is not None and self._prefixes.uses_host:
             self._tier.spill(block, forgotten)
         return block
-
-    @property
-    def _uses_host(self) -> bool:
-        return self._tier.caches and self._costs.prefers_host_block()
 
     # Admission
 
     def admit(self, sequence: Sequence, step: StepBuilder, num_spare: int) -> bool:
         """Give it blocks for all its known tokens, those found by hash first. False: so many would not stay free."""
-        prefix = self._find_prefix(sequence)
+        prefix = self._prefixes.find(sequence)
         num_blocks = self._count_blocks(sequence)
         if self._count_needed(prefix, num_blocks) + num_spare > self.device.num_free:
             if num_spare or not prefix.must_copy(num_blocks):
@@ -121,40 +100,23 @@ class BlockManager:
 
     def count_missing(self, sequence: Sequence) -> int:
         """Free blocks that its admission takes."""
-        return self._count_needed(self._find_prefix(sequence), self._count_blocks(sequence))
+        return self._count_needed(self._prefixes.find(sequence), self._count_blocks(sequence))
 
     def _count_blocks(self, sequence: Sequence) -> int:
         return -(-len(sequence.token_ids) // self.block_size)
 
-    def _find_prefix(self, sequence: Sequence) -> _Prefix:
-        """The cached blocks with which it begins."""
-        prefix = _Prefix([], {})
-        if not self._caches or sequence.group.spec.computes_prompt:
-            return prefix
-        reads_host = self._uses_host
-        for place in range(len(sequence.token_ids) // self.block_size):
-            block_hash = self._hash(sequence, place)
-            block = self.device.find(block_hash)
-            if block is None:
-                host_block = self._tier.find(block_hash) if reads_host else None
-                if host_block is None:
-                    break
-                prefix.host_blocks[place] = host_block
-            prefix.block_ids.append(block or 0)
-        return prefix
-
     def count_cached_tokens(self, sequence: Sequence) -> int:
         """How many of its first tokens are found by hash."""
-        return len(self._find_prefix(sequence).block_ids) * self.block_size
+        return len(self._prefixes.find(sequence).block_ids) * self.block_size
 
-    def _count_needed(self, prefix: _Prefix, num_blocks: int) -> int:
+    def _count_needed(self, prefix: Prefix, num_blocks: int) -> int:
         """Free blocks that taking this prefix and the rest costs, and the copy if nothing is left to compute."""
         references = self.device.references
         num_free_hits = sum(block > 0 and not references[block] for block in prefix.block_ids)
         num_filled = num_blocks - len(prefix.block_ids) + len(prefix.host_blocks)
         return num_free_hits + num_filled + prefix.must_copy(num_blocks)
 
-    def _take(self, sequence: Sequence, prefix: _Prefix, num_blocks: int, step: StepBuilder) -> None:
+    def _take(self, sequence: Sequence, prefix: Prefix, num_blocks: int, step: StepBuilder) -> None:
         table, host_blocks = prefix
         for block in table:
             if block:
@@ -174,7 +136,9 @@ class BlockManager:
         sequence.block_ids = table
         sequence.grow_at = num_blocks * self.block_size
         sequence.num_scheduled = sequence.num_computed = num_cached
-        sequence.publish_at = (num_cached // self.block_size + 1) * self.block_size if self._caches else sys.maxsize
+        sequence.publish_at = (
+            (num_cached // self.block_size + 1) * self.block_size if self._prefixes.is_enabled else sys.maxsize
+        )
 
     # Growth
 
@@ -224,27 +188,14 @@ class BlockManager:
         """Let the blocks be found that its computed tokens fill."""
         while sequence.publish_at <= sequence.num_computed:
             place = sequence.publish_at // self.block_size - 1
-            self.device.publish(sequence.block_ids[place], self._hash(sequence, place))
+            self.device.publish(sequence.block_ids[place], self._prefixes.hash(sequence, place))
             sequence.publish_at += self.block_size
-
-    def _count_published(self, sequence: Sequence) -> int:
-        """Its first blocks that are findable, or were when they were full."""
-        return sequence.publish_at // self.block_size - 1 if self._caches and sequence.block_ids else 0
-
-    def _hash(self, sequence: Sequence, place: int) -> bytes:
-        """The name of a full block of known tokens."""
-        hashes = sequence.block_hashes
-        while len(hashes) <= place:
-            start = len(hashes) * self.block_size
-            parent = hashes[-1] if hashes else b""
-            hashes.append(hash_block(parent, sequence.token_ids[start : start + self.block_size]))
-        return hashes[place]
 
     # Giving back
 
     def free(self, sequence: Sequence) -> None:
         """Take all its blocks. What was published of it counts as used now, the deeper earlier than the head."""
-        num_published = self._count_published(sequence)
+        num_published = self._prefixes.count_published(sequence)
         for place in range(len(sequence.block_ids) - 1, -1, -1):
             block = sequence.block_ids[place]
             if place < num_published:
@@ -286,55 +237,13 @@ class BlockManager:
                 break
         return num_free >= num_blocks
 
-    def swap_out(self, sequence: Sequence, step: StepBuilder) -> bool:
-        """Move what only it holds to the host; shared blocks stay held. False, and nothing done: no room, no use.
+    # Swapping
 
-        Steps in flight still write into these blocks. They are executed before this one, so their content is moved.
-        """
-        num_filled = -(-sequence.num_scheduled // self.block_size)
-        places = [p for p, block in enumerate(sequence.block_ids) if self.device.references[block] == 1]
-        num_moved = sum(place < num_filled for place in places)
-        if not num_moved or not self._tier.make_room(num_moved):
-            return False
-        num_published = self._count_published(sequence)
-        for place in reversed(places):
-            block = sequence.block_ids[place]
-            if place < num_filled:
-                block_hash = sequence.block_hashes[place] if place < num_published else None
-                sequence.host_blocks[place] = self._tier.keep(block, block_hash, step)
-            self.device.release(block)
-            sequence.block_ids[place] = 0
-        return True
+    def swap_out(self, sequence: Sequence, step: StepBuilder) -> bool:
+        """Moves what only this sequence holds to the host. Returns False, and does nothing: no room, or no use."""
+        return self._swapping.swap_out(sequence, step)
 
     def swap_in(self, sequence: Sequence, step: StepBuilder, num_spare: int) -> bool:
-        """Bring it back to the device, with room for its next token. False: so many would not stay free."""
-        num_needed = sequence.block_ids.count(0) + self._must_grow(sequence)
-        if num_needed + num_spare > self.device.num_free:
-            return False
-        for place, block in enumerate(sequence.block_ids):
-            if not block:
-                sequence.block_ids[place] = self._restore(sequence, place, step)
-        self._tier.hand_over(reversed(sequence.host_blocks.values()))
-        sequence.host_blocks = {}
-        step.replaced[sequence.sequence_id] = sequence
-        sequence.grow_at = len(sequence.block_ids) * self.block_size
-        return sequence.is_prefilling or self.grow(sequence, step)
-
-    def _must_grow(self, sequence: Sequence) -> bool:
-        if sequence.is_prefilling:
-            return False
-        last = sequence.block_ids[-1]
-        is_full = sequence.num_scheduled == len(sequence.block_ids) * self.block_size
-        return is_full or bool(last and self.device.references[last] > 1)
-
-    def _restore(self, sequence: Sequence, place: int, step: StepBuilder) -> int:
-        """A device block with the content of this place: still there by its hash, from the host, or to be filled."""
-        if place < self._count_published(sequence):
-            block = self.device.find(sequence.block_hashes[place])
-            if block is not None:
-                self.device.share(block)
-                return block
-        block = self._allocate()
-        if place in sequence.host_blocks:
-            step.swap_in.append(BlockPair(sequence.host_blocks[place], block))
-        return block
+        """Brings a sequence back to the device, with room for its next token. Returns False: too few would be free."""
+        is_back = self._swapping.swap_in(sequence, step, num_spare)
+        return is_back and (sequence.is_prefilling or self.grow(sequence, step))

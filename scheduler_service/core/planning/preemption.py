@@ -141,24 +141,28 @@ class Preemption:
         return True
 
     def _find_below(self, sequence: Sequence, step: StepBuilder) -> list[Sequence]:
-        """Who may give way to a waiting sequence of those that run."""
-        queues, rich = self._queues, self._find_rich(sequence)
+        """Finds who may give way to a waiting sequence of those that run, in their order."""
+        queues = self._queues
         below = queues.find_below(sequence, step.step_id)
-        if not rich:
-            return below
-        chosen = set(below)
-        chosen.update(o for o in queues.find_others(sequence, step.step_id) if o.group.spec.tenant in rich)
-        return [other for other in queues.running if other in chosen]
+        running = [other for other in queues.running if other.last_step_id != step.step_id]
+        return self._with_rich(sequence, below, running)
 
     def _find_swapped_below(self, sequence: Sequence) -> list[Sequence]:
-        """Who is swapped out and would give up for it what it still holds."""
-        queues, rich = self._queues, self._find_rich(sequence)
-        below = queues.find_swapped_below(sequence)
+        """Finds who is swapped out and would give up for it what it still holds, in their order."""
+        queues = self._queues
+        return self._with_rich(sequence, queues.find_swapped_below(sequence), queues.swapped)
+
+    def _with_rich(self, sequence: Sequence, below: list[Sequence], queue: list[Sequence]) -> list[Sequence]:
+        """Adds to those that give way the ones of a queue whose tenants hold more than their share."""
+        rich = self._find_rich(sequence)
         if not rich:
             return below
         chosen = set(below)
-        chosen.update(o for o in queues.swapped if o.group.spec.tenant in rich and queues.gives_way_to(o, sequence))
-        return [other for other in queues.swapped if other in chosen]
+        return [
+            other
+            for other in queue
+            if other in chosen or (other.group.spec.tenant in rich and self._queues.gives_way_to(other, sequence))
+        ]
 
     def _find_rich(self, sequence: Sequence) -> set[str]:
         """Tenants that hold more than their share of rows or blocks, where a waiting sequence may have of that.
@@ -168,13 +172,13 @@ class Preemption:
         """
         queues, blocks = self._queues, self._blocks
         is_new = not (sequence.is_known or sequence.group.num_outputs)
-        if not (is_new and queues.has_few_tenants and queues.has_none(sequence)):
+        if not (is_new and queues.tenant_rows.has_few_tenants and queues.has_none(sequence)):
             return set()
-        share = blocks.device.num_usable // (queues.num_tenants + 1)
-        if blocks.count_missing(sequence) > share or sequence.group.num_rows > queues.row_share:
+        share = blocks.device.num_usable // (queues.tenant_rows.num_tenants + 1)
+        if blocks.count_missing(sequence) > share or sequence.group.num_rows > queues.tenant_rows.share:
             return set()
         rich = {tenant for tenant, num_held in self._count_held().items() if num_held > share}
-        return rich.union(tenant for tenant in queues.tenants if queues.count_rows(tenant) > queues.row_share)
+        return rich.union(queues.tenant_rows.find_rich())
 
     def _count_held(self) -> Counter[str]:
         """By tenant the device blocks that its sequences hold; shared ones count for each."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections import Counter
 from typing import TYPE_CHECKING
 
+from scheduler_service.core.queues.tenant_rows import TenantRows
 from scheduler_service.core.queues.waiting_queue import MAX_REFUSED, WaitingQueue
 from scheduler_service.core.sequence import SequenceStatus
 
@@ -13,11 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from scheduler_service.core.sequence import Sequence
-
-
-FEW_TENANTS = 4
-"""So many tenants may have to give up all that they run, if it is more than a share; where there are more, each keeps
-its share, for else those that wait would take from those that run in turn."""
 
 
 class Queues:
@@ -31,7 +26,6 @@ class Queues:
 
     __slots__ = (
         "_has_ended",
-        "_rows_of",
         "_swapped_now",
         "max_rows",
         "num_beams",
@@ -39,6 +33,7 @@ class Queues:
         "prefilling",
         "running",
         "swapped",
+        "tenant_rows",
         "waiting",
     )
 
@@ -46,12 +41,12 @@ class Queues:
         self.max_rows = max_rows
         self.num_rows = 0
         self.num_beams = 0
+        self.tenant_rows = TenantRows(max_rows)
         self.waiting = WaitingQueue(aging_seconds)
         self.running: list[Sequence] = []
         self.prefilling: list[Sequence] = []
         self.swapped: list[Sequence] = []
         self._has_ended = False
-        self._rows_of = Counter[str]()  # by tenant
         self._swapped_now: set[Sequence] = set()
 
     def begin_step(self) -> None:
@@ -111,10 +106,7 @@ class Queues:
 
     def _count_rows(self, sequence: Sequence, change: int) -> None:
         self.num_rows += change
-        tenant = sequence.group.spec.tenant
-        self._rows_of[tenant] += change
-        if not self._rows_of[tenant]:
-            del self._rows_of[tenant]
+        self.tenant_rows.add(sequence.group.spec.tenant, change)
 
     def outranks(self, sequence: Sequence, other: Sequence) -> bool:
         """Whether the other one is of lower priority, and not so old that it comes first all the same."""
@@ -123,7 +115,7 @@ class Queues:
 
     def is_urgent(self, sequence: Sequence) -> bool:
         """Whether anybody who runs would give way to it, or whether it outranks one who is swapped out."""
-        may_have_some = self.has_none(sequence) and self._has_too_much()
+        may_have_some = self.has_none(sequence) and self.tenant_rows.may_be_taken
         if may_have_some and any(self.gives_way_to(other, sequence) for other in self.running):
             return True
         own = self._class(sequence)
@@ -134,7 +126,7 @@ class Queues:
     def find_urgent(self, refused: Collection[Sequence] = ()) -> Sequence | None:
         """The first one that is urgent, of those that wait first of their tenant and priority; not one of these."""
         num_tried = 0
-        if not (self.waiting.ranks or self._has_too_much()):
+        if not (self.waiting.ranks or self.tenant_rows.may_be_taken):
             return None
         for sequence in self.waiting.heads:
             if sequence in refused:
@@ -155,49 +147,11 @@ class Queues:
 
     def has_none(self, sequence: Sequence) -> bool:
         """Whether its tenant has no row while others have some."""
-        return bool(self._rows_of) and sequence.group.spec.tenant not in self._rows_of
+        return self.tenant_rows.has_none(sequence.group.spec.tenant)
 
     def gives_way_to(self, other: Sequence, sequence: Sequence) -> bool:
         """Whether another may give way to one whose tenant has no row: it is of no higher priority, and no such one."""
         return self._class(sequence) <= self._class(other) and not other.hurries
-
-    def find_others(self, sequence: Sequence, step_id: int) -> list[Sequence]:
-        """Those that run, did not begin in this step, and may give way to one whose tenant has no row."""
-        return [o for o in self.running if o.last_step_id != step_id and self.gives_way_to(o, sequence)]
-
-    @property
-    def has_few_tenants(self) -> bool:
-        """Whether so few have all the rows that waiting for their ends is starving, not queueing."""
-        return len(self._rows_of) <= FEW_TENANTS
-
-    def _has_too_much(self) -> bool:
-        """Whether some tenant may have to give up some of what it has."""
-        share = self.row_share
-        return self.has_few_tenants or any(num_rows > share for num_rows in self._rows_of.values())
-
-    @property
-    def num_tenants(self) -> int:
-        """Tenants that have rows."""
-        return len(self._rows_of)
-
-    @property
-    def tenants(self) -> list[str]:
-        """Those tenants."""
-        return list(self._rows_of)
-
-    @property
-    def row_share(self) -> int:
-        """Rows for each tenant if there were one more."""
-        return max(self.max_rows // (len(self._rows_of) + 1), 1)
-
-    def count_rows(self, tenant: str) -> int:
-        """Rows that a tenant has."""
-        return self._rows_of[tenant]
-
-    def _find_plenty(self) -> dict[str, int]:
-        """By tenant the rows that it has beyond its share, if there were one tenant more."""
-        share = self.row_share
-        return {tenant: num_rows - share for tenant, num_rows in self._rows_of.items()}
 
     def find_behind(self, sequence: Sequence, step_id: int) -> list[Sequence]:
         """Who may give way to a running sequence: the lowest class of those behind it that are not in this step."""
@@ -210,15 +164,15 @@ class Queues:
         All it outranks; and, if its tenant has no row, the last ones of tenants that have too many, but for those of
         higher priority.
         """
-        plenty = self._find_plenty() if self.has_none(sequence) else {}
+        excess = self.tenant_rows.count_excess() if self.has_none(sequence) else {}
         found: list[Sequence] = []
         for other in reversed(self.running):
             tenant, num_rows = other.group.spec.tenant, other.group.num_rows
             if other.last_step_id == step_id:
                 continue
-            has_plenty = plenty.get(tenant, 0) >= num_rows and self.gives_way_to(other, sequence)
-            if has_plenty or self.outranks(sequence, other):
-                plenty[tenant] = plenty.get(tenant, 0) - num_rows
+            has_excess = excess.get(tenant, 0) >= num_rows and self.gives_way_to(other, sequence)
+            if has_excess or self.outranks(sequence, other):
+                excess[tenant] = excess.get(tenant, 0) - num_rows
                 found.append(other)
         return found[::-1]
 
@@ -291,7 +245,7 @@ class Queues:
         self.begin_step()
         everybody = [*self.running, *self.swapped, *self.waiting]
         self.num_rows = self.num_beams = 0
-        self._rows_of.clear()
+        self.tenant_rows.clear()
         self.waiting.clear()
         self.running.clear()
         self.prefilling.clear()

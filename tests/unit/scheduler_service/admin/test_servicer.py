@@ -10,6 +10,7 @@ import pytest
 from blockyard.admin.v1 import admin_pb2
 from blockyard.common.v1 import administration_pb2, status_pb2
 from blockyard.errors import Reason
+from scheduler_service.requests.recovery_log import RecoveryRecord
 from tests.kit.fakes.fake_operations import MAX_STEPS
 from tests.kit.oracles.token_oracle import oracle
 from tests.kit.refusals import refused
@@ -87,7 +88,7 @@ async def test_the_latest_recoveries_are_kept_and_no_more(harness: Harness) -> N
     client, operator = await harness.client(), await harness.operator()
     dispatcher = server.service.dispatcher
     for number in range(20):
-        dispatcher._note_recovery(server.service.engines[0], f"cause {number}", [number])
+        dispatcher.recovery_log.add(RecoveryRecord(0.0, 0, f"cause {number}", 1, number))
     causes = [recovery.cause for recovery in (await operator.status()).scheduler.recoveries]
     assert causes == [f"cause {number}" for number in range(19, 3, -1)]
     assert (await client.status()).num_recoveries == 20

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from scheduler_service.core.blocks.block_manager import hash_block
+from scheduler_service.core.blocks.prefix_lookup import hash_block
 from scheduler_service.core.scheduler import CoreConfig, Scheduler
 from scheduler_service.core.values import BeamSpec, FinishReason, GroupSpec, OwnerUpdate, SchedulerOutput, StepResult
 from tests.kit.oracles.core_requests import add_request

@@ -71,7 +71,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_service.core.blocks.block_manager import BlockManager, hash_block
+from scheduler_service.core.blocks.block_manager import BlockManager
+from scheduler_service.core.blocks.prefix_lookup import hash_block
 from scheduler_service.core.cost import CostModel
 from scheduler_service.core.sequence import Group
 from scheduler_service.core.step import StepBuilder

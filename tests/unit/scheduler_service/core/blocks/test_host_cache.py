@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from scheduler_service.core.blocks.block_manager import BlockManager, hash_block
+from scheduler_service.core.blocks.block_manager import BlockManager
 from scheduler_service.core.blocks.host_tier import HostTier
+from scheduler_service.core.blocks.prefix_lookup import hash_block
 from scheduler_service.core.cost import CostModel, StepWork
 from scheduler_service.core.sequence import Group, Sequence
 from scheduler_service.core.step import StepBuilder

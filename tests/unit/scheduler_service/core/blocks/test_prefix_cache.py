@@ -7,7 +7,7 @@ import hashlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_service.core.blocks.block_manager import hash_block
+from scheduler_service.core.blocks.prefix_lookup import hash_block
 from tests.unit.scheduler_service.core.harness import Bench, configure, make_spec
 
 PROMPT = tuple(range(3, 15))  # three blocks

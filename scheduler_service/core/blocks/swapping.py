@@ -1,0 +1,93 @@
+"""Moves a sequence's blocks to the host and back. Knows nothing of who gives way, and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scheduler_service.core.values import BlockPair
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from scheduler_service.core.blocks.block_pool import BlockPool
+    from scheduler_service.core.blocks.host_tier import HostTier
+    from scheduler_service.core.blocks.prefix_lookup import PrefixLookup
+    from scheduler_service.core.sequence import Sequence
+    from scheduler_service.core.step import StepBuilder
+
+
+class Swapping:
+    """Swaps the blocks of one sequence at a time. `allocate` hands out a free device block."""
+
+    __slots__ = ("_allocate", "_block_size", "_device", "_prefixes", "_tier")
+
+    def __init__(
+        self,
+        block_size: int,
+        device: BlockPool,
+        tier: HostTier,
+        prefixes: PrefixLookup,
+        allocate: Callable[[], int],
+    ) -> None:
+        self._block_size = block_size
+        self._device = device
+        self._tier = tier
+        self._prefixes = prefixes
+        self._allocate = allocate
+
+    def swap_out(self, sequence: Sequence, step: StepBuilder) -> bool:
+        """Moves what only this sequence holds to the host; shared blocks stay held.
+
+        Returns False, and does nothing, if the host has no room or nothing would be moved. Steps in flight still write
+        into these blocks. They are executed before this one, so their content is moved.
+        """
+        num_filled = -(-sequence.num_scheduled // self._block_size)
+        places = [p for p, block in enumerate(sequence.block_ids) if self._device.references[block] == 1]
+        num_moved = sum(place < num_filled for place in places)
+        if not num_moved or not self._tier.make_room(num_moved):
+            return False
+        num_published = self._prefixes.count_published(sequence)
+        for place in reversed(places):
+            block = sequence.block_ids[place]
+            if place < num_filled:
+                block_hash = sequence.block_hashes[place] if place < num_published else None
+                sequence.host_blocks[place] = self._tier.keep(block, block_hash, step)
+            self._device.release(block)
+            sequence.block_ids[place] = 0
+        return True
+
+    def swap_in(self, sequence: Sequence, step: StepBuilder, num_spare: int) -> bool:
+        """Brings a sequence's blocks back to the device. Returns False if fewer than `num_spare` would stay free.
+
+        The block that its next token may need counts too, and is still to be taken.
+        """
+        num_needed = sequence.block_ids.count(0) + self._must_grow(sequence)
+        if num_needed + num_spare > self._device.num_free:
+            return False
+        for place, block in enumerate(sequence.block_ids):
+            if not block:
+                sequence.block_ids[place] = self._restore(sequence, place, step)
+        self._tier.hand_over(reversed(sequence.host_blocks.values()))
+        sequence.host_blocks = {}
+        step.replaced[sequence.sequence_id] = sequence
+        sequence.grow_at = len(sequence.block_ids) * self._block_size
+        return True
+
+    def _must_grow(self, sequence: Sequence) -> bool:
+        if sequence.is_prefilling:
+            return False
+        last = sequence.block_ids[-1]
+        is_full = sequence.num_scheduled == len(sequence.block_ids) * self._block_size
+        return is_full or bool(last and self._device.references[last] > 1)
+
+    def _restore(self, sequence: Sequence, place: int, step: StepBuilder) -> int:
+        """Returns a device block with the content of this place: found by its hash, from the host, or to be filled."""
+        if place < self._prefixes.count_published(sequence):
+            block = self._device.find(sequence.block_hashes[place])
+            if block is not None:
+                self._device.share(block)
+                return block
+        block = self._allocate()
+        if place in sequence.host_blocks:
+            step.swap_in.append(BlockPair(sequence.host_blocks[place], block))
+        return block
