@@ -252,7 +252,7 @@ class GenerationService:
             raise BlockyardError(Reason.WRONG_STATE, _STOPPING)
         self._draining = ""
 
-    async def drained(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Waits until no answer is being read."""
         idle = asyncio.Event()
         self._live.on_idle = idle.set

@@ -183,7 +183,7 @@ class Server:
         log.info("draining", num_requests=self.generation.num_requests)
         try:
             async with asyncio.timeout(self._service.drain_seconds):
-                await self.generation.drained()
+                await self.generation.wait_until_idle()
         except TimeoutError:
             log.warning("closing streams", num_requests=self.generation.num_requests)
 

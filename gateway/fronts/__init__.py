@@ -1,1 +1,1 @@
-"""Who asks: one package for each API that clients speak. All of them call `gateway.generation` and nothing below it."""
+"""The APIs that clients speak, one package each. All of them call `gateway.generation`."""

@@ -1,4 +1,4 @@
-"""What the gateway's ports say to who meant another one: calls of another API's services, gRPC at the HTTP port."""
+"""Answers clients that use the wrong port: calls of another API's services, gRPC at the HTTP port."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
-# How often the log says that somebody knocks at the wrong door: whoever knocks must not fill it.
+# How often the log may say that clients use a wrong port: they must not fill it.
 SECONDS_BETWEEN = 10.0
 GRPC_PREFACE = b"PRI * HTTP/2.0"
 TLS_PREFACE = b"\x16\x03"
 
 
 class Elsewhere(grpc.GenericRpcHandler):  # type: ignore[type-arg]
-    """Answers the methods of services that are served on another port, and says on which."""
+    """Refuses the methods of services that another port serves, and says which port."""
 
     def __init__(self, service_names: Collection[str], where: Callable[[], str]) -> None:
         """`where`: says which port this is, and which one it should be."""
@@ -30,7 +30,7 @@ class Elsewhere(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         self._where = where
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Takes a call of one of these services; all others are somebody else's."""
+        """Returns the handler of a call of one of these services; None for all others."""
         method: str = handler_call_details.method  # type: ignore[attr-defined]
         if not method.startswith(self._prefixes):
             return None
@@ -44,14 +44,14 @@ class Elsewhere(grpc.GenericRpcHandler):  # type: ignore[type-arg]
 
 
 class WrongDoorLog:
-    """Says in the log that clients mistake a port."""
+    """Logs that clients use a wrong port."""
 
     def __init__(self) -> None:
         self._said_at = -SECONDS_BETWEEN
         self._num_connections = 0
 
     def note(self, message: str) -> None:
-        """Counts a connection, and writes now and then."""
+        """Counts a connection, and logs the count every ten seconds at most."""
         self._num_connections += 1
         if time.monotonic() - self._said_at >= SECONDS_BETWEEN:
             log.warning(message, num_connections=self._num_connections)
@@ -59,7 +59,7 @@ class WrongDoorLog:
 
 
 def http_refusal(message: str) -> bytes:
-    """An answer in plain HTTP/1.1, by which clients of gRPC and of TLS see what this is not."""
+    """Returns an error in plain HTTP/1.1, which clients of gRPC and of TLS report."""
     content = message.encode() + b"\n"
     head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {len(content)}\r\n"
     return head.encode() + b"Connection: close\r\n\r\n" + content

@@ -1,1 +1,1 @@
-"""Text to token ids and back: tokenizer, chat template, detokenizer, stop strings."""
+"""Turns text into token ids and back: tokenizer, chat template, detokenizer, stop strings."""

@@ -1,6 +1,6 @@
-"""Ids to text as they come: never half a character, and all pieces together are the decoding of the whole.
+"""Turns ids into text as they come: in whole characters, and all pieces together are the decoding of the whole.
 
-Two ways, chosen by the tokenizer's decoder. Byte-level vocabularies name the bytes of each id, so that text is the
+The tokenizer's decoder decides between two ways. Byte-level vocabularies name the bytes of each id, so that text is the
 UTF-8 decoding of their concatenation: exact and cheap. For any other decoder, the text of new ids is what they add to
 the text of the ids before them; a run of byte-fallback ids waits until it ends, because one bad byte turns all of the
 run into U+FFFD. `tokenizers.decoders.DecodeStream` gives out such runs too early and raises when they change.
@@ -24,7 +24,7 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Detokenizer(Protocol):
-    """The text of one sequence."""
+    """Makes the text of one sequence."""
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Takes the next ids and returns the text that is certain now."""
@@ -97,7 +97,7 @@ def _flatten(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for (GPT-2's table)."""
+    """Returns the byte of each character of a byte-level vocabulary (GPT-2's table)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): byte for byte in printable}
@@ -106,7 +106,7 @@ def _byte_of_character() -> dict[str, int]:
 
 
 def _byte_table(pieces: dict[int, str], skipped_ids: frozenset[int]) -> list[bytes]:
-    """Bytes by id; ids without a piece, and those to skip, have none."""
+    """Returns bytes by id; ids without a piece, and those to skip, have none."""
     byte_of = _byte_of_character()
     table = [b""] * (max(pieces, default=-1) + 1)
     for token_id, piece in pieces.items():
@@ -121,7 +121,7 @@ def _byte_table(pieces: dict[int, str], skipped_ids: frozenset[int]) -> list[byt
 
 
 class ByteDetokenizer:
-    """For byte-level vocabularies."""
+    """Decodes ids of byte-level vocabularies."""
 
     def __init__(self, table: list[bytes]) -> None:
         self._table = table
@@ -138,7 +138,7 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For any decoder: decodes a window of the last ids, with and without the new ones."""
+    """Decodes with any decoder a window of the last ids, with and without the new ones."""
 
     def __init__(
         self,

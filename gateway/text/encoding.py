@@ -1,4 +1,4 @@
-"""Text to ids without holding up the streams of others: what is long is tokenized in a thread."""
+"""Tokenizes long texts in a thread, so that the streams of others do not wait."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _MAX_INLINE_CHARACTERS = 2048
 
 
 class Encoding:
-    """A tokenizer with threads. One for each process; whoever makes it closes it."""
+    """A tokenizer with threads. One for each process; its maker closes it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._executor = ThreadPoolExecutor(2, "tokenize")
 
     def close(self) -> None:
-        """Lets its threads end."""
+        """Stops its threads."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def prompt_of(self, request: GenerationRequest) -> tuple[int, ...]:
-        """The ids of a request's prompt; raises BlockyardError where it has none."""
+        """Returns the ids of a request's prompt; raises BlockyardError where it has none."""
         prompt = request.prompt
         if isinstance(prompt, tuple):
             return prompt
@@ -44,7 +44,7 @@ class Encoding:
         return self._tokenizer.encode(prompt_of(conversation, self._tokenizer), add_special_tokens=False)
 
     async def bad_words_of(self, request: GenerationRequest) -> list[tuple[int, ...]]:
-        """The token sequences that a request's bad words forbid."""
+        """Returns the token sequences that a request's bad words forbid."""
         words = request.sampling.bad_words
         return await self._run(sum(map(len, words)), lambda: self._tokenizer.encode_bad_words(words))
 

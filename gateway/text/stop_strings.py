@@ -56,7 +56,7 @@ class Match(NamedTuple):
 
 
 class StopStringMatcher:
-    """Holds text back as far as it may belong to a stop string, and tells the one that completes first.
+    """Holds back text that may belong to a stop string, and finds the stop string that completes first.
 
     Of several that complete with the same character the longest counts.
     """
@@ -65,11 +65,6 @@ class StopStringMatcher:
         self._root = self._node = _automaton(stop_strings)
         self._include_in_output = include_in_output
         self._held = ""
-
-    @property
-    def held_text(self) -> str:
-        """Text that came in and was not given out yet."""
-        return self._held
 
     def push(self, text: str, *, may_match: bool = True) -> str | Match:
         """Takes more text and returns what is safe to give out, or the match; after a match nothing may be pushed.

@@ -1,4 +1,4 @@
-"""The texts of single tokens, and log probabilities told with them. Knows no sequences."""
+"""Finds the texts of single tokens, and adds them to log probabilities. Knows no sequences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class TokenTexts:
-    """Tells log probabilities with their tokens' texts. Keeps each text that was told, of a vocabulary at most."""
+    """Adds texts to log probabilities. Keeps each text that was used, at most one for each token."""
 
     def __init__(self, detokenizers: DetokenizerFactory, *, skip_special_tokens: bool) -> None:
         self._detokenizers = detokenizers
@@ -29,7 +29,7 @@ class TokenTexts:
         return texts
 
     def logprobs_of(self, candidates: Candidates) -> TokenLogprobs:
-        """Returns what is told of one token: itself, and the likeliest in its place."""
+        """Returns the log probabilities at one place: of its token, and of the likeliest tokens there."""
         token_ids, logprobs, ranks = candidates
         chosen, *top = (
             TokenLogprob(token_id, text, logprob, rank, raw)

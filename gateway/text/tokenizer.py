@@ -1,4 +1,4 @@
-"""The model's tokenizer: text to ids and back, its chat template, its end tokens and generation defaults.
+"""Loads the model's tokenizer, chat template, end tokens and generation defaults.
 
 Knows nothing of requests. Reads the files of a model folder and nothing else: no remote code, no conversion.
 """
@@ -60,7 +60,7 @@ _NOT_APPLIED: dict[str, tuple[object, ...]] = {
 
 
 class Tokenizer:
-    """Text to ids and back, as the files of one model say. Safe to call from several threads.
+    """Turns text into ids and back, as the files of one model say. Safe to call from several threads.
 
     Attributes:
         vocab_size: number of ids that have a piece; the model's own vocabulary may be larger.
@@ -93,7 +93,7 @@ class Tokenizer:
         return self._chat_template is not None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Turns text into ids; with the model's special tokens (a begin token, say) unless told not to.
+        """Turns text into ids; with the model's special tokens (a begin token, say) by default.
 
         Raises BlockyardError FIELD_INVALID for half a surrogate pair, which JSON can bring and UTF-8 cannot say.
         """
@@ -106,10 +106,10 @@ class Tokenizer:
             raise invalid([Violation(field, "must be Unicode text, and has half a surrogate pair")]) from None
 
     def encode_bad_words(self, words: Sequence[str]) -> list[tuple[int, ...]]:
-        """Turns words that must not be written into token sequences that must not be.
+        """Turns bad words into token sequences that must not be generated.
 
-        Each stands as at the beginning of a text, and as behind a space where this has as many tokens and begins with
-        another one: vLLM's rule, since the many tokens of a word's other spellings would forbid parts of other words.
+        Each word is encoded as at the beginning of a text, and also as behind a space if that has as many tokens and
+        begins with another one. This is vLLM's rule: longer spellings of a word would forbid parts of other words.
         """
         sequences: list[tuple[int, ...]] = []
         for word in words:
@@ -129,7 +129,7 @@ class Tokenizer:
         return self._backend.decode(known, skip_special_tokens=skip_special_tokens)
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
-        """Tells how the vocabulary itself spells ids; nothing, where it has none."""
+        """Returns how the vocabulary itself spells ids; empty for ids that it has not."""
         return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
 
     def make_detokenizer(
@@ -139,7 +139,7 @@ class Tokenizer:
         return self._detokenizers.make(prompt_token_ids, skip_special_tokens=skip_special_tokens)
 
     def token_texts(self, *, skip_special_tokens: bool = True) -> TokenTexts:
-        """Gives what tells log probabilities with their tokens' texts."""
+        """Returns the texts of single tokens, for log probabilities."""
         return self._token_texts[skip_special_tokens]
 
     def apply_chat_template(
@@ -276,7 +276,7 @@ def _end_token_ids(
 
 
 def _generation_defaults(generation_config: Json) -> dict[str, float]:
-    """Those fields that the file has, as vLLM takes them: do_sample is not looked at. A top_k of -1 means 0, off."""
+    """Reads the fields that the file has, as vLLM does: do_sample is ignored. A top_k of -1 means 0, off."""
     found = {name: generation_config.get(name) for name in _GENERATION_DEFAULTS}
     defaults: dict[str, float] = {name: value for name, value in found.items() if isinstance(value, int | float)}
     if wrong := sorted(name for name, value in found.items() if value is not None and name not in defaults):

@@ -1,4 +1,4 @@
-"""Answers AdminService: how this gateway is and whether it wants requests; what is the scheduler's is passed on."""
+"""Answers AdminService: status, draining and log level of this gateway. Passes on what the scheduler answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CALL_TIMEOUT_SECONDS = 150.0
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    """What an operator asks."""
+    """Serves operators."""
 
     def __init__(self, generation: GenerationService, link: SchedulerLink, *, gateway_id: str) -> None:
         self._generation = generation
@@ -51,11 +51,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def GetStatus(  # type: ignore[override]
         self, request: admin_pb2.GetStatusRequest, context: Any
     ) -> admin_pb2.GetStatusResponse:
-        """Tells how things are."""
+        """Returns the status of the gateway and the scheduler."""
         return await self.status()
 
     async def status(self) -> admin_pb2.GetStatusResponse:
-        """Gives how things are; without the scheduler's part if that does not answer."""
+        """Returns the same; without the scheduler's part if that does not answer."""
         response = admin_pb2.GetStatusResponse(gateway=self._status())
         try:
             response.scheduler.CopyFrom(await self._link.get_status(STATUS_TIMEOUT_SECONDS))
@@ -83,7 +83,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def DrainGateway(  # type: ignore[override]
         self, request: admin_pb2.DrainGatewayRequest, context: Any
     ) -> admin_pb2.DrainGatewayResponse:
-        """Is ready no more."""
+        """Makes the gateway report not ready."""
         _note("DrainGateway")
         self._generation.drain()
         return admin_pb2.DrainGatewayResponse(gateway=self._status())
@@ -91,7 +91,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def UndrainGateway(  # type: ignore[override]
         self, request: admin_pb2.UndrainGatewayRequest, context: Any
     ) -> admin_pb2.UndrainGatewayResponse:
-        """Is ready again."""
+        """Makes the gateway report ready again."""
         _note("UndrainGateway")
         self._generation.undrain()
         return admin_pb2.UndrainGatewayResponse(gateway=self._status())
@@ -99,7 +99,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def SetLogLevel(  # type: ignore[override]
         self, request: admin_pb2.SetLogLevelRequest, context: Any
     ) -> admin_pb2.SetLogLevelResponse:
-        """Changes what this process logs, or others do."""
+        """Sets the log level of this process, of others, or of all."""
         check_level(request.level)
         _note("SetLogLevel", process=request.process or "all")
         response = admin_pb2.SetLogLevelResponse()
@@ -116,7 +116,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             response.processes.add(process="scheduler", message=error.message)
         return response
 
-    # What is the scheduler's.
+    # Passed on to the scheduler.
 
     def _stub(self) -> Any:
         return admin_pb2_grpc.AdminServiceStub(self._link.channel())
@@ -134,31 +134,31 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def DrainReplica(  # type: ignore[override]
         self, request: admin_pb2.DrainReplicaRequest, context: Any
     ) -> admin_pb2.DrainReplicaResponse:
-        """Has a replica take no requests."""
+        """Stops a replica from taking requests."""
         return await self._pass_on("DrainReplica", request)
 
     async def UndrainReplica(  # type: ignore[override]
         self, request: admin_pb2.UndrainReplicaRequest, context: Any
     ) -> admin_pb2.UndrainReplicaResponse:
-        """Has it take requests again."""
+        """Lets a replica take requests again."""
         return await self._pass_on("UndrainReplica", request)
 
     async def ResetPrefixCache(  # type: ignore[override]
         self, request: admin_pb2.ResetPrefixCacheRequest, context: Any
     ) -> admin_pb2.ResetPrefixCacheResponse:
-        """Forgets prefixes."""
+        """Empties the prefix cache."""
         return await self._pass_on("ResetPrefixCache", request)
 
     async def StartProfile(  # type: ignore[override]
         self, request: admin_pb2.StartProfileRequest, context: Any
     ) -> admin_pb2.StartProfileResponse:
-        """Begins to profile a worker."""
+        """Starts the profiler of a worker."""
         return await self._pass_on("StartProfile", request)
 
     async def StopProfile(  # type: ignore[override]
         self, request: admin_pb2.StopProfileRequest, context: Any
     ) -> AsyncIterator[admin_pb2.StopProfileResponse]:
-        """Passes a profile on as it comes."""
+        """Stops the profiler and streams its profile."""
         _note("StopProfile")
         try:
             async for piece in self._stub().StopProfile(request, timeout=CALL_TIMEOUT_SECONDS):
@@ -169,12 +169,12 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def DumpState(  # type: ignore[override]
         self, request: admin_pb2.DumpStateRequest, context: Any
     ) -> admin_pb2.DumpStateResponse:
-        """Tells what the scheduler has."""
+        """Returns the scheduler's state."""
         return await self._pass_on("DumpState", request)
 
 
 def _note(method: str, **fields: str) -> None:
-    """Leaves in the log who did what to the system."""
+    """Logs who did what to the system."""
     log.info("an operator called", method=method, caller=CALLER.get().name or "unknown", **fields)
 
 
@@ -192,7 +192,7 @@ def _latency(histogram: Histogram) -> status_pb2.LatencyTotals:
 
 
 def _from_scheduler(error: grpc.RpcError) -> BlockyardError:
-    """What the scheduler said, or that it does not answer."""
+    """Returns the scheduler's error, or that the scheduler does not answer."""
     decoded = from_rpc_error(error)
     if decoded.reason is not Reason.NO_READY_WORKER or "origin" not in decoded.metadata:
         return decoded

@@ -1,4 +1,4 @@
-"""What the gateway's gRPC services have in common: how a servicer is registered, and whose a call is."""
+"""Registers the gateway's gRPC servicers, and finds the tenant of a call."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _MAKERS = {
 
 
 def tenant_of(context: Any) -> str:
-    """Whose a call is; raises BlockyardError FIELD_INVALID."""
+    """Returns the tenant of a call; raises BlockyardError FIELD_INVALID."""
     metadata: dict[str, Any] = dict(context.invocation_metadata() or ())
     return check_tenant(metadata.get(TENANT_KEY))
 
 
 def add_service(server: grpc.aio.Server, service: Any, servicer: Any) -> None:
-    """Registers a servicer so that a request which is no message (a string that is not UTF-8) is FIELD_INVALID.
+    """Registers a servicer so that a request which cannot be parsed (a string that is not UTF-8) is FIELD_INVALID.
 
-    What grpc itself answers to that is INTERNAL, as if the fault were the server's. Among the requests of a stream
-    such a one comes as the BlockyardError that it deserves.
+    grpc itself answers INTERNAL to it, as if the fault were the server's. The servicer of a stream gets a
+    BlockyardError in place of such a request.
 
     Args:
         server: not started yet.
@@ -82,11 +82,11 @@ def _if_readable(answer: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any,
 
 
 def _of_readable_ones(answer: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
-    async def told(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async def readable(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
         async for request in requests:
             yield _unreadable() if isinstance(request, DecodeError) else request
 
     async def answer_readable_ones(requests: AsyncIterator[Any], context: Any) -> Any:
-        return await answer(told(requests), context)
+        return await answer(readable(requests), context)
 
     return answer_readable_ones

@@ -1,4 +1,4 @@
-"""Answers InferenceService on the core, and does nothing else."""
+"""Answers InferenceService with the gateway's core."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
-    """The public API."""
+    """Serves the public API."""
 
     def __init__(self, generation: GenerationService) -> None:
         self._generation = generation
@@ -106,13 +106,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
 
 def _watched(reader: Reader, context: Any) -> Reader:
-    """Closes a reader at once when the client is gone, whatever the handler is doing."""
+    """Closes a reader as soon as its client is gone, whatever the handler is doing."""
     context.add_done_callback(lambda _: reader.close())
     return reader
 
 
 async def _read_whole(reader: Reader, response: W) -> W:
-    """Puts a reader's events together."""
+    """Joins a reader's events into one response."""
     reader.be_patient()
     deltas: dict[int, list[Delta]] = {}
     choices: list[inference_pb2.Choice] = []
@@ -133,7 +133,7 @@ async def _read_whole(reader: Reader, response: W) -> W:
 
 
 async def _write(reader: Reader, context: Any, response: type[StreamResponse]) -> None:
-    """Writes a reader's events, by itself: a call that ends ends it in its write."""
+    """Writes a reader's events; a call that ends interrupts it in a write."""
     seq = 0
     try:
         async for event in reader:

@@ -1,1 +1,1 @@
-"""What every HTTP API of the gateway shares: the server, access control, CORS and the metrics route."""
+"""The server, access control, CORS and metrics route that all HTTP APIs of the gateway share."""

@@ -1,6 +1,6 @@
-"""The HTTP side of who may call: keys and certificates, and bounds on what a connection may cost.
+"""Checks keys and certificates over HTTP, and bounds what a connection may cost.
 
-One middleware stands before every route, also before those that are added later. Knows no route.
+One middleware stands before every route, also before routes that are added later. Knows no route.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = EventLogger(__name__)
 MAX_HEADER_BYTES = 16 * 1024
 # From the first byte of a request, or from the beginning of its connection, to its last byte.
 REQUEST_SECONDS = 60.0
-# Connections beyond the limit at once that are still told so, and how long each has to ask; what is more is closed.
+# So many connections beyond the limit still get an error, and this long to ask; further ones are closed.
 MAX_REFUSED_CONNECTIONS = 1024
 REFUSED_SECONDS = 5.0
 GRPC_AT_HTTP = f"a gRPC client called the HTTP port: it should use {GRPC_PORT}"
@@ -41,16 +41,16 @@ _COMMON_NAME = "blockyard.common_name"
 
 
 def guarded(app: ASGIApp, gate: Gate) -> ASGIApp:
-    """Wraps an application so that only what is open to all can be called without leave of the gate."""
-    keeper = Authenticator(gate)
+    """Wraps an application so that calls need leave of the gate, except for routes that are open to all."""
+    authenticator = Authenticator(gate)
 
     async def guard(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or keeper.is_open(scope["path"]):
+        if scope["type"] == "lifespan" or authenticator.is_open(scope["path"]):
             await app(scope, receive, send)
             return
         with ExitStack() as stack:
             try:
-                stack.enter_context(keeper.enter(_credentials(scope), scope["path"]))
+                stack.enter_context(authenticator.enter(_credentials(scope), scope["path"]))
             except BlockyardError as error:
                 await _refuse(error, scope, receive, send)
             else:
@@ -62,7 +62,7 @@ def guarded(app: ASGIApp, gate: Gate) -> ASGIApp:
 def with_bounded_head(app: ASGIApp) -> ASGIApp:
     """Wraps an application so that no request with a longer head than MAX_HEADER_BYTES gets to it.
 
-    The parser bounds only what it has not all of: a head that comes in one piece is as long as that piece.
+    The parser bounds only incomplete heads: a head that comes in one piece may be as long as that piece.
     """
 
     async def bound(scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,7 +106,7 @@ async def _refuse_connection(scope: Scope, receive: Receive, send: Send) -> None
 
 
 class BoundedProtocol(H11Protocol):
-    """A connection that is closed when a request takes too long to come, or that is refused when there are too many.
+    """Closes connections whose requests take too long to come, and refuses those beyond the limit.
 
     uvicorn itself waits for a request for ever.
     """
@@ -141,7 +141,7 @@ class BoundedProtocol(H11Protocol):
         self._set_deadline()
 
     def _is_wrong_door(self, data: bytes) -> bool:
-        """Whether a connection begins with what is not HTTP/1.1, which is answered in its own words."""
+        """Returns whether a connection begins with gRPC or TLS, which it answers with a refusal in plain HTTP."""
         if data.startswith(GRPC_PREFACE):
             message = GRPC_AT_HTTP
         elif data.startswith(TLS_PREFACE):
@@ -159,7 +159,7 @@ class BoundedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _set_deadline(self) -> None:
-        """Leaves the deadline of a request that is still coming where it was."""
+        """Starts the deadline of a request unless it runs already."""
         if not self._awaits_more():
             self._clear_deadline()
         elif self._deadline is None:
@@ -194,6 +194,6 @@ def _naming(app: ASGIApp, common_name: str) -> ASGIApp:
 
 
 def _common_name(certificate: dict[str, Any] | None) -> str:
-    """The common name in a certificate as `ssl` tells it; empty without one."""
+    """Returns the common name in a certificate as `ssl` parses it; empty without one."""
     subject = (certificate or {}).get("subject", ())
     return next((value for part in subject for name, value in part if name == "commonName"), "")

@@ -1,4 +1,4 @@
-"""Which web pages may call the HTTP APIs from a browser: answers its questions by the CORS protocol. Knows no route."""
+"""Lets web pages of some origins call the HTTP APIs, by the CORS protocol. Knows no route."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PREFLIGHT_SECONDS = 600
 def with_cors(app: ASGIApp, origins: str) -> ASGIApp:
     """Wraps an application so that pages of these origins (with commas between) can call it; '': of none but its own.
 
-    Stands before whatever asks for keys: a browser sends none with its question whether it may send one.
+    Stands before the check of keys: a browser sends none with its preflight request.
     """
     allowed = [origin.strip() for origin in origins.split(",") if origin.strip()]
     if not allowed:

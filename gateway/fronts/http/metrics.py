@@ -1,4 +1,4 @@
-"""`GET /metrics` on the HTTP port, and the count of all HTTP requests. Knows no other route."""
+"""Answers `GET /metrics` on the HTTP port, and counts all HTTP requests. Knows no other route."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATH = "/metrics"
 # What every program knows; others must not become labels.
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER = "other"
-# Whoever asks whether it is ready is told an error if not; that is no error.
+# A probe of a gateway that is not ready gets an error, which does not count as one.
 _PROBES = "/health"
 _CLIENT_GONE = 499
 
@@ -37,7 +37,7 @@ def add_metrics(app: FastAPI, metrics: GatewayMetrics) -> None:
 
 
 def counted(app: ASGIApp, metrics: GatewayMetrics) -> ASGIApp:
-    """Wraps an application: each request is counted when it has been answered, with the errors that it was told."""
+    """Wraps an application: each request is counted when it has been answered, with its errors."""
 
     async def count(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -1,4 +1,4 @@
-"""Runs the OpenAI front on a socket of ours and under our signals. Knows nothing of what it serves."""
+"""Runs an ASGI application with uvicorn, on a socket and under signals of this process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Server(uvicorn.Server):
         self._exit_requested = asyncio.Event()
 
     async def main_loop(self) -> None:
-        """Waits to be told to exit, and keeps the date of answers: uvicorn's own wakes ten times a second for that."""
+        """Waits for `exit`, and updates the date of answers: uvicorn's own loop wakes ten times a second for that."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_DATE_SECONDS):
@@ -55,7 +55,7 @@ class _Server(uvicorn.Server):
 
 
 class HttpFront:
-    """An ASGI application on a port."""
+    """Serves an ASGI application on a port."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class HttpFront:
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]), name="http")
 
     async def stop(self) -> None:
-        """Lets answers that run end, briefly, and closes the port."""
+        """Waits briefly for running answers, and closes the port."""
         self._server.exit()
         if self._task is not None:
             await asyncio.wait([self._task])

@@ -1,5 +1,5 @@
-"""The Open Inference Protocol as a third front: a completion of the OpenAI front whose body comes as tensors.
+"""The Open Inference Protocol: completions of the OpenAI front whose bodies come as tensors.
 
-Tensors, parameters and defaults are those of Triton's vLLM backend. Whatever a completion takes is taken here under the
+Tensors, parameters and defaults are those of Triton's vLLM backend. Every parameter of a completion is taken under the
 same name.
 """

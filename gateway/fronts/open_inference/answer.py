@@ -1,4 +1,4 @@
-"""The answer to an inference request, whole or piece by piece, made from the events of the core.
+"""Makes the answer to an inference request, whole or piece by piece, from the events of the core.
 
 An element of a tensor belongs to a choice: element `prompt * n + index` to the sequence `index` of a prompt.
 """
@@ -58,7 +58,7 @@ _ELEMENTS: dict[str, Any] = {
 
 
 class Answer:
-    """Collects events, and tells what came since it told last."""
+    """Collects events, and makes responses of those since the last response."""
 
     def __init__(self, call: InferCall, accepted: Sequence[Accepted]) -> None:
         self._call = call
@@ -74,7 +74,7 @@ class Answer:
         ]
 
     def add(self, prompt: int, event: Event) -> bool:
-        """Takes an event of the prompt of this number; returns whether there is something to tell."""
+        """Adds an event of the prompt of this number; returns whether there is something to answer."""
         if not isinstance(event, Delta | Finished):
             return False
         number = prompt * self._call.call.n + event.index
@@ -114,10 +114,10 @@ class Answer:
 
     @property
     def has_failed(self) -> bool:
-        """Every choice has."""
+        """Whether every choice has failed."""
         return len(self._errors) == len(self._choices)
 
     @property
     def is_whole(self) -> bool:
-        """Nothing more comes."""
+        """Whether all choices have ended."""
         return not self._num_unfinished

@@ -1,7 +1,7 @@
-"""One inference request, understood: the completion that it is, and which tensors its answer has.
+"""Turns an inference request into a completion, and the names of the tensors that its answer has.
 
-Owns the names of the model's tensors and of the request's parameters; the names and types of the sampling parameters
-are those of a completion's body, and ranges are the core's to check.
+Owns the names of the model's tensors and of the request's parameters. The names and types of the sampling parameters
+are those of a completion's body; the core checks their ranges.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Body(CompletionBody):
     detokenize: Annotated[Any, Neutral(True)] = None
     guided_decoding: Annotated[Any, Neutral()] = None
     lora_name: Annotated[Any, Neutral()] = None
-    # No tensor would tell them.
+    # No tensor holds them.
     prompt_logprobs: Annotated[Any, Neutral()] = None
     return_token_ids: Annotated[Any, Neutral(False)] = None
 
@@ -97,7 +97,7 @@ class InferCall:
     timeout_seconds: float | None
 
     def of_caller(self, tenant: str, remaining_seconds: float | None) -> InferCall:
-        """Gives the same with what its connection says of it: whose it is, and how long the client waits."""
+        """Returns the call with its tenant and the time that its client waits."""
         # What outlives its connection outlives the connection's deadline.
         is_kept = self.call.requests[0].on_disconnect is OnDisconnect.KEEP
         waits = (self.timeout_seconds, None if is_kept else remaining_seconds)
@@ -107,9 +107,9 @@ class InferCall:
 
 
 def understand(request: InferRequest, tokenizer: Tokenizer) -> InferCall:
-    """Understands a request; raises BlockyardError with everything that is wrong.
+    """Makes the call of a request; raises BlockyardError with everything that is wrong.
 
-    Its form is looked at first, then names and types of the sampling parameters; their values are the core's to check.
+    It checks the form first, then names and types of the sampling parameters; the core checks their values.
     """
     reading = _Reading(request)
     prompts = reading.prompts()
@@ -167,7 +167,7 @@ class _Reading:
             self.refuse("model_version", f"{version!r} is not served; {MODEL_VERSION!r} is", Reason.MODEL_NOT_FOUND)
 
     def refuse(self, field: str, description: str, reason: Reason = Reason.FIELD_INVALID) -> None:
-        """Takes note of something wrong."""
+        """Adds a violation."""
         self._violations.append(Violation(field, description, reason))
 
     def check(self) -> None:
@@ -176,7 +176,7 @@ class _Reading:
             raise invalid(self._violations)
 
     def prompts(self) -> list[str]:
-        """The prompts."""
+        """Reads the prompts."""
         elements = self._inputs.get("text_input")
         if not elements:
             self.refuse("text_input", "is required" if elements is None else "must hold a prompt")
@@ -188,7 +188,7 @@ class _Reading:
             return []
 
     def _single(self, name: str) -> Any:
-        """What a tensor of one element, or a parameter, of this name says; None where there is none."""
+        """Reads a tensor of one element, or a parameter, of this name; None where there is none."""
         parameter = self._parameters.pop(name, None)
         elements = self._inputs.get(name)
         if elements is None:
@@ -199,7 +199,7 @@ class _Reading:
         return elements[0]
 
     def flag(self, name: str) -> bool | None:
-        """A truth value, by tensor or by parameter."""
+        """Reads a truth value, from a tensor or a parameter."""
         value = self._single(name)
         if value is None or isinstance(value, bool):
             return value
@@ -207,7 +207,7 @@ class _Reading:
         return None
 
     def outputs(self, flags: dict[str, bool | None]) -> tuple[str, ...]:
-        """Names of the tensors that the answer has: those that are named, else those whose flags are set."""
+        """Reads the names of the answer's tensors: those that are named, else those whose flags are set."""
         requested = self._request.outputs
         if not requested:
             return tuple(name for name, kind in OUTPUTS.items() if not kind.flag or flags[kind.flag])
@@ -222,7 +222,7 @@ class _Reading:
         return tuple(dict.fromkeys(output.name for output in requested if output.name in OUTPUTS))
 
     def timeout_seconds(self) -> float | None:
-        """What the request may take: Triton's `timeout` is in microseconds, and 0 is none."""
+        """Reads the time that the request may take: Triton's `timeout` is in microseconds, and 0 means none."""
         timeout = self._parameters.pop("timeout", None)
         if not timeout:
             return None
@@ -232,7 +232,7 @@ class _Reading:
         return None
 
     def sampling(self) -> dict[str, Any]:
-        """The sampling parameters; those in the JSON object go before those among the request's parameters."""
+        """Reads the sampling parameters; those in the JSON object override those among the request's parameters."""
         text = self._single("sampling_parameters")
         # What is left of the parameters when all others have been read.
         fields = self._parameters | self._object("sampling_parameters", text)
@@ -255,5 +255,5 @@ class _Reading:
 
 
 def is_version(version: str) -> bool:
-    """Whether the model is served in this version; none is any."""
+    """Returns whether the model is served in this version; an empty one means any."""
     return version in ("", MODEL_VERSION)

@@ -1,4 +1,4 @@
-"""The protocol's messages into values and back: elements of BYTES, BOOL, UINT32 and FP32, raw or typed.
+"""Decodes and encodes the protocol's messages: elements of BYTES, BOOL, UINT32 and FP32, raw or typed.
 
 Knows no tensor by its name.
 
@@ -39,7 +39,7 @@ _TYPED_FIELDS = {
 
 
 class _Malformed(Exception):
-    """Says what is wrong with a tensor."""
+    """Raised for a tensor that cannot be read."""
 
 
 def decode_request(

@@ -1,4 +1,4 @@
-"""An inference request and its response as values. Knows neither messages nor the tensors' meanings."""
+"""An inference request and its response as values. Knows neither their encoding nor the meaning of the tensors."""
 
 from __future__ import annotations
 

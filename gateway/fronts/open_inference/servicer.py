@@ -1,4 +1,4 @@
-"""Answers the Open Inference Protocol on the core, and does nothing else."""
+"""Answers the Open Inference Protocol with the gateway's core."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STATUS_KEY, STATUS_VALUE = "triton_grpc_error", "true"
 
 
 class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
-    """The protocol's service."""
+    """Serves the protocol."""
 
     def __init__(self, generation: GenerationService) -> None:
         self._generation = generation
@@ -43,32 +43,32 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
     async def ServerLive(  # type: ignore[override]
         self, request: messages.ServerLiveRequest, context: Any
     ) -> messages.ServerLiveResponse:
-        """Answers."""
+        """Answers while the process runs."""
         return messages.ServerLiveResponse(live=True)
 
     async def ServerReady(  # type: ignore[override]
         self, request: messages.ServerReadyRequest, context: Any
     ) -> messages.ServerReadyResponse:
-        """Tells whether requests would be served now."""
+        """Returns whether requests would be served now."""
         return messages.ServerReadyResponse(ready=self._generation.is_ready())
 
     async def ModelReady(  # type: ignore[override]
         self, request: messages.ModelReadyRequest, context: Any
     ) -> messages.ModelReadyResponse:
-        """Tells the same of a model."""
+        """Returns whether requests for a model would be served now."""
         is_served = request.name in ("", self._generation.model_name) and is_version(request.version)
         return messages.ModelReadyResponse(ready=is_served and self._generation.is_ready())
 
     async def ServerMetadata(  # type: ignore[override]
         self, request: messages.ServerMetadataRequest, context: Any
     ) -> messages.ServerMetadataResponse:
-        """Tells what this is."""
+        """Returns the name and version of the server."""
         return messages.ServerMetadataResponse(name=NAME, version=__version__, extensions=["parameters"])
 
     async def ModelMetadata(  # type: ignore[override]
         self, request: messages.ModelMetadataRequest, context: Any
     ) -> messages.ModelMetadataResponse:
-        """Tells the tensors of the model."""
+        """Returns the tensors of the model."""
         self._generation.resolve_model(request.name)
         if not is_version(request.version):
             description = f"{request.version!r} is not served; {MODEL_VERSION!r} is"
@@ -98,7 +98,7 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
     async def ModelStreamInfer(  # type: ignore[override]
         self, request_iterator: AsyncIterator[messages.ModelInferRequest | BlockyardError], context: Any
     ) -> None:
-        """Answers requests side by side, until no more come and all are answered."""
+        """Answers requests concurrently, until no more come and all are answered."""
         places = asyncio.Semaphore(MAX_REQUESTS_OF_STREAM)
         stream = _Stream(context, self._generation.metrics.on_grpc_error)
         try:
@@ -146,7 +146,7 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
 
 
 class _Stream:
-    """The responses of a stream: one at a time, from whichever request they are."""
+    """Writes the responses of all requests of a stream, one at a time."""
 
     def __init__(self, context: Any, on_error: Callable[[Reason], None]) -> None:
         self.context = context
@@ -163,7 +163,7 @@ class _Stream:
                 await self.context.write(response)
 
     async def fail(self, name: str, error: Exception) -> None:
-        """Tells why the request of this name failed, or ends the stream with that."""
+        """Writes why the request of this name failed, or ends the stream with that error."""
         if not isinstance(error, BlockyardError):
             log.exception("a request of a stream failed", request_id=name)
             error = BlockyardError(Reason.BUG, "internal error; the server's log has more")

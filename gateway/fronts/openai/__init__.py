@@ -1,1 +1,1 @@
-"""The OpenAI HTTP API, a second front on the gateway's core."""
+"""The OpenAI HTTP API of the gateway."""

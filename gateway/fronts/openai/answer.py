@@ -1,6 +1,6 @@
-"""Answers in OpenAI's form, whole or as the chunks of a stream, made from the events of the core.
+"""Makes answers in OpenAI's form, whole or as the chunks of a stream, from the events of the core.
 
-Nothing is validated on the way of a token, and a chunk of text is put together from parts that are encoded once.
+Nothing is validated on the path of a token, and a chunk of text is joined from parts that are encoded once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 @dataclass(slots=True)
 class Tally:
-    """Counts what a call cost, for `usage`."""
+    """Counts the tokens of a call, for `usage`."""
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -33,21 +33,21 @@ class Tally:
     num_tokens: dict[int, int] = field(default_factory=dict[int, int])
 
     def add_prompt(self, accepted: Accepted) -> None:
-        """Counts a prompt, once however many choices it has."""
+        """Counts a prompt once, however many choices it has."""
         self.num_prompt_tokens += accepted.num_prompt_tokens
 
     def add_choice(self, number: int, finished: Finished) -> None:
-        """Counts a choice that ended."""
+        """Counts the tokens of a choice that ended."""
         self.num_tokens[number] = finished.num_completion_tokens
         if finished.index == 0:
             self.num_cached_tokens += finished.num_cached_tokens
 
     def usage(self) -> dict[str, Any]:
-        """Gives the API's `usage`."""
+        """Returns the API's `usage`."""
         return self.usage_so_far() | {"prompt_tokens_details": {"cached_tokens": self.num_cached_tokens}}
 
     def usage_so_far(self) -> dict[str, Any]:
-        """Gives what of it is known before the end."""
+        """Returns the part of it that is known before the end."""
         num_completion_tokens = sum(self.num_tokens.values())
         return {
             "prompt_tokens": self.num_prompt_tokens,
@@ -68,7 +68,7 @@ def _head(call: CallSpec, accepted: Accepted, created: int, *, chunk: bool, fing
 
 
 def _warnings(accepted: Sequence[Accepted]) -> dict[str, Any]:
-    """Gives what the client is warned of, each once; nothing where there is nothing."""
+    """Returns the client's warnings, each once; an empty object without any."""
     warnings = dict.fromkeys(warning for item in accepted for warning in item.warnings)
     return {"warnings": list(warnings)} if warnings else {}
 
@@ -91,7 +91,7 @@ class _ChoiceLogprobs:
         self._offsets = shapes.TextOffsets()
 
     def echo(self, prompt_logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        """Gives those of the echo; the answer's offsets go on behind it."""
+        """Returns those of the echo; the answer's offsets continue behind it."""
         first_token = self._call.first_tokens[self._prompt]
         if self._call.tokens_as_ids:
             prompt_logprobs = shapes.named_by_ids(prompt_logprobs)
@@ -101,7 +101,7 @@ class _ChoiceLogprobs:
         return logprobs
 
     def more(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        """Gives those of the next tokens."""
+        """Returns those of the next tokens."""
         if self._call.tokens_as_ids:
             entries = shapes.named_by_ids(entries)
         if self._call.is_chat:
@@ -118,7 +118,7 @@ class _Choice:
 
 
 class WholeAnswer:
-    """Collects the events of a call whose answer is told at once."""
+    """Collects the events of a call that is answered at once."""
 
     def __init__(self, call: CallSpec, accepted: list[Accepted], created: int) -> None:
         self._call = call
@@ -135,7 +135,7 @@ class WholeAnswer:
                 choice.texts.append(echo)
 
     def add(self, prompt: int, event: Event) -> None:
-        """Takes an event of the request number `prompt`."""
+        """Adds an event of the request number `prompt`."""
         if isinstance(event, Accepted | Recovered):
             return
         if isinstance(event, PromptLogprobs):
@@ -152,7 +152,7 @@ class WholeAnswer:
             self._tally.add_choice(number, event)
 
     def encode(self) -> bytes:
-        """Gives the answer's body."""
+        """Returns the answer's body."""
         first = self._choices[0].finished
         fingerprint = first.determinism_id if first else ""
         body = _head(self._call, self._accepted, self._created, chunk=False, fingerprint=fingerprint)
@@ -179,7 +179,7 @@ class WholeAnswer:
         return fields
 
     def _prompt(self, prompt: int) -> dict[str, Any]:
-        """Gives what a completion's choice tells of its prompt."""
+        """Returns the fields of a completion's choice about its prompt."""
         fields: dict[str, Any] = {}
         if self._call.returns_token_ids:
             fields["prompt_token_ids"] = self._call.prompt_token_ids(prompt)
@@ -220,7 +220,7 @@ class ChunkedAnswer:
             self._logprobs = {number: _ChoiceLogprobs(call, number // call.n) for number in numbers}
 
     def openings(self) -> list[str]:
-        """Gives what each choice begins with, before its first token: a chat's role, the echo, the prompt's ids.
+        """Returns the chunks before each choice's first token: a chat's role, the echo, the prompt's ids.
 
         An echo with log probabilities waits for these.
         """
@@ -296,19 +296,19 @@ class ChunkedAnswer:
         return f"{self._before}{_encode(choice)}{self._end()}"
 
     def _end(self) -> str:
-        """What stands behind a chunk's choices."""
+        """Returns the part of a chunk behind its choices."""
         if not self._call.continuous_usage:
             return self._after
         return f'],"usage":{_encode(self._tally.usage_so_far())}}}'
 
     def usage(self) -> str | None:
-        """Gives the last chunk, with no choices, if it was asked for."""
+        """Returns the last chunk, without choices, if it was asked for."""
         if not self._call.include_usage:
             return None
         return self._with_warnings(f'{self._before}],"usage":{_encode(self._tally.usage())}}}')
 
     def _with_warnings(self, chunk: str) -> str:
-        """Adds what the client is warned of to the last chunk."""
+        """Adds the client's warnings to the last chunk."""
         return f"{chunk[:-1]},{_encode(self._warnings)[1:]}" if self._warnings else chunk
 
 

@@ -1,4 +1,4 @@
-"""The OpenAI HTTP API as a FastAPI application on the gateway's core: which route is answered by whom."""
+"""Makes the OpenAI HTTP API as a FastAPI application, and maps its routes to endpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of an HTTP call into the bytes that go with each of its requests, and back."""
+"""Encodes the state of an HTTP call into the bytes that go with each of its requests, and decodes it."""
 
 from __future__ import annotations
 

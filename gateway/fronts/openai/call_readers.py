@@ -1,4 +1,4 @@
-"""The requests of one call while they run: started or resumed together, read as one, left together."""
+"""Starts or resumes the requests of one call together, reads them as one, and closes them together."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOTHING = StreamPosition()
 
 
 class CallReaders:
-    """A call's readers. Whoever makes it calls `start` or `resume`, once, and `aclose` in any case.
+    """Owns a call's readers. Its maker calls `start` or `resume` once, and always `aclose`.
 
     Attributes:
         call: as it was understood, or made again.
@@ -42,8 +42,10 @@ class CallReaders:
         self.created = 0
 
     async def start(self, call: CallSpec, known: StreamPosition = _NOTHING) -> None:
-        """Starts every request of a call and waits until all are queued, or reads on one that runs or ran; tells again
-        what its client has. Raises the first BlockyardError of any."""
+        """Starts every request of a call and waits until all are queued; a request that runs or ran is read again.
+
+        Events that the client has come again. Raises the first BlockyardError of any request.
+        """
         self.call = await tokenized(call, self._service)
         try:
             for number, request in enumerate(self.call.requests):
@@ -64,7 +66,7 @@ class CallReaders:
         return await self._service.start(request, positions, replay=True)
 
     async def resume(self, call_id: str, tenant: str, known: StreamPosition) -> None:
-        """Reads a call again, at whichever gateway it ran, and tells again what its client has.
+        """Reads a call again, at whichever gateway it ran; events that the client has come again.
 
         Raises BlockyardError REQUEST_EXPIRED when not all of its requests are remembered.
         """
@@ -103,15 +105,15 @@ class CallReaders:
         self.created = decode_state(first.front_state, first.request_id).created
 
     def be_patient(self) -> None:
-        """Takes note that nothing is told before the end."""
+        """Stops tokens from waking the readers: the call is answered at its end."""
         for reader in self._readers:
             reader.be_patient()
 
     async def events(self) -> AsyncGenerator[Numbered, None]:
         """Reads the events of all requests as they come, each with its request's number.
 
-        Raises the BlockyardError that ends one of them. If each sequence of one has failed by itself the others go on,
-        and that is raised at the end, if it is so of all.
+        Raises the BlockyardError that ends one of them. If each sequence of one request has failed by itself the others
+        continue; its error is raised at the end if all requests have failed so.
         """
         if len(self._readers) == 1:
             async for event in self._readers[0]:
@@ -138,7 +140,7 @@ class CallReaders:
         return failures[0] if all(failures) else None
 
     async def aclose(self) -> None:
-        """Leaves; what nobody reads ends, unless it is kept."""
+        """Closes all readers; requests that no client reads end, unless they are kept."""
         for reader in self._readers:
             await reader.aclose()
 

@@ -1,4 +1,4 @@
-"""One HTTP call, understood: the requests that it makes to the gateway's core, and what its answer has to show."""
+"""Turns the body of an HTTP call into requests to the gateway's core, and the options of its answer."""
 
 from __future__ import annotations
 
@@ -62,36 +62,36 @@ class CallSpec:
 
     @property
     def n(self) -> int:
-        """Choices of each prompt."""
+        """The choices of each prompt."""
         return self.requests[0].n
 
     @property
     def returns_token_ids(self) -> bool:
-        """The answer holds token ids beside the text."""
+        """Whether the answer holds token ids beside the text."""
         return self.requests[0].return_token_ids
 
     @property
     def returns_logprobs(self) -> bool:
-        """Each choice tells how likely its tokens were."""
+        """Whether each choice has log probabilities."""
         return self.requests[0].sampling.logprobs is not None
 
     @property
     def echoes_logprobs(self) -> bool:
-        """An echo waits for the log probabilities of its prompt."""
+        """Whether an echo waits for the log probabilities of its prompt."""
         return bool(self.echoes) and self.returns_logprobs and not self.is_chat
 
     @property
     def needs_token_ids(self) -> bool:
-        """The prompts have to be ids before they are run, since the answer shows these or what they are like."""
+        """Whether prompts have to be ids before they run: the answer shows their ids or log probabilities."""
         return self.returns_token_ids or self.echoes_logprobs or self.echoes_cut_prompts
 
     @property
     def echoes_cut_prompts(self) -> bool:
-        """An echo is not all of the prompt that was sent."""
+        """Whether an echo is only a part of the prompt that was sent."""
         return bool(self.echoes) and not self.is_chat and self.requests[0].truncate_prompt_tokens is not None
 
     def prompt_token_ids(self, prompt: int) -> tuple[int, ...]:
-        """Gives the ids of a prompt, once `tokenized`."""
+        """Returns the ids of a prompt, once `tokenized`."""
         token_ids = self.requests[prompt].prompt
         return token_ids if isinstance(token_ids, tuple) else ()
 
@@ -137,13 +137,13 @@ def understand_chat(body: ChatBody, _tokenizer: Tokenizer) -> CallSpec:
 
 
 async def tokenized(call: CallSpec, service: GenerationService) -> CallSpec:
-    """Turns prompts that are text into ids, where the answer has to show these or what they are like."""
+    """Turns prompts that are text into ids, where the answer shows the ids or their log probabilities."""
     if not call.needs_token_ids:
         return call
     try:
         prompts = [await service.prompt_of(request) for request in call.requests]
     except BlockyardError:
-        # The start tells it too, with all else that is wrong.
+        # `start` raises it too, with everything else that is wrong.
         return call
     tokenizer, models = service.tokenizer, service.models()
     vocab_size = models[0].vocab_size if models else 0
@@ -218,7 +218,7 @@ def _with_logprobs(request: GenerationRequest, logprobs: int | None, *, for_prom
 
 
 def _answer_options(body: GenerationBody) -> dict[str, Any]:
-    """What a body of either kind says of its answer."""
+    """Returns the options of the answer that both kinds of body have."""
     options = body.stream_options or StreamOptions()
     return {
         "stream": bool(body.stream),
@@ -230,7 +230,7 @@ def _answer_options(body: GenerationBody) -> dict[str, Any]:
 
 
 def _echo_of(conversation: Conversation) -> tuple[str, ...]:
-    """The final message, if the answer has its role: vLLM's rule. Of no messages there is none, which is told later."""
+    """Returns the final message if the answer has its role, by vLLM's rule. An empty chat is refused later."""
     last = conversation.messages[-1:]
     goes_on = conversation.continue_final_message or conversation.add_generation_prompt is False
     return tuple(message.content or "" for message in last if goes_on or message.role is Role.ASSISTANT)

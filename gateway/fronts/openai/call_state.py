@@ -1,4 +1,4 @@
-"""What an HTTP call leaves with its requests, so that any gateway can answer it again in the same shape."""
+"""The state that an HTTP call leaves with its requests, so that any gateway can answer it in the same shape."""
 
 from __future__ import annotations
 

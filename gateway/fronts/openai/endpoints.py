@@ -1,6 +1,6 @@
-"""The calls that generate: begun, resumed and cancelled over HTTP.
+"""Starts, resumes and cancels the calls that generate, over HTTP.
 
-Owns the order of a call: read the body, understand it, start it, answer it.
+Owns the order of a call: read the body, make the call of it, start it, answer it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gateway.fronts.openai.call_codec import encode_state
 from gateway.fronts.openai.call_readers import CallReaders
 from gateway.fronts.openai.call_spec import understand_chat, understand_completion
 from gateway.fronts.openai.call_state import make_state
-from gateway.fronts.openai.error_boundary import known, parse_body, read_json
+from gateway.fronts.openai.error_boundary import client_error, parse_body, read_json
 from gateway.fronts.openai.event_ids import StreamPosition, StreamTracker, parse
 from gateway.fronts.openai.headers import read_key, read_tenant
 from gateway.fronts.openai.schema.requests import MAX_PROMPTS, ChatBody, CompletionBody, GenerationBody
@@ -41,7 +41,7 @@ _POSITION = "Last-Event-ID"
 
 
 class CallEndpoints:
-    """Endpoints of completions, chats, and what is done with either under its name."""
+    """Serves completions and chats, and resumes and cancels them by name."""
 
     def __init__(self, generation: GenerationService) -> None:
         self._generation = generation
@@ -72,7 +72,7 @@ class CallEndpoints:
         return await self._run(request, lambda readers: readers.resume(request_id, tenant, position), position)
 
     async def cancel(self, request: Request, request_id: str) -> Response:
-        """Cancels a call, all of its requests, wherever they run."""
+        """Cancels all requests of a call, at whichever gateway they run."""
         check_request_id(request_id)
         tenant = read_tenant(request)
         cancelled, pending = await self._generation.cancel([request_id], tenant=tenant)
@@ -103,7 +103,7 @@ class CallEndpoints:
     ) -> AsyncGenerator[ServerSentEvent, None]:
         """Makes the events of a stream. One that fails ends with its error, and without [DONE].
 
-        What the client has already goes through the answer too, which counts by it, and is not told again.
+        Events that the client has go through the answer too, which counts by them, and are not sent again.
         """
         cards = self._generation.models()
         fingerprint = cards[0].determinism_id if cards else ""
@@ -119,7 +119,7 @@ class CallEndpoints:
                     if is_new and chunk is not None:
                         yield ServerSentEvent(chunk, tracker.id())
         except Exception as error:  # noqa: BLE001 - the boundary of what fails after the status line
-            yield ServerSentEvent(json.dumps({"error": errors.error_object(known(error))}))
+            yield ServerSentEvent(json.dumps({"error": errors.error_object(client_error(error))}))
             return
         if not position.usage and (chunk := answer.usage()) is not None:
             yield ServerSentEvent(chunk, tracker.id(usage=True))
@@ -127,7 +127,7 @@ class CallEndpoints:
 
 
 def _with_state(call: CallSpec, *, tenant: str, keeps: bool, created: int) -> CallSpec:
-    """Gives the requests of a call what its body does not say.
+    """Adds to the requests of a call what its body does not say.
 
     Args:
         call: as its body was understood.
@@ -156,7 +156,7 @@ def _read_position(request: Request) -> StreamPosition:
 
 
 def _check_position(position: StreamPosition, body: GenerationBody) -> None:
-    """Raises BlockyardError FIELD_INVALID for a place in the answer to a body that has none."""
+    """Raises BlockyardError FIELD_INVALID for a position in an answer that cannot be resumed."""
     if position.has_begun and body.request_id is None:
         raise invalid(
             [Violation(_POSITION, "goes with the header Idempotency-Key, which names the call that it is of")]
@@ -166,7 +166,7 @@ def _check_position(position: StreamPosition, body: GenerationBody) -> None:
 
 
 def _named(body: B, key: str | None) -> B:
-    """Calls a request by its Idempotency-Key."""
+    """Names a request by its Idempotency-Key."""
     if key is None:
         return body
     if body.request_id not in (None, key):

@@ -1,4 +1,4 @@
-"""The boundary of the front: what a route raises becomes an answer in OpenAI's form, whoever wrote the route."""
+"""Turns every error that a route raises into an answer in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CODES = {404: "unknown_url", 405: "method_not_allowed", 415: "unsupported_media
 
 
 class AnsweringRoute(APIRoute):
-    """A route whose failures are answers."""
+    """A route whose errors become answers."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Makes the handler; FastAPI calls it once for each route."""
@@ -39,13 +39,13 @@ class AnsweringRoute(APIRoute):
             except (HTTPException, RequestValidationError):
                 raise
             except Exception as error:  # noqa: BLE001 - the boundary of this front
-                return errors.error_response(known(error))
+                return errors.error_response(client_error(error))
 
         return answer
 
 
-def known(error: Exception) -> BlockyardError:
-    """Gives what may be told of an error; one that nobody foresaw is a BUG, and goes to the log."""
+def client_error(error: Exception) -> BlockyardError:
+    """Returns the error that a client may see; an unexpected one is logged, and becomes a BUG."""
     if isinstance(error, BlockyardError):
         return error
     log.exception("a call failed")
@@ -53,14 +53,14 @@ def known(error: Exception) -> BlockyardError:
 
 
 def set_boundary(app: FastAPI) -> None:
-    """Has all routes that are added from now on, and what no route takes, answered in OpenAI's form."""
+    """Makes all routes that are added from now on, and unknown paths, answer errors in OpenAI's form."""
     app.router.route_class = AnsweringRoute
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(RequestValidationError, _answer_wrong_parameters)
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> Response:
-    """Answers what HTTP itself forbids: an unknown path or method, a body of another type."""
+    """Answers an unknown path or method, or a body of another type."""
     assert isinstance(error, HTTPException)
     fields = {
         "message": f"{error.detail}: {request.method} {request.url.path}",
@@ -78,9 +78,9 @@ async def _answer_wrong_parameters(_request: Request, error: Exception) -> Respo
 
 
 async def read_json(request: Request) -> bytes:
-    """Reads a body that says that it is JSON; raises BlockyardError, and HTTPException 415.
+    """Reads a body of the type JSON; raises BlockyardError, and HTTPException 415.
 
-    Other types any web page may send to any address, this machine's own among them, without being asked.
+    Browsers let any web page send other types to any address without asking, this machine's own included.
     """
     raw = await read_body(request)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()

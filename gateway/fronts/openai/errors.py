@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form, all made from the one table of `blockyard.errors`.
+"""Makes errors in OpenAI's form from the one table of `blockyard.errors`.
 
     {"error": {"message", "type", "param", "code", "reason", "violations": [{"param", "message", "code"}]}}
 
@@ -55,7 +55,7 @@ _OF_FUNCTION = re.compile(r"((?:tools|tool_calls)\[\d+\])\.(name|description|par
 
 
 def rename(error: BlockyardError, names: Mapping[str, str]) -> BlockyardError:
-    """Gives an error of the core the parameter names that the caller used.
+    """Renames the parameters of an error of the core to the names that the caller used.
 
     Args:
         error: with violations whose fields are paths in the proto.
@@ -82,7 +82,7 @@ def parameter(field: str, names: Mapping[str, str]) -> str:
 
 
 def from_validation(error: pydantic.ValidationError) -> BlockyardError:
-    """Makes one error of all that is wrong with a body's names and types, up to a hundred things."""
+    """Makes one error of everything that is wrong with a body's names and types, up to a hundred violations."""
     return of_details(error.errors(include_url=False, include_context=False, include_input=False))
 
 
@@ -101,13 +101,13 @@ def _violation(kind: str, location: tuple[int | str, ...], message: str) -> Viol
 
 
 def error_object(error: BlockyardError) -> dict[str, Any]:
-    """Gives the value of "error": in an answer's body, and in the last event of a stream that failed."""
+    """Returns the value of "error": in an answer's body, and in the last event of a stream that failed."""
     note_error(error.reason)
     return described(error)
 
 
 def described(error: BlockyardError) -> dict[str, Any]:
-    """The same of a choice that failed by itself, in an answer that is none."""
+    """Returns the same for a choice that failed by itself in an answer that is no error."""
     violations = [
         {"param": None if violation.field == BODY else violation.field}
         | {"message": violation.description, "code": str(violation.reason)}
@@ -137,7 +137,7 @@ def error_response(error: BlockyardError) -> Response:
 
 
 def response(fields: dict[str, Any], status: int, headers: Mapping[str, str]) -> Response:
-    """Answers with the value of "error". Nobody is to try again who is not told to."""
+    """Answers with the value of "error". Unless the headers say otherwise, the client is not to try again."""
     return Response(
         json.dumps({"error": fields}), status, {"x-should-retry": "false", **headers}, media_type="application/json"
     )

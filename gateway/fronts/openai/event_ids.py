@@ -1,8 +1,8 @@
-"""The `id:` of a stream's events: how far all choices have been told, and back from `Last-Event-ID`.
+"""Writes the `id:` of a stream's events, which says how far all choices have come, and reads `Last-Event-ID`.
 
-    0:12:57,1:3:11f      choice 0 has 12 tokens and 57 bytes of text, choice 1 has ended; `u` at the end: usage was told
+    0:12:57,1:3:11f      choice 0 has 12 tokens and 57 bytes of text, choice 1 has ended; `u` at the end: usage was sent
 
-A choice at its beginning has a `p` where its prompt's log probabilities were told.
+A choice at its beginning has a `p` if its prompt's log probabilities were sent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StreamPosition(NamedTuple):
     has_begun: bool = False
 
     def positions_of(self, number: int, n: int) -> dict[int, Position]:
-        """The positions of the sequences of one of the call's requests."""
+        """Returns the positions of the sequences of one of the call's requests."""
         return {choice - number * n: each for choice, each in self.positions.items() if choice // n == number}
 
 
@@ -74,11 +74,11 @@ class StreamTracker:
         self._parts = [f"{number}:0:0" for number in range(num_choices)] if num_choices <= MAX_CHOICES else []
 
     def id(self, *, usage: bool = False) -> str:
-        """The id of what was told last; empty where the stream has none."""
+        """Returns the id of the last event; empty where the stream has none."""
         return ",".join([*self._parts, _USAGE] if usage else self._parts)
 
     def take(self, prompt: int, event: Event) -> bool:
-        """Follows an event of the request number `prompt`; tells whether it is new."""
+        """Follows an event of the request number `prompt`; returns whether it is new to the client."""
         if isinstance(event, Delta):
             number = prompt * self._n + event.index
             self._note(number, f"{number}:{event.num_tokens}:{event.num_text_bytes}")

@@ -1,4 +1,4 @@
-"""The headers that a call brings beside its body."""
+"""Reads the headers of a call."""
 
 from __future__ import annotations
 

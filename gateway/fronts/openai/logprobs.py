@@ -1,6 +1,6 @@
-"""Log probabilities in the forms that the OpenAI API gives them, and vLLM for those of a prompt.
+"""Formats log probabilities as the OpenAI API does, and those of a prompt as vLLM does.
 
-A token's text by itself may have U+FFFD for a part of a character; a chat tells its bytes beside it, which are null for
+A token's text by itself may have U+FFFD for a part of a character; a chat has its bytes beside it, which are null for
 a token that adds nothing to the text. The bytes of all tokens together are the text, but for what a stop cuts off.
 """
 
@@ -26,7 +26,7 @@ class TextOffsets:
         self._num_characters = num_characters
 
     def add(self, raw: bytes) -> int:
-        """Takes the next token's bytes and returns where they begin; within a character: where that one begins."""
+        """Adds the next token's bytes and returns where they begin; within a character, where that begins."""
         begins_within = bool(raw) and _continues(raw[0])
         offset = max(0, self._num_characters - begins_within)
         self._num_characters += sum(not _continues(byte) for byte in raw)
@@ -34,12 +34,12 @@ class TextOffsets:
 
 
 def _continues(byte: int) -> bool:
-    """Tells whether a byte of UTF-8 is not the first one of its character."""
+    """Returns whether a byte of UTF-8 is not the first of its character."""
     return byte & 0xC0 == 0x80
 
 
 def named_by_ids(entries: Iterable[TokenLogprobs]) -> list[TokenLogprobs]:
-    """Gives tokens the names that vLLM gives them for `return_tokens_as_token_ids`, since two may have one text."""
+    """Names tokens by ids, as vLLM does for `return_tokens_as_token_ids`, since two may have one text."""
     return [TokenLogprobs(chosen and _named_by_id(chosen), tuple(map(_named_by_id, top))) for chosen, top in entries]
 
 
@@ -48,12 +48,12 @@ def _named_by_id(token: TokenLogprob) -> TokenLogprob:
 
 
 def name_of(token_id: int) -> str:
-    """A token's name by its id."""
+    """Returns a token's name by its id."""
     return f"token_id:{token_id}"
 
 
 def completion_logprobs(entries: Iterable[TokenLogprobs], offsets: TextOffsets) -> dict[str, Any]:
-    """Gives a completion's `logprobs`: a column for each property, a row for each token."""
+    """Returns a completion's `logprobs`: a column for each property, a row for each token."""
     fields: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for chosen, top in entries:
         assert chosen is not None
@@ -67,7 +67,7 @@ def completion_logprobs(entries: Iterable[TokenLogprobs], offsets: TextOffsets) 
 def echo_logprobs(
     first_token: tuple[str, bytes], entries: Sequence[TokenLogprobs], offsets: TextOffsets
 ) -> dict[str, Any]:
-    """Gives the same for the tokens of a prompt, of which the first has no log probability."""
+    """Returns the same for the tokens of a prompt, of which the first has no log probability."""
     text, raw = first_token
     first = {"tokens": [text], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [offsets.add(raw)]}
     return joined(first, completion_logprobs(entries[1:], offsets))
@@ -80,14 +80,14 @@ def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 
 def _by_text(chosen: TokenLogprob, top: Sequence[TokenLogprob]) -> dict[str, float]:
     logprobs: dict[str, float] = {}
-    # Of several with one text the likeliest is told, which comes first.
+    # Of several with one text the likeliest counts, which comes first.
     for token in (*top, chosen):
         logprobs.setdefault(token.text, _finite(token.logprob))
     return logprobs
 
 
 def chat_logprobs(entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
-    """Gives a chat's `logprobs`."""
+    """Returns a chat's `logprobs`."""
     content: list[dict[str, Any]] = []
     for chosen, top in entries:
         assert chosen is not None
@@ -100,7 +100,7 @@ def _chat_token(token: TokenLogprob) -> dict[str, Any]:
 
 
 def prompt_logprobs(entries: Iterable[TokenLogprobs]) -> list[dict[str, Any] | None]:
-    """Gives vLLM's `prompt_logprobs`: by id, the prompt's token first; null for the first token."""
+    """Returns vLLM's `prompt_logprobs`: by id, the prompt's token first; null for the first token."""
     return [None if chosen is None else _by_id((chosen, *top)) for chosen, top in entries]
 
 

@@ -1,4 +1,4 @@
-"""What a client asks of the service itself: its models, its health, its version."""
+"""Serves the models, the health and the version of the service."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OK = {"status": "ok"}
 
 
 class Service:
-    """Endpoints about the service."""
+    """Serves questions about the service."""
 
     def __init__(self, generation: GenerationService) -> None:
         self._generation = generation
@@ -30,7 +30,7 @@ class Service:
         return JSONResponse({"object": "list", "data": models})
 
     async def get_model(self, name: str) -> JSONResponse:
-        """Tells about one model."""
+        """Returns one model."""
         for card in self._generation.models():
             if card.name == name:
                 return JSONResponse(self._model(card))
@@ -53,7 +53,7 @@ class Service:
         raise BlockyardError(Reason.NO_READY_WORKER, self._generation.readiness_message, retry_after_seconds=1.0)
 
     async def live(self) -> JSONResponse:
-        """Answers 200 as long as the process does its work, whatever else there is: who gets no answer restarts it."""
+        """Answers 200 as long as the process works. A supervisor restarts it when it gets no answer."""
         return JSONResponse(_OK)
 
     async def startup(self) -> JSONResponse:
@@ -61,5 +61,5 @@ class Service:
         return JSONResponse(_OK)
 
     async def version(self) -> JSONResponse:
-        """Tells the version."""
+        """Returns the version."""
         return JSONResponse({"version": __version__})

@@ -1,4 +1,4 @@
-"""The HTTP side of a call: its body within limits, its client that may leave, and its stream of server-sent events."""
+"""Reads a call's body within limits, watches its client, and streams server-sent events."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def client_gone() -> BlockyardError:
 
 
 class Connection:
-    """Watches a call's client, once its body is read. Whoever makes it calls `aclose`."""
+    """Watches a call's client, once its body is read. Its maker calls `aclose`."""
 
     def __init__(self, receive: Receive) -> None:
         self._left = asyncio.create_task(_wait_until_left(receive))
@@ -85,7 +85,7 @@ class ServerSentEvent(NamedTuple):
     id: str = ""
 
     def encode(self) -> bytes:
-        """Gives it as it is sent."""
+        """Returns it as it is sent."""
         head = f"id: {self.id}\n" if self.id else ""
         return f"{head}data: {self.data}\n\n".encode()
 

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize, in vLLM's form: the ids of a prompt or a chat, and the text of ids."""
+"""Serves /tokenize and /detokenize in vLLM's form: the ids of a prompt or a chat, and the text of ids."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class DetokenizeBody(Shape):
 
 
 class Tokenization:
-    """Endpoints of the tokenizer."""
+    """Serves the tokenizer."""
 
     def __init__(self, generation: GenerationService) -> None:
         self._generation = generation

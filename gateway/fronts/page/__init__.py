@@ -1,1 +1,1 @@
-"""The page at `/`: a playground and charts of what the system does, and `/status`, which feeds them."""
+"""The page at `/`: a playground, charts of the system's load, and `/status`, which feeds them."""

@@ -87,11 +87,11 @@ def add_page(app: FastAPI, board: StatusBoard) -> None:
         return _answer(request, assets, name)
 
     async def status() -> Response:
-        """Tells how the gateway, the scheduler and the workers are, as AdminService.GetStatus does."""
-        content = await board.tell()
+        """Returns the status of the gateway, the scheduler and the workers, as AdminService.GetStatus does."""
+        content = await board.encode()
         return Response(content, headers={"cache-control": "no-store"}, media_type="application/json")
 
-    # None of them is OpenAI's, of whose API the application's document tells.
+    # None of them belongs to the OpenAI API, which the application documents.
     app.add_api_route("/", index, methods=["GET", "HEAD"], include_in_schema=False)
     app.add_api_route("/page/{name}", file, methods=["GET", "HEAD"], include_in_schema=False)
     app.add_api_route(STATUS_PATH, status, methods=["GET"], include_in_schema=False)

@@ -1,6 +1,6 @@
-"""What `GET /status` tells: AdminService's GetStatusResponse as JSON, as protobuf maps it.
+"""Answers `GET /status` with AdminService's GetStatusResponse as JSON, as protobuf maps it.
 
-Asks nobody while nobody looks, and at most twice a second however many look.
+Asks only when a client does, and at most twice a second however many clients ask.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StatusBoard:
         """Asks nothing yet.
 
         Args:
-            ask: gives how things are.
+            ask: returns the status.
             clock: seconds that only grow.
         """
         self._ask = ask
@@ -38,8 +38,8 @@ class StatusBoard:
         self._asked_at = 0.0
         self._answer: asyncio.Task[bytes] | None = None
 
-    async def tell(self) -> bytes:
-        """Gives the status as JSON; whoever asks while it is asked for waits for the same answer."""
+    async def encode(self) -> bytes:
+        """Returns the status as JSON; callers that come while it is asked for wait for the same answer."""
         answer = self._answer
         if answer is None or (answer.done() and self._clock() - self._asked_at >= MAX_AGE_SECONDS):
             self._asked_at = self._clock()

@@ -97,7 +97,7 @@ class Front:
     async def wait_until_unread(self) -> None:
         """Waits until nobody reads an answer."""
         async with asyncio.timeout(10):
-            await self.service.drained()
+            await self.service.wait_until_idle()
 
     async def generate(self, request: inference_pb2.GenerationSpec) -> inference_pb2.GenerateResponse:
         """Asks for the whole answer."""

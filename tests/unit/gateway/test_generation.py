@@ -256,7 +256,7 @@ async def test_draining_waits_for_the_last_reader(core: Core) -> None:
     generation = await core.accepted()
     core.service.start_draining()
     assert not core.service.is_ready() and core.service.readiness_message == "the gateway is stopping"
-    drained = asyncio.ensure_future(core.service.drained())
+    drained = asyncio.ensure_future(core.service.wait_until_idle())
     core.tokens(10, 20, end=LENGTH)
     await asyncio.sleep(0)
     await asyncio.sleep(0)

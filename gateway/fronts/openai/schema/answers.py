@@ -1,6 +1,6 @@
-"""What the API answers, for its OpenAPI document and for tests that hold answers against it.
+"""The shapes of the API's answers, for its OpenAPI document and for tests.
 
-Nothing is validated by it on its way out. A key that has a default is there only where it was asked for.
+Answers are not validated by them on the way out. A key that has a default is there only where it was asked for.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class CachedTokens(Shape):
-    """Of the prompt, what was not computed."""
+    """The part of the prompt that was found in the prefix cache."""
 
     cached_tokens: int
 
 
 class Usage(Shape):
-    """What a call cost. The details are known at its end."""
+    """The tokens of a call. The details are known at its end."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -31,7 +31,7 @@ class Usage(Shape):
 
 
 class PromptToken(Shape):
-    """How likely a token of the prompt was."""
+    """The log probability of a token of the prompt."""
 
     logprob: float
     rank: int
@@ -71,7 +71,7 @@ class Error(Shape):
 
 
 class Choice(Shape):
-    """What both kinds of choice have."""
+    """The fields that both kinds of choice have."""
 
     index: int
     finish_reason: FinishReason | None
@@ -91,7 +91,7 @@ class CompletionChoice(Choice):
 
 
 class Answer(Shape):
-    """What both kinds of answer have. `warnings`: what was not done as asked; of a stream in its last chunk."""
+    """The fields that both kinds of answer have. `warnings`: what was not done as asked; in a stream's last chunk."""
 
     id: str
     created: int
@@ -198,7 +198,7 @@ class Model(Shape):
 
 
 class ModelList(Shape):
-    """The models that are served: one, or none while no scheduler has told."""
+    """The models that are served: one, or none before the scheduler has sent its facts."""
 
     object: Literal["list"]
     data: list[Model]
@@ -213,7 +213,7 @@ class Cancelled(Shape):
 
 
 class Tokens(Shape):
-    """The answer of /tokenize. `max_model_len` is null while no scheduler has told it."""
+    """The answer of /tokenize. `max_model_len` is null before the scheduler has sent it."""
 
     count: int
     max_model_len: int | None

@@ -1,4 +1,4 @@
-"""What the bodies of the OpenAI API are made of: strict shapes, and parameters that are known but not served.
+"""Types of the OpenAI API's bodies: strict shapes, and parameters that are known but not served.
 
 Knows no parameter by name.
 """
@@ -25,7 +25,7 @@ def unsupported(description: str) -> PydanticCustomError:
 
 
 class Neutral:
-    """Marks a parameter that is not served yet: null and the values given here are taken, as they ask for nothing.
+    """Marks a parameter that is not served yet: null and the values given here are accepted and change nothing.
 
     `message` describes what is wrong with other values.
     """
@@ -78,7 +78,7 @@ class Shape(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _bound(cls, value: Any) -> Any:
-        """Keeps some of the parameters that nobody knows: each is an error, and there may be a million."""
+        """Keeps a few of the unknown parameters: each is an error, and there may be a million."""
         if not isinstance(value, dict) or len(value) <= len(cls.model_fields):
             return value
         known = {name: item for name, item in value.items() if name in cls.model_fields}

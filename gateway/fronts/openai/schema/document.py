@@ -1,6 +1,6 @@
-"""The OpenAPI document: what each route takes and answers, errors and ranges included, made from what the code goes by.
+"""Generates the OpenAPI document, errors and ranges included, from the types and rules of the code.
 
-Knows nothing of how a route does it.
+Knows no route's implementation.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ _PLACE = _header("Last-Event-ID", "the id of the last event that came; without i
 
 
 def _failures(reasons: Iterable[Reason], *others: int) -> dict[int | str, dict[str, Any]]:
-    """Describes the answers that tell of failures, a status for several reasons."""
+    """Describes the answers of failures, one status for several reasons."""
     causes: dict[int, list[str]] = {}
     for reason in reasons:
         causes.setdefault(TABLE[reason].http_status, []).append(reason)
@@ -110,7 +110,7 @@ def _documented(
     bodies: tuple[type[Shape], ...] = (),
     parameters: tuple[dict[str, Any], ...] = (),
 ) -> dict[str, Any]:
-    """Gives what `add_api_route` is told of a route."""
+    """Returns the arguments of `add_api_route` that document a route."""
     extra: dict[str, Any] = {"parameters": list(parameters)} if parameters else {}
     if bodies:
         extra["requestBody"] = {"required": True, **_content(_one_of(bodies))}
@@ -167,7 +167,7 @@ VERSION = _documented(answers.Version, _ALWAYS)
 
 
 def describe(app: FastAPI) -> None:
-    """Has an application tell all of this."""
+    """Makes an application serve the document."""
     make_document = app.openapi
 
     @functools.cache
@@ -190,7 +190,7 @@ def describe(app: FastAPI) -> None:
 
 
 def _leave_out_defaults(operation: dict[str, Any]) -> None:
-    """Takes out what FastAPI says where we say better, and its own errors, which nobody is answered with here."""
+    """Removes FastAPI's defaults where the document has better ones, and its errors, which are never sent."""
     operation["responses"].pop("422", None)
     if parameters := operation.get("parameters"):
         operation["parameters"] = list({(each["in"], each["name"]): each for each in parameters}.values())

@@ -1,6 +1,6 @@
-"""What the core checks of values, as JSON Schema: ranges of numbers, lengths of texts and lists.
+"""Writes the core's checks of values as JSON Schema: ranges of numbers, lengths of texts and lists.
 
-Made from the core's own rules. What depends on the model or on two parameters together, no schema can tell.
+Made from the core's own rules. A schema cannot express limits that depend on the model or on two parameters.
 """
 
 from __future__ import annotations
@@ -82,5 +82,5 @@ def _set_item_limits(schema: dict[str, Any], limits: dict[str, Any], max_items: 
 
 
 def _form(schema: dict[str, Any], kind: str) -> dict[str, Any]:
-    """That of a parameter's forms which has a type."""
+    """Returns the form of a parameter that has a type."""
     return next(form for form in schema["anyOf"] if form.get("type") == kind)

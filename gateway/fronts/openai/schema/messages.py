@@ -1,6 +1,6 @@
-"""The messages and tools of a chat as the OpenAI API takes them, and the conversation that they are.
+"""The messages and tools of a chat as the OpenAI API takes them, and their conversion to a conversation.
 
-Owns their shape. What makes sense in a conversation is `gateway.chat`'s to say, for both fronts.
+Owns their shape. `gateway.chat` has the rules of a conversation, for all fronts.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Function(Shape):
 
 
 class Tool(Shape):
-    """A tool that the model is told of by its chat template."""
+    """A tool that the chat template shows to the model."""
 
     type: Literal["function"]
     function: Function
@@ -113,9 +113,9 @@ def _check_tool_choice(value: Any) -> Any:
 
 
 class ChatShape(Shape):
-    """What makes a prompt of a chat."""
+    """The fields that make the prompt of a chat."""
 
-    # Of several that have a wrong shape the first is told.
+    # Of several that have a wrong shape the first is reported.
     messages: Annotated[
         list[Message], Field(fail_fast=True, json_schema_extra={"minItems": 1}), at_most(chat.MAX_MESSAGES)
     ]

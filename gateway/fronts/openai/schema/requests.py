@@ -1,10 +1,10 @@
-"""The bodies of completions and chats: names, types, and what of them is not served.
+"""The bodies of completions and chats: names, types, and the parameters that are not served.
 
-Owns the shape of a body. Ranges of values are checked by the gateway's core, once for both fronts.
+Owns the shape of a body. The gateway's core checks ranges of values, for all fronts.
 
 A parameter is one of four kinds: it works; it is taken and has no effect here (`user`, say); it is known to the API or
-to vLLM but not served yet, and then anything but its neutral value is an error; or nobody knows it, which is an error
-as well, since a misspelt parameter would otherwise change an answer in silence.
+to vLLM but not served yet, and then anything but its neutral value is an error; or it is unknown, which is an error
+as well, since a misspelt parameter would otherwise change an answer silently.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ Stop = Annotated[list[str], BeforeValidator(_check_stop, json_schema_input_type=
 
 
 def _check_early_stopping(value: Any) -> Any:
-    # Here, since of a value that is of no branch each branch would tell.
+    # Checked here: a union would report a violation for each of its branches.
     if value is None or isinstance(value, bool) or value == "never":
         return value
     raise PydanticCustomError("early_stopping", "should be true, false or 'never'")
 
 
 class StreamOptions(Shape):
-    """What a stream tells beside its text."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
     # vLLM's: what it cost so far, in every chunk. Only with include_usage.
@@ -52,7 +52,7 @@ class StreamOptions(Shape):
 
 
 class NotServedYet(Shape):
-    """What vLLM takes in both calls, under its present and its former names, and is not served yet."""
+    """Parameters of vLLM, under their present and former names, that are not served yet."""
 
     cache_salt: NotServed = None
     ec_transfer_params: NotServed = None
@@ -79,7 +79,7 @@ class NotServedYet(Shape):
 
 
 class GenerationBody(NotServedYet):
-    """What both calls have in common."""
+    """The parameters that both calls have."""
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"session_id", "user"})
 

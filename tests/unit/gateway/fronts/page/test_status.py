@@ -44,7 +44,7 @@ def board(asked: Asked) -> StatusBoard:
 
 
 async def told(board: StatusBoard) -> int:
-    return json.loads(await board.tell())["gateway"]["num_requests"]
+    return json.loads(await board.encode())["gateway"]["num_requests"]
 
 
 async def test_nobody_is_asked_while_nobody_looks(asked: Asked, board: StatusBoard) -> None:
@@ -53,7 +53,7 @@ async def test_nobody_is_asked_while_nobody_looks(asked: Asked, board: StatusBoa
 
 
 async def test_tells_names_of_the_proto_and_all_that_is_zero(board: StatusBoard) -> None:
-    status = json.loads(await board.tell())
+    status = json.loads(await board.encode())
     assert status["gateway"]["ready"] is False
     (replica,) = status["scheduler"]["replicas"]
     assert (replica["replica_id"], replica["epoch"], replica["num_running_sequences"]) == (0, str(2**40), 0)
@@ -93,7 +93,7 @@ async def test_one_who_leaves_takes_nothing_from_the_others(asked: Asked, board:
 async def test_a_failure_is_not_kept_for_longer_than_an_answer(asked: Asked, board: StatusBoard) -> None:
     asked.error = RuntimeError("broken")
     with pytest.raises(RuntimeError, match="broken"):
-        await board.tell()
+        await board.encode()
     asked.error = None
     asked.now += MAX_AGE_SECONDS
     assert await told(board) == 2
