@@ -1,4 +1,4 @@
-"""The list of cases is complete: no rule in the code, no field of the proto and no parameter of a body is left out."""
+"""The list of cases is complete: no field of the proto and no parameter of a body is left out."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.descriptor import FieldDescriptor
 
 from blockyard.inference.v1 import inference_pb2
-from gateway import validation
 from gateway.fronts.openai.schema.body_types import Neutral, Shape
 from gateway.fronts.openai.schema.requests import ChatBody, CompletionBody
 from tests.unit.gateway.fronts.parity.asking import body_of, spec_of
 from tests.unit.gateway.fronts.parity.case import COMMON
 from tests.unit.gateway.fronts.parity.cases import BASES, FEATURES, cases_of
-from tests.unit.gateway.fronts.parity.conftest import MODULES, Results, sites_of
 from tests.unit.gateway.fronts.parity.fronts import FRONTS
 
 if TYPE_CHECKING:
@@ -23,13 +21,6 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor
     from google.protobuf.message import Message
 
-# Functions whose rules are of one front alone: what has no form in the other, or is of its own calls.
-NOT_COMMON = {
-    "decode_generation": "which call takes which prompt; over HTTP a body has no other",
-    "decode_chat": "the same",
-    "decode_tokenize": "a text beside a conversation; over HTTP these are bodies of two kinds",
-    "decode_resume": "positions; over HTTP they are the ids of events",
-}
 # Parameters that only a body has.
 ONLY_HTTP = {
     "stream": "a call of its own over gRPC",
@@ -45,22 +36,6 @@ ONLY_HTTP = {
 
 # A part of a content is joined before its shape is looked at.
 TEXT_PART: dict[str, set[str]] = {"messages": {"type", "text"}, "tools": set()}
-
-
-def test_every_rule_has_a_case(results: Results) -> None:
-    told = {site for site, _ in results.told}
-    for module in MODULES:
-        for site, node in sites_of(module).items():
-            lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-            was_told = any(
-                (each.module, each.function) == (site.module, site.function) and each.line in lines for each in told
-            )
-            assert was_told or site.function in NOT_COMMON, site
-
-
-def test_every_range_has_a_case(results: Results) -> None:
-    told = {name for site, name in results.told if (site.module, site.function) == (validation.__name__, "violations")}
-    assert told == {rule.field for rule in validation.RANGES}
 
 
 def set_fields(message: Message) -> Iterator[FieldDescriptor]:
@@ -143,8 +118,6 @@ def test_every_part_of_a_message_or_tool_has_a_feature() -> None:
 def test_what_is_left_out_exists() -> None:
     names = CompletionBody.model_fields.keys() | ChatBody.model_fields.keys()
     assert ONLY_HTTP.keys() <= names
-    functions = {site.function for module in MODULES for site in sites_of(module)}
-    assert NOT_COMMON.keys() <= functions
 
 
 def test_every_case_has_a_name_of_its_own() -> None:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import grpc
 import pytest
 
 from blockyard.errors import TABLE, Reason
+from gateway import validation
 from tests.unit.gateway.fronts.parity import scenarios
 from tests.unit.gateway.fronts.parity.asking import spec_of
 from tests.unit.gateway.fronts.parity.case import COMMON, Case
 from tests.unit.gateway.fronts.parity.cases import BASES, CASES, FEATURES, RULES
+from tests.unit.gateway.fronts.parity.conftest import MODULES, Results, sites_of
 from tests.unit.gateway.fronts.parity.fronts import FRONTS, Answer, Front, Outcome, Refusal
-
-if TYPE_CHECKING:
-    from tests.unit.gateway.fronts.parity.conftest import Results
 
 by_name = pytest.mark.parametrize
 FRONT_NAMES = [front.name for front in FRONTS]
+# Functions whose rules are of one front alone: what has no form in the other, or is of its own calls.
+NOT_COMMON = {
+    "decode_generation": "which call takes which prompt; over HTTP a body has no other",
+    "decode_chat": "the same",
+    "decode_tokenize": "a text beside a conversation; over HTTP these are bodies of two kinds",
+    "decode_resume": "positions; over HTTP they are the ids of events",
+}
 
 
 def fields_of(refusal: Refusal) -> list[tuple[str, Reason]]:
@@ -137,3 +142,20 @@ def test_an_answer_is_read_again(results: Results, front: Front) -> None:
     assert isinstance(again, Answer)
     assert again.choices[0].text == first.choices[0].text
     assert again.choices[0].finish_reason == first.choices[0].finish_reason
+
+
+def test_every_rule_has_a_case(results: Results) -> None:
+    told = {site for site, _ in results.told}
+    for module in MODULES:
+        for site, node in sites_of(module).items():
+            lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+            was_told = any(
+                (each.module, each.function) == (site.module, site.function) and each.line in lines for each in told
+            )
+            assert was_told or site.function in NOT_COMMON, site
+    assert NOT_COMMON.keys() <= {site.function for module in MODULES for site in sites_of(module)}
+
+
+def test_every_range_has_a_case(results: Results) -> None:
+    told = {name for site, name in results.told if (site.module, site.function) == (validation.__name__, "violations")}
+    assert told == {rule.field for rule in validation.RANGES}
