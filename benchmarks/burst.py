@@ -86,13 +86,13 @@ class Readers:
         self._num_begun = 0
         self._have_begun = asyncio.Event()
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         return {"ends": dict(self.ends), "num_tokens": self.num_tokens, "num_retry_infos": self.num_retry_infos}
 
     async def run(self) -> None:
         """Says `queued` when each stream is queued or refused; reads each to its end, or until time is up."""
         options = self._options
-        # Channels share connections unless they are told not to.
+        # Channels share connections unless an option forbids it.
         own = [("grpc.use_local_subchannel_pool", 1)]
         channels = [grpc.aio.insecure_channel(options.address, own) for _ in range(options.connections)]
         stubs = [inference_pb2_grpc.InferenceServiceStub(channel) for channel in channels]
@@ -141,7 +141,7 @@ class Readers:
 async def run_client(options: argparse.Namespace) -> None:
     readers = Readers(options)
     await readers.run()
-    print(json.dumps(readers.told()))
+    print(json.dumps(readers.summary()))
 
 
 def num_losses(http_port: int) -> int:
@@ -151,8 +151,8 @@ def num_losses(http_port: int) -> int:
     return sum(int(float(line.split()[-1])) for line in lines if line.startswith(LOSSES))
 
 
-def _flags(told: dict[str, Any]) -> list[str]:
-    return [f"--{name.replace('_', '-')}={value}" for name, value in told.items()]
+def _flags(options: dict[str, Any]) -> list[str]:
+    return [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
 
 
 class System:
@@ -190,7 +190,7 @@ class System:
     def run_clients(self) -> dict[str, Any]:
         """Has the streams read, and adds up what came of them."""
         options = self._options
-        told = {
+        flags = {
             "streams": options.streams // options.clients,
             "connections": max(1, options.connections // options.clients),
             "tokens": options.tokens,
@@ -198,7 +198,7 @@ class System:
         }
         begin, cpu = time.perf_counter(), cpu_seconds(self.gateway.pid)
         role = ("--role", "client", "--address", self.grpc_address)
-        clients = [self._spawn(__file__, *_flags(told), *role, stdout=subprocess.PIPE) for _ in range(options.clients)]
+        clients = [self._spawn(__file__, *_flags(flags), *role, stdout=subprocess.PIPE) for _ in range(options.clients)]
         for client in clients:
             assert client.stdout is not None and client.stdout.readline() == b"queued\n"
         queue_seconds = time.perf_counter() - begin
@@ -233,10 +233,10 @@ def main() -> None:
     elif options.role == "client":
         asyncio.run(run_client(options))
     else:
-        told = measure(options)
-        print(json.dumps(told))
+        summary = measure(options)
+        print(json.dumps(summary))
         if options.write:
-            record.append("burst", told)
+            record.append("burst", summary)
 
 
 if __name__ == "__main__":

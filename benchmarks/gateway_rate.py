@@ -141,10 +141,10 @@ def main() -> None:
             source.terminate()
             gateway.wait()
             source.wait()
-    told = {"streams": options.streams, "rate": options.rate, "stop": options.stop, **result}
-    print(json.dumps(told))
+    summary = {"streams": options.streams, "rate": options.rate, "stop": options.stop, **result}
+    print(json.dumps(summary))
     if options.write:
-        record.append("gateway_rate", told)
+        record.append("gateway_rate", summary)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ WORK=$(mktemp -d)
 trap 'rm -rf "$WORK"' EXIT
 export PYTHONPATH="$WORK/site:$PWD" PYTHONDONTWRITEBYTECODE=1 BLOCKYARD_TEST_DEVICE=$DEVICE
 
-failed=0 told=''
+failed=0 stages=''
 # stage NAME SECONDS COMMAND…: runs it, and ends it as Ctrl-C would when its time is over.
 stage() {
     local name=$1 limit=$(($2 * FACTOR)) begin=$SECONDS status=0 how
@@ -46,8 +46,8 @@ stage() {
     esac
     [ "$how" = done ] || failed=1
     echo "$name: $how, $((SECONDS - begin)) s of $limit"
-    told="$told${told:+, }{\"name\": \"$name\", \"outcome\": \"$how\", \"seconds\": $((SECONDS - begin)), \"limit\": $limit}"
-    echo "[$told]" > "$OUT/stages.json"
+    stages="$stages${stages:+, }{\"name\": \"$name\", \"outcome\": \"$how\", \"seconds\": $((SECONDS - begin)), \"limit\": $limit}"
+    echo "[$stages]" > "$OUT/stages.json"
 }
 
 if [ -n "$WHEELS" ]; then

@@ -79,8 +79,8 @@ def run_client(target: str, kind: str) -> None:
     for line in sys.stdin:
         num_streams, num_tokens = map(int, line.split())
         begin = time.perf_counter()
-        told = run(num_streams, num_tokens)
-        print(json.dumps({"seconds": time.perf_counter() - begin, "tokens": told}), flush=True)
+        received = run(num_streams, num_tokens)
+        print(json.dumps({"seconds": time.perf_counter() - begin, "tokens": received}), flush=True)
 
 
 def _make_async(target: str) -> Any:
@@ -151,12 +151,12 @@ class Rig:
         assert self._client.stdout is not None
         self._client.stdin.write(f"{num_streams} {num_tokens}\n")
         self._client.stdin.flush()
-        told = json.loads(await asyncio.to_thread(self._client.stdout.readline))
+        reported = json.loads(await asyncio.to_thread(self._client.stdout.readline))
         after, ended = self._sample(), read_ledger(self._ledger)
         spent = {name: after[name].seconds - before[name].seconds for name in SERVICES}
         spent["worker"] -= ended.computing_seconds - begun.computing_seconds
         switches = {name: after[name].num_switches - before[name].num_switches for name in SERVICES}
-        return {**told, "steps": ended.num_steps - begun.num_steps, "spent": spent, "switches": switches}
+        return {**reported, "steps": ended.num_steps - begun.num_steps, "spent": spent, "switches": switches}
 
     async def idle(self, seconds: float) -> dict[str, float]:
         """CPU milliseconds a second of each process while nothing runs."""
@@ -178,9 +178,9 @@ def spawn(command: list[str]) -> subprocess.Popen[str]:
 
 async def measure(step_seconds: float, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Starts the system once, and measures each number of streams on it."""
-    told = {"grpc_port": 0, "http_port": 0, "admin_port": 0, "log_level": "warning", "device": "cpu"}
+    settings = {"grpc_port": 0, "http_port": 0, "admin_port": 0, "log_level": "warning", "device": "cpu"}
     blocks = {"num_device_blocks": 1 + BLOCKS_OF_A_STREAM * max(options.streams), "num_host_blocks": 0}
-    system = LocalSystem(resolve(SystemConfiguration, {**told, **blocks, "enable_prefix_caching": False}))
+    system = LocalSystem(resolve(SystemConfiguration, {**settings, **blocks, "enable_prefix_caching": False}))
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         ledger = Path(folder) / "ledger"
         worker, *others = system.make_services()
@@ -262,8 +262,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--step-milliseconds", type=float, nargs="+", default=[4.0, 15.0])
     parser.add_argument("--tokens", type=int, default=128, help="of each stream")
     parser.add_argument("--rounds", type=int, default=2)
-    told = "async and sync stream, whole waits for whole answers"
-    parser.add_argument("--client", choices=CLIENTS, default="async", help=told)
+    explanation = "async and sync stream, whole waits for whole answers"
+    parser.add_argument("--client", choices=CLIENTS, default="async", help=explanation)
     parser.add_argument("--write", action="store_true", help="keep this run in benchmarks/results/host_cost.json")
     parser.add_argument("--role", choices=("main", *CLIENTS), default="main", help=argparse.SUPPRESS)
     parser.add_argument("--target", default="", help=argparse.SUPPRESS)

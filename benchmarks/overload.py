@@ -4,9 +4,10 @@
 
 A scheduler process, a fake worker process with steps of a fixed time, and this process as their gateway. First the
 capacity is measured, with as many requests at a time as keep every row busy, then arrivals come at so many times that
-rate. Who is sent away comes again when it was told to, until the arrivals have stopped and everybody was served. One
-tenant floods; beside it another sends one request at a time, and its time to first token is told in steps more than on
-an idle system. Targets: 95 % of the capacity, every rejection with a time, four steps.
+rate. A request that is refused comes again after the delay that the refusal names, until the arrivals have stopped and
+everybody was served. One tenant floods; beside it another sends one request at a time, and its time to first token is
+reported as steps more than on an idle system.
+Targets: 95 % of the capacity, every rejection with a time, four steps.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Load:
         self._number = 0
 
     async def serve_one(self, tenant: str) -> float:
-        """Sends a request, and again when told to, until it is answered. Returns the seconds to its first token."""
+        """Sends a request, again after each refusal, until it is answered. Returns the seconds to its first token."""
         self._number += 1
         number, begin, returns = self._number, time.monotonic(), 0
         while True:

@@ -6,7 +6,7 @@
 Each peer runs offline inside one process, in an environment of its own below --peers-dir ($PEERS_DIR, else
 benchmarks/.peers), by a script of ours in benchmarks/peers/; ours is the whole system through gRPC, its client on the
 same processors. In each round all have their turn, every round in another order; a peer is stopped but for its turn.
-Told are ratios, ours over theirs within a round: medians, with the least and the most. Run it on a quiet machine.
+The figures are ratios, ours over theirs within a round: medians, with the least and the most. Needs a quiet machine.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def requirements_of(wheel: Path) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
         name = next(each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
         lines = archive.read(name).decode().splitlines()
-    told = [line.removeprefix("Requires-Dist: ") for line in lines if line.startswith("Requires-Dist: ")]
-    return [each for each in told if "extra ==" not in each and not NOT_FOR_VLLM.match(each)]
+    required = [line.removeprefix("Requires-Dist: ") for line in lines if line.startswith("Requires-Dist: ")]
+    return [each for each in required if "extra ==" not in each and not NOT_FOR_VLLM.match(each)]
 
 
 def find_tcmalloc() -> Path | None:
@@ -197,20 +197,20 @@ class Contest:
             for name, run in contestants[first:] + contestants[:first]:
                 batches = self._batches(num_requests, options.output_tokens)
                 rates.setdefault(name, []).append(await measure_rate(batches, run, options.seconds))
-            told = ", ".join(f"{name} {values[-1]:.1f}" for name, values in rates.items())
-            print(f"round {turn + 1}, {num_requests} requests: {told} tok/s", file=sys.stderr, flush=True)
+            shown = ", ".join(f"{name} {values[-1]:.1f}" for name, values in rates.items())
+            print(f"round {turn + 1}, {num_requests} requests: {shown} tok/s", file=sys.stderr, flush=True)
 
 
 def summarize(rates: dict[int, dict[str, list[float]]]) -> dict[str, Any]:
     """For each number of requests: everyone's rates, and ours over those of each other one."""
-    told: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for num_requests, by_name in rates.items():
         others = [name for name in by_name if name not in OURS]
-        told[str(num_requests)] = {
+        result[str(num_requests)] = {
             "tokens_per_second": {name: spread_of(values) for name, values in by_name.items()},
             "ratios": {ours: {name: spread_of(by_name[ours], by_name[name]) for name in others} for ours in OURS},
         }
-    return told
+    return result
 
 
 def report(results: dict[str, Any]) -> str:
@@ -221,13 +221,15 @@ def report(results: dict[str, Any]) -> str:
     others = [name for name in names if name not in OURS]
     lines = [f"# {settings['model']}, {kind}, beside others", "", "Tokens a second, medians (least–most):", ""]
     lines += [f"| requests | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
-    for requests, told in results["requests"].items():
-        lines.append(f"| {requests} | {' | '.join(number(told['tokens_per_second'][name], 1) for name in names)} |")
+    for requests, measured in results["requests"].items():
+        lines.append(f"| {requests} | {' | '.join(number(measured['tokens_per_second'][name], 1) for name in names)} |")
     lines += ["", "Ours over theirs, within a round:", "", f"| requests | | {' | '.join(others)} |"]
     lines.append("|---" * (2 + len(others)) + "|")
-    for requests, told in results["requests"].items():
+    for requests, measured in results["requests"].items():
         for ours in OURS:
-            lines.append(f"| {requests} | {ours} | {' | '.join(number(told['ratios'][ours][n], 2) for n in others)} |")
+            lines.append(
+                f"| {requests} | {ours} | {' | '.join(number(measured['ratios'][ours][n], 2) for n in others)} |"
+            )
     return "\n".join(lines) + "\n"
 
 

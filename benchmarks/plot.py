@@ -27,7 +27,7 @@ WIDTH, HEIGHT = 760, 440
 LEFT, RIGHT, TOP, BOTTOM = 64, 170, 48, 52
 LABEL_HEIGHT = 16
 NUM_GRID_LINES = 6
-# Told apart by people who confuse red and green; the first is ours, the ideal is drawn in grey.
+# Colours that people who confuse red and green can distinguish; the first is ours, the ideal is drawn in grey.
 COLORS = ("#0072b2", "#56b4e9", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 NAMES: dict[str, str] = {"generate": "ours", "stream": "ours, streamed", "alone": "our worker alone"}
 STYLE = (
@@ -47,8 +47,8 @@ class Curve:
 def curves_of(results: dict[str, Any]) -> list[Curve]:
     """The curves of one kept run."""
     points: dict[str, dict[int, Spread]] = {}
-    for requests, told in results["requests"].items():
-        for name, spread in told["tokens_per_second"].items():
+    for requests, measured in results["requests"].items():
+        for name, spread in measured["tokens_per_second"].items():
             points.setdefault(str(NAMES.get(name, name)), {})[int(requests)] = spread
     return [Curve(name, by_requests) for name, by_requests in points.items()]
 

@@ -158,7 +158,7 @@ class Users:
 
 
 def scrape(system: System) -> dict[str, Scrape]:
-    """What each service tells of itself."""
+    """What each service reports of itself."""
     worker = system.services["worker"].wait_for_log(r"listening.* metrics_port=(\d+)").group(1)
     addresses = {
         "gateway": system.http_url.removeprefix("http://"),
@@ -170,16 +170,16 @@ def scrape(system: System) -> dict[str, Scrape]:
 
 def held(system: System, samples: dict[str, Samples]) -> dict[str, dict[str, float]]:
     """What each process holds that must not pile up."""
-    told: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, float]] = {}
     scraped = scrape(system)
     for name, of_process in samples.items():
         process = of_process.process
-        told[name] = {"descriptors": process.num_fds(), "threads": process.num_threads()}
+        found[name] = {"descriptors": process.num_fds(), "threads": process.num_threads()}
         if name in scraped:
-            told[name]["tasks"] = scraped[name].sum("blockyard_tasks")
-    told["gateway"]["live_requests"] = scraped["gateway"].sum("blockyard_live_requests")
-    told["scheduler"]["sequences"] = scraped["scheduler"].sum("blockyard_sequences")
-    return told
+            found[name]["tasks"] = scraped[name].sum("blockyard_tasks")
+    found["gateway"]["live_requests"] = scraped["gateway"].sum("blockyard_live_requests")
+    found["scheduler"]["sequences"] = scraped["scheduler"].sum("blockyard_sequences")
+    return found
 
 
 async def until_quiet(system: System, samples: dict[str, Samples], before: dict[str, Any]) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def settings_for(options: argparse.Namespace) -> Settings:
 
 
 async def start_system(settings: Settings, *, fills_pool: bool) -> dict[str, float]:
-    """Tells seconds to the first token, CPU seconds of each process until then, and the worker's peak in the end."""
+    """Measures seconds to the first token, CPU seconds of each process until then, and the worker's peak in the end."""
     async with WholeSystem(settings) as system:
         spent = system.cpu_seconds()
         facts = {"first_token_seconds": system.first_token_seconds, **{name: spent[name] for name in SERVICES}}

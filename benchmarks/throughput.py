@@ -5,7 +5,7 @@
 In each round: the machine's ceilings; then, for each number of requests, the worker by itself (the same steps, no
 services) and the whole system with its client on the same processors, which reads whole answers (generate) or streams;
 then one long prompt. The bandwidth of a shared machine swings within seconds: it is measured before and after every one
-of these, and that one's ideal is the mean of both. Told are medians over the rounds, with the least and the most.
+of these, and that one's ideal is the mean of both. Figures are medians over the rounds, with the least and the most.
 Everything is greedy, of random ids, without ends, and every prompt is new. Run it on a quiet machine.
 """
 
@@ -188,18 +188,18 @@ def summarize(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
 def summarize_ceilings(measured: list[Ceilings]) -> dict[str, Any]:
     """The spread over the rounds of each ceiling's best pass."""
     kinds = ("bandwidth", *ceilings.KINDS)
-    told: dict[str, Any] = {kind: spread_of([getattr(each, kind).best for each in measured]) for kind in kinds}
-    return {"num_threads": measured[0].num_threads, **told}
+    summary: dict[str, Any] = {kind: spread_of([getattr(each, kind).best for each in measured]) for kind in kinds}
+    return {"num_threads": measured[0].num_threads, **summary}
 
 
 def summarize_samples(samples: Samples) -> dict[str, Any]:
     """One number of requests: rates, shares of the ideal, and what the services keep of the worker's rate."""
     rates: dict[str, Spread] = {name: spread_of(getattr(samples, name)) for name in ("alone", *Api)}
-    told = {"tokens_per_second": {"ideal": spread_of(list(chain(*samples.ideals.values()))), **rates}}
-    told["share_of_ideal"] = {name: spread_of(getattr(samples, name), samples.ideals[name]) for name in rates}
-    told["system_over_alone"] = {api: spread_of(getattr(samples, api), samples.alone) for api in Api}
+    summary = {"tokens_per_second": {"ideal": spread_of(list(chain(*samples.ideals.values()))), **rates}}
+    summary["share_of_ideal"] = {name: spread_of(getattr(samples, name), samples.ideals[name]) for name in rates}
+    summary["system_over_alone"] = {api: spread_of(getattr(samples, api), samples.alone) for api in Api}
     cpu = {api: {name: spread_of(values) for name, values in by.items()} for api, by in samples.cpu.items()}
-    return {**told, "cpu_seconds_per_1000_tokens": cpu}
+    return {**summary, "cpu_seconds_per_1000_tokens": cpu}
 
 
 def summarize_memory(bench: Bench, settings: Settings, peak_bytes: int) -> dict[str, float]:

@@ -48,7 +48,7 @@ def main() -> None:
                 print(text, end="", flush=True)
         print()
 
-        print("\n--- an error tells everything that is wrong, at once")
+        print("\n--- an error lists everything that is wrong, at once")
         try:
             client.generate(PROMPT, top_p=7.0, max_tokens=0)
         except BlockyardError as error:

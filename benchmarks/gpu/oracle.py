@@ -17,7 +17,7 @@ from tests.kit.oracles.device_oracle import WAYS, OracleWorker, differences, mak
 
 
 async def compare(stage: Stage) -> bool:
-    """Runs all ways; tells whether what was promised is true."""
+    """Runs all ways. Returns whether what was promised is true."""
     kept = True
     async with OracleWorker(stage.device.type, "", torch.float32 if stage.is_dry else torch.bfloat16) as worker:
         specs = make_requests(worker.vocab_size, *((4, 8) if stage.is_dry else ()))

@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.report FOLDER [--write]
 
-prints it; with --write it goes to benchmarks/results/gpu-<date>.md. What a stage did not come to is told as missing.
+prints it; with --write it goes to benchmarks/results/gpu-<date>.md. What a stage did not come to is listed as missing.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def read(path: Path) -> Any:
 
 def machine_section(folder: Path) -> list[str]:
     """What the machine is."""
-    told = read(folder / "machine.json")
-    lines = [f"- {name}: {' '.join(str(value).split())}" for name, value in told.get("machine", {}).items() if value]
-    for name, rate in told.get("ceilings", {}).items():
+    machine = read(folder / "machine.json")
+    lines = [f"- {name}: {' '.join(str(value).split())}" for name, value in machine.get("machine", {}).items() if value]
+    for name, rate in machine.get("ceilings", {}).items():
         unit = "GB/s of copies" if name == "bandwidth" else f"TFLOP/s in {name}"
         lines.append(f"- at best {rate / (1e9 if name == 'bandwidth' else 1e12):,.1f} {unit}")
-    if told.get("machine", {}).get("is_dry"):
+    if machine.get("machine", {}).get("is_dry"):
         lines = [
             "A dry run on a processor with tiny shapes: it shows that all of it works, and its times say nothing.",
             "",
@@ -68,13 +68,15 @@ def tests_section(folder: Path) -> list[str]:
 def times_section(title: str, results: dict[str, Any]) -> list[str]:
     """A table of times, each with its share of the ideal."""
     rows: list[str] = []
-    for name, told in results.items():
-        if "error" in told:
-            rows.append(f"| {name} | {told['error']} | | |")
+    for name, result in results.items():
+        if "error" in result:
+            rows.append(f"| {name} | {result['error']} | | |")
             continue
-        ideal = told.get("ideal_seconds")
-        share = f"{100 * ideal / told['seconds']:.0f} %" if ideal else ""
-        rows.append(f"| {name} | {milliseconds(told['seconds'])} | {milliseconds(ideal) if ideal else ''} | {share} |")
+        ideal = result.get("ideal_seconds")
+        share = f"{100 * ideal / result['seconds']:.0f} %" if ideal else ""
+        rows.append(
+            f"| {name} | {milliseconds(result['seconds'])} | {milliseconds(ideal) if ideal else ''} | {share} |"
+        )
     head = ["| | ms | ideal ms | share |", "|---|---|---|---|"]
     return [f"## {title}", "", *([*head, *rows] if rows else ["Not measured."]), ""]
 
@@ -86,12 +88,12 @@ def milliseconds(seconds: float) -> str:
 
 def oracle_section(folder: Path) -> list[str]:
     """Which ways of running gave the tokens of running alone."""
-    told = dict(read(folder / "oracle.json"))
-    promise = told.pop("batch_invariant", None)
+    runs = dict(read(folder / "oracle.json"))
+    promise = runs.pop("batch_invariant", None)
     lines = [
         f"| {way} | {run['num_different']} of {run['num_sequences']} | {run['num_steps']} | {run['num_preemptions']} "
         f"| {run['num_kills']} |"
-        for way, run in told.items()
+        for way, run in runs.items()
     ]
     head = ["| way | different from alone | steps | preemptions | kills |", "|---|---|---|---|---|"]
     said = "The backend promises the same bits." if promise else "The backend promises no equal bits."
@@ -116,11 +118,11 @@ def report(folder: Path) -> str:
 def main() -> None:
     """Prints the page, or keeps it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="what gpu_day.sh was told as OUT")
+    parser.add_argument("folder", type=Path, help="the folder given to gpu_day.sh as OUT")
     parser.add_argument("--write", action="store_true", help="keep the page among the results")
-    told = parser.parse_args()
-    page = report(told.folder)
-    if told.write:
+    arguments = parser.parse_args()
+    page = report(arguments.folder)
+    if arguments.write:
         (RESULTS / f"gpu-{datetime.now(UTC).date().isoformat()}.md").write_text(page)
     else:
         print(page)

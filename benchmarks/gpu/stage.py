@@ -92,11 +92,11 @@ def start(description: str | None) -> Stage:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dry", action="store_true", help="on the processor, with tiny shapes")
     parser.add_argument("--out", type=Path, required=True, help="file for the results, JSON")
-    told = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_grad_enabled(False)
-    if told.dry:
+    if arguments.dry:
         torch.set_num_threads(1)
-    return Stage(torch.device("cpu" if told.dry else "cuda"), told.dry, told.out)
+    return Stage(torch.device("cpu" if arguments.dry else "cuda"), arguments.dry, arguments.out)
 
 
 def missing(names: list[str]) -> list[str]:
@@ -111,7 +111,7 @@ def missing(names: list[str]) -> list[str]:
 
 
 def has_wheel(name: str, folder: Path) -> bool:
-    """Tells whether a folder has a wheel of a package, of whatever version."""
+    """Returns whether a folder has a wheel of a package, of whatever version."""
     return any(_plain(path.name.partition("-")[0]) == _plain(name) for path in folder.glob("*.whl"))
 
 
@@ -125,11 +125,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--missing", type=Path, required=True, help="file of package names, one a line")
     parser.add_argument("--wheels", type=Path, required=True, help="folder of wheels")
-    told = parser.parse_args()
-    names = missing([line for line in told.missing.read_text().splitlines() if line and not line.startswith("#")])
-    there = [name for name in names if has_wheel(name, told.wheels)]
+    arguments = parser.parse_args()
+    names = missing([line for line in arguments.missing.read_text().splitlines() if line and not line.startswith("#")])
+    there = [name for name in names if has_wheel(name, arguments.wheels)]
     if lacking := sorted(set(names) - set(there)):
-        print(f"neither installed nor in {told.wheels}: {', '.join(lacking)}", file=sys.stderr)
+        print(f"neither installed nor in {arguments.wheels}: {', '.join(lacking)}", file=sys.stderr)
     print(*there)
 
 

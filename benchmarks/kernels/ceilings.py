@@ -4,7 +4,7 @@
 
 Bandwidth is that of the best of several plain read loops over memory in 2 MiB pages, well past any cache; the rates are
 those of loops that multiply within registers. The loops are C++, compiled for this processor when a process first asks.
-What oneDNN reaches on a model's matrices is told by benchmarks/kernels/onednn.py.
+benchmarks/kernels/onednn.py measures what oneDNN reaches on a model's matrices.
 """
 
 from __future__ import annotations

@@ -140,10 +140,10 @@ def _name(op: Op) -> str:
 def report(results: dict[str, Any]) -> str:
     """A table for each step."""
     lines = [f"{results['model']}, bfloat16, {results['num_threads']} threads, kernels {results['kernels']}"]
-    for step, told in results["steps"].items():
-        giga = f"{told['bandwidth'] / 1e9:.1f} GB/s, {told['bfloat16_rate'] / 1e9:.0f} GFLOP/s"
-        lines.append(f"\n{step}: {told['milliseconds']:.2f} ms; ceilings {giga}")
-        for name, op in told["ops"].items():
+    for step, measured in results["steps"].items():
+        giga = f"{measured['bandwidth'] / 1e9:.1f} GB/s, {measured['bfloat16_rate'] / 1e9:.0f} GFLOP/s"
+        lines.append(f"\n{step}: {measured['milliseconds']:.2f} ms; ceilings {giga}")
+        for name, op in measured["ops"].items():
             share = f"{op['share_of_ceiling']:6.0%}" if op["share_of_ceiling"] else ""
             lines.append(f"  {name:28}{op['milliseconds']:9.3f} ms{share}")
     return "\n".join(lines)

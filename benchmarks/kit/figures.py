@@ -1,4 +1,4 @@
-"""Numbers of several rounds as they are kept and told: medians with extremes, four figures each."""
+"""Numbers of several rounds as they are kept and shown: medians with extremes, four figures each."""
 
 from __future__ import annotations
 

@@ -74,9 +74,9 @@ def make_model(name: str, folder: Path = FOLDER) -> Path:
 
 def write_model(recipe: Recipe, target: Path) -> Path:
     """Writes a model's folder whole or not at all, unless this very one is there."""
-    told = json.dumps(asdict(recipe))
+    description = json.dumps(asdict(recipe))
     marker = target / RECIPE_FILE
-    if marker.exists() and marker.read_text() == told:
+    if marker.exists() and marker.read_text() == description:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".making-") as name:
@@ -85,7 +85,7 @@ def write_model(recipe: Recipe, target: Path) -> Path:
         write_configuration(recipe, folder)
         make_tokenizer(recipe.vocab_size).save(str(folder / "tokenizer.json"), pretty=False)
         save_file(make_weights(recipe, target.name), folder / "model.safetensors", metadata={"format": "pt"})
-        (folder / RECIPE_FILE).write_text(told)
+        (folder / RECIPE_FILE).write_text(description)
         shutil.rmtree(target, ignore_errors=True)
         folder.rename(target)
     return target

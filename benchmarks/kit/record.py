@@ -14,7 +14,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 
 def processor() -> str:
-    """The processor's name, where Linux tells it."""
+    """The processor's name, where Linux gives it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -72,7 +72,7 @@ class _Row:
         self.token_id = token_id
 
     def advance(self, num_tokens: int) -> bool:
-        """Computes tokens; tells whether the last known one was among them, and then knows one more."""
+        """Computes tokens; returns whether the last known one was among them, and then knows one more."""
         self.num_computed += num_tokens
         is_sampled = self.num_computed == self.num_known
         self.num_known += is_sampled
@@ -145,9 +145,9 @@ class SleepingWorker(Worker):
     ) -> LoadedModel:
         """Reads what the model is called."""
         folder = resolve_model(model, revision, "config")
-        told = json.loads((folder / "config.json").read_text())
+        config = json.loads((folder / "config.json").read_text())
         config = SimpleNamespace(
-            architecture="Sleeping", vocab_size=told["vocab_size"], max_model_len=MAX_MODEL_LEN, dtype=torch.float32
+            architecture="Sleeping", vocab_size=config["vocab_size"], max_model_len=MAX_MODEL_LEN, dtype=torch.float32
         )
         loaded = SimpleNamespace(
             config=config,

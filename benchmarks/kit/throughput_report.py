@@ -37,8 +37,8 @@ def _rates(results: dict[str, Any]) -> str:
     heads = ("requests", "ideal, tok/s", "worker alone", "whole system", "streamed")
     heads += ("alone / ideal", "system / ideal", "streamed / ideal", "system / alone", "streamed / alone")
     rows: list[list[str]] = []
-    for requests, told in results["requests"].items():
-        rates, shares, ratios = told["tokens_per_second"], told["share_of_ideal"], told["system_over_alone"]
+    for requests, measured in results["requests"].items():
+        rates, shares, ratios = measured["tokens_per_second"], measured["share_of_ideal"], measured["system_over_alone"]
         row = [requests, *(number(rates[name]) for name in ("ideal", "alone", "generate", "stream"))]
         row += [percent(shares[name]) for name in ("alone", "generate", "stream")]
         rows.append([*row, percent(ratios["generate"]), percent(ratios["stream"])])
@@ -47,8 +47,8 @@ def _rates(results: dict[str, Any]) -> str:
 
 def _costs(results: dict[str, Any]) -> str:
     rows: list[list[str]] = []
-    for requests, told in results["requests"].items():
-        for api, spent in told["cpu_seconds_per_1000_tokens"].items():
+    for requests, measured in results["requests"].items():
+        for api, spent in measured["cpu_seconds_per_1000_tokens"].items():
             rows.append([requests, api, *(number(spent[name], 3) for name in PROCESSES)])
     return "CPU seconds per 1,000 tokens:\n\n" + _table(("requests", "api", *PROCESSES), rows)
 

@@ -69,7 +69,7 @@ class WholeSystem:
     """
 
     def __init__(self, settings: Settings) -> None:
-        told: dict[str, Any] = {
+        settings: dict[str, Any] = {
             **dict.fromkeys(("grpc_port", "http_port", "admin_port"), 0),
             **{name: getattr(settings, name) for name in ("model", "dtype", "num_threads", "block_size")},
             **{name: getattr(settings, name) for name in ("num_device_blocks", "max_num_seqs")},
@@ -79,7 +79,7 @@ class WholeSystem:
             "num_host_blocks": 0,
             "log_level": "warning",
         }
-        self._local = LocalSystem(resolve(SystemConfiguration, told))
+        self._local = LocalSystem(resolve(SystemConfiguration, settings))
         self._supervisor = Supervisor(
             self._local.make_services(),
             self._local.is_ready,

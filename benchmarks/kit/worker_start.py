@@ -47,16 +47,16 @@ def measure(settings: Settings) -> WorkerStart:
     """Starts a worker in a process of its own. Raises CalledProcessError where it does not start."""
     command = [sys.executable, __file__, json.dumps(asdict(settings))]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, cwd=ROOT)
-    told = json.loads(done.stdout)
-    stages = [Stage(**stage) for stage in told["stages"]]
-    return WorkerStart(stages, told["weights_bytes"], told["kv_pool_bytes"])
+    reported = json.loads(done.stdout)
+    stages = [Stage(**stage) for stage in reported["stages"]]
+    return WorkerStart(stages, reported["weights_bytes"], reported["kv_pool_bytes"])
 
 
 # In the process.
 
 
 class Clock:
-    """Tells of stages, each from the end of the one before."""
+    """Lists stages, each from the end of the one before."""
 
     def __init__(self) -> None:
         self.stages: list[Stage] = []
@@ -70,7 +70,7 @@ class Clock:
         self._begin = (time.perf_counter(), time.process_time())
 
 
-async def start(told: dict[str, Any]) -> WorkerStart:
+async def start(given: dict[str, Any]) -> WorkerStart:
     """Brings a worker to where it takes steps, by the same calls as its servicer."""
     clock = Clock()
     import torch  # noqa: PLC0415  a stage
@@ -81,7 +81,7 @@ async def start(told: dict[str, Any]) -> WorkerStart:
     from worker_service.set_up import CacheRequest, ProfileRequest  # noqa: PLC0415
 
     clock.end("import the worker")
-    settings = Settings(**told)
+    settings = Settings(**given)
     worker = server.Worker(num_threads=settings.num_threads)
     worker.start()
     await worker.init_device("cpu", getattr(torch, settings.dtype), "")

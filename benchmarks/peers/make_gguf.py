@@ -77,9 +77,9 @@ def tensors(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, np.ndar
     architecture = gguf.MODEL_ARCH.LLAMA if config["model_type"] == "llama" else gguf.MODEL_ARCH.QWEN2
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     for name, tensor in read_bfloat16(folder / "model.safetensors"):
-        told = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert told is not None, name
-        yield told, _order_for_rotation(name, tensor, config)
+        new_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert new_name is not None, name
+        yield new_name, _order_for_rotation(name, tensor, config)
 
 
 def read_bfloat16(path: Path) -> Iterator[tuple[str, np.ndarray]]:
@@ -89,13 +89,13 @@ def read_bfloat16(path: Path) -> Iterator[tuple[str, np.ndarray]]:
     """
     data = np.memmap(path, np.uint8, "r")
     start = 8 + int(data[:8].view("<u8")[0])
-    for name, told in json.loads(bytes(data[8:start])).items():
+    for name, entry in json.loads(bytes(data[8:start])).items():
         if name == "__metadata__":
             continue
-        assert told["dtype"] == "BF16", told
-        begin, end = told["data_offsets"]
+        assert entry["dtype"] == "BF16", entry
+        begin, end = entry["data_offsets"]
         upper = data[start + begin : start + end].view("<u2").astype(np.uint32) << 16
-        yield name, upper.view(np.float32).reshape(told["shape"])
+        yield name, upper.view(np.float32).reshape(entry["shape"])
 
 
 def _order_for_rotation(name: str, tensor: np.ndarray, config: dict[str, Any]) -> np.ndarray:
