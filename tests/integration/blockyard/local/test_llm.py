@@ -81,8 +81,8 @@ def test_it_ends_with_a_script_that_does_not_close_it(fake_services: Path) -> No
         "import blockyard\n"
         "from blockyard.local.local_system import LocalSystem\n"
         "from blockyard.local.supervisor import Service\n"
-        "real = LocalSystem.services\n"
-        "LocalSystem.services = lambda self: [Service('gateway', 'stand_in_gateway', real(self)[-1].flags)]\n"
+        "real = LocalSystem.make_services\n"
+        "LocalSystem.make_services = lambda self: [Service('gateway', 'stand_in_gateway', real(self)[-1].flags)]\n"
         "llm = blockyard.LLM()\n"
         "print(llm.generate(['a b'], max_tokens=2)[0].text)\n"
         "print(llm._system._supervisor.children[0].pid)\n"
@@ -147,7 +147,7 @@ def test_a_start_that_is_interrupted_leaves_nothing(fake_services: Path) -> None
         "import blockyard\n"
         "from blockyard.local.local_system import LocalSystem\n"
         "from blockyard.local.supervisor import Service\n"
-        "LocalSystem.services = lambda self: [Service('gateway', 'stand_in_gateway')]\n"
+        "LocalSystem.make_services = lambda self: [Service('gateway', 'stand_in_gateway')]\n"
         "blockyard.LLM()\n"
     )
     environment = {**os.environ, "PYTHONPATH": f"{fake_services}:{ROOT}"}
