@@ -40,7 +40,8 @@ from scheduler_service.gateways import codec as gateway_codec
 from scheduler_service.gateways.messages import Outgoing
 from scheduler_service.replicas import codec
 from scheduler_service.replicas.steps.answer_checks import AnswerLimits
-from tests.kit.fakes.fake_worker import Device, seed_of_payload
+from tests.kit.fakes.fake_device import Device
+from tests.kit.fakes.fake_worker import seed_of_payload
 from tests.kit.fakes.worker_codec import encode_result
 from tests.kit.oracles.token_rows import TokenRows
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from blockyard import AsyncClient, Client, ClientTls
-from blockyard.cli.main import main
 from blockyard.client.retry import RetryPolicy
 from blockyard.errors import BlockyardError, Reason
 from blockyard.security.authentication import KeyGate
@@ -17,6 +16,7 @@ from blockyard.security.keys import Key, KeyRing, KeyRole, add_key, digest, read
 from blockyard.security.tls import CertificateError, CertificateFiles, server_credentials
 from tests.kit.authority import Authority
 from tests.kit.fakes.fake_gateway import FakeGateway
+from tests.unit.blockyard.cli.invoking import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,13 +110,6 @@ def test_a_key_that_no_header_can_hold_is_refused_and_not_told(key: str) -> None
 
 
 # Commands.
-
-
-def run(*arguments: str) -> int:
-    """Calls the program here, and returns its exit code."""
-    with pytest.raises(SystemExit) as caught:
-        main(list(arguments))
-    return int(caught.value.code or 0)
 
 
 def options(tls: ClientTls, key: str = "k") -> list[str]:
