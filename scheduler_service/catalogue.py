@@ -1,4 +1,4 @@
-"""The scheduler's metrics by name. What is told of each replica has its number as a label, and starts anew with it."""
+"""Declares the scheduler's metrics. Those of a replica have its number as a label, and start at 0 with it."""
 
 from __future__ import annotations
 

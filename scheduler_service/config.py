@@ -1,4 +1,4 @@
-"""What the scheduler can be told: its own settings, and those of the model and the step that it passes on."""
+"""The scheduler's settings: its own, and those of the model and the step that it passes on."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class SchedulerConfiguration:
 
 
 def model_source(settings: ModelSettings) -> str:
-    """Tells the model as a worker is told it: an absolute folder, a hub id, or empty for the worker's demo model."""
+    """Returns the model's name for a worker: an absolute folder, a hub id, or empty for its demo model."""
     if not settings.model:
         return ""
     folder = Path(settings.model).expanduser()

@@ -1,4 +1,4 @@
-"""Why a sequence failed, into google.rpc.Status and back: workers tell it, gateways are told it."""
+"""Encodes and decodes a sequence's error as google.rpc.Status, for workers and gateways."""
 
 from __future__ import annotations
 

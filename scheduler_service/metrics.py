@@ -1,4 +1,4 @@
-"""What the scheduler tells Prometheus: what is counted as it happens, and what is read of its parts when asked for."""
+"""The scheduler's metrics: counters that are written as things happen, and gauges that are read at each scrape."""
 
 from __future__ import annotations
 
@@ -53,31 +53,31 @@ class SchedulerMetrics:
     # As it happens.
 
     def on_refused(self, reason: Reason) -> None:
-        """A request was not let in."""
+        """Counts a request that was not let in."""
         self._refused.add(str(reason))
 
     def on_failed(self, reason: Reason) -> None:
-        """A request that was let in ended with an error."""
+        """Counts a request that was let in and ended with an error."""
         self._failed.add(str(reason))
 
     def on_taken(self, group: Group, now: float) -> None:
-        """A replica takes a request that has no tokens yet, and lost none."""
+        """Measures the time in the queue of a request that a replica takes, if it has no tokens yet."""
         if not group.num_outputs:
             self._queue.observe(now - group.arrived_at)
 
     def on_worker_lost(self, cause: str) -> None:
-        """A replica's epoch broke."""
+        """Counts an epoch that broke."""
         self._losses.add(cause)
 
     def on_recovered(self, recovery: Recovery) -> None:
-        """A request goes on after the loss of its worker."""
+        """Counts a request that goes on after the loss of its worker."""
         self._recoveries.add(catalogue.WORKER)
         self._recomputed.add(catalogue.WORKER, count=recovery.num_replayed_tokens)
         if not recovery.exact:
             self._inexact.add()
 
     def on_taken_over(self, group: Group) -> None:
-        """A request goes on that a scheduler had which is gone."""
+        """Counts a request that goes on after the loss of the scheduler before this one."""
         if group.num_outputs and not group.is_finished:
             self._recoveries.add(catalogue.SCHEDULER)
             self._recomputed.add(catalogue.SCHEDULER, count=sum(len(sequence.token_ids) for sequence in group.live))

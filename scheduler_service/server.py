@@ -28,7 +28,7 @@ log = EventLogger(__name__)
 
 ADMIN_SERVICE_NAME = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 SERVICE_NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
-# Time for the gateways' streams to end by themselves once they are told to.
+# Time for the gateways' streams to end by themselves once they are closed.
 STOP_SECONDS = 2.0
 
 

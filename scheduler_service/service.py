@@ -1,4 +1,4 @@
-"""The scheduler's parts put together and run: admission of requests, the dispatcher, an engine for each worker."""
+"""Puts the scheduler's parts together and runs them: admission, the dispatcher, an engine for each worker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = EventLogger(__name__)
 
 
 class SchedulerService:
-    """All that serves, but for the server. Ends by `close` and the cancelling of `run`."""
+    """Everything but the server. Ended by `close` and by cancelling `run`."""
 
     def __init__(self, configuration: SchedulerConfiguration, clock: Callable[[], float] = time.monotonic) -> None:
         """Reads the certificates; raises CertificateError."""
@@ -107,10 +107,10 @@ class SchedulerService:
         """The connection to a replica's worker."""
         return self._links[engine]
 
-    # The fleet's host.
+    # Events of the fleet.
 
     def on_worker_found(self, address: str) -> None:
-        """A worker was found: a replica more."""
+        """Adds a replica for a worker that was found."""
         assert self._tasks is not None
         link = WorkerLink(address, self.identity.peer("worker"))
         meter = StepMeter(self.metrics.steps)
@@ -123,7 +123,7 @@ class SchedulerService:
         self._running[engine] = self._tasks.create_task(engine.run())
 
     def on_worker_gone(self, address: str) -> bool:
-        """A worker is not told of any more: its replica ends, unless it serves."""
+        """Ends the replica of a worker that is no longer listed. Returns False, and keeps it, if it serves."""
         engine = next(each for each in self.engines if each.replica.address == address)
         if engine.is_ready:
             return False

@@ -1,4 +1,4 @@
-"""Answers the scheduler's RPCs: reads what a gateway sends into the engine, writes what the engine has for it."""
+"""Answers the scheduler's RPCs: passes what a gateway sends to admission, and writes what its outbox holds."""
 
 from __future__ import annotations
 
@@ -84,5 +84,5 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def GetSchedulerStatus(  # type: ignore[override]
         self, request: scheduler_pb2.GetSchedulerStatusRequest, context: Any
     ) -> scheduler_pb2.GetSchedulerStatusResponse:
-        """Tells how things are."""
+        """Returns the scheduler's status."""
         return scheduler_pb2.GetSchedulerStatusResponse(status=encode_status(self._service))

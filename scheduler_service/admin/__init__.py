@@ -1,1 +1,1 @@
-"""What operators ask of the scheduler: its status, its state, drains and profiles."""
+"""The operators' side of the scheduler: its status, its state, drains and profiles."""

@@ -1,4 +1,4 @@
-"""Answers AdminService for the scheduler and its workers: what an operator asks, on the port that gateways use."""
+"""Answers AdminService, for operators: about the scheduler itself and about its workers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEFAULT_MAX_REQUESTS = 1000
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    """The scheduler, for operators. What is a gateway's is not answered here."""
+    """The scheduler, for operators. RPCs about gateways are refused."""
 
     def __init__(self, service: SchedulerService) -> None:
         self._service = service
@@ -44,13 +44,13 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def GetStatus(  # type: ignore[override]
         self, request: admin_pb2.GetStatusRequest, context: Any
     ) -> admin_pb2.GetStatusResponse:
-        """Tells how the scheduler is, and nothing of a gateway."""
+        """Returns the scheduler's status, and no gateway's."""
         return admin_pb2.GetStatusResponse(scheduler=encode_status(self._service))
 
     async def DrainReplica(  # type: ignore[override]
         self, request: admin_pb2.DrainReplicaRequest, context: Any
     ) -> admin_pb2.DrainReplicaResponse:
-        """Has a replica take no requests."""
+        """Drains a replica: it takes no requests."""
         engine, dispatcher = self._find(request.replica), self._service.dispatcher
         hands_over = dispatcher.serves_without(engine)
         if not engine.drain.is_wanted:
@@ -62,7 +62,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def UndrainReplica(  # type: ignore[override]
         self, request: admin_pb2.UndrainReplicaRequest, context: Any
     ) -> admin_pb2.UndrainReplicaResponse:
-        """Has it take requests again."""
+        """Ends a drain: the replica takes requests again."""
         engine = self._find(request.replica)
         if engine.drain.is_wanted:
             log.info("a replica is drained no more", replica_id=engine.replica_id)
@@ -73,14 +73,14 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def ResetPrefixCache(  # type: ignore[override]
         self, request: admin_pb2.ResetPrefixCacheRequest, context: Any
     ) -> admin_pb2.ResetPrefixCacheResponse:
-        """Forgets what nobody holds of prefix caches."""
+        """Forgets cached blocks that no sequence holds."""
         engines = [self._find(request.replica)] if request.replica else self._service.engines
         return admin_pb2.ResetPrefixCacheResponse(replicas=[reset for each in engines if (reset := _reset(each))])
 
     async def SetLogLevel(  # type: ignore[override]
         self, request: admin_pb2.SetLogLevelRequest, context: Any
     ) -> admin_pb2.SetLogLevelResponse:
-        """Changes what this process or workers log."""
+        """Changes the log level of this process or of workers."""
         check_level(request.level)
         response = admin_pb2.SetLogLevelResponse()
         if request.process in ("", SCHEDULER):
@@ -104,7 +104,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def StartProfile(  # type: ignore[override]
         self, request: admin_pb2.StartProfileRequest, context: Any
     ) -> admin_pb2.StartProfileResponse:
-        """Begins to profile a worker."""
+        """Starts a profile of a worker."""
         engine = self._find(request.replica)
         options = await self._service.get_link(engine).start_profile(request.options)
         log.info("profiling a worker", replica_id=engine.replica_id, max_steps=options.max_steps)
@@ -113,7 +113,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def StopProfile(  # type: ignore[override]
         self, request: admin_pb2.StopProfileRequest, context: Any
     ) -> AsyncIterator[admin_pb2.StopProfileResponse]:
-        """Passes the profile of a worker on, piece by piece."""
+        """Ends a worker's profile and passes it on, piece by piece."""
         engine = self._find(request.replica)
         async for piece in self._service.get_link(engine).stop_profile():
             summary = piece.summary if piece.HasField("summary") else None
@@ -122,20 +122,20 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def DumpState(  # type: ignore[override]
         self, request: admin_pb2.DumpStateRequest, context: Any
     ) -> admin_pb2.DumpStateResponse:
-        """Tells what the scheduler has."""
+        """Returns the scheduler's requests and replicas."""
         max_requests = request.max_requests or DEFAULT_MAX_REQUESTS
         return admin_pb2.DumpStateResponse(state=encode_state(self._service, max_requests))
 
     async def DrainGateway(  # type: ignore[override]
         self, request: admin_pb2.DrainGatewayRequest, context: Any
     ) -> admin_pb2.DrainGatewayResponse:
-        """Is a gateway's."""
+        """Refuses: only gateways answer this."""
         raise _make_not_here_error()
 
     async def UndrainGateway(  # type: ignore[override]
         self, request: admin_pb2.UndrainGatewayRequest, context: Any
     ) -> admin_pb2.UndrainGatewayResponse:
-        """Is a gateway's."""
+        """Refuses: only gateways answer this."""
         raise _make_not_here_error()
 
 

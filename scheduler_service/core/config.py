@@ -1,4 +1,4 @@
-"""What a scheduler may use, and how it says no."""
+"""What a scheduler may use: its configuration, its room for more requests, and the errors that it raises."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CHOICES = {
 
 @dataclass(frozen=True, slots=True)
 class CoreConfig:
-    """What the scheduler may use. Blocks count as the worker's pools do; device block 0 is never handed out.
+    """A scheduler's limits and policies. Blocks count as the worker's pools do; device block 0 is never handed out.
 
     - `max_prefill_chunk`: tokens of one sequence's prefill in a step, 0 for no limit but the budget.
     - `target_step_seconds`: what a step that holds decodes may take, as far as prefills decide; 0 for no target.
@@ -90,7 +90,7 @@ class CoreConfig:
         return min((self.num_device_blocks - 1) * self.block_size + 1, self.max_model_len)
 
     def fit(self, spec: GroupSpec) -> int:
-        """Where the sequences of a request end that nothing stops: prompt and output.
+        """Returns the length, prompt and output, at which a request's sequences end if nothing stops them.
 
         Raises NeverFits if one could outgrow the device blocks or the model's length; ValueError for an empty prompt,
         nothing to generate, more sequences or beams than a step has rows, or more sequences than beams.
@@ -100,7 +100,7 @@ class CoreConfig:
         return self.find_max_length(len(spec.prompt_token_ids), spec.max_tokens)
 
     def find_max_length(self, num_prompt_tokens: int, max_tokens: int) -> int:
-        """Where a sequence ends that nothing stops: prompt and output. Raises NeverFits."""
+        """Returns the length, prompt and output, at which a sequence ends if nothing stops it. Raises NeverFits."""
         max_length = min(num_prompt_tokens + max_tokens, self.max_model_len)
         num_tokens = max(max_length, num_prompt_tokens + 1)
         if num_tokens > self.max_tokens:
@@ -109,11 +109,11 @@ class CoreConfig:
 
 
 class Room:
-    """What a scheduler could admit now: tokens of the next step, rows, blocks. Filled by `take`.
+    """The tokens of the next step, rows and blocks that are free for new requests. Filled by `take`.
 
-    Who does not fit is stuck, and those behind may pass it. More than `MAX_STUCK` are not taken in: what waits
-    elsewhere is still free to go anywhere, and in any order. But who `outranks` somebody here need not fit, one of a
-    tenant at a time: others make room for it.
+    A request that does not fit is stuck, and those behind may pass it. More than `MAX_STUCK` are not taken in: what
+    waits elsewhere may still go anywhere, and in any order. But one that `outranks` somebody here need not fit, one of
+    a tenant at a time: others make room for it.
     """
 
     MAX_STUCK = 1
@@ -147,7 +147,7 @@ class Room:
         return group.spec.tenant not in urgent and len(urgent) < self.MAX_URGENT and self.outranks(group)
 
     def take(self, num_tokens: int, num_rows: int, tenant: str = "") -> None:
-        """It came, from a tenant."""
+        """Fills the room with a request that came, from a tenant."""
         if not self.fits(num_tokens, num_rows):
             if not self.takes(num_tokens, num_rows):
                 self.urgent_tenants.add(tenant)

@@ -1,4 +1,4 @@
-"""What it costs to lose a sequence's KV and to get it back, by either way. Knows nothing of sequences and pools."""
+"""Estimates what it costs to recompute or to swap a sequence's KV. Knows nothing of sequences and pools."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CostModel:
     _num_swapped: float = 0.0
 
     def note_step(self, work: StepWork, forward_seconds: float, cache_seconds: float) -> None:
-        """A step took so long to compute, and so long to move blocks. 0: the worker did not say."""
+        """Notes how long a step took to compute and to move blocks, in seconds; 0: the worker did not say."""
         if forward_seconds > 0 and (work.num_prefill_tokens or work.num_decodes):
             self.step_time.note(work.num_prefill_tokens, work.num_decodes, forward_seconds)
         if cache_seconds > 0 and work.num_swapped_blocks:
@@ -39,17 +39,17 @@ class CostModel:
             self._num_swapped = _FORGETTING * self._num_swapped + work.num_swapped_blocks
 
     def recompute_seconds(self, num_tokens: int) -> float:
-        """To compute so many tokens again."""
+        """Estimates the seconds to compute tokens again."""
         return num_tokens * self.step_time.seconds_per_prefill_token
 
     def swap_seconds(self, num_blocks: int) -> float:
-        """To move so many blocks once, in one direction."""
+        """Estimates the seconds to move blocks once, in one direction."""
         if self._num_swapped:
             return num_blocks * self._swap_seconds / self._num_swapped
         return self.recompute_seconds(num_blocks * self.block_size) / _GUESSED_ADVANTAGE
 
     def preempt_seconds(self, num_tokens: int) -> float:
-        """What a preemption costs that loses so many tokens: the cheaper of swapping out and in, and of recomputing."""
+        """Estimates the seconds to preempt a victim and bring it back: by swaps or by recomputing, the cheaper."""
         return min(self._swap_both_ways(num_tokens), self.recompute_seconds(num_tokens))
 
     def prefers_swap(self, num_tokens: int) -> bool:

@@ -1,4 +1,4 @@
-"""A walk over all state of the core: what must hold between any two operations. Changes nothing."""
+"""Checks all state of the core: what must hold between any two operations. Changes nothing."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Totals:
-    """What is counted from the start of the process."""
+    """Counts since the start of the process."""
 
     num_swapped_out_blocks: int = 0
     num_swapped_in_blocks: int = 0
@@ -32,13 +32,13 @@ class Totals:
     num_stalls: int = 0
 
     def add(self, others: Totals) -> None:
-        """Go on from there."""
+        """Adds the totals of others."""
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(others, field.name))
 
 
 class LiveGroups:
-    """Groups by request id. Whoever ends leaves its queue and its blocks.
+    """Groups by request id. A sequence that ends leaves its queue and its blocks.
 
     `ended_ids`: sequences that the worker knows and must forget.
     """
@@ -54,24 +54,24 @@ class LiveGroups:
         self._totals = totals
 
     def add(self, group: Group) -> None:
-        """Let a group wait, each of its sequences that has something to compute by itself."""
+        """Queues a group: each of its sequences that has something to compute by itself."""
         self.groups[group.spec.request_id] = group
         for sequence in group.live:
             if sequence not in group.unforked and sequence.status is not SequenceStatus.PARKED:
                 self._queues.waiting.push(sequence)
 
     def clear(self) -> None:
-        """Nobody is here."""
+        """Forgets all groups."""
         self.groups.clear()
         self.ended_ids = []
 
     def take_ended(self) -> list[Group]:
-        """The groups that ended since the last call."""
+        """Takes the groups that ended since the last call."""
         ended, self._ended_groups = self._ended_groups, []
         return ended
 
     def take_ended_ids(self) -> list[int]:
-        """The sequences that ended since the last call, as far as the worker knows them."""
+        """Takes the ids of sequences that ended since the last call, of those that the worker knows."""
         ended, self.ended_ids = self.ended_ids, []
         return ended
 
@@ -105,14 +105,14 @@ class LiveGroups:
             self.ended_ids.append(sequence.sequence_id)
 
     def finish(self, sequence: Sequence, reason: FinishReason, update: OwnerUpdate) -> None:
-        """End a sequence, and tell so."""
+        """Ends a sequence, and adds that to its owner's update."""
         update.finished.append(FinishedSequence(sequence.sequence_id, reason))
         self.end(sequence.group, [sequence], reason)
 
     def fail_sequence(self, sequence: Sequence, error: SequenceError, updates: dict[str, OwnerUpdate]) -> None:
-        """End a sequence that failed by itself, and tell so.
+        """Ends a sequence that failed by itself, and adds that to its owner's update.
 
-        With a leader those that were to be forked from it, for they have its logits; with a beam its search.
+        With a leader it ends those to be forked from it, since they have its logits; with a beam, its search.
         """
         group = sequence.group
         failed, ended = [sequence], [sequence]
@@ -125,14 +125,14 @@ class LiveGroups:
         self.end(group, ended, FinishReason.ERROR)
 
     def fail(self, group: Group, message: str, updates: dict[str, OwnerUpdate]) -> None:
-        """End a group that can never go on."""
+        """Ends a group that can never go on."""
         updates.setdefault(group.spec.owner, OwnerUpdate()).failed.append((group.spec.request_id, message))
         self.end(group, group.live)
 
     # Beam search
 
     def advance(self, group: Group, beams: Beams, updates: dict[str, OwnerUpdate]) -> None:
-        """All beams have proposed: drop those that nothing is chosen of, and let the others go on."""
+        """Continues a search once all beams have proposed: drops those that nothing is chosen of."""
         chosen = branching.choose(group, beams)
         if not chosen:
             self.end_search(group, beams, updates)
@@ -143,7 +143,7 @@ class LiveGroups:
         branching.follow(beams, chosen, self._queues, self._blocks)
 
     def end_search(self, group: Group, beams: Beams, updates: dict[str, OwnerUpdate]) -> None:
-        """The best that have ended become the sequences, with all their tokens at once."""
+        """Ends a search: its best hypotheses become the sequences, with all their tokens at once."""
         self.end(group, group.live)
         update = updates.setdefault(group.spec.owner, OwnerUpdate())
         self._totals.num_completion_tokens += branching.emit(group, beams.search.hypotheses, update)

@@ -1,4 +1,4 @@
-"""The loss of a worker as one more way of being preempted: what was emitted stays, what was computed is made again.
+"""Treats the loss of a worker as a preemption of all: tokens that were emitted stay, KV is computed again.
 
 KV is a cache, and what is not answered did not happen. So every live sequence waits again, here or at another replica,
 to be prefilled with its prompt and the tokens that its owner has.
@@ -28,7 +28,7 @@ class Evacuated(NamedTuple):
 def count_lost(group: Group) -> int:
     """The tokens of a request that must be computed once more.
 
-    One that the worker had not been told of, and that has no output, loses nothing.
+    One that the worker did not have, and that has no output, loses nothing.
     """
     return sum(len(sequence.token_ids) for sequence in group.live if _has_begun(sequence))
 
@@ -38,7 +38,7 @@ def _has_begun(sequence: Sequence) -> bool:
 
 
 def give_up(queues: Queues, live: Iterable[Group]) -> list[Evacuated]:
-    """Empty the queues: who ran, was swapped out or waited, in this order. The worker knows nobody.
+    """Empties the queues: running, swapped and waiting sequences, in this order. The worker knows none of them.
 
     Children whose fork was not answered wait for their leader again: the prompt is computed once for all of them. Beams
     keep what they have proposed: those that have not are prefilled with their tokens.
@@ -78,7 +78,7 @@ def fit(group: Group, config: CoreConfig) -> list[Sequence]:
 class Suspects:
     """Groups of which the worker may have died. One of them at a time is computed, until it gives a token.
 
-    The next death then tells: of those in hand only one has given no token since the last. One object serves all
+    The next death then decides: of those in hand only one has given no token since the last. One object serves all
     replicas, since any of them may die of it.
     """
 
@@ -88,7 +88,7 @@ class Suspects:
         self._num_outputs: dict[Group, int] = {}
 
     def replace(self, groups: Iterable[Group]) -> None:
-        """These are suspect now, and no others."""
+        """Replaces the suspects."""
         self._num_outputs = {group: group.num_outputs for group in groups}
 
     def may_start(self, sequence: Sequence) -> bool:

@@ -1,4 +1,4 @@
-"""The core's face: requests in, steps out, answers in. Owns the sequences; knows nothing of messages and workers.
+"""The core's interface: requests in, steps out, answers in. Owns the sequences; knows nothing of messages and workers.
 
 The next step is made before the last one is answered: the ids of tokens in flight are not known yet, their number is.
 What a step computes counts only once its answer is here.
@@ -53,10 +53,10 @@ class Scheduler:
     # Requests
 
     def adopt(self, groups: Iterable[Group]) -> dict[str, OwnerUpdate]:
-        """Let requests wait here, behind those that do: new ones, or such as another scheduler gave up.
+        """Queues requests behind those already waiting; some may come from another scheduler.
 
-        Returns what their owners must be told at once: sequences that are as long as they may become here finish, and
-        requests that never fit fail.
+        Returns updates for their owners: sequences that are as long as they may become here finish, and requests that
+        never fit fail.
         """
         updates: dict[str, OwnerUpdate] = {}
         for group in groups:
@@ -66,7 +66,7 @@ class Scheduler:
         return updates
 
     def evacuate(self) -> list[Evacuated]:
-        """The worker is lost: give everything up, in order of precedence, to be adopted here or elsewhere.
+        """Gives up all requests after the loss of the worker, in order of precedence, to be adopted here or elsewhere.
 
         Whatever is not answered did not happen, no block is held, and steps count from 1 again.
         """
@@ -80,7 +80,7 @@ class Scheduler:
         return evacuated
 
     def succeed(self, predecessor: Scheduler) -> None:
-        """Count on where a scheduler with other pools stopped."""
+        """Takes over the totals of a scheduler with other pools."""
         self._totals.add(predecessor._totals)
         self._planner.preemption.count_on(predecessor._planner.preemption)
         self._planner.num_pieces_total = predecessor._planner.num_pieces_total
@@ -92,10 +92,11 @@ class Scheduler:
         reason: FinishReason = FinishReason.ABORT,
         num_tokens: int | None = None,
     ) -> bool:
-        """End a request, or one of its sequences, in any state. False if there is nothing to end.
+        """Ends a request, or one of its sequences, in any state. Returns False if there is nothing to end.
 
-        The sequences of a beam search end together: one of them alone is nothing to end. Nobody is told, for whoever
-        aborts knows. `reason`: STOP for a stop string. Of the tokens generated the first `num_tokens` count; None: all.
+        The sequences of a beam search end together: one of them alone is nothing to end. Makes no update, since
+        whoever aborts knows. `reason`: STOP for a stop string. Of the tokens generated the first `num_tokens` count;
+        None: all.
         """
         group = self._groups.get(request_id)
         if group is None:
@@ -112,13 +113,13 @@ class Scheduler:
         return bool(self._groups)
 
     def take_ended(self) -> list[Group]:
-        """The requests that ended since the last call, whatever they ended by."""
+        """Takes the requests that ended since the last call, for whatever reason."""
         return self._live.take_ended()
 
     # Steps
 
     def can_schedule(self) -> bool:
-        """Whether `schedule` is worth a call. After one that found nothing: not before something changed."""
+        """Whether `schedule` may find something: after a call that found nothing, only once something changed."""
         if len(self._in_flight) >= self.config.max_steps_in_flight:
             return False
         return bool(self._live.ended_ids) or (self._has_changed and bool(self._groups))
@@ -142,7 +143,7 @@ class Scheduler:
         return self._planner.fill(self._next_step_id, oldest)
 
     def _is_stalled(self, step: StepBuilder) -> bool:
-        """Work, no answer to come that could change anything, and nothing to do, for the second time: a bug."""
+        """Whether there is work, no answer to wait for, and nothing to do, for the second time: a bug."""
         is_stuck = step.is_idle and not self._in_flight and bool(self._groups)
         self._num_stalls = self._num_stalls + 1 if is_stuck else 0
         return self._num_stalls > 1
@@ -159,7 +160,7 @@ class Scheduler:
     # Answers
 
     def update(self, result: StepResult) -> dict[str, OwnerUpdate]:
-        """Take the answer to the oldest step in flight. Returns what each owner is to be told.
+        """Applies the answer to the oldest step in flight. Returns the update of each owner.
 
         Raises StepMismatch, having changed nothing, for any other step's answer or one that cannot be this step's.
         """
@@ -187,7 +188,7 @@ class Scheduler:
             self._live.finish(sequence, FinishReason.LENGTH, updates.setdefault(sequence.owner, OwnerUpdate()))
 
     def count_outputs(self, sequence_ids: Iterable[int]) -> dict[str, int]:
-        """The live requests that these sequences belong to, and how many tokens each of them has generated."""
+        """Returns the live requests of these sequences, and how many tokens each has generated."""
         wanted = set(sequence_ids)
         return {
             request_id: group.num_outputs
@@ -198,7 +199,7 @@ class Scheduler:
     # Room for more
 
     def find_room(self) -> Room:
-        """What could be admitted beside what waits here already."""
+        """Computes what could be admitted beside the sequences that wait here already."""
         free = self._blocks.device.num_free - self._blocks.num_watermark - self._queues.num_running
         room = Room(
             self.config.max_num_batched_tokens,
@@ -214,19 +215,19 @@ class Scheduler:
         return room
 
     def count_cached_tokens(self, group: Group) -> int:
-        """How much of a request's prompt is found in the prefix cache here."""
+        """Counts the tokens of a request's prompt that the prefix cache here holds."""
         return self._blocks.count_cached_tokens(group.leader)
 
     # What operators ask
 
     def reset_prefix_cache(self) -> CacheReset:
-        """Forget the content of all blocks that no sequence holds."""
+        """Forgets the content of all blocks that no sequence holds."""
         reset = self._blocks.reset_prefix_cache()
         self._note_change()
         return reset
 
     def stats(self) -> SchedulerStats:
-        """Counts of now, and totals from the start of the process."""
+        """Returns present counts, and totals since the start of the process."""
         totals, device, host = self._totals, self._blocks.device, self._blocks.host
         return SchedulerStats(
             num_waiting=len(self._queues.waiting),
@@ -254,7 +255,7 @@ class Scheduler:
         )
 
     def check_integrity(self) -> None:
-        """Walk all state. Raises AssertionError that says what is wrong."""
+        """Checks all state. Raises AssertionError that says what is wrong."""
         integrity.check(self._groups, self._queues, self._blocks, list(self._in_flight), self.config)
 
     def _note_change(self) -> None:

@@ -1,4 +1,4 @@
-"""Sequences and the groups they belong to: records without behaviour. Their owner is the scheduler."""
+"""Sequences and their groups: the records that the core works on. The scheduler owns them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SequenceStatus(Enum):
-    """Where a sequence stands. A child that is not forked yet waits too, but in no queue.
+    """The state of a sequence. A child that is not forked yet waits too, but in no queue.
 
     PARKED: a beam without blocks, with nothing to compute until all of its group have proposed.
     """
@@ -87,14 +87,14 @@ class Sequence:
         self.error: SequenceError | None = None  # why it failed, if it did
         self.score: float | None = None  # of a beam search's, once it has ended
         self.token_ids: list[int] = []
-        self.logprobs: list[Any] = []  # what was told with its tokens, if anything
+        self.logprobs: list[Any] = []  # of its tokens, if they are wanted
         self.is_prefilling = True
         self.num_scheduled = 0
         self.num_computed = 0
         self.last_step_id = 0  # the last step that computes this sequence, or in which it began
-        self.is_known = False  # the worker was told of it
+        self.is_known = False  # the worker has it
         self.hurries = False  # it began at the expense of others, and has no token yet
-        self.forked_from: Sequence | None = None  # for a beam, until the worker is told
+        self.forked_from: Sequence | None = None  # for a beam, until the worker has it
         self.block_ids: list[int] = []  # device blocks; 0 where there is none while swapped out
         self.host_blocks: dict[int, int] = {}  # place in the table: host block
         self.grow_at = 0  # with so many tokens scheduled, a decode needs a block: for its slot, or to stop sharing
@@ -103,11 +103,11 @@ class Sequence:
 
     @property
     def output_token_ids(self) -> list[int]:
-        """What was generated."""
+        """The tokens that were generated."""
         return self.token_ids[self.group.prompt_length :]
 
     def finish(self, reason: FinishReason, num_tokens: int | None = None) -> None:
-        """It has ended. Of the tokens generated the first `num_tokens` count; None: all."""
+        """Ends the sequence. Of the tokens generated the first `num_tokens` count; None: all."""
         self.status = SequenceStatus.FINISHED
         self.finish_reason = reason
         if num_tokens is not None:
@@ -119,10 +119,10 @@ class Sequence:
 
 
 class Beams:
-    """What a beam search follows, as sequences.
+    """The beams that a search follows, as sequences.
 
     `sequences`: by rank. `candidates`: what each of them proposed since the last choice. All of them have one length.
-    The ids of those dropped come again: later than the step in which the worker was told to forget them.
+    The ids of those dropped come again: later than the step in which the worker forgets them.
     """
 
     __slots__ = ("candidates", "free_ids", "has_branched", "search", "sequences")
@@ -177,7 +177,7 @@ class Group:
         self.beams = Beams(spec.beams, self, first_sequence_id + spec.n) if spec.beams else None
 
     def continue_from(self, outputs: Many[Many[int]], ended: Many[FinishReason | None]) -> None:
-        """Let a new request be where it was elsewhere: by index the tokens of each sequence and why it ended, if so."""
+        """Restores what a request generated elsewhere: by index, each sequence's tokens and why it ended, if so."""
         for sequence, token_ids, reason in zip(self.sequences, outputs, ended, strict=True):
             sequence.finish_reason = reason
             sequence.status = SequenceStatus.FINISHED if reason else SequenceStatus.WAITING
@@ -187,7 +187,7 @@ class Group:
         self.lead_anew()
 
     def lead_anew(self) -> None:
-        """Nothing of it is computed: choose who prefills the prompt, and who is forked then.
+        """Chooses who prefills the prompt and who is forked then; nothing of the group is computed yet.
 
         Once a sequence has output, it and the others are prefilled each by itself: nobody's logits are theirs too.
         """
@@ -217,13 +217,13 @@ class Group:
         return bool(chosen)
 
     def end_search(self, reason: FinishReason) -> None:
-        """Its beams have ended, and with them its sequences."""
+        """Ends its sequences with its beams."""
         self.beams = None
         for sequence in self.sequences:
             sequence.finish(reason)
 
     def reassign(self, owner: str) -> None:
-        """Somebody else is told of its tokens from now on."""
+        """Gives its tokens to another owner from now on."""
         self.spec = replace(self.spec, owner=owner)
         for sequence in {*self.sequences, *self.computed}:
             sequence.owner = owner

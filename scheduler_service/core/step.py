@@ -1,4 +1,4 @@
-"""A step under construction, and what is remembered of it until it is answered. Decides nothing."""
+"""Builds a step, and keeps what is needed to check its answer. Decides nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a step takes, learned from the worker's own timings. Knows nothing of sequences and blocks."""
+"""Predicts how long a step takes, from the worker's own timings. Knows nothing of sequences and blocks."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class StepTimeModel:
 
     @property
     def seconds_per_prefill_token(self) -> float:
-        """What one more token of a prefill costs; a guess until it is measured."""
+        """The seconds of one more token of a prefill; a guess until it is measured."""
         return self._coefficients()[1] if self.is_measured else _PRIOR[1]
 
     def predict(self, num_prefill_tokens: int, num_decodes: int) -> float:

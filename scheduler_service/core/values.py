@@ -1,4 +1,4 @@
-"""What goes into the core and what comes out of it: frozen values. Knows nothing of messages."""
+"""The core's inputs and outputs: frozen values. Knows nothing of messages."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class BeamSpec:
 class GroupSpec:
     """A request, validated: `n` sequences that share a prompt.
 
-    `owner` is whoever is told of its tokens (a gateway); `payload` travels unread to the worker (sampling parameters).
+    `owner` is who gets its tokens (a gateway); `payload` travels unread to the worker (sampling parameters).
     `computes_prompt`: all of the prompt is computed, whatever is cached of it, since its log probabilities are wanted.
     `priority`: less is sooner. `beams`: its sequences are not sampled, but the `n` best of a beam search.
     `trace_context` travels unread too, for those who trace it.
@@ -147,7 +147,7 @@ class SequenceError(NamedTuple):
 class StepResult:
     """The worker's answer: sampled ids in columns, rows that were no-ops, rows that failed alone (id, why).
 
-    `logprobs`: what is told with the token of a sequence; `prompt_logprobs`: what is told of a sequence's prompt. The
+    `logprobs`: those of a sequence's token; `prompt_logprobs`: those of a piece of a sequence's prompt. The
     core passes both on, unread. `beam_candidates`: the likeliest (token id, log probability) of each beam, best first.
     `forward_seconds` (with sampling) and `cache_seconds` (swaps and copies): how long the worker was busy with it; 0:
     it does not say.
@@ -177,11 +177,11 @@ class FinishedSequence:
 
 @dataclass(slots=True)
 class OwnerUpdate:
-    """What one owner is told after a step: columns of tokens in order, then what ended and what was prefilled.
+    """The news of one owner after a step: columns of tokens in order, then what ended and what was prefilled.
 
     `prefilled`: (the group's first sequence id, the prompt's tokens found in the prefix cache), once for each group.
-    `failed`: (request_id, message) of groups that never fit. `logprobs`: (sequence id, what is told with its token),
-    for the tokens that have some, in their order. `prompt_logprobs`: (sequence id, what is told of its prompt).
+    `failed`: (request_id, message) of groups that never fit. `logprobs`: (sequence id, those of its token),
+    for the tokens that have some, in their order. `prompt_logprobs`: (sequence id, those of a piece of its prompt).
     """
 
     sequence_ids: list[int] = field(default_factory=list[int])

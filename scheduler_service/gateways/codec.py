@@ -116,7 +116,7 @@ def decode_abort(message: scheduler_pb2.AbortRequest) -> Abort:
 
 
 def encode_outgoing(outgoing: Outgoing) -> scheduler_pb2.AttachResponse:
-    """Encodes what a gateway is told."""
+    """Encodes one message to a gateway."""
     update = outgoing.update
     message = scheduler_pb2.AttachResponse(sequence_ids=update.sequence_ids, token_ids=update.token_ids)
     if update.finished:

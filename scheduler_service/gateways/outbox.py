@@ -1,4 +1,4 @@
-"""One gateway's stream, as the engine sees it: an outbox that never makes anybody wait.
+"""One gateway's stream, as the rest of the scheduler sees it: an outbox that never blocks who writes to it.
 
 What cannot be sent yet merges: steps extend the columns of the message that waits, bounded only by what is generated.
 So do the tokens of short steps: what a message costs scheduler, gateway and client together is a tenth of such a step
@@ -47,7 +47,7 @@ class GatewayOutbox:
         self._timer: asyncio.TimerHandle | None = None
 
     def _open(self, *, may_wait: bool = False) -> Outgoing:
-        """Gives the message that still merges. It is sent now, unless it `may_wait` for what comes next."""
+        """Returns the message that still merges. It is sent now, unless it `may_wait` for what comes next."""
         if may_wait:
             self._wait()
         else:
@@ -104,12 +104,12 @@ class GatewayOutbox:
         merged.prompt_logprobs += update.prompt_logprobs
 
     def close(self, error: BlockyardError | None = None) -> None:
-        """Ends the stream after what waits: with an error, or well."""
+        """Ends the stream after the messages that wait, with an error if there is one."""
         self._closed, self._error = True, error
         self._has_news.set()
 
     async def take(self) -> Outgoing | None:
-        """Waits for the next message; None at a good end. Raises the error that the stream was closed with."""
+        """Waits for the next message; None once the stream has ended. Raises the error with which it was closed."""
         await self._has_news.wait()
         if self._timer is not None:
             self._timer.cancel()

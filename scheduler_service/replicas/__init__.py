@@ -1,1 +1,1 @@
-"""The workers' side of the scheduler: connections, epochs, and the engine that runs steps."""
+"""The workers' side of the scheduler: connections, epochs, and the engines that run steps."""

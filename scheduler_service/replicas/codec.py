@@ -1,4 +1,4 @@
-"""The workers' messages into values and back: the step stream and a worker's lifecycle.
+"""Encodes values for workers and decodes their messages: the step stream and a worker's lifecycle.
 
 A message never travels deeper than this module, and no value leaves it that cannot be: what a worker says is checked
 (`answer_checks`). Columns go into constructors and come out of slices whole, since setting or reading one number at a

@@ -1,4 +1,4 @@
-"""How a worker behaves: whether its epochs last, and how long it is left aside when they do not.
+"""Judges a worker by its epochs: one whose epochs keep breaking at once is left aside for a while.
 
 An epoch is sound once some of its steps were answered as they should be. A worker whose epochs break again and again
 before that may be broken itself: to send it everything anew each time would only take requests from those that work.

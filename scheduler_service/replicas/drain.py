@@ -1,4 +1,4 @@
-"""Whether an operator wants a replica to take requests, and the waiting for what that changes.
+"""The drain of a replica: whether an operator wants one, and tasks that wait for that to change.
 
 Knows neither steps nor workers.
 """
@@ -37,7 +37,7 @@ class Drain:
         self._news.set()
 
     def reconsider(self) -> None:
-        """Something changed that may matter to who waits here."""
+        """Makes tasks that wait here look again: something changed that may matter to them."""
         self._news.set()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
@@ -47,7 +47,7 @@ class Drain:
             await self._news.wait()
 
     async def rest(self, look: Callable[[], Awaitable[None]]) -> None:
-        """Is done until it is wanted no more, and looks around meanwhile."""
+        """Waits, drained, until the drain is wanted no more; calls `look` every second meanwhile."""
         while self.is_wanted:
             self.is_done = True
             await look()
@@ -56,7 +56,7 @@ class Drain:
                     await self.wait_until(lambda: not self.is_wanted)
 
     async def unless_wanted(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Does work, unless the drain is wanted or comes to be: then it is cancelled, and None."""
+        """Does work, and returns None if the drain is or comes to be wanted: then the work is cancelled."""
         task = asyncio.create_task(work)
         drained = asyncio.create_task(self.wait_until(lambda: self.is_wanted))
         try:

@@ -1,4 +1,4 @@
-"""One replica's life: sets its worker up, runs an epoch of steps, gives everything back when it breaks, begins again.
+"""One replica's life: set the worker up, run an epoch of steps, give everything back when it breaks, begin again.
 
 Owns the core's scheduler of this replica. Knows no gateway: requests come from its `EngineEvents`, which learn what
 becomes of them. It never waits for anybody but its replica.
@@ -199,7 +199,7 @@ class Engine:
         self._events.on_readiness_changed(self)
 
     def _prepare(self, cache: CacheInfo) -> Scheduler:
-        """Makes a scheduler for these pools, unless there is one."""
+        """Returns the scheduler for these pools: the one that there is, or a new one."""
         wanted = make_core_config(self._configuration, cache)
         if self.scheduler is not None and self.scheduler.config == wanted:
             return self.scheduler
@@ -223,7 +223,7 @@ class Engine:
             return []
 
     def _lose(self, error: BlockyardError, epoch: int) -> None:
-        """Gives everything back that the worker had: its step stream is gone, and with it all KV."""
+        """Gives all requests back: the worker's step stream is gone, and with it all KV."""
         scheduler, facts, step = self.scheduler, self.facts, self.step_loop.in_flight.oldest
         if scheduler is None or facts is None:
             self._set_not_ready(error.message)
@@ -254,7 +254,7 @@ class Engine:
 
 
 def _find_cause(errors: ExceptionGroup[Exception]) -> BlockyardError:
-    """What broke an epoch: if both directions noticed, the one that says more than that."""
+    """Finds what broke an epoch: if both directions noticed, the error that says more."""
     if errors.split(BlockyardError)[1] is not None:
         log.exception("an epoch failed: a bug")
         return _make_failure()
@@ -263,12 +263,12 @@ def _find_cause(errors: ExceptionGroup[Exception]) -> BlockyardError:
 
 
 def _make_failure() -> WrongAnswer:
-    """What nobody thought of, at the hand of an answer or not. No request is to blame alone for it."""
+    """Makes the error of an unexpected failure, for which no request is to blame alone."""
     return WrongAnswer("nothing can be made of it")
 
 
 def make_core_config(configuration: SchedulerConfiguration, cache: CacheInfo) -> CoreConfig:
-    """What the core may use of a replica with these pools."""
+    """Makes the core's configuration for a replica with these pools."""
     settings = configuration.scheduler
     return CoreConfig(
         block_size=cache.block_size,

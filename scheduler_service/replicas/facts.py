@@ -1,4 +1,4 @@
-"""What is known of a worker and of the model that it runs, as values. Knows no messages and no connections."""
+"""What is known of a worker and its model, as values. Knows no messages and no connections."""
 
 from __future__ import annotations
 

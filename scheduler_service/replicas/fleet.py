@@ -1,7 +1,7 @@
-"""Finds the workers: a list of targets, of which DNS names are looked up again every few seconds.
+"""Finds workers: a list of addresses and DNS names, the names looked up again every few seconds.
 
-Knows addresses only. Each one found is a replica to its caller; one that its name no longer tells is let go when it
-does not serve.
+Knows addresses only. Its `FleetEvents` adds a replica for each, and removes one that is no longer listed once it does
+not serve.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ LOOKUP_SECONDS = 2.0
 
 
 class FleetEvents(Protocol):
-    """Who takes workers in."""
+    """Learns which workers there are."""
 
     def on_worker_found(self, address: str) -> None:
-        """A worker was found."""
+        """A worker was found at an address."""
         ...
 
     def on_worker_gone(self, address: str) -> bool:
-        """A worker is not told of any more. False: it serves, and is to be asked about again."""
+        """A worker is no longer listed. Returns False if it serves: then it is reported again."""
         ...
 
 
 class Fleet:
-    """Keeps its host told of the workers that there are."""
+    """Reports workers as they appear and disappear."""
 
     def __init__(self, targets: str, events: FleetEvents) -> None:
         """`targets`: host:port, DNS name with a port, or unix:/path, separated by commas."""

@@ -17,7 +17,7 @@ DRAINED = "the replica was drained"
 
 
 def is_break(error: BlockyardError) -> bool:
-    """Whether an epoch ended without anybody being to blame: by the process, the connection, or the worker's wish."""
+    """Whether an epoch ended and no request is to blame: by the process, the connection, or the worker's wish."""
     return error.reason in _BREAKS or TRANSPORT_ORIGIN.items() <= error.metadata.items()
 
 

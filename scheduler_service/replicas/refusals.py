@@ -1,4 +1,4 @@
-"""Steps that a worker refused: which requests are to blame once the same happens again. Knows no worker and no queue.
+"""Finds the requests to blame when a worker refuses steps again and again. Knows no worker and no queue.
 
 A refusal is a bug of somebody's, and an epoch is begun again after it. If a request comes to the same refusal without a
 new token in between, it would do so for ever.

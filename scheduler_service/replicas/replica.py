@@ -1,4 +1,4 @@
-"""The model's one copy: brings its worker from wherever it is to CACHE_READY and opens epochs on it.
+"""One worker, seen from the scheduler: sets it up until it is CACHE_READY, and opens epochs on it.
 
 Owns what is known of the worker. Knows nothing of requests.
 """
@@ -54,7 +54,7 @@ class Unusable(Exception):
 
 
 def configuration_digest(configuration: SchedulerConfiguration) -> str:
-    """Hashes all that the scheduler tells a worker: one that has this digest can be taken over as it is."""
+    """Hashes all settings that a worker gets: a worker with this digest can be taken over as it is."""
     device, cache, step = configuration.device, configuration.cache, configuration.scheduler
     settings = [
         (API_VERSION, model_source(configuration.model), configuration.model.revision),
@@ -98,7 +98,7 @@ def plan_cache(
 
 @dataclass(slots=True)
 class _Progress:
-    """Tells how far loading is, every few seconds at most."""
+    """Reports how far loading is, every few seconds at most."""
 
     report: Callable[[str], None]
     worker_address: str
@@ -120,7 +120,7 @@ class _Progress:
 
 
 class Replica:
-    """One worker and what is known of it. `report` is told what is missing, each time that changes."""
+    """One worker and what is known of it. `report` is called with what is missing, each time that changes."""
 
     def __init__(
         self,
@@ -144,17 +144,17 @@ class Replica:
         self._may_serve = may_serve
         # The incarnation that cannot serve this configuration, and why.
         self._hopeless: tuple[str, str] | None = None
-        # The incarnation that was told to end.
+        # The incarnation that was asked to end.
         self._dismissed = ""
 
     @property
     def address(self) -> str:
-        """Where the worker is."""
+        """The worker's address."""
         return self._link.address
 
     @property
     def state(self) -> WorkerState:
-        """What the worker was doing when it was last heard of."""
+        """The worker's state when it last answered."""
         return self.worker.state if self.worker else WorkerState.UNREACHABLE
 
     async def set_up(self) -> tuple[ModelFacts, CacheInfo]:
@@ -184,14 +184,14 @@ class Replica:
             delay = min(2 * delay, LAST_FAILURE_RETRY_SECONDS)
 
     async def look(self) -> None:
-        """Takes note of who is there, and leaves it alone."""
+        """Updates what is known of the worker, and changes nothing there."""
         try:
             self.worker = await self._link.info()
         except BlockyardError:
             self.worker = None
 
     def _report_missing(self, message: str, *, expected: bool) -> None:
-        """Tells what is missing when that changes, and warns of it when it should not be missing any more."""
+        """Reports what is missing when that changes, and warns of it when it should not be missing any more."""
         if (message, expected) != self._reported:
             self._reported = (message, expected)
             (log.info if expected else log.warning)("the replica is not ready", reason=message)

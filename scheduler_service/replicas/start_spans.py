@@ -1,4 +1,4 @@
-"""The trace of a worker's start: one span for all of it, and one for each call that sets the worker up.
+"""The trace of a worker's start: one span for the start, and one for each call that sets the worker up.
 
 A worker that is taken over as it is has no such trace. Knows nothing of the calls.
 """

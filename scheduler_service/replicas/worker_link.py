@@ -1,4 +1,4 @@
-"""One connection to one worker: its lifecycle calls and its step stream. Knows neither order nor policy of them.
+"""One connection to one worker: its lifecycle calls and its step stream. Does not know in which order they belong.
 
 Every failure leaves here as a BlockyardError: NO_READY_WORKER where nobody answers, a WrongAnswer where the answer
 cannot be, else what the worker said.
@@ -60,7 +60,7 @@ def _translated() -> Generator[None]:
 
 
 def _read(message: Message | None) -> Message:
-    """What came, unless it cannot be read: gRPC gives None then."""
+    """Returns a message; raises WrongAnswer for None, which gRPC gives for what it cannot parse."""
     if message is None:
         raise WrongAnswer("it is no message of the protocol")
     return message
@@ -133,7 +133,7 @@ class WorkerLink:
         return worker_pb2_grpc.WorkerServiceStub(self._channel.get())
 
     async def info(self) -> WorkerInfo:
-        """Asks who is there; one that hangs is as good as nobody."""
+        """Asks who the worker is. Raises NO_READY_WORKER if nobody answers, or one that hangs."""
         try:
             message = await self._stub.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest(), timeout=INFO_SECONDS)
         except grpc.aio.AioRpcError as error:
@@ -143,7 +143,7 @@ class WorkerLink:
         return codec.decode_worker_info(_read(message))
 
     async def init_device(self, device: str, dtype: str, configuration_digest: str) -> None:
-        """Has the device chosen; both names as in the settings."""
+        """Makes the worker choose its device; both names as in the settings."""
         request = codec.encode_init_device(device, dtype, configuration_digest)
         with _translated():
             await self._stub.InitDevice(request, timeout=DEVICE_SECONDS)
@@ -151,7 +151,7 @@ class WorkerLink:
     async def load_model(
         self, model: str, revision: str, quantization: str, load_format: str = "auto"
     ) -> AsyncIterator[LoadProgress | LoadedModel]:
-        """Has the weights loaded: progress as it goes, then once what was loaded."""
+        """Makes the worker load the weights: yields progress, then once the loaded model."""
         request = codec.encode_load_model(model, revision, quantization, load_format)
         with _translated():
             async for message in self._stub.LoadModel(request):
@@ -179,7 +179,7 @@ class WorkerLink:
         return codec.decode_available_blocks(_read(message))
 
     async def initialize_cache(self, plan: CachePlan) -> CacheInfo:
-        """Has both pools allocated and the worker warmed up."""
+        """Makes the worker allocate both pools and warm up."""
         with _translated():
             message = await self._stub.InitializeCache(codec.encode_cache_plan(plan), timeout=SETUP_SECONDS)
         cache = codec.decode_cache_info(_read(message).cache)
@@ -195,20 +195,20 @@ class WorkerLink:
     async def set_log_level(
         self, level: administration_pb2.LogLevel.ValueType
     ) -> administration_pb2.LogLevel.ValueType:
-        """Changes what the worker logs, and tells what it did before."""
+        """Changes the worker's log level, and returns the previous one."""
         with _translated():
             answer = await self._stub.SetLogLevel(worker_pb2.SetLogLevelRequest(level=level), timeout=INFO_SECONDS)
         return _read(answer).previous_level
 
     async def start_profile(self, options: administration_pb2.ProfileOptions) -> administration_pb2.ProfileOptions:
-        """Has a profile begun, and tells what it is of."""
+        """Starts a profile, and returns its options."""
         with _translated():
             request = worker_pb2.StartProfileRequest(options=options)
             answer = await self._stub.StartProfile(request, timeout=DEVICE_SECONDS)
         return _read(answer).options
 
     async def stop_profile(self) -> AsyncIterator[worker_pb2.StopProfileResponse]:
-        """Gives the profile that the worker recorded, piece by piece."""
+        """Yields the profile that the worker recorded, piece by piece."""
         with _translated():
             async for message in self._stub.StopProfile(worker_pb2.StopProfileRequest()):
                 yield _read(message)

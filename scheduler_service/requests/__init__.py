@@ -1,1 +1,1 @@
-"""Requests on their way to a replica and back: admission, the registry, the dispatcher."""
+"""Requests between gateways and replicas: admission, the registry, the dispatcher."""

@@ -1,4 +1,4 @@
-"""The gateways' side of the scheduler: who is attached, which requests come in, go out of time, or are asked for again.
+"""Admits requests: attaches gateways, checks limits, keeps deadlines, finds requests that are asked for again.
 
 Decides what is let in. Where a request runs is the dispatcher's business.
 """
@@ -70,7 +70,7 @@ class Admission:
         dispatcher.on_first_facts = lambda: self._reattachment.begin(clock())
         self._deadlines = Deadlines()
         requests.on_end = self._deadlines.cancel
-        # Requests that were sent away and told when to come again.
+        # Requests that were refused with a time after which to come again.
         self._promised = Retention[str, bool](
             max_age_seconds=2 * MAX_RETRY_SECONDS, max_entries=MAX_PROMISES, max_weight=MAX_PROMISES
         )
@@ -82,7 +82,7 @@ class Admission:
     # Gateways.
 
     def attach(self, gateway_id: str) -> GatewayOutbox:
-        """Takes a gateway in and tells it how things are. A stream that it had before is ended."""
+        """Attaches a gateway, and sends it facts and readiness. Ends the stream that it had before."""
         for former in [each for each in self._requests.outboxes if each.gateway_id == gateway_id]:
             former.close(BlockyardError(Reason.CLIENT_CANCELLED, "this gateway has attached again"))
             self.detach(former)
@@ -94,7 +94,7 @@ class Admission:
         return outbox
 
     def detach(self, outbox: GatewayOutbox) -> None:
-        """Lets a gateway go; what it read runs on for a while. Idempotent."""
+        """Detaches a gateway; the requests that it read run on for a while. Idempotent."""
         if outbox not in self._requests.outboxes:
             return
         num_orphans = self._requests.remove_gateway(outbox, self._clock())
@@ -109,7 +109,7 @@ class Admission:
     # Requests.
 
     def add(self, outbox: GatewayOutbox, addition: Addition) -> None:
-        """Queues a request, or lets its gateway read the one that there is, or tells it why not."""
+        """Queues a request, lets its gateway read the one that exists under this name, or refuses it."""
         spec = addition.spec
         try:
             if existing := self._requests.find(spec.request_id, self._clock()):
@@ -166,7 +166,7 @@ class Admission:
         return Request(group, addition.digest, addition.message)
 
     def _check_limits(self, spec: GroupSpec) -> None:
-        """Raises an error that says when to come again. Who does so finds the place that was kept for it."""
+        """Raises an error with a Retry-After. A request that comes again then finds the place that was kept for it."""
         now, drain_rate = self._clock(), self._dispatcher.drain_rate
         comes_again = self._promised.pop(spec.request_id) is not None
         overload = self._backlog.check(spec, leaves_room=drain_rate.has_promised(now) and not comes_again)
@@ -178,7 +178,7 @@ class Admission:
         raise BlockyardError(reason, message, retry_after_seconds=retry)
 
     def _pools(self) -> CoreConfig:
-        """Those of a replica; raises NO_READY_WORKER while none was ever set up."""
+        """Returns the configuration of the largest replica; raises NO_READY_WORKER while none was ever set up."""
         configs = [each.scheduler.config for each in self._dispatcher.engines if each.scheduler is not None]
         if not configs:
             message = self._dispatcher.readiness.message
@@ -196,7 +196,7 @@ class Admission:
             self._alarm.set()
 
     def resume(self, outbox: GatewayOutbox, request_id: str, handle: int) -> None:
-        """Lets a gateway read a request, from its beginning on."""
+        """Lets a gateway read a request from its beginning."""
         request = self._requests.find(request_id, self._clock())
         if request is None:
             self.refuse(outbox, request_id, handle, self._reattachment.make_unknown_error(request_id, self._clock()))
@@ -210,7 +210,7 @@ class Admission:
         log.debug("request resumed", request_id=request.request_id, gateway=outbox.owner)
 
     def refuse(self, outbox: GatewayOutbox, request_id: str, handle: int, error: BlockyardError) -> None:
-        """Tells a gateway that a request will not run."""
+        """Reports to a gateway that a request will not run."""
         log.debug("request refused", request_id=request_id, reason=error.reason)
         self._metrics.on_refused(error.reason)
         outbox.put_failed(request_id, error, handle)
@@ -227,7 +227,7 @@ class Admission:
             log.debug("request aborted", request_id=abort.request_id, sequence_index=abort.sequence_index)
 
     def cancel(self, request_ids: Iterable[str]) -> tuple[list[str], list[str]]:
-        """Ends requests whoever reads them. Returns those that were live, and those that will end if they come."""
+        """Ends requests, whoever reads them. Returns those that were live, and those that will end if they come."""
         now, names = self._clock(), list(dict.fromkeys(request_ids))
         found = [request for name in names if (request := self._requests.live.get(name))]
         for request in found:
@@ -239,7 +239,7 @@ class Admission:
     # Time.
 
     async def keep_time(self) -> None:
-        """Ends what has waited or run too long, for ever."""
+        """Ends requests that have waited or run too long. Runs for ever."""
         while True:
             now = self._clock()
             self._expire(now)

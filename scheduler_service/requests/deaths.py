@@ -1,7 +1,7 @@
-"""Which requests a worker died of: those that are in an unanswered step each time. Knows no worker and no queue.
+"""Counts which requests workers died of: those in the unanswered steps each time. Knows no worker and no queue.
 
 A death is counted against every request that the worker had in hand, and most are innocent. A new token clears one. Who
-was there twice in a row is suspect, and runs without any other suspect, so that the third death tells.
+was there twice in a row is suspect, and runs without any other suspect, so that the third death decides.
 
 A worker that answers what cannot be is not dead, and may be the one that is broken. That proves nothing against a
 request unless the worker had answered others well: then it makes suspects, which have others tried before them.

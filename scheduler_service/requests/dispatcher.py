@@ -1,4 +1,4 @@
-"""Between requests and replicas: gives each request to the replica that suits it, and takes back what a replica loses.
+"""Gives each request to a replica that has room for it, and takes back what a replica loses.
 
 Owns the backlog: whatever no replica has. What a replica has taken belongs to its engine. Knows no messages.
 """
@@ -58,7 +58,7 @@ class Dispatcher:
         self.suspects = Suspects()
         self.readiness = Readiness(False, "the scheduler has just started")
         self.facts: ModelFacts | None = None
-        # Called once, before the gateways are told.
+        # Called once, before the gateways get the first facts.
         self.on_first_facts: Callable[[], None] = lambda: None
         self.recovery_log = RecoveryLog()
         # Since no step was answered for want of a worker.
@@ -74,12 +74,12 @@ class Dispatcher:
     # Replicas.
 
     def add_engine(self, engine: Engine) -> None:
-        """Takes a replica in."""
+        """Adds a replica."""
         self.engines.append(engine)
         self.on_readiness_changed(engine)
 
     def remove_engine(self, engine: Engine) -> None:
-        """Lets a replica go that has no requests."""
+        """Removes a replica that has no requests."""
         self.engines.remove(engine)
         self._requests.spans.on_replica_gone(engine.replica_id)
         self.on_readiness_changed(engine)
@@ -105,7 +105,7 @@ class Dispatcher:
         return all(known is None or is_same_model(known, facts) for known in others)
 
     def on_readiness_changed(self, engine: Engine) -> None:
-        """Tells the gateways what the replicas are together."""
+        """Sends the gateways the facts and the readiness of all replicas together."""
         known = [each.facts for each in self.ready_engines if each.facts]
         facts = combine(known) if known else self.facts
         new_facts = facts if facts != self.facts else None
@@ -140,7 +140,7 @@ class Dispatcher:
         self.wake()
 
     def wake(self) -> None:
-        """There may be something to schedule."""
+        """Wakes the replicas that take requests: there may be something to schedule."""
         for engine in self.ready_engines:
             engine.wake()
 
@@ -151,7 +151,7 @@ class Dispatcher:
         reason: FinishReason = FinishReason.ABORT,
         num_tokens: int | None = None,
     ) -> bool:
-        """Ends a request or one of its sequences, wherever it is. False: there was nothing to end."""
+        """Ends a request or one of its sequences, wherever it is. Returns whether there was something to end."""
         if request.engine is not None and request.engine.scheduler is not None:
             scheduler = request.engine.scheduler
             has_ended = scheduler.abort(request.request_id, sequence_index, reason, num_tokens)
@@ -167,7 +167,7 @@ class Dispatcher:
         return has_ended
 
     def fail(self, request: Request, error: BlockyardError) -> None:
-        """Ends a request with an error that its readers are told."""
+        """Ends a request with an error, and reports it to its readers."""
         for outbox, handle in request.handles.items():
             outbox.put_failed(request.request_id, error, handle)
         self._metrics.on_failed(error.reason)
@@ -175,7 +175,7 @@ class Dispatcher:
         self.abort(request, reason=FinishReason.ERROR)
 
     def fail_all(self, request_ids: Iterable[str], error: BlockyardError) -> None:
-        """The same for several, by name."""
+        """Ends several requests, by name, with one error."""
         for request_id in request_ids:
             if request := self._requests.live.get(request_id):
                 self.fail(request, error)
@@ -183,7 +183,7 @@ class Dispatcher:
     # Giving them to replicas.
 
     def dispatch(self) -> None:
-        """Gives replicas what they have room for: no more, for what waits here may still go anywhere."""
+        """Gives replicas the requests that they have room for. The others stay here, and may still go anywhere."""
         if not self._backlog:
             return
         rooms = {each: each.scheduler.find_room() for each in self.ready_engines if each.scheduler is not None}
@@ -227,22 +227,22 @@ class Dispatcher:
     # What comes back.
 
     def on_step_scheduled(self, replica_id: int, output: SchedulerOutput) -> None:
-        """Takes note of a step that is about to be sent."""
+        """Notes a step that is about to be sent."""
         self._requests.spans.on_scheduled(replica_id, output)
 
     def publish(self, updates: Mapping[str, OwnerUpdate]) -> None:
-        """Tells the gateways what a step gave."""
+        """Passes what a step generated to the gateways."""
         if self.lost_at is not None:
             log.info("steps are answered again", after_seconds=round(self._clock() - self.lost_at, 3))
             self.lost_at = None
         self._requests.publish(updates)
 
     def on_requests_ended(self, groups: Iterable[Group]) -> None:
-        """Lets go of requests that ended."""
+        """Drops requests that ended."""
         self._requests.end(groups, self._clock())
 
     def on_worker_lost(self, engine: Engine, loss: Loss) -> None:
-        """Takes the requests of a replica back: before all others, but for those that would end the next one too."""
+        """Takes the requests of a replica back, before all others, but fails those that would end the next one too."""
         if self.lost_at is None:
             self.lost_at = self._clock()
         cause = _cause(loss.error)
@@ -301,7 +301,7 @@ class Dispatcher:
 
 
 def _cause(error: BlockyardError) -> str:
-    """What happened to a replica's worker, for people."""
+    """Names what happened to a replica's worker, for people."""
     if error.reason is Reason.DRAINING:
         return _DRAINED
     if isinstance(error, WrongAnswer):
@@ -315,6 +315,6 @@ def _make_record(engine: Engine, cause: str, loss: Loss, now: float) -> Recovery
 
 
 def _make_recovery(request: Request, lost: Lost, engine: Engine) -> Recovery:
-    """What the gateways are told of a request that goes on, and whether as it would have."""
+    """Makes the report that a request goes on, and whether its tokens are those that it would have had."""
     exact = engine.facts is not None and repeats(lost.facts, engine.facts)
     return Recovery(request.request_id, lost.cause, lost.num_tokens, exact)

@@ -1,6 +1,6 @@
-"""What a scheduler that has just begun cannot know yet: requests whose gateways are still on their way to it.
+"""Answers for requests that a new scheduler does not know yet, since their gateways are still to attach.
 
-For a while it says "not yet" of a name that it has not heard of, and keeps what it is told to cancel until that comes.
+For a while it answers "not yet" to an unknown name, and keeps a cancel of one until that request comes.
 Owns the cancels that wait; knows no request and no clock.
 """
 
@@ -19,7 +19,7 @@ MAX_CANCELS = 100_000
 
 
 class Reattachment:
-    """The first so many seconds of a scheduler that takes requests; 0: it has none.
+    """The first seconds of a scheduler that takes requests, in which gateways attach; 0: there are none.
 
     Times are the caller's, in seconds. It begins with `begin`: before, no gateway can send what it has.
     """

@@ -1,4 +1,4 @@
-"""What replicas lost, counted and remembered for operators. Decides nothing."""
+"""Counts and remembers, for operators, what replicas lost. Decides nothing."""
 
 from __future__ import annotations
 

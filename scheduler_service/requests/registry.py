@@ -1,4 +1,4 @@
-"""Every request that is live or was so not long ago, and which gateways read it. Owns no blocks and no queue.
+"""The requests that are live or ended not long ago, and the gateways that read them. Owns no blocks and no queue.
 
 A request outlives its gateway: without a reader it runs on for the resume window, and its answer is kept for as long
 after its end, so that the same or another gateway can ask for all of it.
@@ -65,7 +65,7 @@ class Request:
 
 
 class RequestRegistry:
-    """Finds requests by name, and tells the readers of each what is new."""
+    """Finds requests by name, and passes what is new to the readers of each."""
 
     def __init__(self, window_seconds: float) -> None:
         self.live: dict[str, Request] = {}
@@ -77,13 +77,13 @@ class RequestRegistry:
             max_age_seconds=window_seconds, max_entries=MAX_RETAINED, max_weight=MAX_RETAINED_TOKENS
         )
         self._outboxes: dict[str, GatewayOutbox] = {}
-        # Who is told what the core has for an owner: a gateway by itself, or all that read one request.
+        # Who gets the updates of an owner: one gateway, or all readers of one request.
         self._channels: dict[str, tuple[GatewayOutbox, ...]] = {}
         # Requests that nobody reads, and when they are given up; in that order.
         self._orphans: dict[Request, float] = {}
 
     def find(self, request_id: str, now: float) -> Request | None:
-        """The request of this name, live or retained."""
+        """Finds a request by its name, live or retained."""
         self._retained.expire(now)
         return self.live.get(request_id) or self._retained.get(request_id)
 
@@ -93,7 +93,7 @@ class RequestRegistry:
         return request if request is not None and outbox in request.handles else None
 
     def add(self, request: Request) -> None:
-        """A new one."""
+        """Registers a new live request."""
         self.live[request.request_id] = request
         self.spans.on_begun(request.group)
 
@@ -105,12 +105,12 @@ class RequestRegistry:
     # Readers.
 
     def add_gateway(self, outbox: GatewayOutbox) -> None:
-        """A gateway is there."""
+        """Registers a gateway that attached."""
         self._outboxes[outbox.owner] = outbox
         self._channels[outbox.owner] = (outbox,)
 
     def remove_gateway(self, outbox: GatewayOutbox, now: float) -> int:
-        """A gateway is gone. Returns how many requests nobody reads any more because of it."""
+        """Removes a gateway that detached. Returns how many requests have no reader left because of it."""
         num_orphans = 0
         for request_id in list(outbox.request_ids.values()):
             request = self.live[request_id]
@@ -122,7 +122,7 @@ class RequestRegistry:
         return num_orphans
 
     def add_reader(self, request: Request, outbox: GatewayOutbox, handle: int) -> None:
-        """A gateway reads a live request from now on."""
+        """Adds a gateway to the readers of a live request."""
         if outbox in request.handles:
             outbox.request_ids.pop(request.handles[outbox], None)
         request.handles[outbox] = handle
@@ -131,7 +131,7 @@ class RequestRegistry:
         self._route(request)
 
     def remove_reader(self, request: Request, outbox: GatewayOutbox) -> bool:
-        """A gateway does not read it any more. Tells whether nobody does."""
+        """Removes a gateway from the readers of a request. Returns whether none is left."""
         handle = request.handles.pop(outbox, None)
         if handle is not None:
             outbox.request_ids.pop(handle, None)
@@ -139,7 +139,7 @@ class RequestRegistry:
         return not request.handles
 
     def _route(self, request: Request) -> None:
-        """Names the owner of its tokens after those who read it."""
+        """Gives its tokens to its readers: sets the owner by which the core knows them."""
         shared = f"readers of {request.request_id}"
         self._channels.pop(shared, None)
         readers = tuple(request.handles)
@@ -150,14 +150,14 @@ class RequestRegistry:
             request.group.reassign(owner)
 
     def publish(self, updates: Mapping[str, OwnerUpdate]) -> None:
-        """Tells the readers what the core has for them."""
+        """Passes updates of the core to the readers of each owner."""
         for owner, update in updates.items():
             for outbox in self._channels.get(owner, ()):
                 outbox.put_update(update)
         self.spans.on_answered()
 
     def publish_recoveries(self, recoveries: Mapping[str, list[Recovery]]) -> None:
-        """Tells the readers which of their requests go on after their worker was lost."""
+        """Reports to the readers which of their requests go on after their worker was lost."""
         for owner, recovered in recoveries.items():
             for outbox in self._channels.get(owner, ()):
                 outbox.put_recovered(recovered)
@@ -165,7 +165,7 @@ class RequestRegistry:
     # Ends.
 
     def end(self, groups: Iterable[Group], now: float) -> None:
-        """Lets go of requests that have ended. What somebody may still want to read is retained."""
+        """Drops requests that have ended, and retains those that somebody may still want to read."""
         for group in groups:
             request = self.live.get(group.spec.request_id)
             if request is not None and request.group is group:
@@ -190,7 +190,7 @@ class RequestRegistry:
     # Time.
 
     def take_abandoned(self, now: float) -> list[Request]:
-        """The requests that nobody has asked for within the window."""
+        """Takes the requests that nobody has read for the whole window."""
         due = [request for request, at in self._orphans.items() if at <= now]
         for request in due:
             del self._orphans[request]

@@ -1,7 +1,7 @@
-"""How far watched requests are: they wait, are prefilled, decode, are preempted, lose their worker. Decides nothing.
+"""Writes the spans and debug events of requests: queue, prefill, decode, preemption, recovery. Decides nothing.
 
-Told as spans to those who trace, and as debug events. A request is watched if it is traced, or while debug events are
-written; the others cost nothing. The core is looked at from outside, when a step has other rows than the one before.
+A request is watched if it is traced, or while debug events are written; the others cost nothing. The spans look at the
+core from outside, and only when a step has other rows than the one before.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _QUEUE, _PREFILL, _DECODE = "queue", "prefill", "decode"
 
 
 class _WatchedRequest:
-    """One request: the phase that it is in, and what of it has been preempted."""
+    """One request: its phase, and its sequences that are preempted."""
 
     __slots__ = (
         "_began_at",
@@ -60,7 +60,7 @@ class _WatchedRequest:
         self._span = begin_span(phase, self._context, request_id=self.group.spec.request_id, **attributes)
 
     def on_scheduled(self, replica_id: int) -> None:
-        """Sees where its sequences are after a replica's step was made."""
+        """Notes which sequences run and which were preempted, after a replica's step was made."""
         for sequence in self.group.live:
             if sequence.status is SequenceStatus.RUNNING:
                 self._on_running(sequence)
@@ -99,14 +99,14 @@ class _WatchedRequest:
         )
 
     def on_answered(self) -> None:
-        """Sees whether it has its first token, of all or since it was lost."""
+        """Begins the decode phase at the first token, or the first one since a loss."""
         if self.group.num_outputs > self.num_outputs:
             self._recovery.end()
             self._recovery = NO_SPAN
             self.enter(_DECODE)
 
     def on_lost(self, cause: str, num_tokens: int) -> None:
-        """Its worker is lost: it waits, behind what it has, for the next."""
+        """Ends its spans with an error and begins one of recovery: it waits for another worker."""
         self._debug("request lost its worker", cause=cause, num_replayed_tokens=num_tokens)
         self._end_spans(error=cause)
         self._running.clear()
@@ -120,12 +120,12 @@ class _WatchedRequest:
         self.enter(_QUEUE)
 
     def on_stopped(self) -> None:
-        """Another scheduler goes on with it."""
+        """Ends its spans: another scheduler goes on with it."""
         self._end_spans(error="the scheduler stopped")
         self._recovery.end()
 
     def on_ended(self) -> None:
-        """It is live no more."""
+        """Ends its spans with its finish reasons."""
         sequences = self.group.sequences
         reasons = tuple(
             sequence.finish_reason.name.lower() for sequence in sequences if sequence.finish_reason is not None
@@ -179,7 +179,7 @@ class RequestSpans:
             watched.enter(_QUEUE)
 
     def on_scheduled(self, replica_id: int, output: SchedulerOutput) -> None:
-        """A step was made. Most have the rows of the one before: nobody has come, gone or been preempted."""
+        """Looks at the sequences that joined or left a step. Most steps have the rows of the one before."""
         if not self._watched:
             return
         before = self._rows.get(replica_id, ())
@@ -200,20 +200,20 @@ class RequestSpans:
         self._rows.pop(replica_id, None)
 
     def on_answered(self) -> None:
-        """A step was answered."""
+        """Looks at the requests that wait for their first token."""
         for watched in tuple(self._prefilling):
             watched.on_answered()
             if watched.phase != _PREFILL:
                 self._prefilling.discard(watched)
 
     def on_lost(self, group: Group, cause: str, num_tokens: int) -> None:
-        """A request has lost its worker, and so many tokens that have to be computed again."""
+        """Notes that a request lost its worker; `num_tokens` have to be computed again."""
         if watched := self._watched.get(group.spec.request_id):
             self._prefilling.discard(watched)
             watched.on_lost(cause, num_tokens)
 
     def on_ended(self, group: Group) -> None:
-        """A request is live no more."""
+        """Ends the spans of a request that ended."""
         watched = self._watched.get(group.spec.request_id)
         if watched is not None and watched.group is group:
             del self._watched[group.spec.request_id]
@@ -223,7 +223,7 @@ class RequestSpans:
             watched.on_ended()
 
     def close(self) -> None:
-        """The scheduler stops: what it knows of those that are live is told."""
+        """Ends the spans of live requests: the scheduler stops."""
         for watched in self._watched.values():
             watched.on_stopped()
         self._watched.clear()

@@ -1,1 +1,1 @@
-"""Beam search: which continuations are followed, and what that does to sequences."""
+"""Beam search: which continuations are followed, and what that changes for sequences."""

@@ -1,4 +1,4 @@
-"""Beam search as arithmetic: which continuations are followed, which have ended, when it is over.
+"""Computes a beam search: chooses which continuations to follow, finds which have ended and when the search is over.
 
 Knows beams by their rank, not as sequences. The rules are those of `transformers`, `GenerationMixin._beam_search` in
 version 5.23, for a batch of one, in float32 as there: so that what ties there ties here.

@@ -1,4 +1,4 @@
-"""What a beam search chose, done to sequences: forks, rows and queues. Knows nothing of scores and of answers.
+"""Applies a beam search's choice to sequences: forks, rows and queues. Knows nothing of scores and answers.
 
 A beam that goes on in one way stays the sequence that it is; for every other way a child is forked from it, which
 shares its blocks. A child whose parent has lost its blocks, or for which no row is free, waits to be prefilled.

@@ -1,1 +1,1 @@
-"""KV blocks: the pools, who holds which block, and what the host keeps."""
+"""KV blocks: the pools, the holders of each block, and the copies on the host."""

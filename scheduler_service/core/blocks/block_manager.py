@@ -1,4 +1,4 @@
-"""Which sequence holds which block. Owns both pools; knows nothing of queues, budgets and the order of sequences.
+"""Hands KV blocks to sequences. Owns both pools; knows nothing of queues, budgets and the order of sequences.
 
 Every method that takes a `step` writes there what the worker must do: grown and replaced tables, swaps and copies. The
 worker does them in the order swap out, swap in, copy, and so:
@@ -46,13 +46,13 @@ class BlockManager:
         self._held_device: dict[int, int] = {}
 
     def reset(self) -> None:
-        """Forget all holders and all content."""
+        """Forgets all holders and all content."""
         self.device.reset()
         self._tier.reset()
         self._held_device.clear()
 
     def reset_prefix_cache(self) -> CacheReset:
-        """Forget what nobody holds. What sequences hold stays, and so do its names: they count on them."""
+        """Forgets what nobody holds. What sequences hold stays, with its hashes: they count on them."""
         return CacheReset(
             self.device.forget_evictable(),
             self.host.forget_evictable(),
@@ -61,7 +61,7 @@ class BlockManager:
         )
 
     def settle(self, step: StepBuilder) -> None:
-        """The step is complete: let go of what only its cache operations held."""
+        """Releases what only the cache operations of a step held, once it is complete."""
         for block, count in self._held_device.items():
             for _ in range(count):
                 self.device.release(block)
@@ -69,7 +69,7 @@ class BlockManager:
         self._tier.settle(step)
 
     def _allocate(self) -> int:
-        """A device block. What is evicted for it goes to the host, if that is worth it."""
+        """Allocates a device block. What is evicted for it goes to the host, if that is worth it."""
         forgotten = self.device.next_forgotten
         block = self.device.allocate()
         if forgotten is not None and self._prefixes.uses_host:
@@ -79,7 +79,7 @@ class BlockManager:
     # Admission
 
     def admit(self, sequence: Sequence, step: StepBuilder, num_spare: int) -> bool:
-        """Give it blocks for all its known tokens, those found by hash first. False: so many would not stay free."""
+        """Gives a sequence blocks for its known tokens, cached ones first. False: `num_spare` would not stay free."""
         prefix = self._prefixes.find(sequence)
         num_blocks = self._count_blocks(sequence)
         if self._count_needed(prefix, num_blocks) + num_spare > self.device.num_free:
@@ -106,7 +106,7 @@ class BlockManager:
         return -(-len(sequence.token_ids) // self.block_size)
 
     def count_cached_tokens(self, sequence: Sequence) -> int:
-        """How many of its first tokens are found by hash."""
+        """Counts a sequence's first tokens that are cached."""
         return len(self._prefixes.find(sequence).block_ids) * self.block_size
 
     def _count_needed(self, prefix: Prefix, num_blocks: int) -> int:
@@ -143,7 +143,7 @@ class BlockManager:
     # Growth
 
     def grow(self, sequence: Sequence, step: StepBuilder) -> bool:
-        """Make the slot of its next token writable: by a block more, or by a copy of a shared one. False: no block."""
+        """Makes the slot of the next token writable: by one more block, or a copy of a shared one. False: no block."""
         capacity = len(sequence.block_ids) * self.block_size
         if sequence.num_scheduled == capacity:
             if not self.device.num_free:
@@ -171,7 +171,7 @@ class BlockManager:
         return destination
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Let the child begin where the parent is, on the same blocks."""
+        """Lets a child begin where its parent is, on the same blocks."""
         for block in parent.block_ids:
             self.device.share(block)
         child.token_ids = parent.token_ids.copy()
@@ -185,7 +185,7 @@ class BlockManager:
     # Content
 
     def publish(self, sequence: Sequence) -> None:
-        """Let the blocks be found that its computed tokens fill."""
+        """Makes the blocks findable that a sequence's computed tokens fill."""
         while sequence.publish_at <= sequence.num_computed:
             place = sequence.publish_at // self.block_size - 1
             self.device.publish(sequence.block_ids[place], self._prefixes.hash(sequence, place))
@@ -194,7 +194,7 @@ class BlockManager:
     # Giving back
 
     def free(self, sequence: Sequence) -> None:
-        """Take all its blocks. What was published of it counts as used now, the deeper earlier than the head."""
+        """Releases all blocks of a sequence. Published ones count as used now, deeper ones before the head."""
         num_published = self._prefixes.count_published(sequence)
         for place in range(len(sequence.block_ids) - 1, -1, -1):
             block = sequence.block_ids[place]
@@ -240,10 +240,10 @@ class BlockManager:
     # Swapping
 
     def swap_out(self, sequence: Sequence, step: StepBuilder) -> bool:
-        """Moves what only this sequence holds to the host. Returns False, and does nothing: no room, or no use."""
+        """Moves what only this sequence holds to the host. False, and nothing done: no room, or no use."""
         return self._swapping.swap_out(sequence, step)
 
     def swap_in(self, sequence: Sequence, step: StepBuilder, num_spare: int) -> bool:
-        """Brings a sequence back to the device, with room for its next token. Returns False: too few would be free."""
+        """Brings a sequence back to the device, with room for its next token. False: too few would stay free."""
         is_back = self._swapping.swap_in(sequence, step, num_spare)
         return is_back and (sequence.is_prefilling or self.grow(sequence, step))

@@ -1,4 +1,4 @@
-"""One pool of numbered blocks: references, free lists, and what is found by hash. Knows no sequences.
+"""One pool of numbered blocks: references, free lists, and an index by content. Knows no sequences.
 
 A block is *unused* (free, its content is worth nothing), *evictable* (free, but its content is known by its hash) or
 *held* (somebody references it). Every operation is O(1).

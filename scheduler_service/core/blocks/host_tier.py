@@ -1,4 +1,4 @@
-"""The host pool: what preempted sequences left there, and content that the device had no room for.
+"""The host pool: blocks of preempted sequences, and content that was evicted from the device.
 
 Knows no sequences. A worker swaps out before it swaps in, so a host block that is read by a step is not written in it,
 and one that is written is not read; nor is one written twice. Whatever a step touches is therefore held until it is
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class HostTier:
-    """Takes the content of device blocks and tells what it has. `caches`: it keeps content that nobody holds."""
+    """Keeps the content of device blocks, and finds it again. `caches`: it keeps content that nobody holds."""
 
     __slots__ = ("_held", "_spills", "_written", "caches", "pool")
 
@@ -38,28 +38,28 @@ class HostTier:
         self._spills.clear()
 
     def find(self, block_hash: bytes) -> int | None:
-        """A block with this content that the step under construction may read."""
+        """Finds a block with this content that the step under construction may read."""
         block = self.pool.find(block_hash)
         return None if block in self._written else block
 
     def read(self, block: int) -> None:
-        """The step reads a block that it found."""
+        """Holds a block that the step found and reads."""
         self.pool.share(block)
         self._held.append(block)
 
     def hand_over(self, blocks: Iterable[int]) -> None:
-        """The step reads what a sequence held, and lets go of it afterwards. The deeper come behind the head."""
+        """Takes over the blocks that a sequence held, until the step has read them. Deeper ones come last."""
         self._held.extend(blocks)
 
     def make_room(self, num_blocks: int) -> bool:
-        """Whether so many can be kept. What preempted sequences need goes before content that nobody holds."""
+        """Makes room for preempted sequences, before content that nobody holds. Returns whether there is enough."""
         while self.pool.num_free < num_blocks and self._spills:
             _, pair = self._spills.popitem()
             self.pool.release(pair.destination)
         return self.pool.num_free >= num_blocks
 
     def keep(self, device_block: int, block_hash: bytes | None, step: StepBuilder) -> int:
-        """The host block of a preempted sequence's content; it is copied unless it is here by its hash already."""
+        """Returns the host block for a preempted sequence's content; copies that unless it is here by its hash."""
         if block_hash is not None:
             known = self.pool.find(block_hash)
             if known is not None:
@@ -74,14 +74,14 @@ class HostTier:
         return block
 
     def spill(self, device_block: int, block_hash: bytes) -> None:
-        """Save the content of a device block that is evicted, in the place of what was not used for longest."""
+        """Saves the content of an evicted device block, in place of the least recently used."""
         if self.pool.find(block_hash) is not None:
             self.pool.refresh(block_hash)
         elif self.pool.num_free:
             self._spills[block_hash] = BlockPair(device_block, self.pool.allocate())
 
     def settle(self, step: StepBuilder) -> None:
-        """The step is complete: what it spills is found from the next one on, and what it touched is let go."""
+        """Completes a step: what it spills can be found from the next one on, and what it touched is released."""
         for block_hash, pair in self._spills.items():
             step.swap_out.append(pair)
             self.pool.publish(pair.destination, block_hash)

@@ -1,4 +1,4 @@
-"""Finds cached blocks by the hash of their content, and names the blocks of sequences so. Holds and frees nothing."""
+"""Finds cached blocks by the hash of their content, and hashes the blocks of sequences. Holds and frees nothing."""
 
 from __future__ import annotations
 

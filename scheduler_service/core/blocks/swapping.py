@@ -1,4 +1,4 @@
-"""Moves a sequence's blocks to the host and back. Knows nothing of who gives way, and why."""
+"""Moves a sequence's blocks to the host and back. Does not decide which sequence gives way."""
 
 from __future__ import annotations
 

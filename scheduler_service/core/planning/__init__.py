@@ -1,1 +1,1 @@
-"""What one step computes, and what its answer changes."""
+"""Plans steps, and applies their answers."""

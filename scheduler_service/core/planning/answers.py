@@ -1,4 +1,4 @@
-"""What an answer changes: KV that is there now, tokens, ends. Knows nothing of what comes next."""
+"""Applies the answer to a step: computed KV, tokens, ends. Knows nothing of the next step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Answers:
-    """Takes them, each held against its step already."""
+    """Applies answers, each of which was checked against its step."""
 
     __slots__ = ("_blocks", "_live", "_totals")
 
@@ -28,7 +28,7 @@ class Answers:
         self._totals = totals
 
     def take(self, step: StepInFlight, sampled: list[Sequence], result: StepResult) -> dict[str, OwnerUpdate]:
-        """`sampled`: the sequences that got the answer's tokens. Returns what each owner is to be told."""
+        """Applies one answer. `sampled`: the sequences that got its tokens. Returns the update of each owner."""
         updates: dict[str, OwnerUpdate] = {}
         self._report_prefills(step, updates)
         for sequence, num_computed in step.pieces:
@@ -36,7 +36,7 @@ class Answers:
         # Before the tokens: one of these may end what the prompt belongs to.
         for sequence_id, piece in result.prompt_logprobs:
             self._take_prompt_logprobs(step, sequence_id, piece, updates)
-        # One that has ended by now gets no token, and so nothing is told with it.
+        # A sequence that has ended by now gets no token, and so no log probabilities.
         live = [one for one in sampled if one.status is not SequenceStatus.FINISHED] if result.logprobs else []
         self._take_tokens(sampled, result.token_ids, updates)
         if step.beams:

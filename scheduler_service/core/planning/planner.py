@@ -1,4 +1,4 @@
-"""Fills one step: who computes how much of it, and who gives way. Knows nothing of answers, owners and step numbers.
+"""Plans one step: how much of each sequence it computes. Knows nothing of answers, owners and step numbers.
 
 The unified token budget of vLLM V1 (running sequences first, a prefill in pieces beside the decodes) with the explicit
 block lists of V0 (swap out, swap in, copy).
@@ -55,7 +55,7 @@ class Planner:
         self.suspects = Suspects()
 
     def fill(self, step_id: int, oldest_in_flight: int) -> StepBuilder:
-        """The step with this id. `oldest_in_flight`: the first id that is not answered; this one's if all are."""
+        """Plans the step with this id. `oldest_in_flight`: the first id that is not answered; this one's if all are."""
         self._oldest_in_flight = oldest_in_flight
         step = StepBuilder(step_id, self._config.max_num_batched_tokens)
         self._queues.begin_step()
@@ -73,7 +73,7 @@ class Planner:
         return step
 
     def _begin_urgent(self, step: StepBuilder) -> None:
-        """Who waits first of its tenant and outranks others, or whose tenant has nothing, begins at their expense.
+        """Starts those that wait first of their tenant and outrank others, or whose tenant has none, at their expense.
 
         Its first piece comes after the decodes and before all others. One that cannot begin keeps nobody else back.
         """
@@ -109,7 +109,7 @@ class Planner:
             step.max_prefill_tokens = max(num_tokens, MIN_PREFILL_TOKENS)
 
     def _schedule_decodes(self, step: StepBuilder) -> None:
-        """One token for each running sequence that is not prefilling and not at its end. The hot loop."""
+        """Gives one token to each running sequence that is not prefilling and not at its end. The hot loop."""
         rows: list[Sequence] = []
         add_row = rows.append
         step_id = step.step_id
@@ -129,7 +129,7 @@ class Planner:
             step.split_decodes()
 
     def _make_way(self, step: StepBuilder) -> None:
-        """All that run are beams which wait for others of their groups: take their blocks and rows for those."""
+        """Takes blocks and rows from beams that only wait for others of their groups, if nothing else runs."""
         queues = self._queues
         while step.is_idle and queues.running and (queues.swapped or queues.waiting):
             self.preemption.take_last()
@@ -138,14 +138,14 @@ class Planner:
                 self._schedule_waiting(step)
 
     def _schedule_prefills(self, step: StepBuilder) -> None:
-        """The next pieces. Their blocks were reserved on admission."""
+        """Schedules the next pieces of prefills. Their blocks were reserved on admission."""
         for sequence in self._queues.prefilling.copy():
             if not step.num_prefill_left:
                 return
             self._schedule_piece(sequence, step)
 
     def _schedule_piece(self, sequence: Sequence, step: StepBuilder) -> None:
-        """As much as limits allow of what is left, which may be nothing.
+        """Schedules as much of a prefill as the limits allow, which may be nothing.
 
         Forks come before new sequences in a step, so a leader that begins in it computes its last token in a later one.
         """
@@ -227,7 +227,7 @@ class Planner:
         return self._blocks.admit(sequence, step, self._blocks.count_spare(sequence, num_running) + num_next)
 
     def _begin(self, sequence: Sequence, step: StepBuilder) -> None:
-        """It has its blocks: it runs, and the worker is told of it."""
+        """Starts a sequence that has its blocks, and sends it to the worker."""
         if not sequence.is_known and not sequence.group.num_outputs:
             sequence.group.num_cached_tokens = sequence.num_scheduled
         self._queues.start(sequence)

@@ -1,4 +1,4 @@
-"""Who gives way when blocks or rows run out, and how: swapped out or to start over. One routine for all reasons."""
+"""Chooses who gives way when blocks or rows run out, and swaps it out or restarts it. One routine for all reasons."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Preemption:
         self.num_swaps_total = 0  # of them
 
     def count_on(self, predecessor: Preemption) -> None:
-        """Count on where another one stopped."""
+        """Takes over the totals of another one."""
         self.num_preemptions_total = predecessor.num_preemptions_total
         self.num_swaps_total = predecessor.num_swaps_total
 
     def preempt_one(self, candidates: list[Sequence], step: StepBuilder) -> None:
-        """Let one of them give way, as the configuration chooses."""
+        """Preempts one of some candidates, as the configuration chooses."""
         self.preempt(self._choose(candidates), step)
 
     def _choose(self, candidates: list[Sequence]) -> Sequence:
@@ -76,7 +76,7 @@ class Preemption:
         return mode == "swap" or (mode == "auto" and self._costs.prefers_swap(victim.num_scheduled))
 
     def start_over(self, victim: Sequence) -> None:
-        """It will be prefilled with all that is known of it, and with what is still in flight."""
+        """Frees a victim's blocks: it will be prefilled with its known tokens, and with those in flight."""
         is_parked = victim.group.beams is not None and _has_all(victim)
         self._blocks.free(victim)
         victim.forked_from = None

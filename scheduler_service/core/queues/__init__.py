@@ -1,1 +1,1 @@
-"""Requests that wait: their order, their limits and their deadlines."""
+"""Queues of requests: their order, their limits and their deadlines."""

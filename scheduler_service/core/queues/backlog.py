@@ -1,4 +1,4 @@
-"""The requests that wait for room at any replica, and whose turn it is. Knows no replica, no block and no clock.
+"""Requests that wait for room at any replica, and their order. Knows no replica, no block and no clock.
 
 Tenants share by tokens: the next request is the first one of the tenant that was served least. Served is what a tenant
 got *while somebody waited*, of prompts when they leave and of outputs as they come; what it got of an idle system took
@@ -68,7 +68,7 @@ class _Tenant:
 
 
 class Backlog:
-    """All that waits. Each operation takes O(log n) time, amortized over the removals."""
+    """The waiting requests. Each operation takes O(log n) time, amortized over the removals."""
 
     __slots__ = (
         "_absent",
@@ -99,7 +99,7 @@ class Backlog:
         return len(self._front) + len(self._entries)
 
     def __iter__(self) -> Iterator[Group]:
-        """Everybody, in the order of coming."""
+        """Iterates over all requests, in the order of arrival."""
         yield from self._front.values()
         for entry in self._entries.values():
             assert entry.group
@@ -108,7 +108,7 @@ class Backlog:
     # In
 
     def check(self, spec: GroupSpec, *, leaves_room: bool = False) -> Overload | None:
-        """Which limit a new request would exceed. What was pushed in front counts, but against no tenant's quota.
+        """Finds the limit that a new request would exceed. What was pushed in front counts, but for no quota.
 
         However long its prompt is, it may wait alone. While others wait too, a tenant with less than its share of the
         places is let in though they are all taken: who floods the queue closes it for nobody else. With `leaves_room`
@@ -137,7 +137,7 @@ class Backlog:
         return num_tenants > 1 and num_waiting < self._limits.max_waiting_requests // num_tenants
 
     def push(self, group: Group, now: float) -> None:
-        """A new request, whatever the limits say."""
+        """Adds a new request, whatever the limits say."""
         spec = group.spec
         self._note_in(group)
         tenant = self._tenants.get(spec.tenant) or self._join(spec.tenant)
@@ -147,7 +147,7 @@ class Backlog:
         tenant.num_waiting += 1
 
     def push_front(self, groups: Iterable[Group]) -> None:
-        """Requests that ran before and were interrupted: in this order, before all others, at nobody's expense."""
+        """Adds requests that were interrupted: in this order, before all others, charged to no tenant."""
         for group in reversed(list(groups)):
             self._note_in(group)
             self._front[group.spec.request_id] = group
@@ -162,18 +162,18 @@ class Backlog:
     # Out
 
     def peek(self) -> Group | None:
-        """Whose turn it is."""
+        """Returns the request whose turn it is."""
         if self._front:
             return next(iter(self._front.values()))
         return self.peek_new()
 
     def peek_new(self) -> Group | None:
-        """Whose turn it is of those that have not run before."""
+        """Returns the request whose turn it is of those that have not run before."""
         tenant = self._find_next()
         return tenant.heap[0][2].group if tenant else None
 
     def pop(self) -> Group:
-        """Take whose turn it is. Raises IndexError if nobody waits."""
+        """Takes the request whose turn it is. Raises IndexError if none waits."""
         group = self.peek()
         if group is None:
             raise IndexError("nobody waits")
@@ -181,7 +181,7 @@ class Backlog:
         return group
 
     def take(self, group: Group) -> None:
-        """It leaves, and its tenant is charged for the prompt unless it ran before."""
+        """Removes a request, and charges its tenant for the prompt unless it ran before."""
         if group.spec.request_id not in self._front:
             tenant = self._tenants[group.spec.tenant]
             tenant.num_served += group.prompt_length
@@ -189,7 +189,7 @@ class Backlog:
         self.remove(group)
 
     def remove(self, group: Group) -> bool:
-        """Take it from wherever it stands. False: it does not wait here."""
+        """Removes a request from wherever it stands. Returns False if it does not wait here."""
         request_id = group.spec.request_id
         if self._front.get(request_id) is group:
             del self._front[request_id]
@@ -204,7 +204,7 @@ class Backlog:
         return True
 
     def charge(self, tenant: str, num_tokens: int) -> None:
-        """A tenant's running requests got so many tokens."""
+        """Charges a tenant for tokens that its running requests got."""
         if not self._tenants:
             return
         known = self._tenants.get(tenant) or self._absent.get(tenant)

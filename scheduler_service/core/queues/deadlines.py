@@ -1,4 +1,4 @@
-"""Which request must have begun, or ended, by when. Knows nothing of what becomes of those that are late."""
+"""Deadlines by which requests must have begun or ended. Does not know what happens to those that are late."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ class Deadlines:
         return len(self._due)
 
     def add(self, request_id: str, kind: DeadlineKind, at: float) -> None:
-        """One of a kind for each request: a later call replaces it."""
+        """Sets a request's deadline of a kind: a later call replaces it."""
         self._due[Deadline(request_id, kind)] = at
         heappush(self._heap, (at, request_id, kind.value))
         self._sweep()
 
     def cancel(self, request_id: str, kind: DeadlineKind | None = None) -> None:
-        """It was met, or matters no more. Without a kind: both. An unknown one is no error."""
+        """Removes a deadline, or without a kind both of a request. An unknown one is no error."""
         for one in DeadlineKind if kind is None else (kind,):
             self._due.pop(Deadline(request_id, one), None)
         self._sweep()
 
     def next_due(self) -> float | None:
-        """The earliest; None if there is none."""
+        """Returns the earliest deadline; None if there is none."""
         while self._heap and self._find_first() is None:
             heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def take_expired(self, now: float) -> list[Deadline]:
-        """Those that have passed, the earliest first. They are told once."""
+        """Takes the deadlines that have passed, the earliest first."""
         late: list[Deadline] = []
         while self._heap and self._heap[0][0] <= now:
             deadline = self._find_first()

@@ -1,4 +1,4 @@
-"""When there is too much: the limits of what may wait, and how long whoever is sent away should stay away.
+"""Limits of what may wait; computes Retry-After for rejected requests.
 
 Knows neither what waits nor how it is ordered; the clock comes in with each call.
 """
@@ -61,9 +61,9 @@ class _Slice(NamedTuple):
 
 
 class DrainRate:
-    """How fast the backlog drains, measured over a sliding window, and what that means for who is sent away.
+    """Measures how fast the backlog drains over a sliding window, and computes Retry-After from it.
 
-    Whoever is told to come back is promised a place, and the next one is told to come after it: else all of them would
+    Each rejected request is promised a place, and the next one is asked to come after it: otherwise all of them would
     come back at once, for the one place that is free then.
     """
 
@@ -77,7 +77,7 @@ class DrainRate:
         self._promised_until = now
 
     def note(self, num_requests: int, num_tokens: int, now: float) -> None:
-        """So many requests with so many prompt tokens were admitted."""
+        """Notes requests that were admitted, and their prompt tokens."""
         self._forget(now)
         last = _Slice(now, 0, 0)
         if self._slices and now - self._slices[-1].begin < self._slice_seconds:
@@ -85,11 +85,11 @@ class DrainRate:
         self._slices.append(_Slice(last.begin, last.num_requests + num_requests, last.num_tokens + num_tokens))
 
     def has_promised(self, now: float) -> bool:
-        """Whether somebody was told to come later than now."""
+        """Whether a rejected request is still expected."""
         return self._promised_until > now
 
     def retry_after_seconds(self, overload: Overload, now: float) -> float:
-        """After what time the excess will have drained, and all that was promised before. Makes a promise."""
+        """Computes when the excess, and all that was promised before, will have drained. Promises a place then."""
         free_at = max(self._promised_until, now) + self._find_seconds(overload, now)
         self._promised_until = min(free_at, now + MAX_RETRY_SECONDS)
         return max(self._promised_until - now, MIN_RETRY_SECONDS)

@@ -1,4 +1,4 @@
-"""Who comes first, and who must go. Owns the queues and the rows; knows nothing of blocks and steps."""
+"""Orders a replica's sequences by precedence. Owns the queues and the rows; knows nothing of blocks and steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Queues:
-    """Where each live sequence stands, but for children that are not forked yet.
+    """The queue of each live sequence, but for children that are not forked yet.
 
     `running` is in order of precedence: by priority, unless it is first come, first served, and then by the start.
     `prefilling` are those of it that have more than one token to compute. A group takes all its rows when its leader
@@ -50,7 +50,7 @@ class Queues:
         self._swapped_now: set[Sequence] = set()
 
     def begin_step(self) -> None:
-        """Drop what ended from the running ones, all at once."""
+        """Drops sequences that ended from `running`, all at once."""
         self._swapped_now.clear()
         if self._has_ended:
             self.running = [s for s in self.running if s.status is SequenceStatus.RUNNING]
@@ -68,7 +68,7 @@ class Queues:
         return self.num_rows + sequence.group.num_rows <= self.max_rows
 
     def start(self, sequence: Sequence) -> None:
-        """It left its queue and runs, after all others of its class."""
+        """Puts a sequence that left its queue into `running`, after all others of its class."""
         sequence.status = SequenceStatus.RUNNING
         self._count_rows(sequence, sequence.group.num_rows)
         self.num_beams += sequence.group.beams is not None
@@ -77,19 +77,19 @@ class Queues:
             insort(self.prefilling, sequence, key=self._prefill_key)
 
     def fork(self, parent: Sequence, children: list[Sequence]) -> None:
-        """The children run beside their parent, in rows that it kept for them."""
+        """Puts children beside their parent, in rows that it kept for them."""
         place = self.running.index(parent) + 1
         self.running[place:place] = children
         for child in children:
             child.status = SequenceStatus.RUNNING
 
     def split_rows(self, leader: Sequence) -> None:
-        """Each beam has a row of its own from now on: the one that held them for all keeps one."""
+        """Frees the rows that a leader held for all beams but one: from now on each beam has its own."""
         if leader.status is SequenceStatus.RUNNING:
             self._count_rows(leader, 1 - leader.group.num_rows)
 
     def branch(self, parent: Sequence, child: Sequence) -> None:
-        """Another beam runs beside its parent."""
+        """Puts another beam beside its parent."""
         self.fork(parent, [child])
         self._count_rows(child, 1)
         self.num_beams += 1
@@ -124,7 +124,7 @@ class Queues:
         return any(self.outranks(sequence, other) for queue in (self.running, self.swapped) for other in queue)
 
     def find_urgent(self, refused: Collection[Sequence] = ()) -> Sequence | None:
-        """The first one that is urgent, of those that wait first of their tenant and priority; not one of these."""
+        """Finds the first urgent one of those that wait first of their tenant and priority, but for `refused`."""
         num_tried = 0
         if not (self.waiting.ranks or self.tenant_rows.may_be_taken):
             return None
@@ -139,7 +139,7 @@ class Queues:
         return None
 
     def find_all_urgent(self) -> set[Sequence]:
-        """All of them, up to as many as one step tries."""
+        """Finds all urgent ones, up to as many as one step tries."""
         found: set[Sequence] = set()
         while len(found) <= MAX_REFUSED and (sequence := self.find_urgent(found)) is not None:
             found.add(sequence)
@@ -154,12 +154,12 @@ class Queues:
         return self._class(sequence) <= self._class(other) and not other.hurries
 
     def find_behind(self, sequence: Sequence, step_id: int) -> list[Sequence]:
-        """Who may give way to a running sequence: the lowest class of those behind it that are not in this step."""
+        """Finds who may give way to a running sequence: the lowest class behind it that is not in this step."""
         behind = self.running[self.running.index(sequence) + 1 :]
         return self.find_lowest([other for other in behind if other.last_step_id != step_id and not other.hurries])
 
     def find_below(self, sequence: Sequence, step_id: int = 0) -> list[Sequence]:
-        """Who may give way to a waiting sequence, of those that run and did not begin in this step.
+        """Finds who may give way to a waiting sequence, of those that run and did not begin in this step.
 
         All it outranks; and, if its tenant has no row, the last ones of tenants that have too many, but for those of
         higher priority.
@@ -177,20 +177,20 @@ class Queues:
         return found[::-1]
 
     def find_swapped_below(self, sequence: Sequence) -> list[Sequence]:
-        """Who is swapped out, and would give up for it what it still holds: who gave way in this step, or is below."""
+        """Finds swapped sequences that would give up what they still hold: victims of this step, or outranked ones."""
         return [other for other in self.swapped if other in self._swapped_now or self.outranks(sequence, other)]
 
     def find_lowest(self, sequences: list[Sequence]) -> list[Sequence]:
-        """Of these the lowest class; they are in order."""
+        """Returns the lowest class of some sequences, which are in order."""
         return [other for other in sequences if self._class(other) == self._class(sequences[-1])]
 
     def take_victim(self, victim: Sequence) -> None:
-        """It runs no more."""
+        """Takes a victim out of `running`."""
         self.running.remove(victim)
         self._free_rows(victim)
 
     def swap_out(self, victim: Sequence) -> None:
-        """It waits for device blocks, of its class behind those of earlier steps and before victims of this one."""
+        """Inserts a victim into `swapped`: after earlier steps' victims of its class, before this step's."""
         victim.status = SequenceStatus.SWAPPED
         first = bisect_left(self.swapped, self._class(victim), key=self._class)
         place = bisect_right(self.swapped, self._class(victim), key=self._class)
@@ -200,12 +200,12 @@ class Queues:
         self._swapped_now.add(victim)
 
     def start_over(self, victim: Sequence) -> None:
-        """It waits before all others of its rank."""
+        """Puts a victim into `waiting`, before all others of its rank."""
         victim.status = SequenceStatus.WAITING
         self.waiting.push_front(victim)
 
     def remove(self, sequence: Sequence) -> None:
-        """It ended. Its status still says where it stands."""
+        """Removes a sequence that ended from the queue that its status still names."""
         if sequence.status is SequenceStatus.RUNNING:
             self._free_rows(sequence)
             self._has_ended = True
@@ -215,14 +215,14 @@ class Queues:
             self.waiting.remove(sequence)
 
     def drop_child(self, child: Sequence) -> None:
-        """A child that is not forked yet ended: its row is free, if its leader holds it."""
+        """Removes a child that ended before it was forked; frees its row if its leader holds it."""
         group = child.group
         if group.leader.status is SequenceStatus.RUNNING:
             self._count_rows(child, -1)
         group.unforked.remove(child)
 
     def replace_leader(self, leader: Sequence) -> None:
-        """A leader ended before its children were forked: the first of them begins in its place, from nothing."""
+        """Replaces a leader that ended before its children were forked: the first of them begins anew."""
         group = leader.group
         successor = group.unforked[0]
         successor.token_ids = list(group.spec.prompt_token_ids)
@@ -241,7 +241,7 @@ class Queues:
             self.prefilling.remove(sequence)
 
     def take_all(self) -> list[Sequence]:
-        """Everybody, in order of precedence: who runs, who is swapped out, who waits. Nobody is left."""
+        """Empties the queues. Returns all sequences in order of precedence: running, swapped, waiting."""
         self.begin_step()
         everybody = [*self.running, *self.swapped, *self.waiting]
         self.num_rows = self.num_beams = 0

@@ -1,4 +1,4 @@
-"""The rows that each tenant has of those that run, and what a fair share of them is. Knows no sequences."""
+"""Counts the rows of each tenant, and finds who has more than its share. Knows no sequences."""
 
 from __future__ import annotations
 

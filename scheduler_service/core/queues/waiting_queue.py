@@ -1,4 +1,4 @@
-"""Who waits at one replica, and in which order they are tried. Knows nothing of rows, blocks and steps."""
+"""Sequences that wait at one replica, in the order in which they are tried. Knows nothing of rows, blocks and steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_OVERTAKES = 64
 
 
 class WaitingQueue:
-    """Who waits, in an order that never changes, with bounded skip-ahead.
+    """Waiting sequences, in an order that never changes, with bounded skip-ahead.
 
     First come, first served; or, with `aging_seconds`, by the time of arrival plus so many seconds for each step of
     priority. Nothing is sorted in a step: a place is found by bisection, and whoever waits keeps it.
@@ -69,12 +69,12 @@ class WaitingQueue:
         return sequence.group.arrived_at + sequence.priority * self._aging_seconds
 
     def push(self, sequence: Sequence) -> None:
-        """Last of its rank."""
+        """Adds a sequence as the last of its rank."""
         self._last += 1
         self._insert((self.rank(sequence), self._last, sequence))
 
     def push_front(self, sequence: Sequence) -> None:
-        """First of its rank."""
+        """Adds a sequence as the first of its rank."""
         self._first -= 1
         self._insert((self.rank(sequence), self._first, sequence))
 
@@ -89,7 +89,7 @@ class WaitingQueue:
             insort(self._heads, entry)
 
     def remove(self, sequence: Sequence) -> None:
-        """From wherever it stands."""
+        """Removes a sequence from wherever it stands."""
         entry = self._places.pop(sequence.sequence_id)
         _delete(self._entries, entry)
         name = self._line_of(sequence)
@@ -111,13 +111,13 @@ class WaitingQueue:
         return (entry[2] for entry in self._heads)
 
     def replace(self, old: Sequence, new: Sequence) -> None:
-        """Another in its place."""
+        """Puts another sequence in the place of one."""
         rank, number, _ = self._places[old.sequence_id]
         self.remove(old)
         self._insert((rank, number, new))
 
     def clear(self) -> None:
-        """Nobody waits."""
+        """Removes all."""
         self._entries.clear()
         self._places.clear()
         self._lines.clear()
@@ -125,13 +125,13 @@ class WaitingQueue:
         self._overtaken = None
 
     def peek(self, num_refused: int) -> Sequence | None:
-        """The one to try now that so many before it could not be admitted. None: nobody may."""
+        """Returns the next one to try after `num_refused` could not be admitted; None: no more may be tried."""
         if num_refused > MAX_REFUSED or (num_refused and self._is_patience_over()):
             return None
         return self._entries[num_refused][2] if num_refused < len(self._entries) else None
 
     def take(self, sequence: Sequence, num_refused: int) -> None:
-        """It is admitted, before so many others."""
+        """Removes a sequence that is admitted before `num_refused` others."""
         self.remove(sequence)
         if num_refused:
             first = self._entries[0][2]

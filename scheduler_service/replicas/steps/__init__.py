@@ -1,1 +1,1 @@
-"""Steps on their way to a worker: how many, since when, and what they cost."""
+"""Steps in flight to a worker: how many, since when, and what they cost."""

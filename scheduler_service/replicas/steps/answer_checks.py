@@ -1,4 +1,4 @@
-"""What a worker's answers must be for anything to be made of them. Knows bounds, and nothing of what is asked.
+"""Checks a worker's answers against their bounds. Does not know what was asked.
 
 A worker that is broken, or newer, or somebody else, may say anything. What cannot be ends its epoch and no more, as a
 `WrongAnswer`: the codec checks here before a value leaves it, so that nothing behind it needs to doubt one.
@@ -79,7 +79,7 @@ def check_rows(name: str, rows: Collection[object], limits: AnswerLimits) -> Non
 
 
 def check_distinct(name: str, sequence_ids: Sequence[int]) -> None:
-    """Checks that no sequence is told of twice."""
+    """Checks that no sequence stands twice in a column."""
     require(len(set(sequence_ids)) == len(sequence_ids), f"{name}: a sequence stands twice")
 
 

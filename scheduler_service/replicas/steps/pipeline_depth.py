@@ -1,4 +1,4 @@
-"""How many steps to keep in flight: enough that the worker never waits for the way to the scheduler and back."""
+"""Chooses how many steps to keep in flight, so that the worker never waits for the round trip to the scheduler."""
 
 from __future__ import annotations
 

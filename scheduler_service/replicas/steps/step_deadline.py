@@ -1,4 +1,4 @@
-"""How long a worker may take for a step before it counts as hung. Learns from the steps that were answered.
+"""Computes how long a worker may take for a step before it counts as hung. Learns from steps that were answered.
 
 A worker that hangs says nothing, so only time tells it from a slow one. A false alarm costs a prefill of everything, a
 late one costs the clients a pause: the limits are generous where little is known.

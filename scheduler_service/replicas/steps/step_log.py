@@ -1,4 +1,4 @@
-"""What the steps did, for operators: a debug line for each, totals at info level while there is something to tell."""
+"""Logs steps for operators: a debug line for each, totals at info level while there are any."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PERIOD_SECONDS = 10.0
 
 @dataclass(slots=True)
 class StepLog:
-    """Counts since the process started. The engine tells it of each step; nothing here decides anything.
+    """Counts since the process started. The step loop reports each step; nothing here decides anything.
 
     `step_seconds`: how long the worker was busy, by its own clock.
     """
@@ -72,7 +72,7 @@ class StepLog:
             )
 
     def is_due(self, now: float) -> bool:
-        """Tells whether the steps since the last time are to be told now."""
+        """Whether the totals are to be written now."""
         if not self._written_at:
             self._written_at = now
         return self.num_steps > self._written_steps and now - self._written_at >= PERIOD_SECONDS

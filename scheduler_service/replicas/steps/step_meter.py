@@ -1,4 +1,4 @@
-"""Measures steps: how long their phases take, how much they hold, and when what was cancelled has left them."""
+"""Measures steps: the time of their phases, their size, and how soon a cancelled request has left them."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class StepMeter:
         self._cancelled: deque[tuple[float, int]] = deque()
 
     def on_scheduled(self, step_id: int, seconds: float) -> None:
-        """A step is about to be sent; so long it took to choose it."""
+        """Notes a step that is about to be sent, and how long it took to plan it."""
         self._last_scheduled = step_id
         self._metrics.schedule.observe(seconds)
 
     def on_sent(self, encode_seconds: float) -> None:
-        """A step was sent; so long it took to make a message of it."""
+        """Notes a step that was sent, and how long it took to encode it."""
         self._metrics.encode.observe(encode_seconds)
 
     def on_answered(self, result: StepResult, update_seconds: float, step: AnsweredStep) -> None:
-        """A step was answered; so long it took to process that."""
+        """Notes a step that was answered, and how long it took to process the answer."""
         metrics = self._metrics
         metrics.num_sequences.observe(step.num_sequences)
         metrics.num_tokens.observe(step.num_tokens)
@@ -59,14 +59,14 @@ class StepMeter:
             self._free(step.answered_at, result.step_id)
 
     def on_cancelled(self, now: float) -> None:
-        """Something has ended that the steps on their way may compute."""
+        """Notes the end of a request that steps in flight may compute."""
         if self._last_scheduled > self._last_answered:
             self._cancelled.append((now, self._last_scheduled))
         else:
             self._metrics.cancel.observe(0.0)
 
     def on_lost(self, now: float) -> None:
-        """No step is on its way any more, and the next one is the first."""
+        """Notes that the steps in flight are lost, and that steps count from 1 again."""
         self._free(now, self._last_scheduled)
         self._last_scheduled = self._last_answered = 0
 

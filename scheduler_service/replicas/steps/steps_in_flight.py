@@ -1,4 +1,4 @@
-"""The steps on their way, and whether the oldest is overdue. Knows what was sent and when; decides nothing about it."""
+"""The steps that were sent and not answered, and whether the oldest is overdue. Decides nothing about it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class AnsweredStep(NamedTuple):
 
 
 class StepsInFlight:
-    """What was sent and is not answered, oldest first."""
+    """Steps that were sent and not answered, oldest first."""
 
     def __init__(self, deadline: StepDeadline, clock: Callable[[], float]) -> None:
         self._deadline = deadline
@@ -55,27 +55,27 @@ class StepsInFlight:
 
     @property
     def sequence_ids(self) -> set[int]:
-        """All that the steps on their way compute."""
+        """The sequences that the steps in flight compute."""
         return {sequence_id for step in self._sent for sequence_id in step.output.sequence_ids}
 
     def describe(self) -> list[tuple[int, int, int]]:
-        """Number, sequences and tokens of each step, oldest first."""
+        """Returns the id, the sequences and the tokens of each step, oldest first."""
         return [(step.output.step_id, len(step.output.sequence_ids), step.num_tokens) for step in self._sent]
 
     def begin_epoch(self) -> None:
-        """Nothing is on its way."""
+        """Forgets all steps."""
         self._sent.clear()
         self._deadline.begin_epoch()
 
     def on_sent(self, output: SchedulerOutput) -> None:
-        """A step is about to be sent."""
+        """Notes a step that is about to be sent."""
         if not self._sent:
             self._busy_since = self._clock()
         num_tokens = sum(output.num_new_tokens)
         self._sent.append(_Sent(output, num_tokens, self._deadline.find_seconds(num_tokens)))
 
     def on_answered(self) -> AnsweredStep:
-        """The oldest is answered, and the worker is at the next one."""
+        """Removes the oldest step, which was answered; the worker is busy with the next one."""
         now, step = self._clock(), self._sent.popleft()
         seconds = now - self._busy_since
         self._deadline.on_answered(step.num_tokens, seconds)
