@@ -129,9 +129,9 @@ class InputBatch:
     def apply(self, step: Step) -> None:
         """Makes a checked step's changes to rows: fork, forget, add, take the scheduler's ids, update tables.
 
-        A parent that starts in this very step is forked after it was added: there is nothing of it before. A child has
-        its parent's ids without the one that this step brings, and may be brought another. A
-        replaced table wins over appended blocks.
+        A parent that starts in this very step is forked after it was added: there is nothing of it before. A child gets
+        its parent's ids without the one that this step appends to the parent, and the step may append another to the
+        child. A replaced table wins over appended blocks.
         """
         new = {sequence.sequence_id for sequence in step.new_sequences}
         for fork in step.forks:
