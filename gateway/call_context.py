@@ -40,7 +40,7 @@ def current_call() -> Call:
     return _current.get()
 
 
-def noting_grpc(method: str, answer: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+def with_grpc_call(method: str, answer: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
     """Wraps the handler of a gRPC method, `Service/Method`."""
 
     async def noted(request: Any, context: Any) -> Any:
@@ -50,7 +50,7 @@ def noting_grpc(method: str, answer: Callable[[Any, Any], Awaitable[Any]]) -> Ca
     return noted
 
 
-def noting_http(app: ASGIApp) -> ASGIApp:
+def with_http_call(app: ASGIApp) -> ASGIApp:
     """Wraps an application."""
 
     async def noted(scope: Scope, receive: Receive, send: Send) -> None:

@@ -107,7 +107,7 @@ class Renderer(Protocol):
         ...
 
 
-def joined(parts: Sequence[str]) -> str | None:
+def join_parts(parts: Sequence[str]) -> str | None:
     """Makes one content of its parts, a line for each; None where there are none."""
     return "\n".join(parts) if parts else None
 

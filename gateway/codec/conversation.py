@@ -18,7 +18,7 @@ from gateway.chat import (
     Message,
     Tool,
     ToolCall,
-    joined,
+    join_parts,
 )
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _decode_message(message: inference_pb2.Message, number: int) -> Message:
         raise invalid([Violation(field, description, Reason.UNSUPPORTED_PARAMETER)])
     return Message(
         _ROLES.get(message.role),
-        joined([part.text for part in message.content]),
+        join_parts([part.text for part in message.content]),
         name=message.name if message.HasField("name") else None,
         tool_calls=tuple(ToolCall(call.name, call.arguments, call.id) for call in message.tool_calls[: MAX_TOOLS + 1]),
         tool_call_id=message.tool_call_id if message.HasField("tool_call_id") else None,

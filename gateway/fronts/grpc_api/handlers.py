@@ -11,7 +11,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from blockyard.errors import BlockyardError, Violation, invalid
 from blockyard.headers import TENANT_KEY
-from gateway.call_context import noting_grpc
+from gateway.call_context import with_grpc_call
 from gateway.naming import check_tenant
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def add_service(server: grpc.aio.Server, service: Any, servicer: Any) -> None:
 def _handler(method: Any, servicer: Any) -> grpc.RpcMethodHandler[Any, Any]:
     make = _MAKERS[method.client_streaming, method.server_streaming]
     request_type, response_type = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
-    answer = noting_grpc(f"{method.containing_service.name}/{method.name}", getattr(servicer, method.name))
+    answer = with_grpc_call(f"{method.containing_service.name}/{method.name}", getattr(servicer, method.name))
     answer = _of_readable_ones(answer) if method.client_streaming else _if_readable(answer)
     return make(answer, _reader(request_type), response_type.SerializeToString)
 

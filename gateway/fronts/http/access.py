@@ -40,7 +40,7 @@ TLS_AT_HTTP = "a client spoke TLS to the HTTP port, which has none: see --tls-ce
 _COMMON_NAME = "blockyard.common_name"
 
 
-def guarded(app: ASGIApp, gate: Gate) -> ASGIApp:
+def with_authentication(app: ASGIApp, gate: Gate) -> ASGIApp:
     """Wraps an application so that calls need leave of the gate, except for routes that are open to all."""
     authenticator = Authenticator(gate)
 
@@ -128,7 +128,7 @@ class BoundedProtocol(H11Protocol):
         if num_excess > 0:
             self.app, self.request_seconds = _refuse_connection, REFUSED_SECONDS
         elif name := _common_name(transport.get_extra_info("peercert")):
-            self.app: Any = _naming(self.app, name)
+            self.app: Any = _with_common_name(self.app, name)
         self._set_deadline()
 
     def data_received(self, data: bytes) -> None:
@@ -183,7 +183,7 @@ def bounded_protocol(max_connections: int) -> type[BoundedProtocol]:
     return type("BoundedProtocol", (BoundedProtocol,), {"max_connections": max_connections})
 
 
-def _naming(app: ASGIApp, common_name: str) -> ASGIApp:
+def _with_common_name(app: ASGIApp, common_name: str) -> ASGIApp:
     """Wraps an application for the calls of one connection."""
 
     async def named(scope: Scope, receive: Receive, send: Send) -> None:

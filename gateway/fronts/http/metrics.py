@@ -36,7 +36,7 @@ def add_metrics(app: FastAPI, metrics: GatewayMetrics) -> None:
     app.add_api_route(PATH, answer, methods=["GET"], include_in_schema=False)
 
 
-def counted(app: ASGIApp, metrics: GatewayMetrics) -> ASGIApp:
+def with_request_counts(app: ASGIApp, metrics: GatewayMetrics) -> ASGIApp:
     """Wraps an application: each request is counted when it has been answered, with its errors."""
 
     async def count(scope: Scope, receive: Receive, send: Send) -> None:

@@ -12,10 +12,10 @@ import uvicorn
 from blockyard.security.tls import http_context
 from blockyard.service.servers import PortTaken
 from gateway.access import Access
-from gateway.call_context import noting_http
-from gateway.fronts.http.access import MAX_HEADER_BYTES, bounded_protocol, guarded, with_bounded_head
+from gateway.call_context import with_http_call
+from gateway.fronts.http.access import MAX_HEADER_BYTES, bounded_protocol, with_authentication, with_bounded_head
 from gateway.fronts.http.cors import with_cors
-from gateway.fronts.http.metrics import counted
+from gateway.fronts.http.metrics import with_request_counts
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -74,12 +74,12 @@ class HttpFront:
             allowed_origins: whose pages may call it, with commas between.
         """
         access = access or Access()
-        app = guarded(app, access.api) if access.api else app
+        app = with_authentication(app, access.api) if access.api else app
         app = with_cors(with_bounded_head(app), allowed_origins)
         files = access.files
         self._server = _Server(
             uvicorn.Config(
-                noting_http(counted(app, metrics) if metrics else app),
+                with_http_call(with_request_counts(app, metrics) if metrics else app),
                 http=bounded_protocol(access.max_connections),
                 h11_max_incomplete_event_size=MAX_HEADER_BYTES,
                 backlog=_BACKLOG,

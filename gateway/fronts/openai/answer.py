@@ -11,7 +11,7 @@ from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any
 
 from gateway.fronts.openai import logprobs as shapes
-from gateway.fronts.openai.errors import described
+from gateway.fronts.openai.errors import make_error_fields
 from gateway.request import Accepted, Delta, PromptLogprobs, Recovered
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _ending(finished: Finished) -> dict[str, Any]:
     if finished.score is not None:
         fields["score"] = finished.score
     if finished.error is not None:
-        fields["error"] = described(finished.error)
+        fields["error"] = make_error_fields(finished.error)
     return fields
 
 
@@ -94,7 +94,7 @@ class _ChoiceLogprobs:
         """Returns those of the echo; the answer's offsets continue behind it."""
         first_token = self._call.first_tokens[self._prompt]
         if self._call.tokens_as_ids:
-            prompt_logprobs = shapes.named_by_ids(prompt_logprobs)
+            prompt_logprobs = shapes.name_by_ids(prompt_logprobs)
             first_token = (shapes.name_of(self._call.prompt_token_ids(self._prompt)[0]), first_token[1])
         logprobs = shapes.echo_logprobs(first_token, prompt_logprobs, self._offsets)
         self._offsets = shapes.TextOffsets(len(self._call.echoes[self._prompt]))
@@ -103,7 +103,7 @@ class _ChoiceLogprobs:
     def more(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
         """Returns those of the next tokens."""
         if self._call.tokens_as_ids:
-            entries = shapes.named_by_ids(entries)
+            entries = shapes.name_by_ids(entries)
         if self._call.is_chat:
             return shapes.chat_logprobs(entries)
         return shapes.completion_logprobs(entries, self._offsets)
@@ -194,7 +194,7 @@ class WholeAnswer:
         if not self._call.echoes_logprobs:
             return logprobs.more(choice.logprobs)
         echo = logprobs.echo(self._prompt_logprobs.get(prompt, ()))
-        return shapes.joined(echo, logprobs.more(choice.logprobs))
+        return shapes.join_rows(echo, logprobs.more(choice.logprobs))
 
 
 class ChunkedAnswer:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from blockyard.errors import BlockyardError, Reason, is_unknown_request
 from gateway.fronts.openai import errors
 from gateway.fronts.openai.call_codec import decode_state
-from gateway.fronts.openai.call_spec import CallSpec, tokenized
+from gateway.fronts.openai.call_spec import CallSpec, with_token_ids
 from gateway.fronts.openai.call_state import make_call
 from gateway.fronts.openai.event_ids import StreamPosition
 from gateway.request import Accepted, ResumeRequest
@@ -46,7 +46,7 @@ class CallReaders:
 
         Events that the client has come again. Raises the first BlockyardError of any request.
         """
-        self.call = await tokenized(call, self._service)
+        self.call = await with_token_ids(call, self._service)
         try:
             for number, request in enumerate(self.call.requests):
                 self._readers.append(await self._start_one(request, known.positions_of(number, call.n)))

@@ -51,7 +51,7 @@ class CallSpec:
     default_length: bool = False
     # Put before each prompt's texts.
     echoes: tuple[str, ...] = ()
-    # Of each prompt the first token's text and bytes, for echoes with log probabilities, once `tokenized`.
+    # Of each prompt the first token's text and bytes, for echoes with log probabilities.
     first_tokens: tuple[tuple[str, bytes], ...] = ()
     # Not, where they are only computed for an echo.
     tells_prompt_logprobs: bool = False
@@ -91,7 +91,7 @@ class CallSpec:
         return bool(self.echoes) and not self.is_chat and self.requests[0].truncate_prompt_tokens is not None
 
     def prompt_token_ids(self, prompt: int) -> tuple[int, ...]:
-        """Returns the ids of a prompt, once `tokenized`."""
+        """Returns the ids of a prompt, once `with_token_ids` has made them."""
         token_ids = self.requests[prompt].prompt
         return token_ids if isinstance(token_ids, tuple) else ()
 
@@ -136,7 +136,7 @@ def understand_chat(body: ChatBody, _tokenizer: Tokenizer) -> CallSpec:
     )
 
 
-async def tokenized(call: CallSpec, service: GenerationService) -> CallSpec:
+async def with_token_ids(call: CallSpec, service: GenerationService) -> CallSpec:
     """Turns prompts that are text into ids, where the answer shows the ids or their log probabilities."""
     if not call.needs_token_ids:
         return call

@@ -103,11 +103,11 @@ def _violation(kind: str, location: tuple[int | str, ...], message: str) -> Viol
 def error_object(error: BlockyardError) -> dict[str, Any]:
     """Returns the value of "error": in an answer's body, and in the last event of a stream that failed."""
     note_error(error.reason)
-    return described(error)
+    return make_error_fields(error)
 
 
-def described(error: BlockyardError) -> dict[str, Any]:
-    """Returns the same for a choice that failed by itself in an answer that is no error."""
+def make_error_fields(error: BlockyardError) -> dict[str, Any]:
+    """Returns the fields of an error without counting it, as of a choice that failed by itself in a whole answer."""
     violations = [
         {"param": None if violation.field == BODY else violation.field}
         | {"message": violation.description, "code": str(violation.reason)}

@@ -38,7 +38,7 @@ def _continues(byte: int) -> bool:
     return byte & 0xC0 == 0x80
 
 
-def named_by_ids(entries: Iterable[TokenLogprobs]) -> list[TokenLogprobs]:
+def name_by_ids(entries: Iterable[TokenLogprobs]) -> list[TokenLogprobs]:
     """Names tokens by ids, as vLLM does for `return_tokens_as_token_ids`, since two may have one text."""
     return [TokenLogprobs(chosen and _named_by_id(chosen), tuple(map(_named_by_id, top))) for chosen, top in entries]
 
@@ -70,10 +70,10 @@ def echo_logprobs(
     """Returns the same for the tokens of a prompt, of which the first has no log probability."""
     text, raw = first_token
     first = {"tokens": [text], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [offsets.add(raw)]}
-    return joined(first, completion_logprobs(entries[1:], offsets))
+    return join_rows(first, completion_logprobs(entries[1:], offsets))
 
 
-def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+def join_rows(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     """Puts the rows of one `logprobs` behind those of another."""
     return {name: column + second[name] for name, column in first.items()}
 

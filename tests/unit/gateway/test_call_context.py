@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from blockyard.inference.v1 import inference_pb2
-from gateway.call_context import current_call, noting_http
+from gateway.call_context import current_call, with_http_call
 from tests.kit.processes.spans import CALLER, recorded_spans
 from tests.unit.gateway.harness import spec
 
@@ -62,7 +62,7 @@ async def test_an_http_call_is_known_by_its_path() -> None:
 
     headers = [(name.encode(), value.encode()) for name, value in CALLER._asdict().items()]
     http = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
-    await asyncio.create_task(noting_http(app)(http, nothing, nothing))
-    await asyncio.create_task(noting_http(app)({"type": "lifespan"}, nothing, nothing))
+    await asyncio.create_task(with_http_call(app)(http, nothing, nothing))
+    await asyncio.create_task(with_http_call(app)({"type": "lifespan"}, nothing, nothing))
     assert seen == [("POST /v1/completions", CALLER), ("", None)]
     assert current_call().method == ""

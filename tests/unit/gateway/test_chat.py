@@ -20,7 +20,7 @@ from gateway.chat import (
     ToolCall,
     ToolChoice,
     find_violations,
-    joined,
+    join_parts,
     prompt_of,
 )
 from gateway.text.chat_template import ChatTemplate
@@ -234,7 +234,7 @@ def test_a_template_that_leaves_the_last_message_out_cannot_continue_it() -> Non
 
 
 def test_parts_are_lines() -> None:
-    assert (joined([]), joined(["a"]), joined(["a", "", "b"])) == (None, "a", "a\n\nb")
+    assert (join_parts([]), join_parts(["a"]), join_parts(["a", "", "b"])) == (None, "a", "a\n\nb")
 
 
 def test_its_size_is_that_of_its_texts() -> None:

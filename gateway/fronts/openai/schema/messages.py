@@ -34,7 +34,7 @@ def _join_content(value: Any) -> Any:
             raise unsupported("has parts other than text, which are not supported yet")
         if not (isinstance(part, dict) and part.keys() == {"type", "text"} and isinstance(part["text"], str)):
             raise PydanticCustomError("content", "should be a string or a list of text parts")
-    return chat.joined([part["text"] for part in value])
+    return chat.join_parts([part["text"] for part in value])
 
 
 _Content = Annotated[str | None, BeforeValidator(_join_content, json_schema_input_type=str | list[TextPart] | None)]

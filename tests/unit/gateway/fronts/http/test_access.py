@@ -17,7 +17,7 @@ from blockyard.security.keys import Key, KeyRing, KeyRole, add_key, digest
 from blockyard.security.tls import CertificateFiles
 from gateway.access import Access
 from gateway.fronts.http import access as http_access
-from gateway.fronts.http.access import MAX_HEADER_BYTES, BoundedProtocol, guarded
+from gateway.fronts.http.access import MAX_HEADER_BYTES, BoundedProtocol, with_authentication
 from gateway.fronts.http.server import HttpFront
 from gateway.fronts.wrong_doors import WrongDoorLog
 from tests.kit.authority import Authority
@@ -126,7 +126,7 @@ async def test_what_is_no_request_is_closed_too(keyed: KeyGate, kind: str, path:
     async def nothing(*_: Any) -> Any:
         return {"type": f"{kind}.connect"}
 
-    await guarded(app, keyed)({"type": kind, "path": path, "headers": []}, nothing, nothing)
+    await with_authentication(app, keyed)({"type": kind, "path": path, "headers": []}, nothing, nothing)
     assert called == ([kind] if is_called else [])
 
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from blockyard.errors import BlockyardError, Reason
-from gateway.fronts.http.metrics import add_metrics, counted
+from gateway.fronts.http.metrics import add_metrics, with_request_counts
 from gateway.fronts.openai.app import make_app
 from gateway.fronts.openai.errors import error_object
 from tests.kit.fakes.fake_scheduler import FakeScheduler
@@ -46,7 +46,7 @@ async def gateway() -> AsyncIterator[Gateway]:
         watch(metrics, front.service, front.live, front.link)
         add_metrics(app, metrics)
         async with (
-            serve(counted(app, metrics)) as url,
+            serve(with_request_counts(app, metrics)) as url,
             httpx.AsyncClient(base_url=url, timeout=20, verify=False) as http,
         ):
             yield Gateway(http, metrics)
@@ -116,7 +116,7 @@ async def test_an_application_that_breaks_is_counted_too(gateway: Gateway) -> No
         error_object(BlockyardError(Reason.BUG, "a bug"))
         raise ConnectionResetError
 
-    app = counted(broken, gateway.metrics)
+    app = with_request_counts(broken, gateway.metrics)
     with pytest.raises(ConnectionResetError):
         await app({"type": "http", "method": "GET", "path": "/"}, None, None)  # type: ignore[arg-type]
     seen = await gateway.scrape()

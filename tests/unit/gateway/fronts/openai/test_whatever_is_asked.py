@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockyard.errors import BlockyardError, Reason
-from gateway.fronts.openai.call_spec import tokenized, understand_chat, understand_completion
+from gateway.fronts.openai.call_spec import understand_chat, understand_completion, with_token_ids
 from gateway.fronts.openai.error_boundary import parse_body
 from gateway.fronts.openai.errors import error_object, rename
 from gateway.fronts.openai.schema.requests import ChatBody, CompletionBody
@@ -63,7 +63,7 @@ async def ask(core: Any, body: dict[str, Any]) -> None:
     else:
         call = understand_completion(parse_body(CompletionBody, raw), core.tokenizer)
     try:
-        for request in (await tokenized(call, core)).requests:
+        for request in (await with_token_ids(call, core)).requests:
             await core.preparation.prepare(request, lambda: FACTS)
     except BlockyardError as error:
         raise rename(error, call.names) from None
