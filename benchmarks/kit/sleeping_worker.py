@@ -8,7 +8,6 @@ the steps that it has executed, and the CPU seconds that its pretended computing
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import json
 import mmap
@@ -27,8 +26,8 @@ from blockyard.service import grpc_environment
 grpc_environment.prepare()
 
 from blockyard.model_files import model_digest, resolve_model
+from blockyard.service.process import run_process
 from blockyard.settings import load
-from blockyard.telemetry import configure_logging
 from worker_service import server
 from worker_service.config import WorkerConfiguration
 from worker_service.device import memory
@@ -177,12 +176,10 @@ def main() -> None:
     """The program."""
     step_seconds, ledger, *flags = sys.argv[1:]
     configuration = load(WorkerConfiguration, "sleeping_worker", "Sleeps.", flags)
-    configure_logging("worker", level=configuration.log.log_level, log_format=configuration.log.log_format)
-    sys.setswitchinterval(server.SWITCH_SECONDS)
     executor = SleepingExecutor(float(step_seconds), Path(ledger))
     # The server makes its worker itself.
     cast("Any", server).Worker = lambda **_: SleepingWorker(executor)
-    asyncio.run(server.serve(configuration))
+    run_process("worker", configuration, server.serve)
 
 
 if __name__ == "__main__":
