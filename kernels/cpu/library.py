@@ -163,7 +163,7 @@ class Library:
         logits = (ctypes.c_void_p, *sizes)
         self._library.blockyard_find_finite_rows.argtypes = (ctypes.c_void_p, *logits, ctypes.c_void_p)
         self._library.blockyard_choose.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-        self._library.blockyard_tell.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+        self._library.blockyard_token_logprobs.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 
     def create_executor(self, num_threads: int) -> Executor:
         """Starts a team of threads."""
@@ -210,9 +210,9 @@ class Executor:
         """Chooses tokens: see csrc/sampling.h."""
         self._library.blockyard_choose(self._handle, ctypes.byref(choices))
 
-    def token_logprobs(self, tellings: ctypes.Structure) -> None:
+    def token_logprobs(self, wanted: ctypes.Structure) -> None:
         """Computes log probabilities of tokens: see csrc/sampling.h."""
-        self._library.blockyard_tell(self._handle, ctypes.byref(tellings))
+        self._library.blockyard_token_logprobs(self._handle, ctypes.byref(wanted))
 
     def __del__(self) -> None:
         self._library.blockyard_destroy(self._handle)

@@ -41,7 +41,7 @@ class _Choices(ctypes.Structure):
     )
 
 
-class _Tellings(ctypes.Structure):
+class _Wanted(ctypes.Structure):
     _fields_ = (
         ("logits", ctypes.c_void_p),
         ("vocab_size", ctypes.c_int64),
@@ -94,7 +94,7 @@ class CpuSampling:
         places = _column(rows, np.int64)
         chosen = None if token_ids is None else _column(token_ids, np.int64)
         self.executor.token_logprobs(
-            _Tellings(
+            _Wanted(
                 _address(logits),
                 logits.shape[1],
                 len(rows),

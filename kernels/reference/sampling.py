@@ -35,7 +35,7 @@ CANDIDATE_COUNTS = (64, 1024)
 MAX_CHOSEN_LOGITS = 1 << 21
 SORTING_COPIES = 12
 # What log probabilities of all tokens take, with their working copy.
-TELLING_COPIES = 2
+LOGPROB_COPIES = 2
 # In the place of a number of candidates: the first token is chosen, or one of all is drawn.
 GREEDY, UNFILTERED = -1, 0
 
@@ -324,7 +324,7 @@ class ReferenceSampling:
 
     def token_logprobs_bytes(self, num_rows: int, vocab_size: int) -> int:
         """The most memory that `token_logprobs` takes beside the logits."""
-        return TELLING_COPIES * num_rows * vocab_size * torch.float32.itemsize
+        return LOGPROB_COPIES * num_rows * vocab_size * torch.float32.itemsize
 
     def _tensor(self, column: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(column)).to(self._device)

@@ -28,7 +28,7 @@ void blockyard_run(void* executor, const Op* ops, int32_t num_ops, const Inputs*
     ((Executor*)executor)->run(ops, num_ops, *inputs);
 }
 
-// Tells of each phase of the last run its op and how many seconds it took.
+// Gives of each phase of the last run its op and how many seconds it took.
 int32_t blockyard_phase_times(const void* executor, int32_t* ops, double* seconds, int32_t size) {
     return ((const Executor*)executor)->phase_times(ops, seconds, size);
 }
@@ -54,5 +54,7 @@ void blockyard_find_finite_rows(void* executor, const float* logits, int64_t row
     find_finite_rows(((Executor*)executor)->team(), logits, rows, vocab_size, finite);
 }
 void blockyard_choose(void* executor, const Choices* choices) { choose(((Executor*)executor)->team(), *choices); }
-void blockyard_tell(void* executor, const Tellings* tellings) { tell(((Executor*)executor)->team(), *tellings); }
+void blockyard_token_logprobs(void* executor, const TokenLogprobs* wanted) {
+    token_logprobs(((Executor*)executor)->team(), *wanted);
+}
 }

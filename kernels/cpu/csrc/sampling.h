@@ -1,4 +1,4 @@
-// Chooses the tokens of rows of logits and tells of the likeliest: the reductions of sampling, row by row.
+// Chooses the tokens of rows of logits and gives log probabilities: the reductions of sampling, row by row.
 //
 // Owns the order of the filters and the division of rows among threads. A row is one thread's, so that nothing of it
 // depends on the others.
@@ -22,8 +22,8 @@ struct Choices {
     int64_t* token_ids;             // -1: none is possible, or one is infinite
 };
 
-// What is told of some rows: of the token that stands there, if there is one, and of the first of the order.
-struct Tellings {
+// Log probabilities of some rows: of the token that stands there, if there is one, and of the first of the order.
+struct TokenLogprobs {
     const float* logits;            // [any, vocabulary]
     int64_t vocab_size;
     int64_t num_rows;
@@ -113,17 +113,17 @@ inline void write_best(TokenRow& row, int64_t num_best, int64_t* candidates) {
     for (int64_t i = 0; i < num_best; i++) candidates[i] = i < found ? tokens[i].id : 0;
 }
 
-inline void tell_row(const Tellings& tellings, int64_t i) {
-    TokenRow row(tellings.logits + tellings.rows[i] * tellings.vocab_size, tellings.vocab_size, 1.0f, row_scratch());
-    const int64_t num_tokens = tellings.token_ids ? 1 : 0, width = num_tokens + tellings.num_best;
-    int64_t* candidates = tellings.candidates + i * width;
+inline void token_logprobs_of_row(const TokenLogprobs& wanted, int64_t i) {
+    TokenRow row(wanted.logits + wanted.rows[i] * wanted.vocab_size, wanted.vocab_size, 1.0f, row_scratch());
+    const int64_t num_tokens = wanted.token_ids ? 1 : 0, width = num_tokens + wanted.num_best;
+    int64_t* candidates = wanted.candidates + i * width;
     if (num_tokens) {
-        candidates[0] = tellings.token_ids[i];
-        tellings.ranks[i] = 1 + row.count({row.value(candidates[0]), (int32_t)candidates[0]});
+        candidates[0] = wanted.token_ids[i];
+        wanted.ranks[i] = 1 + row.count({row.value(candidates[0]), (int32_t)candidates[0]});
     }
-    write_best(row, tellings.num_best, candidates + num_tokens);
+    write_best(row, wanted.num_best, candidates + num_tokens);
     const float log_mass = scalar_logarithm((float)row.mass(row.all_possible()));
-    for (int64_t k = 0; k < width; k++) tellings.logprobs[i * width + k] = row.value(candidates[k]) - row.best() - log_mass;
+    for (int64_t k = 0; k < width; k++) wanted.logprobs[i * width + k] = row.value(candidates[k]) - row.best() - log_mass;
 }
 
 inline void find_finite_rows(Team& team, const float* logits, int64_t num_rows, int64_t vocab_size, uint8_t* finite) {
@@ -134,6 +134,6 @@ inline void choose(Team& team, const Choices& choices) {
     for_each_row(team, choices.num_rows, [&](int64_t i) { choices.token_ids[i] = choose_token(choices, i); });
 }
 
-inline void tell(Team& team, const Tellings& tellings) {
-    for_each_row(team, tellings.num_rows, [&](int64_t i) { tell_row(tellings, i); });
+inline void token_logprobs(Team& team, const TokenLogprobs& wanted) {
+    for_each_row(team, wanted.num_rows, [&](int64_t i) { token_logprobs_of_row(wanted, i); });
 }

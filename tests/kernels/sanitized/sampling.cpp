@@ -77,9 +77,9 @@ void tell_all(Fenced<float>& logits, int64_t num_rows, int64_t size, int64_t num
         candidates[team] = std::make_unique<Fenced<int64_t>>(num_rows * width);
         logprobs[team] = std::make_unique<Fenced<float>>(num_rows * width);
         ranks[team] = std::make_unique<Fenced<int64_t>>(of_tokens ? num_rows : 0);
-        const Tellings tellings{logits.data(), size, num_rows, rows->data(), of_tokens ? token_ids->data() : nullptr,
-                                num_best, candidates[team]->data(), logprobs[team]->data(), ranks[team]->data()};
-        tell(teams[team], tellings);
+        const TokenLogprobs wanted{logits.data(), size, num_rows, rows->data(), of_tokens ? token_ids->data() : nullptr,
+                                   num_best, candidates[team]->data(), logprobs[team]->data(), ranks[team]->data()};
+        token_logprobs(teams[team], wanted);
         CHECK(candidates[team]->equals(*candidates[0]));
         CHECK(logprobs[team]->equals(*logprobs[0]));
         CHECK(ranks[team]->equals(*ranks[0]));
