@@ -148,9 +148,9 @@ async def test_who_is_sent_away_and_who_fails_is_told_by_reason(harness: Harness
 async def test_a_cancel_is_over_when_the_steps_before_it_are(harness: Harness) -> None:
     worker = await harness.worker()
     server, client = await harness.scheduler(), await harness.client()
-    stream = await client.add("r", [1] * 10, max_tokens=1000)
-    await client.wait_until(lambda: stream.token_ids[0])
+    # Before there is a step: the answer to one that runs would still come.
     worker.hang()
+    await client.add("r", [1] * 10, max_tokens=1000)
     await until(lambda: server.service.stats()[0].num_steps_in_flight > 0)
     await client.abort("r")
     await until(lambda: not server.service.requests.live)
