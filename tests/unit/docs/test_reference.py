@@ -20,7 +20,7 @@ from worker_service.config import WorkerConfiguration
 
 ROOT = Path(__file__).parents[3]
 GENERATE: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "reference" / "generate.py"))
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "tests" / "kit" / "README.md"])
 
 
 @pytest.mark.parametrize("name", GENERATE["PAGES"])
