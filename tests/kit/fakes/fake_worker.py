@@ -220,6 +220,8 @@ class FakeWorker(FakeOperations, worker_pb2_grpc.WorkerServiceServicer):
             self._reader.cancel()
         self.state = status_pb2.WORKER_STATE_RUNNING
         stream = _Stream(self, self._executor())
+        if not self._awake.is_set():
+            stream.device.gate.clear()
         self.devices.append(stream.device)
         self._streams.append(stream)
         reader = self._reader = asyncio.create_task(stream.read(request_iterator))
