@@ -82,19 +82,21 @@ async def test_prompts_that_are_not_looked_up_are_no_queries(harness: Harness, s
 
 
 async def test_what_waits_is_counted_in_requests_and_tokens(harness: Harness, settings: Settings) -> None:
-    worker = await harness.worker()
+    worker = await harness.worker(step_seconds=0.01)
     server, client = await harness.scheduler(settings(max_num_seqs=2)), await harness.client()
+    streams = [await client.add(f"r{number}", [number + 1] * (10 + number), max_tokens=500) for number in range(2)]
+    # A request counts as running from when a replica has it, a sequence from when a step holds it.
+    await client.wait_until(lambda: all(stream.token_ids[0] for stream in streams))
     worker.hang()
-    for number in range(5):
+    for number in range(2, 5):
         await client.add(f"r{number}", [number + 1] * (10 + number))
     await until(lambda: scrape(server).sum("blockyard_requests", state="waiting") == 3)
-    # A request counts as running from when a replica has it, a sequence from when a step holds it.
-    await until(lambda: scrape(server).sum("blockyard_sequences", state="running") == 2)
+    await until(lambda: scrape(server).sum("blockyard_steps_in_flight", replica="0") >= 1)
     seen = scrape(server)
+    assert seen.sum("blockyard_sequences", state="running") == 2
     assert seen.sum("blockyard_requests", state="running") == 2
     assert seen.sum("blockyard_waiting_tokens") == 12 + 13 + 14
-    assert seen.sum("blockyard_steps_in_flight", replica="0") >= 1
-    assert seen.sum("blockyard_blocks", pool="device", state="used") == 2
+    assert seen.sum("blockyard_blocks", pool="device", state="used") >= 2
     worker.go_on()
     await until_idle(server)
     seen = scrape(server)
@@ -149,6 +151,7 @@ async def test_a_cancel_is_over_when_the_steps_before_it_are(harness: Harness) -
     worker = await harness.worker()
     server, client = await harness.scheduler(), await harness.client()
     # Before there is a step: the answer to one that runs would still come.
+    await until(lambda: worker.devices)
     worker.hang()
     await client.add("r", [1] * 10, max_tokens=1000)
     await until(lambda: server.service.stats()[0].num_steps_in_flight > 0)
