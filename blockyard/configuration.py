@@ -158,7 +158,7 @@ class PublicSettings:
         "web pages of these origins may call the HTTP APIs from a browser (CORS), with commas between, "
         "https://chat.example.org for one; *: all; empty: the gateway's own page alone",
     )
-    enable_page: bool = option(True, "show the page at / of the HTTP port, and tell how the system is at /status")
+    enable_page: bool = option(True, "show the page at / of the HTTP port, and the system's state at /status")
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ PROMPT_TOKENS = counter(
 )
 GENERATED_TOKENS = counter(
     "blockyard_generated_tokens_total",
-    "Tokens that were sampled and taken, each once, also behind a stop string, where nobody is told them.",
+    "Tokens that were sampled and taken, each once, also behind a stop string, where nobody is sent them.",
     "replica",
 )
 PREEMPTIONS = counter(

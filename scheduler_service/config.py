@@ -38,7 +38,7 @@ class ServiceSettings(SchedulerProcessSettings):
         -1, "port of Prometheus' /metrics, from a thread of its own, on the same host; 0: a free port, -1: none"
     )
     wait_for_repair: bool = option(
-        True, "wait where the first worker cannot load the model as it is told to; off: say why and exit"
+        True, "wait where the first worker cannot load the model as configured; off: say why and exit"
     )
 
 

@@ -155,7 +155,7 @@ def make_table(summary: Summary) -> Table:
     """Makes the table that a person reads."""
     title = f"{summary.num_requests} requests in {summary.elapsed_seconds:.2f} s, {summary.num_errors} failed"
     if summary.num_rejections:
-        title += f", {summary.num_rejections} times told to come back later"
+        title += f", {summary.num_rejections} times refused with a time to come back"
     table = Table(title=title)
     for heading in ("milliseconds", "mean", "p50", "p90", "p99"):
         table.add_column(heading, justify="left" if heading == "milliseconds" else "right")

@@ -48,7 +48,7 @@ LIVE_REQUESTS = gauge("blockyard_live_requests", "Requests that run, somebody re
 LIVE_STREAMS = gauge("blockyard_live_streams", "Answers that somebody reads or waits for.")
 OUTPUT_TOKENS = counter(
     "blockyard_output_tokens_total",
-    "Tokens of answers, each counted once when it is told, however many read it; none twice after a failure.",
+    "Tokens of answers, each counted once when it is sent, however many read it; none twice after a failure.",
 )
 PROMPT_TOKENS = histogram("blockyard_request_prompt_tokens", "Tokens of the prompt of a request.", _TOKENS)
 ANSWER_TOKENS = histogram(
@@ -61,7 +61,7 @@ TIME_TO_FIRST_TOKEN = histogram(
 )
 INTER_TOKEN_LATENCY = histogram(
     "blockyard_inter_token_latency_seconds",
-    "Time between tokens of a sequence as a stream tells them; tokens told at once share the time before them.",
+    "Time between tokens of a sequence as a stream sends them; tokens sent at once share the time before them.",
     _TOKEN_SECONDS,
 )
 TIME_PER_OUTPUT_TOKEN = histogram(
@@ -76,7 +76,7 @@ REQUEST_LATENCY = histogram(
 )
 ERRORS = counter(
     "blockyard_errors_total",
-    "Errors that clients were told, by API (`grpc` or `http`) and reason; those of probes do not count.",
+    "Errors that clients were sent, by API (`grpc` or `http`) and reason; those of probes do not count.",
     "api",
     "reason",
 )

@@ -27,7 +27,7 @@ INSTRUCTION_SETS: dict[str, tuple[str, ...]] = {
     "avx512": AVX512_FLAGS,
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
 }
-"""Best first, with what the compiler is told."""
+"""Best first, with the compiler's flags."""
 
 
 def built_folder() -> Path:

@@ -63,7 +63,7 @@ _LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 
 
 class _Recipe(NamedTuple):
-    """A config class's name, and what it is told beyond the sizes."""
+    """A config class's name, and what it is given beyond the sizes."""
 
     config: str
     changes: dict[str, Any]

@@ -20,18 +20,18 @@ export class Choice {
   finishReason = null;
   stopReason = null;
 
-  /** Takes the choice of a chunk, of either call; returns how many tokens it told. */
-  take(told) {
-    const text = told.text ?? told.delta?.content ?? "";
+  /** Takes the choice of a chunk, of either call; returns how many tokens it had. */
+  take(choice) {
+    const text = choice.text ?? choice.delta?.content ?? "";
     this.#text += text;
     for (const character of text) this.#characters.push(character);
-    const tokens = told.logprobs?.content
-      ? told.logprobs.content.map((token) => this.#chatToken(token))
-      : completionTokens(told.logprobs);
+    const tokens = choice.logprobs?.content
+      ? choice.logprobs.content.map((token) => this.#chatToken(token))
+      : completionTokens(choice.logprobs);
     for (const { start, token } of tokens) this.#add(start, token);
     if (text && !this.#pieces.length) this.#pieces.push({ start: 0, tokens: [] });
-    this.finishReason = told.finish_reason ?? this.finishReason;
-    this.stopReason = told.stop_reason ?? this.stopReason;
+    this.finishReason = choice.finish_reason ?? this.finishReason;
+    this.stopReason = choice.stop_reason ?? this.stopReason;
     this.numTokens += tokens.length;
     return tokens.length;
   }

@@ -166,8 +166,8 @@ function showReadiness(ready, text) {
 
 function state(replica, worker) {
   const drained = { DRAIN_STATE_DRAINING: "draining", DRAIN_STATE_DRAINED: "drained" }[replica.drain_state];
-  const told = (worker.state ?? "").replace("WORKER_STATE_", "").replaceAll("_", " ").toLowerCase();
-  const text = drained ?? (replica.ready ? "ready" : told || "not ready");
+  const state = (worker.state ?? "").replace("WORKER_STATE_", "").replaceAll("_", " ").toLowerCase();
+  const text = drained ?? (replica.ready ? "ready" : state || "not ready");
   const chip = make("span", { className: "chip", title: worker.message ?? "" }, text);
   chip.dataset.state = drained ? "middling" : replica.ready ? "good" : "bad";
   return chip;
@@ -179,14 +179,14 @@ function blocks(pool) {
 
 function totals(scheduler) {
   const prompt = Number(scheduler.num_prompt_tokens);
-  const told = [
+  const counts = [
     `${compact(Number(scheduler.num_completion_tokens))} tokens generated`,
     `${compact(prompt)} prompt tokens`,
     prompt ? `${percent(Number(scheduler.num_cached_tokens) / prompt)} of them cached` : null,
     counted(Number(scheduler.num_preemptions), "preemption"),
     counted(Number(scheduler.num_recoveries), "recovery", "recoveries"),
   ];
-  return `Since the scheduler's start: ${told.filter(Boolean).join(", ")}.`;
+  return `Since the scheduler's start: ${counts.filter(Boolean).join(", ")}.`;
 }
 
 function recovery({ replica_id: id, age, cause, num_requests: num }) {

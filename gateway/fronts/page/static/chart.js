@@ -73,15 +73,15 @@ export class Chart {
     const sample = isNow ? last : nearest(samples, last.at - seconds * (1 - this.#pointed));
     const texts = this.#series.map(({ name, kind }) => {
       // Dots are seldom: the last one stands for now.
-      const told = isNow && kind === "dots" ? samples.findLast(({ values }) => values[name] != null) : sample;
-      return this.#format(told?.values[name]);
+      const shown = isNow && kind === "dots" ? samples.findLast(({ values }) => values[name] != null) : sample;
+      return this.#format(shown?.values[name]);
     });
     const { svg, readings, when, cursor } = this.#parts;
     texts.forEach((text, index) => (readings[index].textContent = text));
     when.textContent = isNow ? "now" : `${Math.round(last.at - sample.at)} s ago`;
     cursor.setAttribute("d", isNow ? "" : `M${place(sample.at, last.at, seconds).toFixed(1)} 0V${HEIGHT}`);
-    const told = this.#series.map(({ label }, index) => `${label} ${texts[index]}`).join(", ");
-    svg.setAttribute("aria-label", `${this.#title}: ${told}`);
+    const description = this.#series.map(({ label }, index) => `${label} ${texts[index]}`).join(", ");
+    svg.setAttribute("aria-label", `${this.#title}: ${description}`);
   }
 }
 

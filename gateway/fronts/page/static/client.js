@@ -75,13 +75,13 @@ export class Gateway {
 
 async function errorOf(response) {
   const retryAfter = response.headers.get("retry-after");
-  const told = { status: response.status, retryAfterSeconds: retryAfter === null ? null : Number(retryAfter) };
+  const details = { status: response.status, retryAfterSeconds: retryAfter === null ? null : Number(retryAfter) };
   try {
     const { error } = await response.json();
-    return new ApiError({ ...told, ...known(error) });
+    return new ApiError({ ...details, ...known(error) });
   } catch {
     // A proxy's answer, say.
-    return new ApiError({ ...told, code: `HTTP ${response.status}`, message: response.statusText });
+    return new ApiError({ ...details, code: `HTTP ${response.status}`, message: response.statusText });
   }
 }
 

@@ -7,10 +7,10 @@ const SHOWN_MILLISECONDS = 2000;
 
 /** Copies a text, and has the button that asked for it say whether that worked. */
 export async function copyFrom(button, text) {
-  const told = (await copy(text)) ? "Copied" : "Not copied";
+  const outcome = (await copy(text)) ? "Copied" : "Not copied";
   const label = (button.dataset.label ??= button.textContent);
-  button.textContent = told;
-  announce(told);
+  button.textContent = outcome;
+  announce(outcome);
   setTimeout(() => (button.textContent = label), SHOWN_MILLISECONDS);
 }
 

@@ -45,10 +45,10 @@ export class Meter {
 
   /** Gives the means since the last call; null where there was nothing. */
   take() {
-    const told = { pageFirstToken: mean(this.#firstTokens), pageInterToken: mean(this.#interTokens) };
+    const times = { pageFirstToken: mean(this.#firstTokens), pageInterToken: mean(this.#interTokens) };
     this.#firstTokens = [];
     this.#interTokens = [];
-    return told;
+    return times;
   }
 }
 

@@ -243,10 +243,10 @@ export class Playground {
   }
 
   #makeRun(choices, views, id) {
-    const tell = framed(() => this.#run === run && this.#tell(run));
+    const show = framed(() => this.#run === run && this.#show(run));
     const onChange = () => {
       for (const view of views) view.grow();
-      tell();
+      show();
     };
     const run = new Run(this.#gateway, choices, this.meter, onChange, id);
     return run;
@@ -264,12 +264,12 @@ export class Playground {
     if (this.#run !== run) return;
     this.#setRunning(false);
     if (this.#mode !== mode) return;
-    this.#tell(run);
+    this.#show(run);
     showProblem(run.error);
     if (!run.error) announce(`Done: ${run.facts.join(", ")}`);
   }
 
-  #tell(run) {
+  #show(run) {
     byId("facts").textContent = run.facts.join(" · ");
     byId("notice").textContent = run.notice;
   }

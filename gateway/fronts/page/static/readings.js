@@ -23,7 +23,7 @@ const histogram = (latency) => latency && { ends: latency.bucket_ends, counts: l
 export class Readings {
   #taken = [];
 
-  /** Takes the next; returns the values that charts show. What it does not tell is null. */
+  /** Takes the next; returns the values that charts show. What it lacks is null. */
   take(status) {
     this.#taken.push(status);
     if (this.#taken.length > LATENCY_READINGS + 1) this.#taken.shift();

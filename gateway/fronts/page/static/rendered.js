@@ -39,7 +39,7 @@ export class RenderedView {
   }
 }
 
-/** Makes an element's children be those that shapes tell of, which were others before. Settled ones are the same. */
+/** Makes an element's children be those of the shapes given, where there were others before. Settled ones are the same. */
 function change(element, before, shapes) {
   for (let index = 0; index < shapes.length; index++) {
     const [was, shape] = [before[index], shapes[index]];

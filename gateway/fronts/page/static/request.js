@@ -38,12 +38,12 @@ function logprobs(text, isChat) {
   return isChat ? { logprobs: true, top_logprobs: parse(text) } : { logprobs: parse(text) };
 }
 
-/** Gives a command that sends the same request. The key is named, not told. */
+/** Gives a command that sends the same request. The key is named, not shown. */
 export function asCommand(url, body, hasKey) {
-  const { return_token_ids: _, stream_options: __, ...told } = body;
+  const { return_token_ids: _, stream_options: __, ...sent } = body;
   const lines = [`curl --no-buffer ${quoted(url)}`, "-H 'Content-Type: application/json'"];
   if (hasKey) lines.push('-H "Authorization: Bearer $BLOCKYARD_API_KEY"');
-  lines.push(`-d ${quoted(JSON.stringify(told))}`);
+  lines.push(`-d ${quoted(JSON.stringify(sent))}`);
   return lines.join(" \\\n  ");
 }
 

@@ -69,14 +69,14 @@ export class Run {
     if (broken || resumed) this.notice = broken ? BROKEN : "";
     if (resumed) this.#numResumes++;
     this.#usage = chunk?.usage ?? this.#usage;
-    for (const told of chunk?.choices ?? []) this.#grow(told);
+    for (const choice of chunk?.choices ?? []) this.#grow(choice);
     this.#onChange();
   }
 
-  #grow(told) {
-    this.choices[told.index]?.take(told);
+  #grow(choice) {
+    this.choices[choice.index]?.take(choice);
     const hadFirst = this.#timing.firstToken !== null;
-    const each = this.#timing.note(told.index, told.token_ids?.length ?? 0, now());
+    const each = this.#timing.note(choice.index, choice.token_ids?.length ?? 0, now());
     if (!hadFirst && this.#timing.firstToken !== null) this.#meter.addFirst(this.#timing.firstToken);
     if (each !== null) this.#meter.addNext(each);
   }

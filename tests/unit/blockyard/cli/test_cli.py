@@ -313,7 +313,7 @@ def test_bench_comes_back_when_it_is_told_to(gateway: FakeGateway, capsys: Captu
     output = tmp_path / "result.json"
     flags = ["--target", gateway.target, "--output", str(output)]
     assert run("bench", *flags, "--num-requests", "2", "--warmup", "0") == 0
-    assert "4 times told to come back later" in " ".join(capsys.readouterr().out.split())
+    assert "4 times refused with a time to come back" in " ".join(capsys.readouterr().out.split())
     results = json.loads(output.read_text())["results"]
     assert (results["num_requests"], results["num_rejections"], results["num_errors"]) == (2, 4, 0)
 

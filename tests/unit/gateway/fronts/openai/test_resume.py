@@ -163,7 +163,7 @@ async def test_a_stream_goes_on_behind_any_of_its_events(
 async def test_a_stream_goes_on_behind_any_of_its_events_where_nobody_remembers_it(
     scheduler: FakeScheduler, gateway: Gateway, body: dict[str, Any]
 ) -> None:
-    """Gateway and scheduler are gone: the same call, sent again, is generated again, and only the rest is told."""
+    """Gateway and scheduler are gone: the same call, sent again, is generated again, and only the rest is sent."""
     whole = await gateway.whole(body)
     places = [number for number, (event_id, _) in enumerate(whole) if event_id is not None]
     for number in places:
