@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from worker_service.set_up import CacheRequest, ProfileRequest
 
 MAX_MODEL_LEN = 2048
+MAX_NUM_SEQS = 1024
 BLOCK_SIZE = 32
 _LEDGER = struct.Struct("<Qd")
 # Of the demo model's vocabulary: whole words and pieces of words, none of them special.
@@ -87,6 +88,8 @@ class SleepingExecutor:
         with ledger.open("r+b") as file:
             self._ledger = mmap.mmap(file.fileno(), _LEDGER.size)
         self._step_seconds = step_seconds
+        # What the step stream reads of a batch.
+        self.batch = SimpleNamespace(limits=SimpleNamespace(max_num_seqs=MAX_NUM_SEQS))
         self._rows: dict[int, _Row] = {}
         self._free_at = 0.0
         self._entry = Entry(0, 0.0)

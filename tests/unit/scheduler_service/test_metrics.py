@@ -84,7 +84,7 @@ async def test_prompts_that_are_not_looked_up_are_no_queries(harness: Harness, s
 async def test_what_waits_is_counted_in_requests_and_tokens(harness: Harness, settings: Settings) -> None:
     worker = await harness.worker(step_seconds=0.01)
     server, client = await harness.scheduler(settings(max_num_seqs=2)), await harness.client()
-    streams = [await client.add(f"r{number}", [number + 1] * (10 + number), max_tokens=500) for number in range(2)]
+    streams = [await client.add(f"r{number}", [number + 1] * (10 + number), max_tokens=50) for number in range(2)]
     # A request counts as running from when a replica has it, a sequence from when a step holds it.
     await client.wait_until(lambda: all(stream.token_ids[0] for stream in streams))
     worker.hang()
