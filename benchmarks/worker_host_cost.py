@@ -155,7 +155,7 @@ def run_whole(executor: StepExecutor, step: Step) -> list[float]:
 
 
 def measure(num_sequences: int, sampling: SamplingParams) -> dict[str, float]:
-    """Gives microseconds of the parts and of the wholes."""
+    """Returns microseconds of the parts and of the wholes."""
     sweep = np.zeros(SWEPT_BYTES // 8)
 
     def run_swept(executor: StepExecutor, step: Step) -> list[float]:

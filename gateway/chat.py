@@ -146,7 +146,7 @@ def _cut_behind_final_message(rendered: str) -> str:
 
 
 def _message_for_template(message: Message) -> dict[str, Any]:
-    """Gives what a template reads: only what is there, but for a content, which they all take for granted."""
+    """Returns what a template reads: only what is there, but for a content, which they all take for granted."""
     assert message.role is not None
     fields: dict[str, Any] = {
         "role": (Role.SYSTEM if message.role is Role.DEVELOPER else message.role).value,

@@ -122,7 +122,7 @@ class CapturedStep(Protocol):
         ...
 
     def takes(self, step: StepInputs) -> bool:
-        """Tells whether the step is within the sizes that this was made for."""
+        """Returns whether the step is within the sizes that this was made for."""
         ...
 
     def replay(self, step: StepInputs, *, with_logits: bool) -> StepOutputs:

@@ -25,7 +25,7 @@ QUANTIZATIONS = ("none", "int8")
 def get_backend(
     device: torch.device, dtype: torch.dtype, cpu_kernels: str = "auto", quantization: str = "none"
 ) -> Backend:
-    """Gives the backend of a device, the same object each time.
+    """Returns the backend of a device, the same object each time.
 
     Args:
         device: where to compute.

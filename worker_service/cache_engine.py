@@ -36,7 +36,7 @@ class BlockFormat:
 
     @staticmethod
     def of(config: ModelConfig, block_size: int) -> BlockFormat:
-        """Gives the format of a model's blocks."""
+        """Returns the format of a model's blocks."""
         return BlockFormat(config.num_layers, config.num_kv_heads, block_size, config.head_dim, config.dtype)
 
     @property

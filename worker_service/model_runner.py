@@ -241,7 +241,7 @@ class ModelRunner:
     def _dry_forward(
         self, kv_pool: Tensor, block_size: int, num_sequences: int, num_tokens: int
     ) -> tuple[Tensor, Tensor]:
-        """Gives the hidden rows, and the logits of each sequence's last."""
+        """Returns the hidden rows, and the logits of each sequence's last."""
         lengths = np.full(num_sequences, num_tokens // num_sequences, np.int64)
         lengths[: num_tokens % num_sequences] += 1
         tables = np.zeros((num_sequences, -(-int(lengths.max()) // block_size)), np.int64)
@@ -251,7 +251,7 @@ class ModelRunner:
         return hidden, self._model.compute_logits(hidden[self._to_device(np.cumsum(lengths) - 1)])
 
     def profile(self, block_size: int, max_num_batched_tokens: int, max_num_seqs: int) -> int:
-        """Gives the most bytes that a step takes: all tokens and sequences allowed, each sampled.
+        """Returns the most bytes that a step takes: all tokens and sequences allowed, each sampled.
 
         Measures them where they are not known.
         """

@@ -37,7 +37,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._set_ups: set[asyncio.Task[Any]] = set()
 
     async def GetWorkerInfo(self, request: worker_pb2.GetWorkerInfoRequest, context: Context) -> Any:
-        """Gives the worker's identity and state."""
+        """Returns the worker's identity and state."""
         return codec.encode_info(self._worker, self._worker_id)
 
     async def InitDevice(self, request: worker_pb2.InitDeviceRequest, context: Context) -> Any:

@@ -31,7 +31,7 @@ NO_IDS.setflags(write=False)
 
 
 def no_ids() -> Array:
-    """Gives the empty column. It is one array for all: most columns of most steps are empty."""
+    """Returns the empty column. It is one array for all: most columns of most steps are empty."""
     return NO_IDS
 
 

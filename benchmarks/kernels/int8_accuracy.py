@@ -88,7 +88,7 @@ class Reader:
         self._block_table = list(range(num_blocks))
 
     def read(self, token_ids: Tensor) -> Iterator[Tensor]:
-        """Gives log probabilities of what comes after each token: [some, vocabulary] float32, one after another."""
+        """Returns log probabilities of what comes after each token: [some, vocabulary] float32, one after another."""
         backend, model, length = self.loaded.backend, self.loaded.model, len(token_ids)
         window = self.loaded.config.sliding_window
         batch = backend.plan_attention([length], [length], [self._block_table], BLOCK_SIZE, window)

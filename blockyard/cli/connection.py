@@ -53,7 +53,7 @@ _connection: ContextVar[Connection] = ContextVar("connection", default=Connectio
 
 
 def connection() -> Connection:
-    """Gives the values of the options of this run."""
+    """Returns the values of the options of this run."""
     return _connection.get()
 
 
@@ -98,7 +98,7 @@ def read_options(
 
 
 def with_connection(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options of the connection too. One behind the command's name goes before one in front."""
+    """Adds the options of the connection to a command. One behind the command's name goes before one in front."""
     options = [each for each in named_parameters(read_options) if each.name != "version"]
 
     @functools.wraps(command)

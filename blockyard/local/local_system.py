@@ -234,7 +234,7 @@ def divide_processors(worker: WorkerProcessSettings, num_workers: int) -> Worker
 
 
 def reachable_host(host: str) -> str:
-    """Gives the host to connect to for a host to listen on: nobody can connect to a wildcard."""
+    """Returns the host to connect to for a host to listen on: nobody can connect to a wildcard."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 

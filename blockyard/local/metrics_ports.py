@@ -23,7 +23,7 @@ class MetricsPorts:
         self._held: list[socket.socket] = []
 
     def choose(self, wanted: int, first: int) -> int:
-        """Gives the port that is wanted (-1: none), or for 0 the first free one from `first` on; raises PortTaken."""
+        """Returns the port that is wanted (-1: none), or for 0 the first free one from `first` on; raises PortTaken."""
         if wanted:
             return wanted
         for port in range(first, min(first + _MAX_TRIES, 1 << 16)):

@@ -61,7 +61,7 @@ class Fields:
         return name in self.values
 
     def get(self, name: str) -> Any:
-        """Gives a field as it is, None where it is not there."""
+        """Returns a field as it is, None where it is not there."""
         return self.values.get(name)
 
     def integer(self, name: str, default: int | None = None, *, least: int = 1, most: int | None = MAX_SIZE) -> int:

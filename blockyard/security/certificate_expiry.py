@@ -66,7 +66,7 @@ def _validity_of(certificate: bytes) -> Validity:
 
 
 def _element(der: bytes, at: int) -> tuple[int, int, int]:
-    """Gives the tag of an element, where its content begins, and what is behind it."""
+    """Returns the tag of an element, where its content begins, and what is behind it."""
     length, begin = der[at + 1], at + 2
     if length & 0x80:
         begin += length & 0x7F

@@ -45,7 +45,7 @@ class InternalIdentity:
         return f"{service}.{self._domain}"
 
     def peer(self, service: ServiceName) -> Peer | None:
-        """Gives what a channel to a service is opened with."""
+        """Returns what a channel to a service is opened with."""
         return Peer(self._files, self._name_of(service)) if self._files else None
 
     def gate(self, caller: ServiceName) -> Gate | None:

@@ -70,7 +70,7 @@ class CertificateFiles:
         return bool(self._paths[2])
 
     def current(self) -> Certificates:
-        """Gives what the files hold now."""
+        """Returns what the files hold now."""
         with self._lock:
             # Looked at before they are read: what changes in between is another change.
             if (states := self._look()) != self._states:

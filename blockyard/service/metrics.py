@@ -116,7 +116,7 @@ class Counter:
         self._counts[labels] = self._counts.get(labels, 0) + count
 
     def samples(self) -> Samples:
-        """Gives the counts by their labels. From any thread."""
+        """Returns the counts by their labels. From any thread."""
         return self._counts.copy().items()
 
 

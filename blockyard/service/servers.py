@@ -92,7 +92,7 @@ class RenewedChannel:
         return self._peer.files.current().version if self._peer else 0
 
     def get(self) -> grpc.aio.Channel:
-        """Gives the channel for the next call. Streams on an earlier one go on there until they end."""
+        """Returns the channel for the next call. Streams on an earlier one go on there until they end."""
         if (version := self._find_version()) != self._version:
             self._version = version
             self._channel = internal_channel(self._address, self._peer)

@@ -113,7 +113,7 @@ def use_tracer(tracer: Tracer | None, *, every_step: bool = False) -> None:
 
 
 def current_tracer() -> Tracer | None:
-    """Gives this process's tracer; None where nothing is traced."""
+    """Returns this process's tracer; None where nothing is traced."""
     return _tracer
 
 
@@ -149,7 +149,7 @@ def begin_root_span(name: str, **attributes: Attribute) -> Span:
 
 
 def active_trace_metadata() -> tuple[tuple[str, str], ...]:
-    """Gives a client's call the span that its user is in, if their process has OpenTelemetry."""
+    """Returns the headers of the span that a client's user is in, if their process has OpenTelemetry."""
     # Who is in a span has imported it.
     if "opentelemetry.trace" not in sys.modules:
         return ()

@@ -44,7 +44,7 @@ _INPUTS = "inputs"
 
 @cache
 def choose_backend(dtype: torch.dtype, cpu_kernels: str, quantization: str) -> CpuBackend | None:
-    """Gives the backend for a dtype; None where torch must serve instead, after logging why.
+    """Returns the backend for a dtype; None where torch must serve instead, after logging why.
 
     Args:
         dtype: what rows, weights (unless they are quantized) and pools are.

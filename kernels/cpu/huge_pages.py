@@ -39,7 +39,7 @@ class WeightMemory:
         self._chunk = torch.empty(0, dtype=torch.uint8)
 
     def take(self, num_bytes: int) -> Tensor:
-        """Gives bytes [num_bytes] uint8."""
+        """Returns bytes [num_bytes] uint8."""
         size = -(-num_bytes // ALIGNMENT) * ALIGNMENT
         if size > len(self._chunk):
             self._chunk = allocate_huge(max(size, CHUNK_BYTES))

@@ -196,7 +196,7 @@ class Executor:
         self._library.blockyard_pack_int8(self._handle, rows.ctypes.data, num_panels, width, element_type, *packed)
 
     def phase_seconds(self) -> list[tuple[int, float]]:
-        """Gives the op and the seconds of each phase of the last run."""
+        """Returns the op and the seconds of each phase of the last run."""
         size = self._library.blockyard_phase_times(self._handle, None, None, 0)
         ops, seconds = (ctypes.c_int32 * size)(), (ctypes.c_double * size)()
         self._library.blockyard_phase_times(self._handle, ops, seconds, size)

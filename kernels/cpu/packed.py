@@ -47,7 +47,7 @@ class CpuLinear:
 
 
 def row_addresses(parts: Sequence[Tensor]) -> npt.NDArray[np.uintp]:
-    """Gives the address of each row of a weight in parts."""
+    """Returns the address of each row of a weight in parts."""
     return np.concatenate(
         [
             part.data_ptr() + np.arange(len(part), dtype=np.uintp) * np.uintp(part.stride(0) * part.itemsize)

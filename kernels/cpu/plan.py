@@ -76,7 +76,7 @@ class CapturedPlan:
         return self._arena.nbytes + self._quantized_bytes
 
     def takes(self, step: StepInputs) -> bool:
-        """Tells whether the step is within the sizes that this was made for."""
+        """Returns whether the step is within the sizes that this was made for."""
         return len(step.token_ids) <= self._sizes.max_num_tokens and len(step.chosen) <= self._max_rows
 
     def replay(self, step: StepInputs, *, with_logits: bool) -> StepOutputs:
@@ -102,7 +102,7 @@ class CapturedPlan:
         return StepOutputs(best, finite, logits)
 
     def phase_seconds(self) -> list[tuple[Op, float]]:
-        """Gives the op and the seconds of each phase of the last replay, in order."""
+        """Returns the op and the seconds of each phase of the last replay, in order."""
         return [(self._ops[op], seconds) for op, seconds in self.executor.phase_seconds()]
 
 

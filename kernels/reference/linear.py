@@ -42,7 +42,7 @@ LADDER = (Method.PREPACKED, Method.PADDED, Method.TILED)
 
 
 def can_prepack(dtype: torch.dtype) -> bool:
-    """Tells whether oneDNN packs weights of a dtype on this processor (half floats need its support)."""
+    """Returns whether oneDNN packs weights of a dtype on this processor (half floats need its support)."""
     if not torch.backends.mkldnn.is_available():
         return False
     try:
@@ -53,7 +53,7 @@ def can_prepack(dtype: torch.dtype) -> bool:
 
 
 def join_rows(weight: Tensor | Sequence[Tensor]) -> Tensor:
-    """Gives a weight in one piece: a copy, where it comes in parts."""
+    """Returns a weight in one piece: a copy, where it comes in parts."""
     return weight if isinstance(weight, Tensor) else torch.cat(list(weight))
 
 

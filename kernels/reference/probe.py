@@ -64,7 +64,7 @@ def _settle(group: list[ReferenceLinear]) -> bool:
 
 
 def rows_are_independent(linear: ReferenceLinear) -> bool:
-    """Tells whether the rows of a product are the same bits for every row count, on one thread too if it may be.
+    """Returns whether the rows of a product are the same bits for every row count, on one thread too if it may be.
 
     Before they are rounded: of 65,536 sums that differ in float32, one or two do in bfloat16.
     """
@@ -73,7 +73,7 @@ def rows_are_independent(linear: ReferenceLinear) -> bool:
 
 
 def columns_are_independent(in_features: int, dtype: torch.dtype, method: Method) -> bool:
-    """Tells whether a product of such rows gives an output the same bits in a shard of its weight and in the whole."""
+    """Returns whether an output of such a product has the same bits in a shard of its weight and in the whole."""
     weight = (_random(sum(SHARDS), in_features, seed=9) * in_features**-0.5).to(dtype)
     rows = _random(NUM_ROWS, in_features, seed=7).to(dtype)
     whole = ReferenceLinear(weight, None, method).unrounded(rows)
@@ -82,7 +82,7 @@ def columns_are_independent(in_features: int, dtype: torch.dtype, method: Method
 
 
 def elementwise_is_independent(linears: Iterable[ReferenceLinear]) -> bool:
-    """Tells whether norms and activations give a row the same bits for every row count, at the linears' widths."""
+    """Returns whether norms and activations give a row the same bits for every row count, at the linears' widths."""
     linears = list(linears)
     normed = {(linear.in_features, linear.dtype) for linear in linears}
     gated = {(linear.out_features, linear.dtype) for linear in linears if linear.is_gated}
@@ -100,7 +100,7 @@ def _wide(width: int, dtype: torch.dtype) -> Tensor:
 def _keeps_rows(
     compute: Callable[[Tensor], Tensor], rows: Tensor, max_rows: int = MAX_ROWS, tries_one_thread: bool = True
 ) -> bool:
-    """Tells whether rows computed in parts of any count, with others behind them, are what they are together."""
+    """Returns whether rows computed in parts of any count, with others behind them, are what they are together."""
     expected = compute(rows)
     for _ in _thread_counts(tries_one_thread):
         for count in ROW_COUNTS:
@@ -131,7 +131,7 @@ def find_row_multiple(shape: AttentionShape) -> int | None:
 
 
 def tiles_are_independent(shape: AttentionShape, row_multiple: int) -> bool:
-    """Tells whether attention gives a row the same bits in pieces of any length, at any place, alone and among others.
+    """Returns whether attention gives a row the same bits in pieces of any length and place, alone and among others.
 
     Tried by the op itself over one sequence. In float32, as all of its products are, whatever the dtype of a model.
     """

@@ -220,14 +220,14 @@ def _order(values: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _best(values: Tensor, filters: Filters) -> Tensor:
-    """Tells which of the ordered candidates [rows, n] pass min_p and top_k: a prefix of each row: bool [rows, n]."""
+    """Returns which of the ordered candidates [rows, n] pass min_p and top_k: a prefix of each row: bool [rows, n]."""
     keep = (values > float("-inf")) & (values >= values[:, :1] + filters.min_p.log()[:, None])
     rank = torch.arange(values.shape[1], device=values.device)
     return keep & ((rank < filters.top_k[:, None]) | (filters.top_k == 0)[:, None])
 
 
 def _nucleus(values: Tensor, best: Tensor, filters: Filters, log_mass: Tensor) -> Tensor:
-    """Tells which of the `best` of the ordered candidates pass top_p, the first always: bool [rows, n].
+    """Returns which of the `best` of the ordered candidates pass top_p, the first always: bool [rows, n].
 
     The share is one of the mass of the best, or of `log_mass` [rows], see `_log_mass`, where that is not NaN.
     """
@@ -256,7 +256,7 @@ def _race(values: Tensor, token_ids: Tensor, keep: Tensor, keys: DrawKeys, vocab
 
 
 def numbers_of_candidates(choices: Choices, vocab_size: int) -> Integers:
-    """Tells how many candidates `draw_filtered` shall look at first in each row [R], or GREEDY, or UNFILTERED.
+    """Returns how many candidates `draw_filtered` shall look at first in each row [R], or GREEDY, or UNFILTERED.
 
     Follows from the row alone, so that the batch cannot change a draw.
     """

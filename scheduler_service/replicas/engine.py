@@ -214,7 +214,7 @@ class Engine:
         return self.scheduler
 
     def _evacuate(self, scheduler: Scheduler) -> list[Evacuated]:
-        """Gives everything up. What cannot be recovered is left out: the dispatcher fails it."""
+        """Gives up everything. What cannot be recovered is left out: the dispatcher fails it."""
         try:
             return scheduler.evacuate()
         except Exception:  # what broke the epoch may have left half of an answer behind

@@ -114,7 +114,7 @@ class Authority:
         return pair
 
     def client(self, pair: Pair | None = None, server_name: str = "") -> ClientTls:
-        """Gives what a client trusts, and shows."""
+        """Returns what a client trusts, and shows."""
         shown = (str(pair.certificate), str(pair.key)) if pair else ("", "")
         return ClientTls(str(self.certificate), *shown, server_name)
 

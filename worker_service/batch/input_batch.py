@@ -52,7 +52,7 @@ class Progress:
     ended: bool = False
 
     def record(self) -> tuple[int, int, int, bool]:
-        """Gives the values of a record PROGRESS."""
+        """Returns the values of a record PROGRESS."""
         return self.num_tokens, self.num_computed_tokens, self.num_blocks, self.ended
 
 
@@ -99,7 +99,7 @@ class InputBatch:
         self.forget(tuple(self._row_of))
 
     def unknown(self, sequence_ids: set[int]) -> set[int]:
-        """Gives the sequences that have no row."""
+        """Returns the sequences that have no row."""
         return sequence_ids.difference(self._row_of)
 
     def progress_of(self, sequence_ids: tuple[int, ...]) -> npt.NDArray[np.void]:
@@ -107,11 +107,11 @@ class InputBatch:
         return self._progress.take(self._find_rows(sequence_ids))
 
     def progress(self, sequence_id: int) -> Progress:
-        """Gives the progress of a sequence; an unknown one has not begun."""
+        """Returns the progress of a sequence; an unknown one has not begun."""
         return Progress(*self._progress[self._row_of.get(sequence_id, -1)].item())
 
     def _find_rows(self, sequence_ids: tuple[int, ...]) -> Array:
-        """Gives the rows of sequences, -1 for an unknown one; the same array until a row changes hands."""
+        """Returns the rows of sequences, -1 for an unknown one; the same array until a row changes hands."""
         known_ids, rows = self._found
         if known_ids != sequence_ids:
             rows = np.array([self._row_of.get(sequence_id, -1) for sequence_id in sequence_ids], np.int64)
@@ -122,7 +122,7 @@ class InputBatch:
         self._found = ((), no_ids())
 
     def token_ids(self, sequence_id: int) -> Array:
-        """Gives a copy of a sequence's ids."""
+        """Returns a copy of a sequence's ids."""
         row = self._row_of[sequence_id]
         return self._token_ids[row, : self._progress["num_tokens"][row]].astype(np.int64)
 
@@ -264,7 +264,7 @@ class InputBatch:
         return self._token_ids[layout.rows[owners], seq_lens[owners] + layout.offsets].astype(np.int64)
 
     def sample_rows(self, requests: RowRequests) -> SampleRows:
-        """Gives the sampler what some rows ask for."""
+        """Returns what some rows ask of the sampler."""
         positions = self._progress["num_tokens"][requests.rows] - requests.columns["prompt_length"]
         outputs = {place: self._output(requests.rows[place]) for place in requests.has_bad_words}
         return SampleRows(requests.columns, positions, requests.lists, outputs)

@@ -45,7 +45,7 @@ class RowRequests:
         return len(self.rows)
 
     def ids(self, chosen: npt.NDArray[np.bool_]) -> tuple[int, ...]:
-        """Gives the sequences of the chosen rows."""
+        """Returns the sequences of the chosen rows."""
         return tuple(compress(self.sequence_ids, chosen.tolist()))
 
     def are_stops(self, token_ids: Array, num_tokens: Array) -> npt.NDArray[np.bool_]:

@@ -60,7 +60,7 @@ class StepLayout:
     skipped_ids: tuple[int, ...]
 
     def holds_for(self, step_rows: Array, key: LayoutKey) -> bool:
-        """Tells whether another step has this layout: its rows are the same array as long as none changed hands."""
+        """Returns whether another step has this layout: its rows are the same array as long as none changed hands."""
         return self.step_rows is step_rows and self.key == key
 
 

@@ -65,7 +65,7 @@ class ControlGroups:
     membership: Path = Path("/proc/self/cgroup")
 
     def memory(self) -> tuple[int, int] | None:
-        """Gives the tightest limit on this process and the bytes still free below it; None: no limit."""
+        """Returns the tightest limit on this process and the bytes still free below it; None: no limit."""
         limits = [
             *self._levels("", "memory.max", "memory.current", _CACHED_FILES),
             *self._levels("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", _CACHED_FILES_1),
@@ -73,7 +73,7 @@ class ControlGroups:
         return min(limits, key=lambda pair: pair[1], default=None)
 
     def num_cpus(self) -> int | None:
-        """Gives the tightest quota as a number of processors, rounded up; None: no quota."""
+        """Returns the tightest quota as a number of processors, rounded up; None: no quota."""
         quotas: list[float] = []
         for folder in self._folders(""):
             quota, _, period = _read(folder / "cpu.max").partition(" ")
@@ -128,14 +128,14 @@ def read_host_memory(groups: ControlGroups | None = None) -> HostMemory:
 
 
 def room_for_weights(device: torch.device, groups: ControlGroups | None = None) -> int:
-    """Gives the bytes that this process can still take on a device: larger weights cannot be loaded."""
+    """Returns the bytes that this process can still take on a device: larger weights cannot be loaded."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return read_host_memory(groups).available_bytes
 
 
 def is_exhausted(error: Exception) -> bool:
-    """Tells whether an error means that memory ran out: on a CPU torch has no exception of its own for that."""
+    """Returns whether an error means that memory ran out: on a CPU torch has no exception of its own for that."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
@@ -215,7 +215,7 @@ def reset_peak_memory() -> bool:
 
 
 def read_peak_memory() -> int:
-    """Gives this process's peak since `reset_peak_memory`, in bytes."""
+    """Returns this process's peak since `reset_peak_memory`, in bytes."""
     for line in _read(Path("/proc/self/status")).splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024

@@ -28,11 +28,11 @@ class Weights(Protocol):
     """Tensors by name: from a folder's files, or random."""
 
     def __contains__(self, name: str) -> bool:
-        """Tells whether there is such a tensor."""
+        """Returns whether there is such a tensor."""
         ...
 
     def read(self, name: str, shape: Sequence[int]) -> Tensor:
-        """Gives a tensor of this shape, which may be shared: copy what is to stay."""
+        """Returns a tensor of this shape, which may be shared: copy what is to stay."""
         ...
 
 
@@ -183,7 +183,7 @@ class _Builder:
         return head if head.is_table else tied.clone(), head
 
     def _has_two_tables(self, shape: tuple[int, int]) -> bool:
-        """Tells whether files that should tie their two tables hold two that differ; then both are used.
+        """Returns whether files that should tie their two tables hold two that differ; then both are used.
 
         As in transformers; there are models whose config.json says that they are tied and that are not.
         """
@@ -234,5 +234,5 @@ class _Builder:
         return self._files.read(name, shape).to(self._backend.device, self._config.dtype, copy=True)
 
     def _read(self, name: str, *shape: int) -> Tensor:
-        """Gives a tensor in the model's dtype: perhaps the file itself, mapped."""
+        """Returns a tensor in the model's dtype: perhaps the file itself, mapped."""
         return self._files.read(name, shape).to(self._backend.device, self._config.dtype)

@@ -63,7 +63,7 @@ class RandomWeights:
         return tensor
 
     def finish(self) -> str:
-        """Gives the digest of what all tensors were made from, in hex."""
+        """Returns the digest of what all tensors were made from, in hex."""
         return self._digest.hexdigest()
 
 

@@ -86,7 +86,7 @@ class WeightFiles:
         return name in self._entries
 
     def read(self, name: str, shape: Sequence[int]) -> Tensor:
-        """Gives a tensor as it is stored. It lies in the file, mapped for as long as it lives: copy what is to stay.
+        """Returns a tensor as it is stored. It lies in the file, mapped for as long as it lives: copy what is to stay.
 
         Raises:
             BlockyardError: MODEL_NOT_LOADED, where the tensor is missing, or of another shape or kind.

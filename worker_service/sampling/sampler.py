@@ -96,7 +96,7 @@ class _FlatColumns:
         self._values.append(tuple(np.broadcast_to(np.float32(value), len(token_ids)) for value in values))
 
     def tensors(self, device: torch.device) -> list[Tensor]:
-        """Gives the columns: rows, token ids, then each value."""
+        """Returns the columns: rows, token ids, then each value."""
         parts = [self._rows, self._token_ids, *zip(*self._values, strict=True)]
         return [torch.from_numpy(np.concatenate(part)).to(device) for part in parts]
 

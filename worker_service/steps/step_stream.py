@@ -89,7 +89,7 @@ class StepStream:
         self._answers.put_nowait(error)
 
     async def answers(self) -> AsyncIterator[StepResult]:
-        """Gives the answers in order; raises the error that the stream was ended with."""
+        """Returns the answers in order; raises the error that the stream was ended with."""
         while (answer := await self._answers.get()) is not None:
             if isinstance(answer, Exception):
                 raise answer

@@ -36,7 +36,7 @@ class _Enough(Exception):
 
 
 def check_step(step: Step, batch: InputBatch, num_device_blocks: int, num_host_blocks: int) -> BlockyardError | None:
-    """Gives the violations of a step as one error; None: there are none.
+    """Returns the violations of a step as one error; None: there are none.
 
     The executor checks the step's epoch and step_id.
     """
@@ -76,12 +76,12 @@ class _StepCheck:
             raise _Enough
 
     def _is_live(self, sequence_id: int) -> bool:
-        """Tells whether the worker has the sequence when the step computes."""
+        """Returns whether the worker has the sequence when the step computes."""
         known = sequence_id in self._batch and sequence_id not in self._finished
         return known or sequence_id in self._changed
 
     def _progress(self, sequence_id: int) -> Progress:
-        """Gives the progress of a live sequence, to be changed."""
+        """Returns the progress of a live sequence, to be changed."""
         if sequence_id not in self._changed:
             self._changed[sequence_id] = self._batch.progress(sequence_id)
         return self._changed[sequence_id]

@@ -79,7 +79,7 @@ class BlockManager:
     # Admission
 
     def admit(self, sequence: Sequence, step: StepBuilder, num_spare: int) -> bool:
-        """Gives a sequence blocks for its known tokens, cached ones first. False: `num_spare` would not stay free."""
+        """Allocates blocks for a sequence's known tokens, cached ones first. False: `num_spare` would not stay free."""
         prefix = self._prefixes.find(sequence)
         num_blocks = self._count_blocks(sequence)
         if self._count_needed(prefix, num_blocks) + num_spare > self.device.num_free:

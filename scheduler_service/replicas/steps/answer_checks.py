@@ -104,13 +104,13 @@ def check_prompt(first_position: int, num_entries: int, limits: AnswerLimits) ->
 
 
 def check_seconds(seconds: float) -> float:
-    """Gives back a time that a part of a step can have taken."""
+    """Returns a time that a part of a step can have taken."""
     require(0 <= seconds <= MAX_SECONDS, f"a step that took {seconds:g} s")
     return seconds
 
 
 def check_worker(worker: WorkerInfo) -> WorkerInfo:
-    """Gives back what a worker may say of itself."""
+    """Returns what a worker may say of itself."""
     require(bool(worker.incarnation), "it has no incarnation")
     for name in ("worker_id", "incarnation", "api_version", "configuration_digest", "device"):
         _check_text(name, getattr(worker, name))
@@ -122,7 +122,7 @@ def check_worker(worker: WorkerInfo) -> WorkerInfo:
 
 
 def check_model(model: LoadedModel) -> LoadedModel:
-    """Gives back what a model can be."""
+    """Returns what a model can be."""
     for name in ("architecture", "model_digest"):
         _check_text(name, getattr(model, name))
     _check_range("vocab_size", model.vocab_size, 1, MAX_TOKENS)
@@ -131,7 +131,7 @@ def check_model(model: LoadedModel) -> LoadedModel:
 
 
 def check_blocks(available: AvailableBlocks) -> AvailableBlocks:
-    """Gives back what can fit into a memory."""
+    """Returns what can fit into a memory."""
     _check_range("block_size", available.block_size, 1, MAX_BLOCK_SIZE)
     _check_range("num_device_blocks", available.num_device_blocks, 0, MAX_BLOCKS)
     _check_range("num_host_blocks", available.num_host_blocks, 0, MAX_BLOCKS)
@@ -140,7 +140,7 @@ def check_blocks(available: AvailableBlocks) -> AvailableBlocks:
 
 
 def check_cache(cache: CacheInfo) -> CacheInfo:
-    """Gives back what pools can be."""
+    """Returns what pools can be."""
     _check_range("block_size", cache.block_size, 1, MAX_BLOCK_SIZE)
     _check_range("num_device_blocks", cache.num_device_blocks, 2, MAX_BLOCKS)
     _check_range("num_host_blocks", cache.num_host_blocks, 0, MAX_BLOCKS)

@@ -258,7 +258,7 @@ async def _after(seconds: float, then: Callable[[], None]) -> None:
 
 
 def _what_is_busy(status: admin_pb2.GetStatusResponse) -> list[str]:
-    """Tells what somebody still holds."""
+    """Returns what somebody still holds."""
     gateway, scheduler = status.gateway, status.scheduler
     counts = {f"gateway {gateway.gateway_id}: requests": gateway.num_requests}
     counts["waiting requests"] = scheduler.num_waiting_requests

@@ -77,7 +77,7 @@ class Stats:
 def random_rules(
     seed: int, max_up_bytes: int, max_down_bytes: int, delay_seconds: float = 0.0
 ) -> Callable[[int], Rule]:
-    """Gives connection number i an end that is a function of (seed, i): either way and kind, before so many bytes."""
+    """Makes the end of connection i, a function of (seed, i): either way and kind, before so many bytes."""
     max_bytes = {Direction.UP: max_up_bytes, Direction.DOWN: max_down_bytes}
 
     def rule_of(number: int) -> Rule:

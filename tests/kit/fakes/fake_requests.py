@@ -90,7 +90,7 @@ class FakeSequence:
     error: BlockyardError | None = None
 
     def ends_by(self, message: scheduler_pb2.AddRequest) -> sampling_pb2.FinishReason | None:
-        """Tells whether its last token is its end."""
+        """Returns whether its last token is its end."""
         if self.token_ids[-1] in message.stop_token_ids and len(self.token_ids) > message.min_tokens:
             return sampling_pb2.FINISH_REASON_STOP
         return sampling_pb2.FINISH_REASON_LENGTH if len(self.token_ids) == message.max_tokens else None

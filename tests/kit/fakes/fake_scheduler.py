@@ -34,7 +34,7 @@ def hashed_tokens(request: scheduler_pb2.AddRequest, index: int, position: int) 
 
 
 def scripted(*token_ids: int, then: int = 10) -> Script:
-    """Gives these tokens to every sequence, and then one for ever."""
+    """Makes a script of these tokens for every sequence, and then one for ever."""
     return lambda request, index, position: token_ids[position] if position < len(token_ids) else then
 
 
@@ -349,7 +349,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         return told
 
     async def GetSchedulerStatus(self, request: Any, context: Any) -> scheduler_pb2.GetSchedulerStatusResponse:
-        """Tells a little."""
+        """Answers with a little."""
         self.num_status_calls += 1
         self.status.num_gateways = len(self._gateways)
         return scheduler_pb2.GetSchedulerStatusResponse(status=self.status)

@@ -28,7 +28,7 @@ MAX_DEPTH = 6
 
 
 def mutate(message: Message, rng: random.Random) -> Message | None:
-    """Gives a changed copy, or None where the bytes are no message any more: nothing behind gRPC sees those."""
+    """Returns a changed copy, or None where the bytes are no message any more: nothing behind gRPC sees those."""
     changed: Any = type(message)()
     changed.CopyFrom(message)
     if rng.random() < RAW_SHARE:

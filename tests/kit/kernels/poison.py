@@ -108,13 +108,13 @@ class Poison:
         return StepRunner(build_decoder(config, backend, PoisonedFiles(folder, self.weight, self.value)), backend)
 
     def expected(self, chunks: Sequence[int]) -> list[bool]:
-        """Tells of which numbers of tokens the reference finds the last finite, all computed beside each other."""
+        """Returns of which numbers of tokens the reference finds the last finite, all computed beside each other."""
         backend = Int8Reference(CPU) if self.quantization == "int8" else ReferenceBackend(CPU)
         results = self.load(backend).step([(chunk, TOKEN_IDS[:chunk]) for chunk in chunks])
         return [bool(logits[-1].isfinite().all()) for logits in results]
 
     def swallowed(self, chunks: Sequence[int] = CHUNKS) -> list[int]:
-        """Gives the numbers of tokens of whose last our kernels, in one step, tell anything else."""
+        """Returns the numbers of tokens of whose last our kernels, in one step, say anything else."""
         runner = self.load(get_backend(CPU, self.kernels.dtype, self.kernels.name, self.quantization))
         runner.capture(CAPTURED)
         found: list[int] = []

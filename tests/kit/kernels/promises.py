@@ -74,7 +74,7 @@ class Attention:
         return self.backend.paged_attention(rows, batch, self.pool, 0, self.shape)
 
     def keeps(self, pieces: list[tuple[int, int]]) -> bool:
-        """Tells whether pieces of the whole, and some of them alone, are the same bits as the whole."""
+        """Returns whether pieces of the whole, and some of them alone, are the same bits as the whole."""
         whole = self.compute([(0, LENGTH)])
         alone = [torch.equal(self.compute([piece]), whole[slice(*piece)]) for piece in pieces[::6]]
         return torch.equal(self.compute(pieces), whole) and all(alone)

@@ -103,7 +103,7 @@ async def read(events: AsyncIterable[Event], transcript: Transcript) -> None:
 
 
 def difference(found: Transcript, expected: Transcript) -> str:
-    """Tells in words where two answers differ first; empty where they are equal."""
+    """Says where two answers differ first; empty where they are equal."""
     if found.sequences.keys() != expected.sequences.keys():
         return f"sequences {sorted(found.sequences)}, where {sorted(expected.sequences)} were due"
     for index, due in sorted(expected.sequences.items()):

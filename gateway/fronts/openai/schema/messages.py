@@ -55,7 +55,7 @@ class ToolCall(Shape):
     function: FunctionCall
 
     def as_call(self) -> chat.ToolCall:
-        """Gives it as the core knows it."""
+        """Converts it to the core's value."""
         return chat.ToolCall(self.function.name, self.function.arguments, self.id)
 
 
@@ -73,7 +73,7 @@ class Message(Shape):
     refusal: Annotated[Any, Neutral("")] = None
 
     def as_message(self) -> chat.Message:
-        """Gives it as the core knows it."""
+        """Converts it to the core's value."""
         return chat.Message(
             Role(self.role),
             self.content,
@@ -100,7 +100,7 @@ class Tool(Shape):
     function: Function
 
     def as_tool(self) -> chat.Tool:
-        """Gives it as the core knows it."""
+        """Converts it to the core's value."""
         function = self.function
         parameters = "" if function.parameters is None else json.dumps(function.parameters, ensure_ascii=False)
         return chat.Tool(function.name, function.description or "", parameters)
@@ -134,7 +134,7 @@ class ChatShape(Shape):
     mm_processor_kwargs: NotServed = None
 
     def conversation(self) -> chat.Conversation:
-        """Gives it as the core knows it."""
+        """Converts it to the core's value."""
         own = {"documents": self.documents, "reasoning_effort": self.reasoning_effort}
         return chat.Conversation(
             messages=tuple(message.as_message() for message in self.messages),
