@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.kernels import ceilings
+from benchmarks.kernels import ceilings, onednn
 from benchmarks.kit import ideal, models, record
 from benchmarks.kit.figures import Spread, round_figures, spread_of
 from benchmarks.kit.throughput_report import report
@@ -218,7 +218,7 @@ def summarize_memory(bench: Bench, settings: Settings, peak_bytes: int) -> dict[
 
 def measure_onednn(options: argparse.Namespace) -> dict[str, float]:
     """oneDNN on this model's matrices, in a process of its own, with which its threads end."""
-    command = [sys.executable, str(ROOT / "benchmarks" / "onednn.py"), options.folder, "--dtype", options.dtype]
+    command = [sys.executable, onednn.__file__, options.folder, "--dtype", options.dtype]
     done = subprocess.run([*command, "--num-threads", str(options.num_threads)], stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout)
 
@@ -248,7 +248,7 @@ def settings_for(options: argparse.Namespace) -> Settings:
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     """Starts everything, and measures the rounds."""
     settings, load = settings_for(options), os.getloadavg()[0]
-    onednn = measure_onednn(options)
+    onednn_rates = measure_onednn(options)
     async with AsyncExitStack() as stack:
         system = await stack.enter_async_context(WholeSystem(settings))
         alone = stack.enter_context(WorkerAlone(settings))
@@ -259,7 +259,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
         return {
             "settings": {**asdict(settings), "model": Path(options.folder).name, "load": load, **alone.facts},
             "workload": {name: getattr(options, name) for name in ("prompt_tokens", "output_tokens", "rounds")},
-            "onednn": onednn,
+            "onednn": onednn_rates,
             **summarize(bench, options),
             "memory": summarize_memory(bench, settings, system.peak_memory_bytes()),
             "first_token_seconds": system.first_token_seconds,
