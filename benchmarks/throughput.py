@@ -187,9 +187,10 @@ def summarize(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
 
 def summarize_ceilings(measured: list[Ceilings]) -> dict[str, Any]:
     """The spread over the rounds of each ceiling's best pass."""
-    kinds = ("bandwidth", *ceilings.KINDS)
-    summary: dict[str, Any] = {kind: spread_of([getattr(each, kind).best for each in measured]) for kind in kinds}
-    return {"num_threads": measured[0].num_threads, **summary}
+    summary: dict[str, Any] = {"bandwidth": spread_of([each.bandwidth.best for each in measured])}
+    summary |= {kind: spread_of([each.rate(kind).best for each in measured]) for kind in ceilings.KINDS}
+    rates = {name: spread_of([each.rates[name].best for each in measured]) for name in measured[0].rates}
+    return {"num_threads": measured[0].num_threads, **summary, "instructions": rates}
 
 
 def summarize_samples(samples: Samples) -> dict[str, Any]:

@@ -6,6 +6,8 @@
 #include <pthread.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -119,41 +121,56 @@ constexpr Reader kReaders[] = {read_range<1, 4>, read_range<1, 8>, read_range<1,
           "xmm14", "xmm15", "cc");                                                                            \
   }
 
-#if defined(__AVX512F__)
-BLOCKYARD_MULTIPLY(multiply_float32, "vfmadd231ps", "zmm")
-#elif defined(__FMA__)
-BLOCKYARD_MULTIPLY(multiply_float32, "vfmadd231ps", "ymm")
-#endif
-#ifdef __AVX512BF16__
-BLOCKYARD_MULTIPLY(multiply_bfloat16, "vdpbf16ps", "zmm")
-#endif
-#ifdef __AVX512VNNI__
-BLOCKYARD_MULTIPLY(multiply_int8, "vpdpbusd", "zmm")
-#endif
+BLOCKYARD_MULTIPLY(multiply_fma_ymm, "vfmadd231ps", "ymm")
+BLOCKYARD_MULTIPLY(multiply_fma_zmm, "vfmadd231ps", "zmm")
+BLOCKYARD_MULTIPLY(multiply_bf16_zmm, "vdpbf16ps", "zmm")
+BLOCKYARD_MULTIPLY(multiply_bytes_ymm, "%{vex%} vpdpbusd", "ymm")
+BLOCKYARD_MULTIPLY(multiply_bytes_zmm, "vpdpbusd", "zmm")
 
-struct Loop {
-  void (*run)(std::int64_t);
-  // Multiplications and additions of one instruction.
-  int num_operations;
+// The operand of LDTILECFG: eight tiles of 16 rows of 64 bytes.
+struct alignas(64) TileConfiguration {
+  std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-// By the numbers of ceilings.py's KINDS.
+// The same of tile registers 0 to 5. Assembly too, and for every processor: the assembler knows tiles where the compiler
+// was not told of them, and GCC 12's intrinsics do not tell the compiler what memory they read.
+constexpr int kTileChains = 6;
+#define BLOCKYARD_MULTIPLY_TILES(name, instruction)                                                       \
+  void name(std::int64_t num_turns) {                                                                     \
+    const TileConfiguration configuration;                                                                \
+    alignas(64) std::int64_t operands[16 * 64 / sizeof kOperands];                                        \
+    for (std::int64_t& each : operands) each = kOperands;                                                 \
+    asm volatile(                                                                                         \
+        "ldtilecfg %1\n\ttileloadd (%2,%3,1), %%tmm6\n\ttileloadd (%2,%3,1), %%tmm7\n"                    \
+        ".irp number,0,1,2,3,4,5\n\ttilezero %%tmm\\number\n.endr\n"                                      \
+        "1:\n"                                                                                            \
+        ".irp number,0,1,2,3,4,5\n\t" instruction " %%tmm7, %%tmm6, %%tmm\\number\n.endr\n\t"             \
+        "dec %0\n\tjnz 1b\n\ttilerelease"                                                                 \
+        : "+r"(num_turns)                                                                                 \
+        : "m"(configuration), "r"(operands), "r"(std::int64_t{64})                                        \
+        : "memory", "cc");                                                                                \
+  }
+
+BLOCKYARD_MULTIPLY_TILES(multiply_bf16_tiles, "tdpbf16ps")
+BLOCKYARD_MULTIPLY_TILES(multiply_bytes_tiles, "tdpbusd")
+
+struct Loop {
+  void (*run)(std::int64_t num_turns);
+  int num_chains;
+  // Multiplications and additions of one instruction.
+  int num_operations;
+  // How many times as long a turn is as one of vectors, about.
+  int length;
+};
+
+// By the numbers of ceilings.py's INSTRUCTIONS.
 constexpr Loop kLoops[] = {
-#ifdef __FMA__
-    {multiply_float32, kVectorBytes / sizeof(float) * 2},
-#else
-    {nullptr, 0},
-#endif
-#ifdef __AVX512BF16__
-    {multiply_bfloat16, 64},
-#else
-    {nullptr, 0},
-#endif
-#ifdef __AVX512VNNI__
-    {multiply_int8, 128},
-#else
-    {nullptr, 0},
-#endif
+    {multiply_fma_ymm, kChains, 16, 1},     {multiply_fma_zmm, kChains, 32, 1},
+    {multiply_bf16_zmm, kChains, 64, 1},    {multiply_bytes_ymm, kChains, 64, 1},
+    {multiply_bytes_zmm, kChains, 128, 1},  {multiply_bf16_tiles, kTileChains, 16 * 16 * 32 * 2, 16},
+    {multiply_bytes_tiles, kTileChains, 16 * 16 * 64 * 2, 16},
 };
 
 }  // namespace
@@ -181,11 +198,17 @@ void measure_read(int reader, const void* buffer, std::size_t num_bytes, int num
              [&](int thread) { kReaders[reader](static_cast<const char*>(buffer) + thread * part, part); });
 }
 
-// Operations of one pass of all threads; 0 where this processor lacks the instruction.
-double measure_multiply(int kind, std::int64_t num_turns, int num_threads, int num_passes, double* seconds) {
-  const Loop& loop = kLoops[kind];
-  if (!loop.run) return 0;
-  run_passes(num_threads, num_passes, seconds, [&](int) { loop.run(num_turns); });
-  return 1.0 * num_turns * kChains * loop.num_operations * num_threads;
+// Asks Linux for tile registers, which it gives to a process that asks.
+bool request_tiles() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+// Operations of one pass of all threads. `num_turns`: of a loop of vectors. The processor must have the instruction.
+double measure_multiply(int instruction, std::int64_t num_turns, int num_threads, int num_passes, double* seconds) {
+  const Loop& loop = kLoops[instruction];
+  const std::int64_t turns = num_turns / loop.length;
+  run_passes(num_threads, num_passes, seconds, [&](int) { loop.run(turns); });
+  return 1.0 * turns * loop.num_chains * loop.num_operations * num_threads;
 }
 }

@@ -3,8 +3,10 @@
     python benchmarks/kernels/ceilings.py [--num-threads 2] [--seconds 2]
 
 Bandwidth is that of the best of several plain read loops over memory in 2 MiB pages, well past any cache; the rates are
-those of loops that multiply within registers. The loops are C++, compiled for this processor when a process first asks.
-benchmarks/kernels/onednn.py measures what oneDNN reaches on a model's matrices.
+those of loops that multiply within registers, one for each instruction that this processor has for it. The loops are
+C++, compiled when a process first asks. benchmarks/kernels/onednn.py measures what oneDNN reaches on a model.
+
+The loops of AMX's tiles have been assembled and disassembled, but never run: no machine at hand had AMX.
 """
 
 from __future__ import annotations
@@ -23,12 +25,37 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.kit import processor
+
 SOURCE = Path(__file__).with_suffix(".cpp")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread")
 BUFFER_BYTES = 1 << 30
+# The widest first: what multiplies a wider kind can multiply a narrower one.
 KINDS = ("float32", "bfloat16", "int8")
 # A pass is long beside a barrier, and short beside what disturbs a machine.
 TURNS_OF_A_PASS = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """Multiplies numbers of one of KINDS. `flag`: its name in /proc/cpuinfo; `on_tiles`: in tile registers."""
+
+    name: str
+    kind: str
+    flag: str
+    on_tiles: bool = False
+
+
+# In the order of ceilings.cpp's loops.
+INSTRUCTIONS = (
+    Instruction("vfmadd231ps ymm", "float32", "fma"),
+    Instruction("vfmadd231ps zmm", "float32", "avx512f"),
+    Instruction("vdpbf16ps zmm", "bfloat16", "avx512_bf16"),
+    Instruction("vpdpbusd ymm", "int8", "avx_vnni"),
+    Instruction("vpdpbusd zmm", "int8", "avx512_vnni"),
+    Instruction("tdpbf16ps", "bfloat16", "amx_bf16", on_tiles=True),
+    Instruction("tdpbusd", "int8", "amx_int8", on_tiles=True),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +73,17 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """Bytes a second, and multiplications and additions a second, of so many threads together.
-
-    What the processor has no instruction for stands at the rate of the next wider type.
-    """
+    """Of all threads together: bytes a second, and multiplications and additions a second by instruction's name."""
 
     num_threads: int
     bandwidth: Rate
-    float32: Rate
-    bfloat16: Rate
-    int8: Rate
+    rates: dict[str, Rate]
+
+    def rate(self, kind: str, *, on_tiles: bool = True) -> Rate:
+        """Returns the rate of the fastest instruction for a kind or a wider one, or of the fastest on vectors alone."""
+        kinds = KINDS[: KINDS.index(kind) + 1]
+        able = (each for each in INSTRUCTIONS if each.kind in kinds and (on_tiles or not each.on_tiles))
+        return max((self.rates[each.name] for each in able if each.name in self.rates), key=lambda rate: rate.best)
 
 
 def usable_processors() -> int:
@@ -66,11 +94,24 @@ def usable_processors() -> int:
 def measure(num_threads: int | None = None, seconds: float = 2.0) -> Ceilings:
     """Measures all ceilings, in about so many seconds; the first call in a process takes some more."""
     num_threads = num_threads or usable_processors()
-    float32 = measure_rate("float32", num_threads, seconds / 6)
-    assert float32 is not None
-    bfloat16 = measure_rate("bfloat16", num_threads, seconds / 6) or float32
-    int8 = measure_rate("int8", num_threads, seconds / 6) or bfloat16
-    return Ceilings(num_threads, measure_bandwidth(num_threads, seconds / 2), float32, bfloat16, int8)
+    instructions = usable_instructions()
+    rates = {each.name: measure_rate(each, num_threads, seconds / 2 / len(instructions)) for each in instructions}
+    return Ceilings(num_threads, measure_bandwidth(num_threads, seconds / 2), rates)
+
+
+def usable_instructions() -> list[Instruction]:
+    """Lists what this processor has, and this process may use.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    flags = processor.flags()
+    able = [each for each in INSTRUCTIONS if each.flag in flags]
+    if any(each.on_tiles for each in able) and not _library().request_tiles():
+        able = [each for each in able if not each.on_tiles]
+    if not able:
+        raise RuntimeError("ceilings are known for x86-64 with FMA alone")
+    return able
 
 
 def measure_bandwidth(num_threads: int, seconds: float) -> Rate:
@@ -91,17 +132,17 @@ def measure_bandwidth(num_threads: int, seconds: float) -> Rate:
     return Rate(max(rate.median for rate in rates), best)
 
 
-def measure_rate(kind: str, num_threads: int, seconds: float) -> Rate | None:
-    """The rate of one of KINDS; None where this processor has no instruction for it."""
-    library = _library()
+def measure_rate(instruction: Instruction, num_threads: int, seconds: float) -> Rate:
+    """The rate of one of `usable_instructions()`."""
+    library, number = _library(), INSTRUCTIONS.index(instruction)
 
     def multiply(num_passes: int) -> tuple[float, list[float]]:
         times = (ctypes.c_double * num_passes)()
-        amount = library.measure_multiply(KINDS.index(kind), TURNS_OF_A_PASS, num_threads, num_passes, times)
+        amount = library.measure_multiply(number, TURNS_OF_A_PASS, num_threads, num_passes, times)
         return amount, list(times)
 
-    amount, trial = multiply(3)
-    return Rate.of(*multiply(passes_for(seconds, trial))) if amount else None
+    _, trial = multiply(3)
+    return Rate.of(*multiply(passes_for(seconds, trial)))
 
 
 def passes_for(seconds: float, trial: list[float]) -> int:
@@ -109,11 +150,16 @@ def passes_for(seconds: float, trial: list[float]) -> int:
     return max(5, int(seconds / max(min(trial), 1e-9)))
 
 
+def compile_loops(target: Path) -> None:
+    """Compiles all loops into a library, those too that this processor cannot run."""
+    subprocess.run([os.environ.get("CXX", "g++"), *FLAGS, "-o", str(target), str(SOURCE)], check=True)
+
+
 @functools.cache
 def _library() -> ctypes.CDLL:
     with tempfile.TemporaryDirectory(prefix="ceilings-") as folder:
         target = Path(folder) / "ceilings.so"
-        subprocess.run([os.environ.get("CXX", "g++"), *FLAGS, "-o", str(target), str(SOURCE)], check=True)
+        compile_loops(target)
         library = ctypes.CDLL(str(target))
     times = ctypes.POINTER(ctypes.c_double)
     library.allocate.argtypes = [ctypes.c_size_t]
@@ -122,6 +168,8 @@ def _library() -> ctypes.CDLL:
     library.measure_read.restype = None
     library.measure_multiply.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int, ctypes.c_int, times]
     library.measure_multiply.restype = ctypes.c_double
+    library.request_tiles.argtypes = []
+    library.request_tiles.restype = ctypes.c_bool
     return library
 
 
@@ -136,10 +184,16 @@ def _buffer() -> int:
 
 def describe(ceilings: Ceilings) -> str:
     """The ceilings for a person."""
-    lines = [f"{ceilings.num_threads} threads{'median':>20}{'best':>10}"]
-    for name, unit in (("bandwidth", "GB/s"), ("float32", "GFLOP/s"), ("bfloat16", "GFLOP/s"), ("int8", "GOP/s")):
-        rate: Rate = getattr(ceilings, name)
-        lines.append(f"{name:12}{unit:8}{rate.median / 1e9:10.1f}{rate.best / 1e9:10.1f}")
+    lines = [f"{f'{ceilings.num_threads} threads':33}{'median':>10}{'best':>10}"]
+    rows = [("bandwidth", "", "GB/s", ceilings.bandwidth)]
+    rows += [
+        (each.name, each.kind, "Gop/s", ceilings.rates[each.name])
+        for each in INSTRUCTIONS
+        if each.name in ceilings.rates
+    ]
+    lines += [
+        f"{name:17}{kind:10}{unit:6}{rate.median / 1e9:10.1f}{rate.best / 1e9:10.1f}" for name, kind, unit, rate in rows
+    ]
     return "\n".join(lines)
 
 

@@ -24,9 +24,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.kernels import ceilings
-from benchmarks.kit import models, record
+from benchmarks.kit import ideal, models, record
 from benchmarks.kit.figures import round_figures
-from benchmarks.kit.ideal import Shape
+from benchmarks.kit.ideal import ITEM_BYTES, Shape
 from kernels.cpu.library import Kind, Rows
 from kernels.cpu.plan import CapturedPlan
 from kernels.ops import CaptureSizes, StepInputs
@@ -61,28 +61,45 @@ class Workload:
         return StepInputs(new, np.full_like(new, self.length), tables, token_ids, np.cumsum(new) - 1)
 
 
-def bytes_and_operations(op: Op, shape: Shape, workload: Workload) -> tuple[float, float]:
-    """What one phase of an op must read and compute; nothing for what the ideal leaves out."""
+def bytes_and_operations(op: Op, shape: Shape, workload: Workload, kind: str = "bfloat16") -> tuple[float, float]:
+    """What an op must read and compute with weights of one of `ITEM_BYTES`; nothing for what the ideal leaves out."""
     num_rows = workload.num_sequences * (1 if op.rows == Rows.CHOSEN else workload.num_new_tokens)
     if op.kind in PRODUCTS:
         weights = op.in_features * op.out_features
-        return 2.0 * weights, 2.0 * weights * num_rows
+        return float(ITEM_BYTES[kind] * weights), 2.0 * weights * num_rows
     if op.kind == Kind.ATTENTION:
         num_pairs = sum(range(workload.length - workload.num_new_tokens + 1, workload.length + 1))
-        num_tokens = workload.num_sequences * workload.length
+        num_elements = workload.num_sequences * workload.length * shape.num_kv_elements / shape.num_layers
         operations = 4.0 * workload.num_sequences * num_pairs * shape.num_heads * shape.head_dim
-        return 2.0 * num_tokens * shape.num_kv_elements / shape.num_layers, operations
+        return ITEM_BYTES[dtype_of(kind)] * num_elements, operations
     return 0.0, 0.0
+
+
+def dtype_of(kind: str) -> str:
+    """Returns the dtype that a kind of weights is computed with outside of products."""
+    return "bfloat16" if kind == "int8" else kind
 
 
 class Profile:
     """A loaded model whose step is captured."""
 
-    def __init__(self, folder: Path, num_threads: int, max_sequences: int) -> None:
-        self._shape = Shape.read(folder)
+    def __init__(
+        self, folder: Path, num_threads: int, max_sequences: int, kind: str = "bfloat16", cpu_kernels: str = "auto"
+    ) -> None:
+        """Loads a model.
+
+        Args:
+            folder: the model's.
+            num_threads: how many threads compute.
+            max_sequences: the most of one step.
+            kind: how weights are held, one of `ITEM_BYTES`.
+            cpu_kernels: an instruction set, or "auto".
+        """
+        self.shape = Shape.read(folder)
         self._num_threads = num_threads
-        cpu = torch.device("cpu")
-        self._loaded: LoadedModel = load_model(folder, torch.bfloat16, cpu, lambda done, total: None)
+        cpu, dtype = torch.device("cpu"), getattr(torch, dtype_of(kind))
+        quantization = "int8" if kind == "int8" else "none"
+        self._loaded: LoadedModel = load_model(folder, dtype, cpu, lambda done, total: None, cpu_kernels, quantization)
         self._loaded.backend.set_num_threads(num_threads)
         self._loaded.model.reserve_positions(PROMPT_TOKENS)
         num_blocks = 1 + max(max_sequences * -(-CONTEXT // BLOCK_SIZE), PROMPT_TOKENS // BLOCK_SIZE)
@@ -99,31 +116,38 @@ class Profile:
         """Which kernels compute."""
         return self._loaded.backend.name
 
+    def replay(self, inputs: StepInputs) -> list[tuple[Op, float]]:
+        """Computes a step, and returns each op in order with its seconds."""
+        self._plan.replay(inputs, with_logits=False)
+        ops: list[tuple[Op, float]] = []
+        for op, seconds in self._plan.phase_seconds():
+            # The head, and what is quantized, has several phases.
+            if ops and addressof(ops[-1][0]) == addressof(op):
+                seconds += ops.pop()[1]
+            ops.append((op, seconds))
+        return ops
+
     def measure(self, workload: Workload, num_rounds: int) -> dict[str, Any]:
         """The step's time by op, in milliseconds, beside the ceilings of the moment."""
-        inputs = workload.inputs(self._shape.vocab_size)
-        before = ceilings.measure(self._num_threads, CEILING_SECONDS)
-        rounds: list[list[tuple[Op, float]]] = []
-        for _ in range(1 + num_rounds):
-            self._plan.replay(inputs, with_logits=False)
-            rounds.append(self._plan.phase_seconds())
-        after = ceilings.measure(self._num_threads, CEILING_SECONDS)
-        bandwidth = (before.bandwidth.best + after.bandwidth.best) / 2
-        rate = (before.bfloat16.best + after.bfloat16.best) / 2
-        seconds, least = defaultdict[str, float](float), defaultdict[str, float](float)
+        inputs = workload.inputs(self.shape.vocab_size)
+        before = self._measure_machine()
         # The first one warms up.
-        last = 0
-        for phases in zip(*rounds[1:], strict=True):
-            op = phases[0][0]
-            seconds[_name(op)] += statistics.median(each for _, each in phases)
-            # The head, and what is quantized, has several phases: it reads and computes once.
-            if addressof(op) != last:
-                num_bytes, operations = bytes_and_operations(op, self._shape, workload)
-                least[_name(op)] += max(num_bytes / bandwidth, operations / rate)
-            last = addressof(op)
+        rounds = [self.replay(inputs) for _ in range(1 + num_rounds)][1:]
+        after = self._measure_machine()
+        bandwidth = (before.bandwidth + after.bandwidth) / 2
+        matrix_rate = (before.matrix_rate + after.matrix_rate) / 2
+        attention_rate = (before.attention_rate + after.attention_rate) / 2
+        seconds, least = defaultdict[str, float](float), defaultdict[str, float](float)
+        for ops in zip(*rounds, strict=True):
+            op = ops[0][0]
+            seconds[name_of(op)] += statistics.median(each for _, each in ops)
+            num_bytes, operations = bytes_and_operations(op, self.shape, workload)
+            rate = attention_rate if op.kind == Kind.ATTENTION else matrix_rate
+            least[name_of(op)] += max(num_bytes / bandwidth, operations / rate)
         return {
             "bandwidth": bandwidth,
-            "bfloat16_rate": rate,
+            "bfloat16_rate": matrix_rate,
+            "attention_rate": attention_rate,
             "milliseconds": 1e3 * sum(seconds.values()),
             "ops": {
                 name: {"milliseconds": 1e3 * spent, "share_of_ceiling": least[name] / spent}
@@ -131,8 +155,12 @@ class Profile:
             },
         }
 
+    def _measure_machine(self) -> ideal.Machine:
+        return ideal.machine_for(ceilings.measure(self._num_threads, CEILING_SECONDS), "bfloat16")
 
-def _name(op: Op) -> str:
+
+def name_of(op: Op) -> str:
+    """Returns what ops of one kind and shape have in common, such as "linear 576x960"."""
     name = Kind(cast("int", op.kind)).name.lower()
     return f"{name} {op.in_features}x{op.out_features}" if op.kind in PRODUCTS else name
 

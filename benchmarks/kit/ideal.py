@@ -97,12 +97,15 @@ class Machine:
 
 
 def machine_for(ceilings: Ceilings, dtype: str, quantization: str = "") -> Machine:
-    """The machine at its best, for weights of a dtype or quantized ones; attention is computed in the dtype."""
+    """The machine at its best, for weights of a dtype or quantized ones; attention is computed in the dtype.
+
+    Attention takes no tiles: its products are small, and each is of its own sequence.
+    """
     weights = quantization or dtype
     return Machine(
         bandwidth=ceilings.bandwidth.best,
-        matrix_rate=getattr(ceilings, weights).best,
-        attention_rate=getattr(ceilings, dtype).best,
+        matrix_rate=ceilings.rate(weights).best,
+        attention_rate=ceilings.rate(dtype, on_tiles=False).best,
         weight_bytes=ITEM_BYTES[weights],
         kv_bytes=ITEM_BYTES[dtype],
     )

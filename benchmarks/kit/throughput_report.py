@@ -55,7 +55,8 @@ def _costs(results: dict[str, Any]) -> str:
 
 def _rest(results: dict[str, Any]) -> str:
     ceilings, onednn, prefill, memory = (results[name] for name in ("ceilings", "onednn", "prefill", "memory"))
-    giga = {name: f"{spread['median'] / 1e9:.1f}" for name, spread in ceilings.items() if name != "num_threads"}
+    kinds = ("bandwidth", "bfloat16", "float32", "int8")
+    giga = {name: f"{ceilings[name]['median'] / 1e9:.1f}" for name in kinds}
     lines = [
         f"- Ceilings of {ceilings['num_threads']} threads: {giga['bandwidth']} GB/s; bfloat16 {giga['bfloat16']},"
         f" float32 {giga['float32']}, int8 {giga['int8']} billion operations a second.",

@@ -89,11 +89,15 @@ def test_a_faster_machine_is_never_slower(batch_size, num_prompt_tokens, num_out
     assert ideal.run_seconds(SHAPE, twice, *size) == pytest.approx(ideal.run_seconds(SHAPE, MACHINE, *size) / 2)
 
 
-def test_takes_the_best_of_the_ceilings():
-    ceilings = Ceilings(2, *(Rate(1.0, best) for best in (10.0, 20.0, 30.0, 40.0)))
-    assert ideal.machine_for(ceilings, "bfloat16") == ideal.Machine(10.0, 30.0, 30.0, 2, 2)
-    assert ideal.machine_for(ceilings, "float32") == ideal.Machine(10.0, 20.0, 20.0, 4, 4)
-    assert ideal.machine_for(ceilings, "bfloat16", "int8") == ideal.Machine(10.0, 40.0, 30.0, 1, 2)
+def test_takes_the_best_of_the_ceilings_and_attention_without_tiles():
+    rates = {"vfmadd231ps zmm": 20.0, "vdpbf16ps zmm": 30.0, "vpdpbusd zmm": 40.0}
+    vectors = Ceilings(2, Rate(1.0, 10.0), {name: Rate(1.0, best) for name, best in rates.items()})
+    assert ideal.machine_for(vectors, "bfloat16") == ideal.Machine(10.0, 30.0, 30.0, 2, 2)
+    assert ideal.machine_for(vectors, "float32") == ideal.Machine(10.0, 20.0, 20.0, 4, 4)
+    assert ideal.machine_for(vectors, "bfloat16", "int8") == ideal.Machine(10.0, 40.0, 30.0, 1, 2)
+    tiles = replace(vectors, rates={**vectors.rates, "tdpbf16ps": Rate(1.0, 200.0), "tdpbusd": Rate(1.0, 400.0)})
+    assert ideal.machine_for(tiles, "bfloat16") == ideal.Machine(10.0, 200.0, 30.0, 2, 2)
+    assert ideal.machine_for(tiles, "bfloat16", "int8") == ideal.Machine(10.0, 400.0, 30.0, 1, 2)
 
 
 def test_tells_what_one_request_may_reach_where_it_was_measured_before():

@@ -25,7 +25,8 @@ def bench_of(options):
     """A benchmark of two rounds, as if it had run."""
     bench = Bench.__new__(Bench)
     bench.shape = SHAPE
-    bench.ceilings = [Ceilings(2, *(Rate(rate, rate) for rate in (9e10, 5e11, 1e12, 2e12)))] * 2
+    rates = {"vfmadd231ps zmm": 5e11, "vdpbf16ps zmm": 1e12, "vpdpbusd zmm": 2e12}
+    bench.ceilings = [Ceilings(2, Rate(9e10, 9e10), {name: Rate(rate, rate) for name, rate in rates.items()})] * 2
     bench.samples = {}
     for number in options.concurrency:
         ideals = {name: [100.0, 200.0] for name in ("alone", *Api)}
@@ -56,6 +57,13 @@ def test_ratios_are_of_the_same_round(options):
     assert told["share_of_ideal"]["generate"] == {"median": pytest.approx(0.755), "min": 0.75, "max": 0.76}
     assert told["system_over_alone"]["generate"] == {"median": pytest.approx(0.975), "min": 0.95, "max": 1.0}
     assert told["cpu_seconds_per_1000_tokens"]["stream"]["gateway"]["median"] == pytest.approx(2.0)
+
+
+def test_ceilings_are_told_by_kind_and_by_instruction(options):
+    told = throughput.summarize(bench_of(options), options)["ceilings"]
+    assert told["num_threads"] == 2
+    assert [told[name]["median"] for name in ("bandwidth", "float32", "bfloat16", "int8")] == [9e10, 5e11, 1e12, 2e12]
+    assert told["instructions"]["vdpbf16ps zmm"]["max"] == 1e12
 
 
 def test_the_share_of_a_long_prompt_is_of_its_time(options):
