@@ -34,6 +34,7 @@ from benchmarks.kit.figures import number, round_figures, spread_of
 from benchmarks.kit.whole_system import Api, WholeSystem
 from benchmarks.kit.workload import FreshWorkloads, Workload, measure_rate
 from benchmarks.throughput import CEILING_SECONDS, WARM_UP_TOKENS, settings_for
+from kernels.select import CPU_KERNELS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -265,6 +266,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", default="llama-135m", help="a name of benchmarks/kit/models.py, or a folder")
     parser.add_argument("--dtype", choices=("bfloat16",), default="bfloat16")
     parser.add_argument("--quantization", choices=("int8",), default="")
+    parser.add_argument("--cpu-kernels", choices=CPU_KERNELS, default="auto", help="instruction set of ours")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32, 64], help="requests at once")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompt-tokens", type=int, default=128)
@@ -295,7 +297,7 @@ def main() -> None:
     results = round_figures(asyncio.run(run(options)))
     print(report(results))
     if options.write:
-        record.append(f"peers-{results['settings']['model']}", results)
+        record.append(f"peers-{results['settings']['model']}", results, options.cpu_kernels)
 
 
 if __name__ == "__main__":

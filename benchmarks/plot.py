@@ -3,7 +3,7 @@
     python benchmarks/plot.py [MODEL ...] [--kind int8]
 
 Of a model's last run beside peers, else of its last run by itself: the ideal, ours and theirs; medians as lines,
-extremes as bars. Writes benchmarks/results/throughput-MODEL.svg.
+extremes as bars. A picture for each instruction set: benchmarks/results/throughput-MODEL-INSTRUCTION_SET.svg.
 """
 
 from __future__ import annotations
@@ -53,12 +53,14 @@ def curves_of(results: dict[str, Any]) -> list[Curve]:
     return [Curve(name, by_requests) for name, by_requests in points.items()]
 
 
-def last_run(path: Path, kind: str) -> dict[str, Any] | None:
-    """The results of the last kept run of a way of computing."""
+def last_runs(path: Path, kind: str) -> dict[str, dict[str, Any]]:
+    """The results of the last kept run of a way of computing, by instruction set; "": of runs that do not name it."""
     runs = json.loads(path.read_text()) if path.exists() else []
-    all_results = [run["results"] for run in runs]
-    found = [each for each in all_results if kind == (each["settings"]["quantization"] or each["settings"]["dtype"])]
-    return found[-1] if found else None
+    return {
+        run["machine"].get("instruction_set", ""): run["results"]
+        for run in runs
+        if kind == (run["results"]["settings"]["quantization"] or run["results"]["settings"]["dtype"])
+    }
 
 
 # The drawing.
@@ -145,17 +147,20 @@ def _labels(axes: Axes, curves: Sequence[Curve], colors: dict[str, str]) -> Iter
         yield _text(x + 9, last + 4, name, "start")
 
 
-def plot(model: str, kind: str) -> Path | None:
-    """Draws a model's last run, and returns the file; None where nothing is kept."""
-    candidates = (RESULTS / f"{command}-{model}.json" for command in COMMANDS)
-    results = next((found for path in candidates if (found := last_run(path, kind))), None)
-    if results is None:
-        return None
-    target = RESULTS / f"throughput-{model}{'' if kind == 'bfloat16' else f'-{kind}'}.svg"
-    workload = results["workload"]
-    lengths = f"{workload['prompt_tokens']} prompt and {workload['output_tokens']} output tokens"
-    target.write_text(draw(f"{model}, {kind}, {lengths}", curves_of(results)))
-    return target
+def plot(model: str, kind: str) -> list[Path]:
+    """Draws a model's last run of each instruction set, and returns the files."""
+    runs: dict[str, dict[str, Any]] = {}
+    for command in reversed(COMMANDS):
+        runs |= last_runs(RESULTS / f"{command}-{model}.json", kind)
+    targets: list[Path] = []
+    for instruction_set, results in runs.items():
+        name = filter(None, ("throughput", model, "" if kind == "bfloat16" else kind, instruction_set))
+        targets.append(RESULTS / f"{'-'.join(name)}.svg")
+        workload = results["workload"]
+        lengths = f"{workload['prompt_tokens']} prompt and {workload['output_tokens']} output tokens"
+        title = ", ".join(filter(None, (model, kind, instruction_set, lengths)))
+        targets[-1].write_text(draw(title, curves_of(results)))
+    return targets
 
 
 def main() -> None:
@@ -166,10 +171,10 @@ def main() -> None:
     options = parser.parse_args()
     kept = {path.stem.partition("-")[2] for command in COMMANDS for path in RESULTS.glob(f"{command}-*.json")}
     for model in options.models or sorted(kept):
-        target = plot(model, options.kind)
-        if target is None and options.models:
+        targets = plot(model, options.kind)
+        if not targets and options.models:
             parser.error(f"nothing of {model} in {options.kind} is kept in {RESULTS}")
-        print(target or f"nothing of {model} in {options.kind}")
+        print(*targets or [f"nothing of {model} in {options.kind}"], sep="\n")
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from benchmarks.kit.throughput_report import report
 from benchmarks.kit.whole_system import Api, WholeSystem
 from benchmarks.kit.worker_alone import BLOCK_SIZE, Settings, WorkerAlone
 from benchmarks.kit.workload import FreshWorkloads, Workload, measure_rate
+from kernels.select import CPU_KERNELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -238,6 +239,7 @@ def settings_for(options: argparse.Namespace) -> Settings:
         model=options.folder,
         dtype=options.dtype,
         quantization=options.quantization,
+        cpu_kernels=options.cpu_kernels,
         num_threads=options.num_threads,
         num_device_blocks=num_blocks,
         max_num_seqs=num_rows,
@@ -273,6 +275,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", default="llama-135m", help="a name of benchmarks/kit/models.py, or a folder")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--quantization", choices=("int8",), default="")
+    parser.add_argument("--cpu-kernels", choices=CPU_KERNELS, default="auto", help="instruction set of the worker")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32, 64], help="requests at once")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompt-tokens", type=int, default=128)
@@ -296,7 +299,7 @@ def main() -> None:
     results = round_figures(asyncio.run(run(options)))
     print(report(results))
     if options.write:
-        record.append(f"throughput-{results['settings']['model']}", results)
+        record.append(f"throughput-{results['settings']['model']}", results, options.cpu_kernels)
 
 
 if __name__ == "__main__":

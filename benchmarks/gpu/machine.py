@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from benchmarks.gpu.stage import Stage, start
-from benchmarks.kit.record import processor
+from benchmarks.kit import processor
 
 
 def describe(stage: Stage) -> dict[str, object]:
@@ -21,7 +21,7 @@ def describe(stage: Stage) -> dict[str, object]:
         "torch": torch.__version__,
         "triton": version_of("triton"),
         "transformers": version_of("transformers"),
-        "processor": processor(),
+        "processor": processor.name(),
     }
     if stage.device.type == "cuda":
         properties = torch.cuda.get_device_properties(stage.device)

@@ -36,9 +36,9 @@ def flags() -> tuple[str, ...]:
     return tuple(flag for flag in FLAGS if flag in has)
 
 
-def chosen_instruction_set() -> str:
-    """Returns the instruction set that `--cpu-kernels auto` takes here; "reference" where torch computes."""
-    return next(iter(available_instruction_sets()), "reference")
+def instruction_set(cpu_kernels: str = "auto") -> str:
+    """Returns the instruction set that `--cpu-kernels` takes here; "reference" where torch computes."""
+    return next(iter(available_instruction_sets()), "reference") if cpu_kernels == "auto" else cpu_kernels
 
 
 @cache

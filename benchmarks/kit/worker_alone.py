@@ -42,11 +42,12 @@ BLOCK_SIZE = 32
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the worker is set up, here and in the whole system. `dtype` and `quantization` by the names of the flags."""
+    """How the worker is set up, here and in the whole system, by the names of the flags."""
 
     model: str
     dtype: str = "bfloat16"
     quantization: str = ""
+    cpu_kernels: str = "auto"
     num_threads: int = 0
     block_size: int = BLOCK_SIZE
     num_device_blocks: int = 0
@@ -120,7 +121,7 @@ class Planner:
 
 async def set_up(settings: Settings) -> Worker:
     """Brings a worker to where it takes steps, by the same calls as its servicer."""
-    worker = Worker(num_threads=settings.num_threads)
+    worker = Worker(num_threads=settings.num_threads, cpu_kernels=settings.cpu_kernels)
     worker.start()
     await worker.init_device("cpu", getattr(torch, settings.dtype), "")
     quantization = {"quantization": settings.quantization} if settings.quantization else {}

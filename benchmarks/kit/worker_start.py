@@ -82,7 +82,7 @@ async def start(given: dict[str, Any]) -> WorkerStart:
 
     clock.end("import the worker")
     settings = Settings(**given)
-    worker = server.Worker(num_threads=settings.num_threads)
+    worker = server.Worker(num_threads=settings.num_threads, cpu_kernels=settings.cpu_kernels)
     worker.start()
     await worker.init_device("cpu", getattr(torch, settings.dtype), "")
     loaded = await worker.load_model(settings.model, "main", lambda done, total: None, settings.quantization or "none")

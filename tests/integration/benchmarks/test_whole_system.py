@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from benchmarks.kit.whole_system import Api, WholeSystem, make_requests
 from benchmarks.kit.worker_alone import Settings
 from benchmarks.kit.workload import FreshWorkloads, Workload
 from blockyard.local.supervisor import StartError
+from kernels.cpu.library import available_instruction_sets
 from tests.kit.processes.system import ROOT
 
 SIZE = (3, 40, 9)
@@ -26,12 +28,17 @@ def test_requests_are_greedy_and_blind_to_ends():
         assert spec.return_token_ids
 
 
+def mapped_files(pid):
+    return Path(f"/proc/{pid}/maps").read_text()
+
+
 @pytest.mark.timeout(60)
 async def test_runs_batches_and_accounts_for_them(tmp_path):
     recipe = models.Recipe(32, 2, 4, 2, 48, 320, tied=True, qkv_bias=False)
     settings = Settings(
         str(models.write_model(recipe, tmp_path / "model")),
         "float32",
+        cpu_kernels=available_instruction_sets()[-1],
         num_device_blocks=40,
         max_num_seqs=4,
         max_num_batched_tokens=64,
@@ -41,6 +48,7 @@ async def test_runs_batches_and_accounts_for_them(tmp_path):
     async with WholeSystem(settings) as system:
         assert system.first_token_seconds > 0
         assert system.peak_memory_bytes() > 10e6
+        assert f"/{settings.cpu_kernels}.so" in mapped_files(system._supervisor.children[0].pid)
         for api in Api:
             run = await system.run(next(fresh), api)
             assert set(run.cpu_seconds) == {"worker", "scheduler", "gateway", "client"}

@@ -6,6 +6,7 @@ import pytest
 from benchmarks.kit import models
 from benchmarks.kit.worker_alone import EPOCH, Planner, Settings, WorkerAlone
 from benchmarks.kit.workload import FreshWorkloads, Workload
+from kernels.cpu.library import available_instruction_sets
 
 SETTINGS = Settings(
     model="", dtype="float32", num_device_blocks=40, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=256
@@ -52,15 +53,16 @@ def test_batches_follow_one_another_in_one_epoch(planner):
     assert len(set(ended.tolist())) == len(ended) == 12
 
 
-def test_a_worker_runs_them(tmp_path):
+def test_a_worker_runs_them_in_the_kernels_asked_for(tmp_path):
+    cpu_kernels = available_instruction_sets()[-1]
     recipe = models.Recipe(32, 2, 4, 2, 48, 320, tied=True, qkv_bias=False)
     folder = models.write_model(recipe, tmp_path / "model")
-    settings = Settings(
-        str(folder), "float32", num_device_blocks=40, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=256
-    )
+    sizes = {"num_device_blocks": 40, "max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 256}
+    settings = Settings(str(folder), "float32", cpu_kernels=cpu_kernels, **sizes)
     fresh = FreshWorkloads(320).of(*SIZE)
     with WorkerAlone(settings) as worker:
         assert set(worker.facts) == {"device", "kernels"}
+        assert worker.facts["kernels"] == f"cpu/{cpu_kernels}"
         assert worker.run(next(fresh)) > 0
         worker.pause()
         worker.resume()

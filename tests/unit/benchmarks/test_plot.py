@@ -28,8 +28,9 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def keep(folder, name, *results):
-    (folder / f"{name}.json").write_text(json.dumps([{"results": each} for each in results]))
+def keep(folder, name, *results, instruction_set="avx2"):
+    runs = [{"machine": {"instruction_set": instruction_set}, "results": each} for each in results]
+    (folder / f"{name}.json").write_text(json.dumps(runs))
 
 
 def test_draws_every_curve_with_its_name_and_points():
@@ -69,19 +70,29 @@ def test_steps_are_round_numbers(least, step):
 
 def test_takes_the_last_run_of_the_kind(folder):
     keep(folder, "throughput-m", results_of(1.0), results_of(2.0), results_of(3.0, "int8"))
-    told = plot.last_run(folder / "throughput-m.json", "bfloat16")
-    assert told is not None
-    assert told["requests"]["1"]["tokens_per_second"]["ours"]["max"] == 2.0
-    assert plot.last_run(folder / "throughput-m.json", "float32") is None
+    told = plot.last_runs(folder / "throughput-m.json", "bfloat16")
+    assert told["avx2"]["requests"]["1"]["tokens_per_second"]["ours"]["max"] == 2.0
+    assert plot.last_runs(folder / "throughput-m.json", "float32") == {}
 
 
 def test_a_run_beside_peers_counts_first(folder):
     keep(folder, "throughput-m", results_of(1.0))
     keep(folder, "peers-m", {**results_of(2.0), "workload": {"prompt_tokens": 7, "output_tokens": 9}})
-    target = plot.plot("m", "bfloat16")
-    assert target == folder / "throughput-m.svg"
-    assert "7 prompt and 9 output tokens" in target.read_text()
-    assert plot.plot("other", "bfloat16") is None
+    (target,) = plot.plot("m", "bfloat16")
+    assert target == folder / "throughput-m-avx2.svg"
+    assert "m, bfloat16, avx2, 7 prompt and 9 output tokens" in target.read_text()
+    assert plot.plot("other", "bfloat16") == []
+
+
+def test_runs_of_another_instruction_set_have_a_picture_of_their_own(folder):
+    keep(folder, "throughput-m", results_of(1.0), instruction_set="amx")
+    keep(folder, "peers-m", results_of(2.0))
+    assert [path.name for path in plot.plot("m", "bfloat16")] == ["throughput-m-amx.svg", "throughput-m-avx2.svg"]
+
+
+def test_runs_from_before_they_named_it_keep_their_picture(folder):
+    keep(folder, "peers-m", results_of(2.0), instruction_set="")
+    assert plot.plot("m", "bfloat16") == [folder / "throughput-m.svg"]
 
 
 def test_the_command_draws_all_that_is_kept(folder, monkeypatch, capsys):
@@ -89,4 +100,4 @@ def test_the_command_draws_all_that_is_kept(folder, monkeypatch, capsys):
     keep(folder, "peers-b", results_of(2.0, "int8"))
     monkeypatch.setattr("sys.argv", ["plot.py", "--kind", "int8"])
     plot.main()
-    assert capsys.readouterr().out.splitlines() == ["nothing of a in int8", str(folder / "throughput-b-int8.svg")]
+    assert capsys.readouterr().out.splitlines() == ["nothing of a in int8", str(folder / "throughput-b-int8-avx2.svg")]
