@@ -116,7 +116,7 @@ def usable_instructions() -> list[Instruction]:
 
 def measure_bandwidth(num_threads: int, seconds: float) -> Rate:
     """The rate of the read loop that is fastest by its median."""
-    library, buffer = _library(), _buffer()
+    library, buffer = _library(), _buffer(BUFFER_BYTES)
     # Each thread's part in whole pages.
     num_bytes = BUFFER_BYTES // (num_threads << 12) * (num_threads << 12)
 
@@ -174,11 +174,11 @@ def _library() -> ctypes.CDLL:
 
 
 @functools.cache
-def _buffer() -> int:
+def _buffer(num_bytes: int) -> int:
     """Memory to read, held until the process ends: to fault it in takes longer than to read it."""
-    address = _library().allocate(BUFFER_BYTES)
+    address = _library().allocate(num_bytes)
     if address is None:
-        raise MemoryError(f"no {BUFFER_BYTES >> 20} MiB to read")
+        raise MemoryError(f"no {num_bytes >> 20} MiB to read")
     return address
 
 

@@ -23,15 +23,26 @@ NUM_ROWS = (512, 1024, 2048)
 NUM_PASSES = 5
 
 
-@torch.inference_mode()
+class PackedProduct:
+    """Random rows by a random matrix [out, in], packed for so many rows."""
+
+    def __init__(self, num_rows: int, matrix: tuple[int, int], dtype: torch.dtype) -> None:
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(torch.randn(matrix).to(dtype) * 0.02, num_rows)
+        self._rows = torch.randn(num_rows, matrix[1]).to(dtype)
+
+    @torch.inference_mode()
+    def run(self) -> None:
+        """Computes it once."""
+        torch.ops.mkldnn._linear_pointwise(self._rows, self._weight, None, "none", [], "")
+
+
 def product_seconds(num_rows: int, matrix: tuple[int, int], dtype: torch.dtype) -> float:
     """The best time of a product of so many rows with a packed matrix [out, in]."""
-    weight = torch.ops.mkldnn._reorder_linear_weight(torch.randn(matrix).to(dtype) * 0.02, num_rows)
-    rows = torch.randn(num_rows, matrix[1]).to(dtype)
+    product = PackedProduct(num_rows, matrix, dtype)
     seconds: list[float] = []
     for _ in range(1 + NUM_PASSES):
         begin = time.perf_counter()
-        torch.ops.mkldnn._linear_pointwise(rows, weight, None, "none", [], "")
+        product.run()
         seconds.append(time.perf_counter() - begin)
     # The first one prepares.
     return min(seconds[1:])

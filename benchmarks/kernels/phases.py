@@ -63,16 +63,20 @@ class Workload:
 
 def bytes_and_operations(op: Op, shape: Shape, workload: Workload, kind: str = "bfloat16") -> tuple[float, float]:
     """What an op must read and compute with weights of one of `ITEM_BYTES`; nothing for what the ideal leaves out."""
-    num_rows = workload.num_sequences * (1 if op.rows == Rows.CHOSEN else workload.num_new_tokens)
     if op.kind in PRODUCTS:
         weights = op.in_features * op.out_features
-        return float(ITEM_BYTES[kind] * weights), 2.0 * weights * num_rows
+        return float(ITEM_BYTES[kind] * weights), 2.0 * weights * num_rows_of(op, workload)
     if op.kind == Kind.ATTENTION:
         num_pairs = sum(range(workload.length - workload.num_new_tokens + 1, workload.length + 1))
         num_elements = workload.num_sequences * workload.length * shape.num_kv_elements / shape.num_layers
         operations = 4.0 * workload.num_sequences * num_pairs * shape.num_heads * shape.head_dim
         return ITEM_BYTES[dtype_of(kind)] * num_elements, operations
     return 0.0, 0.0
+
+
+def num_rows_of(op: Op, workload: Workload) -> int:
+    """Returns how many rows an op of a step works on."""
+    return workload.num_sequences * (1 if op.rows == Rows.CHOSEN else workload.num_new_tokens)
 
 
 def dtype_of(kind: str) -> str:

@@ -7,6 +7,7 @@ import zipfile
 import pytest
 
 from benchmarks import peers
+from benchmarks.kernels import ceilings
 from benchmarks.kit import models
 from benchmarks.kit.workload import Workload
 from benchmarks.peers import OURS, PEERS, Peer
@@ -30,6 +31,8 @@ def options(tmp_path, monkeypatch):
     """Options of a run on a tiny model, with one peer installed: this interpreter."""
     peer = Peer("echo", ())
     monkeypatch.setattr(peers, "PEERS", {"echo": peer})
+    monkeypatch.setattr(peers, "CEILING_SECONDS", 0.01)
+    monkeypatch.setattr(ceilings, "BUFFER_BYTES", 8 << 20)
     python = peer.python(tmp_path)
     python.parent.mkdir(parents=True)
     python.symlink_to(sys.executable)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.kernels import phases
+from benchmarks.kernels import ceilings, phases
 from benchmarks.kernels.phases import CONTEXT, Profile, Workload
 from benchmarks.kit import ideal, models
 from kernels.cpu.library import Kind, Op
@@ -22,6 +22,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def profile(folder: Path) -> Profile:
     return Profile(folder, num_threads=1, max_sequences=3)
+
+
+@pytest.fixture
+def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ceilings over less memory and time."""
+    monkeypatch.setattr(ceilings, "BUFFER_BYTES", 8 << 20)
+    monkeypatch.setattr(phases, "CEILING_SECONDS", 0.01)
 
 
 def ops_of(profile: Profile, workload: Workload) -> list[Op]:
@@ -46,9 +53,9 @@ def test_a_prompt_computes_what_the_ideal_counts_but_what_nobody_reads(folder: P
     assert sum(operations for _, operations in needs) == least
 
 
-def test_each_op_is_counted_once(folder: Path, profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("quick_ceilings")
+def test_each_op_is_counted_once(folder: Path, profile: Profile) -> None:
     """Also the head, which has two phases."""
-    monkeypatch.setattr(phases, "CEILING_SECONDS", 0.01)
     shape, workload = ideal.Shape.read(folder), Workload(3, 1, CONTEXT)
     told = profile.measure(workload, 2)
     ops = ops_of(profile, workload)
@@ -61,8 +68,8 @@ def test_each_op_is_counted_once(folder: Path, profile: Profile, monkeypatch: py
     assert sum(shares) == pytest.approx(1e3 * least)
 
 
-def test_a_report_names_each_op_once(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(phases, "CEILING_SECONDS", 0.01)
+@pytest.mark.usefixtures("quick_ceilings")
+def test_a_report_names_each_op_once(profile: Profile) -> None:
     told = profile.measure(Workload(1, 1, CONTEXT), 2)
     assert {"attention", "head 32x320", "rms_norm"} <= set(told["ops"])
     assert told["milliseconds"] == pytest.approx(sum(op["milliseconds"] for op in told["ops"].values()))
