@@ -5,9 +5,11 @@
 Every instruction set that this machine has computes the same captured steps of the same model, in turn within a round:
 decodes of 1, 8 and 32 sequences, and a prompt of 256 tokens. A model is shortened to as many layers as keep its weights
 well past the caches, so that a step reads them from memory. Rates are those of one product or attention, in GB/s where
-rows are few and in GFLOP/s where they are many, medians over the rounds. "PyTorch" is its own bfloat16 product of the
-same shapes by oneDNN, packed beforehand and called from Python. The verdict weighs products and attention as a batch of
-requests does, whole layers all, each of 128 prompt and 128 output tokens.
+rows are few and in GFLOP/s where they are many: medians over the rounds, of the best of three repeats in each.
+"PyTorch" is its own bfloat16 product of the same shapes by oneDNN, packed beforehand and called from Python.
+
+The verdict weighs products and attention of all layers as a batch of requests does, of 128 prompt and 128 output tokens
+each. Run it on a quiet machine.
 """
 
 from __future__ import annotations
