@@ -15,8 +15,19 @@ import torch
 from torch import Tensor
 
 from kernels import blocks, planning
+from kernels.cpu.build import library_path
 from kernels.cpu.huge_pages import WeightMemory
-from kernels.cpu.library import Inputs, Kind, Library, Op, Rows, Scheme, available_instruction_sets, op_array
+from kernels.cpu.library import (
+    Inputs,
+    Kind,
+    Library,
+    Op,
+    Rows,
+    Scheme,
+    available_instruction_sets,
+    emulated_instruction_sets,
+    op_array,
+)
 from kernels.cpu.packed import ELEMENT_TYPES, CpuLinear
 from kernels.cpu.plan import CapturedPlan, Recording
 from kernels.cpu.quantized import Int8Linear
@@ -62,7 +73,8 @@ def choose_backend(dtype: torch.dtype, cpu_kernels: str, quantization: str) -> C
         if quantization == "none":
             log.warning("the CPU kernels %s: the reference kernels serve, which are slower", why)
         return None
-    if cpu_kernels not in available_instruction_sets():
+    emulated = [name for name in emulated_instruction_sets() if library_path(name).exists()]
+    if cpu_kernels not in (*available_instruction_sets(), *emulated):
         raise ValueError(f"no kernels for {cpu_kernels}: this processor lacks it, or they were not built")
     if dtype not in ELEMENT_TYPES:
         raise ValueError(f"the {cpu_kernels} kernels know no {dtype}")

@@ -16,18 +16,26 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 SOURCES = Path(__file__).parent / "csrc"
 COMMON_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-ffp-contract=off")
 # GCC 12 sees uninitialised values in its own headers of AVX512.
 WARNING_FLAGS = ("-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized")
 AVX512_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c")
+BF16_FLAGS = (*AVX512_FLAGS, "-mavx512bf16", "-mavx512vnni")
 INSTRUCTION_SETS: dict[str, tuple[str, ...]] = {
-    "avx512_bf16": (*AVX512_FLAGS, "-mavx512bf16", "-mavx512vnni"),
+    "amx": (*BF16_FLAGS, "-DBLOCKYARD_AMX"),
+    "avx512_bf16": BF16_FLAGS,
     "avx512": AVX512_FLAGS,
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
 }
 """Best first, with the compiler's flags."""
+EMULATED_SETS: dict[str, tuple[str, ...]] = {"amx_emulated": (*BF16_FLAGS, "-DBLOCKYARD_EMULATED_AMX")}
+"""Arithmetic of other processors, spelled out: slow, for tests. `make setup` does not build them."""
 
 
 def built_folder() -> Path:
@@ -54,7 +62,7 @@ def library_path(instruction_set: str) -> Path:
 
 
 def _source_digest() -> str:
-    digest = hashlib.sha256(repr((COMMON_FLAGS, WARNING_FLAGS, INSTRUCTION_SETS)).encode())
+    digest = hashlib.sha256(repr((COMMON_FLAGS, WARNING_FLAGS, INSTRUCTION_SETS, EMULATED_SETS)).encode())
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
@@ -67,8 +75,8 @@ def find_compiler() -> str | None:
     )
 
 
-def build(compiler: str) -> list[Path]:
-    """Builds what is missing, and gives the paths of all libraries.
+def build(compiler: str, instruction_sets: Iterable[str] = INSTRUCTION_SETS) -> list[Path]:
+    """Builds what is missing, and gives the paths of all libraries asked for.
 
     Raises:
         subprocess.CalledProcessError: the compiler refused; it has said why.
@@ -77,15 +85,15 @@ def build(compiler: str) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock, ThreadPoolExecutor(os.cpu_count()) as pool:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        missing = [name for name in INSTRUCTION_SETS if not library_path(name).exists()]
+        missing = [name for name in instruction_sets if not library_path(name).exists()]
         list(pool.map(lambda name: _compile(compiler, name), missing))
-    return [library_path(name) for name in INSTRUCTION_SETS]
+    return [library_path(name) for name in instruction_sets]
 
 
 def _compile(compiler: str, instruction_set: str) -> None:
     path = library_path(instruction_set)
     unfinished = path.with_suffix(f".{os.getpid()}")
-    flags = (*COMMON_FLAGS, *WARNING_FLAGS, *INSTRUCTION_SETS[instruction_set])
+    flags = (*COMMON_FLAGS, *WARNING_FLAGS, *(INSTRUCTION_SETS | EMULATED_SETS)[instruction_set])
     try:
         subprocess.run([compiler, *flags, "-o", str(unfinished), str(SOURCES / "library.cpp")], check=True)
         unfinished.rename(path)

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernels.cpu.build import INSTRUCTION_SETS, library_path
+from kernels.cpu.build import EMULATED_SETS, INSTRUCTION_SETS, library_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,9 +22,13 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 # What /proc/cpuinfo must name for each.
+_AVX512_FLAGS = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}
+_BF16_FLAGS = _AVX512_FLAGS | {"avx512_bf16", "avx512_vnni"}
 _REQUIRED_FLAGS = {
-    "avx512_bf16": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "fma"},
-    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"},
+    "amx": _BF16_FLAGS | {"amx_tile", "amx_bf16", "amx_int8"},
+    "amx_emulated": _BF16_FLAGS,
+    "avx512_bf16": _BF16_FLAGS,
+    "avx512": _AVX512_FLAGS,
     "avx2": {"avx2", "fma"},
 }
 
@@ -113,13 +117,22 @@ class Inputs(ctypes.Structure):
 
 
 @cache
-def supported_instruction_sets() -> tuple[str, ...]:
-    """Lists this processor's instruction sets that have kernels, best first."""
+def _processor_flags() -> frozenset[str]:
+    """Lists the features of this processor; none where our kernels do not run at all."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
-        return ()
+        return frozenset()
     text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    flags = next((set(line.split()) for line in text.splitlines() if line.startswith("flags")), set[str]())
-    return tuple(name for name in INSTRUCTION_SETS if _REQUIRED_FLAGS[name] <= flags)
+    return next((frozenset(line.split()) for line in text.splitlines() if line.startswith("flags")), frozenset())
+
+
+def supported_instruction_sets() -> tuple[str, ...]:
+    """Lists those of this processor that there are kernels for, best first."""
+    return tuple(name for name in INSTRUCTION_SETS if _REQUIRED_FLAGS[name] <= _processor_flags())
+
+
+def emulated_instruction_sets() -> tuple[str, ...]:
+    """Lists those that this processor can emulate, for tests."""
+    return tuple(name for name in EMULATED_SETS if _REQUIRED_FLAGS[name] <= _processor_flags())
 
 
 def available_instruction_sets() -> tuple[str, ...]:
@@ -178,6 +191,8 @@ class Executor:
         self.num_threads = num_threads
         self.panel_columns = panel_columns
         self._handle = library.blockyard_create(num_threads)
+        if not self._handle:
+            raise RuntimeError("the system refuses the tile registers of AMX to this process")
 
     def run(self, ops: ctypes.Array[Op], inputs: Inputs) -> None:
         """Runs ops in order over one step."""
@@ -215,7 +230,8 @@ class Executor:
         self._library.blockyard_token_logprobs(self._handle, ctypes.byref(wanted))
 
     def __del__(self) -> None:
-        self._library.blockyard_destroy(self._handle)
+        if self._handle:
+            self._library.blockyard_destroy(self._handle)
 
 
 def op_array(ops: Sequence[Op]) -> ctypes.Array[Op]:

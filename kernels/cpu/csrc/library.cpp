@@ -21,7 +21,13 @@ int64_t blockyard_op_bytes() { return sizeof(Op); }
 int64_t blockyard_inputs_bytes() { return sizeof(Inputs); }
 int64_t blockyard_panel_columns() { return TILE_COLUMNS; }
 
-void* blockyard_create(int32_t num_threads) { return new Executor(num_threads); }
+// Null where the system refuses what this library computes with.
+void* blockyard_create(int32_t num_threads) {
+#if defined(HAS_TILES)
+    if (!request_tiles()) return nullptr;
+#endif
+    return new Executor(num_threads);
+}
 void blockyard_destroy(void* executor) { delete (Executor*)executor; }
 
 void blockyard_run(void* executor, const Op* ops, int32_t num_ops, const Inputs* inputs) {

@@ -5,6 +5,7 @@
 // second ups. A unit of work is one panel by a run of rows; how rows are cut changes no bit.
 #pragma once
 
+#include "amx.h"
 #include "step.h"
 #include "tile.h"
 
@@ -69,6 +70,9 @@ class LinearRunner {
     // Computes rows [begin, end) of one panel.
     void run(int64_t panel, int64_t begin, int64_t end) {
         const uint32_t* right = weight_ + panel * words_ * TILE_COLUMNS;
+#if defined(HAS_TILES)
+        if constexpr (ON_TILES<E>) return run_on_tiles(panel, begin, end, right);
+#endif
         const int64_t count = end - begin, num_tiles = (count + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
         if (num_tiles == 1) return choose<NO_LINES, MAX_TILE_ROWS>(count, panel, begin, right, {});
         // The first tiles fetch the next panel, which memory gives more slowly than one tile multiplies; the others what
@@ -109,6 +113,23 @@ class LinearRunner {
         }
         UNROLL for (int r = 0; r < R; r++) epilogue_(panel, row + r, sums[r][0], sums[r][1]);
     }
+
+#if defined(HAS_TILES)
+    void run_on_tiles(int64_t panel, int64_t begin, int64_t end, const uint32_t* right) {
+        const int64_t count = end - begin, num_blocks = (count + BLOCK_ROWS - 1) / BLOCK_ROWS;
+        for (int64_t block = 0; block < num_blocks; block++) {
+            const int64_t first = begin + count * block / num_blocks, last = begin + count * (block + 1) / num_blocks;
+            alignas(64) uint32_t sums[BLOCK_ROWS][TILE_COLUMNS];
+            product_.template compute<E>(input_ + first * stride_, stride_, (int)(last - first), right, words_, sums[0]);
+            for (int64_t row = first; row < last; row++) {
+                const float* of_row = (const float*)sums[row - first];
+                epilogue_(panel, row, load(of_row), load(of_row + VL));
+            }
+        }
+    }
+
+    TileProduct<> product_;
+#endif
 
     const uint32_t* input_;
     int64_t stride_;
