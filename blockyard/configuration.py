@@ -253,7 +253,7 @@ class WorkerProcessSettings:
         "auto",
         "what computes on a CPU: the best kernels that it can run, those of one instruction set (machines that differ "
         "then give the same bits), or torch's",
-        choices=("auto", "avx512_bf16", "avx512", "avx2", "reference"),
+        choices=("auto", "amx", "avx512_bf16", "avx512", "avx2", "reference"),
     )
     enable_debug_rpcs: bool = option(False, "answer ChecksumBlocks, for tests")
 

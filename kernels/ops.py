@@ -184,7 +184,7 @@ class Backend(Protocol):
         ...
 
     def pack_linear(
-        self, weight: Tensor | Sequence[Tensor], bias: Tensor | None = None, *, gated: bool = False
+        self, weight: Tensor | Sequence[Tensor], bias: Tensor | None = None, *, gated: bool = False, leaves: int = 1
     ) -> PackedLinear:
         """Packs a weight [rows, in_features] and a bias [rows].
 
@@ -196,6 +196,8 @@ class Backend(Protocol):
                 projections that read the same input and are packed as one.
             bias: as many, or None.
             gated: the first half of the rows are gates, the others ups: products come out as `silu(gate) * up`.
+            leaves: slices of in_features that are summed apart and added as `kernels.leaves` says: a power of two, at
+                most 8. A backend that does not promise batch invariance may sum them in one.
         """
         ...
 

@@ -15,23 +15,15 @@ import torch
 from torch import Tensor
 
 from kernels import blocks, planning
-from kernels.cpu.build import library_path
+from kernels.cpu import self_test
 from kernels.cpu.huge_pages import WeightMemory
-from kernels.cpu.library import (
-    Inputs,
-    Kind,
-    Library,
-    Op,
-    Rows,
-    Scheme,
-    available_instruction_sets,
-    emulated_instruction_sets,
-    op_array,
-)
+from kernels.cpu.library import Inputs, Kind, Library, Op, Rows, Scheme, TilesRefused, op_array
 from kernels.cpu.packed import ELEMENT_TYPES, CpuLinear
 from kernels.cpu.plan import CapturedPlan, Recording
+from kernels.cpu.processors import available_instruction_sets, chosen_instruction_sets
 from kernels.cpu.quantized import Int8Linear
 from kernels.cpu.sampling import CpuSampling
+from kernels.invariance import NUM_ROWS, attention_keeps_rows, keeps_rows, random_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,19 +58,39 @@ def choose_backend(dtype: torch.dtype, cpu_kernels: str, quantization: str) -> C
         ValueError: an instruction set was asked for by name that is not to be had.
     """
     if cpu_kernels == "auto":
-        available = available_instruction_sets()
-        if dtype in ELEMENT_TYPES and available:
-            return CpuBackend(dtype, available[0], quantization)
-        why = "were not built for this processor (make setup builds them)" if not available else f"know no {dtype}"
-        if quantization == "none":
-            log.warning("the CPU kernels %s: the reference kernels serve, which are slower", why)
-        return None
-    emulated = [name for name in emulated_instruction_sets() if library_path(name).exists()]
-    if cpu_kernels not in (*available_instruction_sets(), *emulated):
+        return _choose(dtype, quantization)
+    if cpu_kernels not in available_instruction_sets():
         raise ValueError(f"no kernels for {cpu_kernels}: this processor lacks it, or they were not built")
     if dtype not in ELEMENT_TYPES:
         raise ValueError(f"the {cpu_kernels} kernels know no {dtype}")
-    return CpuBackend(dtype, cpu_kernels, quantization)
+    try:
+        backend = CpuBackend(dtype, cpu_kernels, quantization)
+    except TilesRefused as error:
+        raise ValueError(f"no kernels for {cpu_kernels}: {error}") from None
+    if backend.arithmetic is None:
+        log.warning("the %s kernels compute otherwise here than on the processors that they were made on", cpu_kernels)
+    return backend
+
+
+def _choose(dtype: torch.dtype, quantization: str) -> CpuBackend | None:
+    """Takes the first instruction set of the processor's that computes as it should."""
+    names = chosen_instruction_sets()
+    why = "were not built for this processor (make setup builds them)"
+    if names and dtype not in ELEMENT_TYPES:
+        names, why = (), f"know no {dtype}"
+    for name in names:
+        why = "of this processor cannot serve"
+        try:
+            backend = CpuBackend(dtype, name, quantization)
+        except TilesRefused as error:
+            log.warning("no %s kernels: %s", name, error)
+            continue
+        if backend.arithmetic is not None:
+            return backend
+        log.warning("no %s kernels: they fail their self-test on this processor; asked for by name, they serve", name)
+    if quantization == "none":
+        log.warning("the CPU kernels %s: the reference kernels serve, which are slower", why)
+    return None
 
 
 class CpuBackend:
@@ -90,7 +102,6 @@ class CpuBackend:
         self._library = Library(instruction_set)
         self.name = f"cpu/{instruction_set}" + ("" if quantization == "none" else f"/{quantization}")
         self._linear_type = Int8Linear if quantization == "int8" else CpuLinear
-        self.identity = self._library.digest
         self._dtype = dtype
         self._type = ELEMENT_TYPES[dtype]
         self._executor = self._library.create_executor(torch.get_num_threads())
@@ -98,6 +109,14 @@ class CpuBackend:
         self._memory = WeightMemory()
         self._recording: Recording | None = None
         self._plans = WeakSet[CapturedPlan]()
+        # None: not one that the library knows.
+        self.arithmetic = self_test.find_arithmetic(
+            self._library, self._product, dtype, self_test.candidates(instruction_set, dtype, quantization)
+        )
+        self.identity = f"{self._library.digest}/{'unknown' if self.arithmetic is None else self.arithmetic.name}"
+
+    def _product(self, rows: Tensor, weight: Tensor, leaves: int) -> Tensor:
+        return self.linear(rows, self.pack_linear(weight, leaves=leaves), wide=True)
 
     def set_num_threads(self, num_threads: int) -> None:
         """Sets how many threads compute, torch's own among them."""
@@ -119,11 +138,11 @@ class CpuBackend:
         return planning.plan(num_new_tokens, seq_lens, block_tables, block_size, sliding_window, _CPU)
 
     def pack_linear(
-        self, weight: Tensor | Sequence[Tensor], bias: Tensor | None = None, *, gated: bool = False
+        self, weight: Tensor | Sequence[Tensor], bias: Tensor | None = None, *, gated: bool = False, leaves: int = 1
     ) -> PackedLinear:
         """Packs a weight and a bias."""
         parts = [weight] if isinstance(weight, Tensor) else weight
-        return self._linear_type(self._executor, self._memory, parts, bias, gated=gated)
+        return self._linear_type(self._executor, self._memory, parts, bias, gated=gated, leaves=leaves)
 
     def linear(self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False) -> Tensor:
         """Multiplies rows by a packed weight."""
@@ -144,6 +163,7 @@ class CpuBackend:
             in_features=weight.in_features,
             out_features=weight.num_rows,
             input_stride=rows.stride(0),
+            leaves=weight.leaves,
         )
         if isinstance(weight, Int8Linear):
             op.scheme, op.scales, op.sums = Scheme.INT8, weight.scales.data_ptr(), weight.sums.data_ptr()
@@ -273,8 +293,23 @@ class CpuBackend:
         return plan
 
     def probe(self, linears: Sequence[PackedLinear], shape: AttentionShape) -> bool:
-        """Results are batch-invariant by construction: every sum has one order."""
-        return True
+        """Results are batch-invariant by construction, every sum having one order: where the arithmetic is known.
+
+        Else it is tried.
+        """
+        if self.arithmetic is not None:
+            return True
+        alike = {(linear.in_features, linear.out_features, type(linear)): linear for linear in linears}
+        return all(map(self._keeps_rows, alike.values())) and attention_keeps_rows(
+            lambda rows, batch, pool: self.paged_attention(rows, batch, pool, 0, shape),
+            shape,
+            self._dtype,
+            self.set_num_threads,
+        )
+
+    def _keeps_rows(self, linear: PackedLinear) -> bool:
+        rows = random_numbers(NUM_ROWS, linear.in_features, seed=7).to(self._dtype)
+        return keeps_rows(lambda part: self.linear(part, linear), rows, self.set_num_threads)
 
     def _op(self, kind: Kind, **fields: Any) -> Op:
         return Op(kind=kind, type=self._type, rows=Rows.TOKENS, **fields)

@@ -1,4 +1,4 @@
-"""Binds the compiled kernels: finds the library for this processor, and mirrors the structures that it reads.
+"""Binds the compiled kernels, one library for each instruction set, and mirrors the structures that they read.
 
 Those are in csrc/plan.h. A call releases the interpreter for as long as it runs.
 """
@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import platform
 from enum import IntEnum
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernels.cpu.build import EMULATED_SETS, INSTRUCTION_SETS, library_path
+from kernels.cpu.build import library_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,16 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-# What /proc/cpuinfo must name for each.
-_AVX512_FLAGS = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}
-_BF16_FLAGS = _AVX512_FLAGS | {"avx512_bf16", "avx512_vnni"}
-_REQUIRED_FLAGS = {
-    "amx": _BF16_FLAGS | {"amx_tile", "amx_bf16", "amx_int8"},
-    "amx_emulated": _BF16_FLAGS,
-    "avx512_bf16": _BF16_FLAGS,
-    "avx512": _AVX512_FLAGS,
-    "avx2": {"avx2", "fma"},
-}
+    from kernels.cpu.quantized import Int8Linear
 
 
 class Kind(IntEnum):
@@ -92,7 +80,7 @@ class Op(ctypes.Structure):
         ("epsilon", ctypes.c_float),
         ("scale", ctypes.c_float),
         ("scheme", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("leaves", ctypes.c_int32),
         ("scales", ctypes.c_void_p),
         ("sums", ctypes.c_void_p),
     )
@@ -116,28 +104,8 @@ class Inputs(ctypes.Structure):
     )
 
 
-@cache
-def _processor_flags() -> frozenset[str]:
-    """Lists the features of this processor; none where our kernels do not run at all."""
-    if platform.system() != "Linux" or platform.machine() != "x86_64":
-        return frozenset()
-    text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    return next((frozenset(line.split()) for line in text.splitlines() if line.startswith("flags")), frozenset())
-
-
-def supported_instruction_sets() -> tuple[str, ...]:
-    """Lists those of this processor that there are kernels for, best first."""
-    return tuple(name for name in INSTRUCTION_SETS if _REQUIRED_FLAGS[name] <= _processor_flags())
-
-
-def emulated_instruction_sets() -> tuple[str, ...]:
-    """Lists those that this processor can emulate, for tests."""
-    return tuple(name for name in EMULATED_SETS if _REQUIRED_FLAGS[name] <= _processor_flags())
-
-
-def available_instruction_sets() -> tuple[str, ...]:
-    """Lists this processor's instruction sets whose library is built, best first."""
-    return tuple(name for name in supported_instruction_sets() if library_path(name).exists())
+class TilesRefused(RuntimeError):
+    """The system does not let this process use AMX's registers."""
 
 
 class Library:
@@ -170,17 +138,26 @@ class Library:
             ctypes.c_void_p,
             ctypes.c_void_p,
             *sizes,
-            ctypes.c_int32,
+            *(ctypes.c_int32,) * 2,
             *(ctypes.c_void_p,) * 3,
         )
         logits = (ctypes.c_void_p, *sizes)
         self._library.blockyard_find_finite_rows.argtypes = (ctypes.c_void_p, *logits, ctypes.c_void_p)
+        self._library.blockyard_spell_out.argtypes = (ctypes.c_void_p,)
         self._library.blockyard_choose.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
         self._library.blockyard_token_logprobs.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 
     def create_executor(self, num_threads: int) -> Executor:
-        """Starts a team of threads."""
+        """Starts a team of threads.
+
+        Raises:
+            TilesRefused: the library computes with AMX, and the system does not let it.
+        """
         return Executor(self._library, num_threads, self.panel_columns)
+
+    def spell_out(self, product: ctypes.Structure) -> None:
+        """Computes a product one number at a time: see csrc/arithmetic.h."""
+        self._library.blockyard_spell_out(ctypes.byref(product))
 
 
 class Executor:
@@ -192,7 +169,7 @@ class Executor:
         self.panel_columns = panel_columns
         self._handle = library.blockyard_create(num_threads)
         if not self._handle:
-            raise RuntimeError("the system refuses the tile registers of AMX to this process")
+            raise TilesRefused("the system refuses the tile registers of AMX to this process")
 
     def run(self, ops: ctypes.Array[Op], inputs: Inputs) -> None:
         """Runs ops in order over one step."""
@@ -203,12 +180,12 @@ class Executor:
         num_panels = len(rows) // self.panel_columns
         self._library.blockyard_pack(self._handle, rows.ctypes.data, num_panels, num_words, packed)
 
-    def pack_int8(
-        self, rows: npt.NDArray[np.uintp], width: int, element_type: int, packed: tuple[int, int, int]
-    ) -> None:
-        """Quantizes rows of so many elements and lays them out in panels: at addresses of words, scales and sums."""
+    def pack_int8(self, rows: npt.NDArray[np.uintp], width: int, element_type: int, packed: Int8Linear) -> None:
+        """Quantizes rows of so many elements and lays them out in a weight's panels, with their scales and sums."""
         num_panels = len(rows) // self.panel_columns
-        self._library.blockyard_pack_int8(self._handle, rows.ctypes.data, num_panels, width, element_type, *packed)
+        addresses = packed.weight.data_ptr(), packed.scales.data_ptr(), packed.sums.data_ptr()
+        shape = num_panels, width, element_type, packed.leaves
+        self._library.blockyard_pack_int8(self._handle, rows.ctypes.data, *shape, *addresses)
 
     def phase_seconds(self) -> list[tuple[int, float]]:
         """Returns the op and the seconds of each phase of the last run."""

@@ -24,9 +24,17 @@ class CpuLinear:
     """A weight in panels, with its bias as it was given. Its rows may come in parts, of which nothing is kept."""
 
     def __init__(
-        self, executor: Executor, memory: WeightMemory, weights: Sequence[Tensor], bias: Tensor | None, *, gated: bool
+        self,
+        executor: Executor,
+        memory: WeightMemory,
+        weights: Sequence[Tensor],
+        bias: Tensor | None,
+        *,
+        gated: bool,
+        leaves: int,
     ) -> None:
         self.num_rows, self.in_features = sum(len(part) for part in weights), weights[0].shape[1]
+        self.leaves = leaves
         self.is_gated = gated
         self.out_features = self.num_rows // 2 if gated else self.num_rows
         self.dtype = weights[0].dtype
@@ -35,6 +43,7 @@ class CpuLinear:
         num_words, rest = divmod(self.in_features * self.dtype.itemsize, WORD_BYTES)
         if rest:
             raise ValueError(f"in_features must be even in {self.dtype}, not {self.in_features}")
+        check_leaves(self.in_features, leaves, WORD_BYTES // self.dtype.itemsize)
         parts = [part if part.stride(1) == 1 else part.contiguous() for part in weights]
         columns = panel_columns(row_addresses(parts), executor.panel_columns, gated=gated)
         self.weight = memory.take(len(columns) * num_words * WORD_BYTES)
@@ -44,6 +53,17 @@ class CpuLinear:
     def num_bytes(self) -> int:
         """Bytes held."""
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+
+def check_leaves(in_features: int, leaves: int, values_per_word: int) -> None:
+    """Refuses leaves that are no whole words.
+
+    Raises:
+        ValueError: that is so, with several leaves.
+    """
+    multiple = leaves * values_per_word
+    if leaves > 1 and in_features % multiple:
+        raise ValueError(f"in_features must be a multiple of {multiple} in {leaves} leaves, not {in_features}")
 
 
 def row_addresses(parts: Sequence[Tensor]) -> npt.NDArray[np.uintp]:

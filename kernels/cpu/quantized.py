@@ -1,4 +1,4 @@
-"""Weights in int8, quantized as they are packed: symmetric for each output, as csrc/int8.h says."""
+"""Weights in int8, quantized as they are packed: symmetric for each output and leaf, as csrc/int8.h says."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernels.cpu.packed import ELEMENT_TYPES, WORD_BYTES, panel_columns, row_addresses
+from kernels.cpu.packed import ELEMENT_TYPES, WORD_BYTES, check_leaves, panel_columns, row_addresses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ MAX_IN_FEATURES = 2**17
 
 
 class Int8Linear:
-    """A weight in panels of bytes, with the scale of each output, and its bias as it was given.
+    """A weight in panels of bytes, with the scale of each output in each leaf, and its bias as it was given.
 
     Its rows may come in parts, of which nothing is kept. It is no table: an embedding's rows are read as they were.
     """
@@ -29,21 +29,29 @@ class Int8Linear:
     is_table = False
 
     def __init__(
-        self, executor: Executor, memory: WeightMemory, weights: Sequence[Tensor], bias: Tensor | None, *, gated: bool
+        self,
+        executor: Executor,
+        memory: WeightMemory,
+        weights: Sequence[Tensor],
+        bias: Tensor | None,
+        *,
+        gated: bool,
+        leaves: int,
     ) -> None:
         self.num_rows, self.in_features = sum(len(part) for part in weights), weights[0].shape[1]
         if self.in_features > MAX_IN_FEATURES:
             raise ValueError(f"in_features must be at most {MAX_IN_FEATURES} in int8, not {self.in_features}")
+        check_leaves(self.in_features, leaves, WORD_BYTES)
+        self.leaves = leaves
         self.is_gated = gated
         self.out_features = self.num_rows // 2 if gated else self.num_rows
         self.bias = None if bias is None else bias.contiguous()
         parts = [part if part.stride(1) == 1 else part.contiguous() for part in weights]
         columns = panel_columns(row_addresses(parts), executor.panel_columns, gated=gated)
         self.weight = memory.take(len(columns) * -(-self.in_features // WORD_BYTES) * WORD_BYTES)
-        self.scales = torch.empty(len(columns))
-        self.sums = torch.empty(len(columns), dtype=torch.int32)
-        addresses = (self.weight.data_ptr(), self.scales.data_ptr(), self.sums.data_ptr())
-        executor.pack_int8(columns, self.in_features, ELEMENT_TYPES[weights[0].dtype], addresses)
+        self.scales = torch.empty(leaves, len(columns))
+        self.sums = torch.empty(leaves, len(columns), dtype=torch.int32)
+        executor.pack_int8(columns, self.in_features, ELEMENT_TYPES[weights[0].dtype], self)
 
     @property
     def num_bytes(self) -> int:

@@ -63,18 +63,18 @@ class ReferenceBackend:
         torch.set_num_threads(num_threads)
 
     def pack_linear(
-        self, weight: Tensor | Sequence[Tensor], bias: Tensor | None = None, *, gated: bool = False
+        self, weight: Tensor | Sequence[Tensor], bias: Tensor | None = None, *, gated: bool = False, leaves: int = 1
     ) -> PackedLinear:
         """Packs a weight and a bias."""
-        return ReferenceLinear(join_rows(weight), bias, self._method, gated=gated)
+        return ReferenceLinear(join_rows(weight), bias, self._method, gated=gated, leaves=leaves)
 
     def linear(self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False) -> Tensor:
         """Multiplies rows by a packed weight."""
         weight = cast("ReferenceLinear", packed)
+        if wide:
+            return weight.unrounded(hidden).float()
         result = weight(hidden)
-        if weight.is_gated:
-            return self.silu_and_mul(result)
-        return result.float() if wide else result
+        return self.silu_and_mul(result) if weight.is_gated else result
 
     def embedding(self, indices: Tensor, table: Tensor | PackedLinear) -> Tensor:
         """Takes rows of a table."""

@@ -14,14 +14,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.invariance import MAX_ROWS
+from kernels.leaves import add_leaves
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PADDED_ROWS = 4
 TILE_ROWS = 32
-# A product of more rows is cut, so that the probe can try all that a library is ever given: so many rows, or as many as
+# A product of more rows is cut, so that the probe can try all that a library is ever given: MAX_ROWS, or as many as
 # make so many results, but never fewer than the least.
-MAX_ROWS, MIN_CUT_ROWS = 512, 96
+MIN_CUT_ROWS = 96
 MAX_RESULTS = 1 << 24
 
 
@@ -60,13 +63,18 @@ def join_rows(weight: Tensor | Sequence[Tensor]) -> Tensor:
 class ReferenceLinear:
     """A weight [out_features, in_features] and perhaps a bias, packed for one method.
 
-    Half floats that oneDNN cannot pack on this processor are kept and multiplied in float32; results are rounded once.
+    Half floats that oneDNN cannot pack on this processor are kept and multiplied in float32, and so is every weight of
+    several leaves, whose sums must not be rounded apart; results are rounded once.
     """
 
     is_table = False
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, method: Method, *, gated: bool = False) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, method: Method, *, gated: bool = False, leaves: int = 1
+    ) -> None:
         self._num_rows, self.in_features = weight.shape
+        # A method that promises nothing need not keep to the tree.
+        self.leaves = 1 if method is Method.PLAIN else leaves
         self.out_features = self._num_rows // 2 if gated else self._num_rows
         self.is_gated = gated
         self.dtype = weight.dtype
@@ -94,15 +102,18 @@ class ReferenceLinear:
         """Packs for a method: a new weight, or the one held, which is laid out anew."""
         dense = self._dense() if weight is None else weight
         self.method = method
-        self._compute_dtype = self.dtype if method is Method.PLAIN or can_prepack(self.dtype) else torch.float32
-        dense = dense.to(self._compute_dtype)
+        keeps = method is Method.PLAIN or (self.leaves == 1 and can_prepack(self.dtype))
+        self._compute_dtype = self.dtype if keeps else torch.float32
         if self._bias is not None:
             self._bias = self._bias.to(self._compute_dtype)
+        parts = dense.to(self._compute_dtype).split(self.in_features // self.leaves, dim=1)
         prepacked = method is Method.PREPACKED
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(dense) if prepacked else dense
+        reorder = torch.ops.mkldnn._reorder_linear_weight if prepacked else torch.Tensor.contiguous
+        self._weights = [reorder(part) for part in parts]
 
     def _dense(self) -> Tensor:
-        return self._weight.to_dense() if self.method is Method.PREPACKED else self._weight
+        dense = [part.to_dense() for part in self._weights] if self.method is Method.PREPACKED else self._weights
+        return torch.cat(dense, dim=1) if self.leaves > 1 else dense[0]
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Multiplies rows [R, in_features] by all rows of the weight: gates and ups stand side by side."""
@@ -119,17 +130,25 @@ class ReferenceLinear:
         return torch.cat([self._products(part)[: len(part)] for part in rows.split(self.max_rows)])
 
     def _products(self, hidden: Tensor) -> Tensor:
+        if self.leaves == 1:
+            return self._product(hidden, self._weights[0], self._bias)
+        parts = hidden.split(self.in_features // self.leaves, dim=1)
+        pairs = zip(parts, self._weights, strict=True)
+        result = add_leaves([self._product(part.contiguous(), weight, None) for part, weight in pairs])
+        return result if self._bias is None else result + self._bias
+
+    def _product(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         match self.method:
             case Method.PREPACKED:
                 rows = torch.cat([hidden, hidden]) if hidden.shape[0] == 1 else hidden
-                return torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
+                return torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
             case Method.PADDED:
-                return functional.linear(_pad_rows(hidden, PADDED_ROWS), self._weight, self._bias)
+                return functional.linear(_pad_rows(hidden, PADDED_ROWS), weight, bias)
             case Method.TILED:
                 tiles = _pad_rows(hidden, TILE_ROWS).split(TILE_ROWS)
-                return torch.cat([functional.linear(tile, self._weight, self._bias) for tile in tiles])
+                return torch.cat([functional.linear(tile, weight, bias) for tile in tiles])
             case Method.PLAIN:
-                return functional.linear(hidden, self._weight, self._bias)
+                return functional.linear(hidden, weight, bias)
 
 
 def _pad_rows(rows: Tensor, multiple: int) -> Tensor:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from kernels.leaves import count_leaves
 from kernels.ops import AttentionShape, kv_pool_shape
 from worker_service.models.layers import DecoderLayer, StepContext
 from worker_service.models.rotary import PART, rotary_table
@@ -207,12 +208,18 @@ class _Builder:
                 attention, {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}, hidden, bias=options.qkv_bias
             ),
             qk_norms=self._qk_norms(attention),
-            output=self._linear(attention, {"o_proj": hidden}, heads, bias=options.output_bias),
+            output=self._linear(
+                attention,
+                {"o_proj": hidden},
+                heads,
+                bias=options.output_bias,
+                leaves=count_leaves(heads, config.head_dim),
+            ),
             post_attention_norm=self._tensor(prefix + "post_attention_layernorm.weight", hidden),
             gate_up=self._linear(
                 mlp, {"gate_proj": inner, "up_proj": inner}, hidden, bias=options.mlp_bias, gated=True
             ),
-            down=self._linear(mlp, {"down_proj": hidden}, inner, bias=options.mlp_bias),
+            down=self._linear(mlp, {"down_proj": hidden}, inner, bias=options.mlp_bias, leaves=count_leaves(inner)),
         )
 
     def _qk_norms(self, prefix: str) -> tuple[Tensor, Tensor, float] | None:
@@ -223,12 +230,19 @@ class _Builder:
         return query, key, options.norm_epsilon
 
     def _linear(
-        self, prefix: str, parts: dict[str, int], in_features: int, *, bias: bool, gated: bool = False
+        self,
+        prefix: str,
+        parts: dict[str, int],
+        in_features: int,
+        *,
+        bias: bool,
+        gated: bool = False,
+        leaves: int = 1,
     ) -> PackedLinear:
         """Reads projections of the same input (name and rows of each) and packs them as one."""
         weights = [self._read(f"{prefix}{name}.weight", num_rows, in_features) for name, num_rows in parts.items()]
         biases = [self._read(f"{prefix}{name}.bias", num_rows) for name, num_rows in parts.items()] if bias else []
-        return self._backend.pack_linear(weights, torch.cat(biases) if bias else None, gated=gated)
+        return self._backend.pack_linear(weights, torch.cat(biases) if bias else None, gated=gated, leaves=leaves)
 
     def _tensor(self, name: str, *shape: int) -> Tensor:
         return self._files.read(name, shape).to(self._backend.device, self._config.dtype, copy=True)

@@ -2,7 +2,7 @@
 //
 // A block is up to 32 rows by one panel of 32 columns: eight tiles, four of them sums. The inner dimension goes in
 // pieces of 16 words from its beginning, the last one filled with zeros, so that an output's bits depend on neither the
-// number of rows nor their place. Rows of 16 and fewer use tiles of so many rows. Only for AVX512 beside it.
+// number of rows nor their place. Rows of 16 and fewer use tiles of so many rows. Only with AVX512 beside it.
 #pragma once
 
 #include "tile.h"
@@ -175,7 +175,7 @@ inline bool request_tiles() { return true; }
 
 #endif
 
-// Whether products of a type are made on tiles.
+// Whether products of a type with a packed weight are made on tiles.
 template <class E>
 constexpr bool ON_TILES = sizeof(E) < 4;
 
@@ -186,6 +186,10 @@ class TileProduct {
     ~TileProduct() {
         if (rows_) tiles_.release();
     }
+
+    // What comes to the second cache while the next products are made, as many bytes as they read of the right side: of
+    // memory that will be needed soon, or null.
+    void fetch(const char* place) { next_ = place; }
 
     // Writes sums [rows][32]: of `rows` rows of words by the words of a panel.
     template <class E>
@@ -226,6 +230,11 @@ class TileProduct {
 
     template <class E, bool TWO>
     INLINE void add_piece(const uint32_t* left, int64_t left_stride, const uint32_t* right) {
+        if (next_) {
+            constexpr int64_t PIECE_BYTES = TILE_WORDS * TILE_COLUMNS * 4;
+            UNROLL for (int64_t line = 0; line < PIECE_BYTES; line += LINE_BYTES) _mm_prefetch(next_ + line, _MM_HINT_T1);
+            next_ += PIECE_BYTES;
+        }
         tiles_.template load<HALF0>(right, 4 * TILE_COLUMNS);
         tiles_.template load<HALF1>(right + VL, 4 * TILE_COLUMNS);
         tiles_.template load<ROWS0>(left, 4 * left_stride);
@@ -240,6 +249,7 @@ class TileProduct {
 
     T tiles_;
     int rows_ = 0;
+    const char* next_ = nullptr;
 };
 
 #endif

@@ -52,7 +52,7 @@ class Executor : public Work {
         const int64_t rows = step_.num_rows(op.rows);
         if (phases_[phase].stage == MERGE) return rows;
         if (phases_[phase].stage == QUANTIZE) {
-            quantized_.reserve(rows, op.in_features);
+            quantized_.reserve(rows, op.in_features, op.leaves);
             return rows;
         }
         switch (op.kind) {
@@ -164,7 +164,7 @@ class Executor : public Work {
             if (stage == MERGE)
                 merge_best(i);
             else
-                quantized_.quantize(i, (const E*)op.input + i * op.input_stride, op.in_features);
+                quantized_.quantize(i, (const E*)op.input + i * op.input_stride);
         }
     }
 
@@ -179,9 +179,9 @@ class Executor : public Work {
         if (!quantizes_alone(op)) return quantized_;
         if (mine.quantized_for != &op) {
             const int64_t rows = step_.num_rows(op.rows);
-            mine.quantized.reserve(rows, op.in_features);
+            mine.quantized.reserve(rows, op.in_features, op.leaves);
             for (int64_t i = 0; i < rows; i++)
-                mine.quantized.quantize(i, (const E*)op.input + i * op.input_stride, op.in_features);
+                mine.quantized.quantize(i, (const E*)op.input + i * op.input_stride);
             mine.quantized_for = &op;
         }
         return mine.quantized;
@@ -252,14 +252,17 @@ class Executor : public Work {
         Cursor& ahead = scratch_[thread].ahead;
         if (op.scheme == INT8) {
             const QuantizedRows& rows = quantized_rows<E>(op, scratch_[thread]);
-            Dequantize<Epilogue> dequantize{epilogue, rows.scales(), op.scales, op.sums};
-            LinearRunner<int8_t, Dequantize<Epilogue>> runner(
-                rows.words(), rows.stride_words(), weight, words_of<int8_t>(op.in_features), dequantize, ahead);
-            run_units(op, begin, end, runner);
+            const Factors factors{rows.words(), rows.stride_words(), weight, words_of<int8_t>(op.in_features), op.leaves};
+            const int64_t columns = num_panels(op.out_features) * TILE_COLUMNS;
+            const Dequantize dequantize{rows.scales(), op.scales, op.sums, op.leaves, columns};
+            with_bytes([&](auto byte) {
+                LinearRunner<decltype(byte), Dequantize, Epilogue> runner(factors, dequantize, epilogue, ahead);
+                run_units(op, begin, end, runner);
+            });
         } else {
-            LinearRunner<E, Epilogue> runner(
-                (const uint32_t*)op.input, op.input_stride / PER_WORD<E>, weight, words_of<E>(op.in_features), epilogue,
-                ahead);
+            const Factors factors{
+                (const uint32_t*)op.input, op.input_stride / PER_WORD<E>, weight, words_of<E>(op.in_features), op.leaves};
+            LinearRunner<E, AsSummed, Epilogue> runner(factors, AsSummed{}, epilogue, ahead);
             run_units(op, begin, end, runner);
         }
     }

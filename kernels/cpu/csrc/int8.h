@@ -1,8 +1,9 @@
 // Products in int8: weights quantized when they are packed, rows when they are read, through the one tile.
 //
-// An output's weights lie in [-127, 127] by its own scale, in panels as in linear.h with four signed bytes to a word. A
-// row of activations likewise, shifted by 128 since one side of the instruction is unsigned; 128 times the sum of an
-// output's weights takes the shift back. A sum of integers has no order: every instruction set gives the same one.
+// An output's weights lie in [-127, 127] by a scale of their own in each leaf, in panels as in linear.h with four signed
+// bytes to a word. A row of activations likewise, shifted by 128 since one side of the instruction is unsigned; 128 times
+// the sum of an output's weights takes the shift back. A sum of integers has no order: every instruction set gives the
+// same one.
 #pragma once
 
 #include "linear.h"
@@ -11,14 +12,24 @@
 constexpr float SMALLEST_MAGNITUDE = 1e-30f;
 constexpr int SHIFT = 128;
 
-// Adds the products of four unsigned by four signed bytes in each lane; `sum` holds integers.
+#if defined(__AVX512F__)
+// Bytes for processors that multiply and add four of them at once: most that have AVX512, not all.
+struct vnni8 {
+    int8_t byte;
+};
+
 template <>
-INLINE Floats dot<int8_t>(Floats sum, Words a, Words b) {
-#if defined(__AVX512VNNI__)
+INLINE Floats dot<vnni8>(Floats sum, Words a, Words b) {
     // GCC 12 moves the accumulators to the stack and back around the intrinsic.
     __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
     return sum;
-#elif defined(__AVX512F__)
+}
+#endif
+
+// Adds the products of four unsigned by four signed bytes in each lane; `sum` holds integers.
+template <>
+INLINE Floats dot<int8_t>(Floats sum, Words a, Words b) {
+#if defined(__AVX512F__)
     const Words low = _mm512_set1_epi16(0xff);
     Words even = _mm512_madd_epi16(_mm512_and_si512(a, low), _mm512_srai_epi16(_mm512_slli_epi16(b, 8), 8));
     Words odd = _mm512_madd_epi16(_mm512_srli_epi16(a, 8), _mm512_srai_epi16(b, 8));
@@ -28,6 +39,21 @@ INLINE Floats dot<int8_t>(Floats sum, Words a, Words b) {
     Words even = _mm256_madd_epi16(_mm256_and_si256(a, low), _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
     Words odd = _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8));
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(sum), _mm256_add_epi32(even, odd)));
+#endif
+}
+
+// Calls with a byte of the type whose dot product this processor has.
+template <class Visit>
+INLINE void with_bytes(Visit visit) {
+#if defined(HAS_TILES) || !defined(__AVX512F__)
+    visit(int8_t{});
+#elif defined(__AVX512VNNI__)
+    visit(vnni8{});
+#else
+    if (__builtin_cpu_supports("avx512vnni"))
+        visit(vnni8{});
+    else
+        visit(int8_t{});
 #endif
 }
 
@@ -74,48 +100,49 @@ float quantize_row(const E* row, int64_t width, uint8_t* bytes) {
     return any(strange) ? std::numeric_limits<float>::quiet_NaN() : largest / 127.0f;
 }
 
-// Rows of activations or of a weight, quantized.
+// Rows of activations or of a weight, quantized leaf by leaf.
 class QuantizedRows {
    public:
     // Makes room. Keeps nothing.
-    void reserve(int64_t num_rows, int64_t width) {
+    void reserve(int64_t num_rows, int64_t width, int leaves) {
         // An odd number of cache lines: rows of a tile do not compete for the same places in the cache.
         stride_ = (width + 63) / 64 * 64 | 64;
+        width_ = width;
+        leaves_ = leaves;
         if ((int64_t)bytes_.size() < num_rows * stride_) bytes_.resize(num_rows * stride_);
-        if ((int64_t)scales_.size() < num_rows) scales_.resize(num_rows);
+        if ((int64_t)scales_.size() < num_rows * leaves) scales_.resize(num_rows * leaves);
     }
 
     template <class E>
-    void quantize(int64_t row, const E* values, int64_t width) {
-        scales_[row] = quantize_row(values, width, bytes(row));
+    void quantize(int64_t row, const E* values) {
+        const int64_t width = width_ / leaves_;
+        for (int leaf = 0; leaf < leaves_; leaf++)
+            scales_[row * leaves_ + leaf] = quantize_row(values + leaf * width, width, bytes(row) + leaf * width);
     }
 
     const uint32_t* words() const { return (const uint32_t*)bytes_.data(); }
     uint8_t* bytes(int64_t row) { return bytes_.data() + row * stride_; }
     int64_t stride_words() const { return stride_ / 4; }
+    // What 1 is worth: [rows][leaves].
     const float* scales() const { return scales_.data(); }
 
    private:
-    int64_t stride_ = 0;
+    int64_t stride_ = 0, width_ = 0;
+    int leaves_ = 1;
     std::vector<uint8_t> bytes_;
     std::vector<float> scales_;
 };
 
-// Turns sums of integers into what they are worth, then does what the product is for.
-template <class Epilogue>
+// Turns a leaf's sums of integers into what they are worth.
 struct Dequantize {
-    Epilogue epilogue;
-    const float* row_scales;
-    const float* scales;
-    const int32_t* sums;
+    const float* row_scales;  // [rows][leaves]
+    const float* scales;      // [leaves][columns]
+    const int32_t* sums;      // [leaves][columns]
+    int64_t leaves, columns;
 
-    INLINE void operator()(int64_t panel, int64_t row, Floats left, Floats right) const {
-        const int64_t column = panel * TILE_COLUMNS;
-        epilogue(panel, row, worth(row, column, left), worth(row, column + VL, right));
-    }
-
-    INLINE Floats worth(int64_t row, int64_t column, Floats total) const {
-        const Floats by_row = mul(unshift(total, load_words(sums + column)), broadcast(row_scales[row]));
-        return mul(by_row, load(scales + column));
+    INLINE Floats operator()(int leaf, int64_t row, int64_t column, Floats total) const {
+        const int64_t place = leaf * columns + column;
+        const Floats by_row = mul(unshift(total, load_words(sums + place)), broadcast(row_scales[row * leaves + leaf]));
+        return mul(by_row, load(scales + place));
     }
 };

@@ -1,4 +1,5 @@
 // The C surface of the kernels: one library for each instruction set, with these names.
+#include "arithmetic.h"
 #include "executor.h"
 #include "pack.h"
 #include "pack_int8.h"
@@ -15,6 +16,9 @@ void pack_int8(Executor* executor, const void* const* rows, int64_t num_panels, 
 }  // namespace
 
 extern "C" {
+
+// A product, one number at a time: see arithmetic.h.
+void blockyard_spell_out(const SpelledProduct* product) { spell_out(*product); }
 
 // Sizes of the structures that cross the border, and of a panel: Python compares them with its own.
 int64_t blockyard_op_bytes() { return sizeof(Op); }
@@ -47,9 +51,9 @@ void blockyard_pack(void* executor, const void* const* rows, int64_t num_panels,
 
 // Quantizes and packs rows of so many elements of a type: see pack_int8.h.
 void blockyard_pack_int8(
-    void* executor, const void* const* rows, int64_t num_panels, int64_t width, int32_t type, void* words, float* scales,
-    int32_t* sums) {
-    const Int8Panels packed{(uint32_t*)words, scales, sums};
+    void* executor, const void* const* rows, int64_t num_panels, int64_t width, int32_t type, int32_t leaves, void* words,
+    float* scales, int32_t* sums) {
+    const Int8Panels packed{(uint32_t*)words, scales, sums, leaves};
     if (type == BFLOAT16)
         pack_int8<bf16>((Executor*)executor, rows, num_panels, width, packed);
     else

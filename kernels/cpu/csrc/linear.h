@@ -3,6 +3,9 @@
 // A weight [N, K] is packed in panels of TILE_COLUMNS outputs, [N / C][K words][C] words; outputs past N are zero. A
 // gated weight has its gate and up rows interleaved in runs of VL, so that a tile's first vector is gates and its
 // second ups. A unit of work is one panel by a run of rows; how rows are cut changes no bit.
+//
+// K may be cut in leaves: equal slices, each summed from zero, whose sums are added as a binary tree. Processes that hold
+// some leaves each then come to the very bits of one that holds all.
 #pragma once
 
 #include "amx.h"
@@ -60,12 +63,30 @@ class Cursor {
     const int32_t *next_ = nullptr, *end_ = nullptr;
 };
 
-template <class E, class Epilogue>
+constexpr int MAX_LEAVES = 8, MAX_LEVELS = 3;
+
+// Sums of leaves as they are; `Dequantize` (int8.h) is the other kind.
+struct AsSummed {
+    INLINE Floats operator()(int, int64_t, int64_t, Floats total) const { return total; }
+};
+
+// What a product reads: rows of words, and a packed weight.
+struct Factors {
+    const uint32_t* rows;
+    int64_t row_stride;
+    const uint32_t* weight;
+    int64_t words;
+    int leaves;
+};
+
+// `Partial` turns what was summed over a leaf into floats; `Epilogue` is given the tree's sum.
+template <class E, class Partial, class Epilogue>
 class LinearRunner {
    public:
-    LinearRunner(
-        const uint32_t* input, int64_t stride, const uint32_t* weight, int64_t words, Epilogue epilogue, Cursor& ahead)
-        : input_(input), stride_(stride), weight_(weight), words_(words), epilogue_(epilogue), ahead_(ahead) {}
+    LinearRunner(const Factors& factors, Partial partial, Epilogue epilogue, Cursor& ahead)
+        : input_(factors.rows), stride_(factors.row_stride), weight_(factors.weight), words_(factors.words),
+          leaves_(factors.leaves), leaf_words_(factors.words / factors.leaves), partial_(partial), epilogue_(epilogue),
+          ahead_(ahead) {}
 
     // Computes rows [begin, end) of one panel.
     void run(int64_t panel, int64_t begin, int64_t end) {
@@ -102,28 +123,71 @@ class LinearRunner {
 
     template <int LINES, int R>
     __attribute__((noinline)) void compute(int64_t panel, int64_t row, const uint32_t* right, Lines stream) {
-        Floats sums[R][2];
-        UNROLL for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = zero();
+        Floats sums[R][2], waiting[MAX_LEVELS][R][2];
         const uint32_t* left = input_ + row * stride_;
-        const int64_t some = LINES > 0 ? std::min(stream.count, words_) : words_;
-        multiply<E, R, LINES>(sums, left, stride_, {right, right + VL, TILE_COLUMNS}, some, stream.first);
-        if (some < words_) {
-            right += some * TILE_COLUMNS;
-            multiply<E, R, NO_LINES>(sums, left + some, stride_, {right, right + VL, TILE_COLUMNS}, words_ - some);
+        for (int leaf = 0;; leaf++) {
+            UNROLL for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = zero();
+            const int64_t some = LINES > 0 ? std::clamp<int64_t>(stream.count, 0, leaf_words_) : leaf_words_;
+            multiply<E, R, LINES>(sums, left, stride_, {right, right + VL, TILE_COLUMNS}, some, stream.first);
+            if (some < leaf_words_) {
+                const uint32_t* rest = right + some * TILE_COLUMNS;
+                multiply<E, R, NO_LINES>(sums, left + some, stride_, {rest, rest + VL, TILE_COLUMNS}, leaf_words_ - some);
+            }
+            left += leaf_words_, right += leaf_words_ * TILE_COLUMNS;
+            stream = {stream.first + leaf_words_ * LINE_BYTES, stream.count - leaf_words_};
+            const int64_t column = panel * TILE_COLUMNS;
+            UNROLL for (int r = 0; r < R; r++) {
+                sums[r][0] = partial_(leaf, row + r, column, sums[r][0]);
+                sums[r][1] = partial_(leaf, row + r, column + VL, sums[r][1]);
+            }
+            // A leaf's sum meets that of the one before it, both that of the two before them: as a counter carries.
+            int level = 0;
+            for (; leaf >> level & 1; level++)
+                UNROLL for (int r = 0; r < R; r++) {
+                    sums[r][0] = add(waiting[level][r][0], sums[r][0]);
+                    sums[r][1] = add(waiting[level][r][1], sums[r][1]);
+                }
+            if (leaf + 1 == leaves_) break;
+            UNROLL for (int r = 0; r < R; r++) waiting[level][r][0] = sums[r][0], waiting[level][r][1] = sums[r][1];
         }
         UNROLL for (int r = 0; r < R; r++) epilogue_(panel, row + r, sums[r][0], sums[r][1]);
     }
 
 #if defined(HAS_TILES)
+    // In blocks of as many rows each, so that tiles are configured once: the last ones may share some rows, which get the
+    // same bits twice.
     void run_on_tiles(int64_t panel, int64_t begin, int64_t end, const uint32_t* right) {
         const int64_t count = end - begin, num_blocks = (count + BLOCK_ROWS - 1) / BLOCK_ROWS;
+        const int rows = (int)((count + num_blocks - 1) / num_blocks);
+        const char* next = (const char*)(right + words_ * TILE_COLUMNS);
         for (int64_t block = 0; block < num_blocks; block++) {
-            const int64_t first = begin + count * block / num_blocks, last = begin + count * (block + 1) / num_blocks;
-            alignas(64) uint32_t sums[BLOCK_ROWS][TILE_COLUMNS];
-            product_.template compute<E>(input_ + first * stride_, stride_, (int)(last - first), right, words_, sums[0]);
-            for (int64_t row = first; row < last; row++) {
-                const float* of_row = (const float*)sums[row - first];
-                epilogue_(panel, row, load(of_row), load(of_row + VL));
+            const int64_t first = std::min(begin + block * rows, end - rows);
+            // The first of several blocks fetches the next panel while it multiplies.
+            product_.fetch(num_blocks > 1 && block == 0 ? next : nullptr);
+            compute_on_tiles(panel, first, rows, right);
+        }
+    }
+
+    void compute_on_tiles(int64_t panel, int64_t first, int rows, const uint32_t* right) {
+        alignas(64) uint32_t raw[BLOCK_ROWS][TILE_COLUMNS];
+        alignas(64) float waiting[MAX_LEVELS][BLOCK_ROWS][TILE_COLUMNS];
+        const uint32_t* left = input_ + first * stride_;
+        for (int leaf = 0; leaf < leaves_; leaf++, left += leaf_words_, right += leaf_words_ * TILE_COLUMNS) {
+            product_.template compute<E>(left, stride_, rows, right, leaf_words_, raw[0]);
+            for (int row = 0; row < rows; row++) {
+                const float* sums = (const float*)raw[row];
+                const int64_t column = panel * TILE_COLUMNS;
+                Floats low = partial_(leaf, first + row, column, load(sums));
+                Floats high = partial_(leaf, first + row, column + VL, load(sums + VL));
+                int level = 0;
+                for (; leaf >> level & 1; level++) {
+                    low = add(load(waiting[level][row]), low);
+                    high = add(load(waiting[level][row] + VL), high);
+                }
+                if (leaf + 1 == leaves_)
+                    epilogue_(panel, first + row, low, high);
+                else
+                    store(waiting[level][row], low), store(waiting[level][row] + VL, high);
             }
         }
     }
@@ -135,6 +199,9 @@ class LinearRunner {
     int64_t stride_;
     const uint32_t* weight_;
     int64_t words_;
+    int leaves_;
+    int64_t leaf_words_;
+    Partial partial_;
     Epilogue epilogue_;
     Cursor& ahead_;
 };

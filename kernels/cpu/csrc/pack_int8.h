@@ -4,11 +4,12 @@
 #include "int8.h"
 #include "pack.h"
 
-// Where the panels go, and for each of their columns what its bytes are worth and SHIFT times their sum.
+// Where the panels go, and for each leaf of their columns what its bytes are worth and SHIFT times their sum.
 struct Int8Panels {
     uint32_t* words;
-    float* scales;
-    int32_t* sums;
+    float* scales;  // [leaves][columns]
+    int32_t* sums;  // [leaves][columns]
+    int leaves;
 };
 
 // Packs rows of E, given as in pack.h.
@@ -17,7 +18,7 @@ class Int8Packing : public Work {
    public:
     Int8Packing(const void* const* rows, int64_t num_panels, int64_t width, Int8Panels packed, int num_threads)
         : rows_((const E* const*)rows), num_panels_(num_panels), width_(width), packed_(packed), quantized_(num_threads) {
-        for (auto& quantized : quantized_) quantized.reserve(TILE_COLUMNS, width);
+        for (auto& quantized : quantized_) quantized.reserve(TILE_COLUMNS, width, packed.leaves);
     }
 
     int num_phases() const override { return 1; }
@@ -35,13 +36,17 @@ class Int8Packing : public Work {
         for (int c = 0; c < TILE_COLUMNS; c++) {
             const int64_t column = panel * TILE_COLUMNS + c;
             columns[c] = nullptr;
-            packed_.scales[column] = 0;
-            packed_.sums[column] = 0;
-            if (!rows_[column]) continue;
-            quantized.quantize(c, rows_[column], width_);
-            columns[c] = (const char*)quantized.bytes(c);
-            packed_.scales[column] = quantized.scales()[c];
-            packed_.sums[column] = SHIFT * take_back_shift(quantized.bytes(c), 4 * words);
+            if (rows_[column]) {
+                quantized.quantize(c, rows_[column]);
+                columns[c] = (const char*)quantized.bytes(c);
+            }
+            const int64_t leaf_bytes = 4 * words / packed_.leaves;
+            for (int leaf = 0; leaf < packed_.leaves; leaf++) {
+                const int64_t place = leaf * num_panels_ * TILE_COLUMNS + column;
+                packed_.scales[place] = columns[c] ? quantized.scales()[c * packed_.leaves + leaf] : 0;
+                packed_.sums[place] =
+                    columns[c] ? SHIFT * take_back_shift(quantized.bytes(c) + leaf * leaf_bytes, leaf_bytes) : 0;
+            }
         }
         pack_panel(columns, words, packed_.words + panel * words * TILE_COLUMNS);
     }

@@ -55,7 +55,7 @@ struct Op {
     float epsilon;
     float scale;
     int32_t scheme;         // of the weight of a product
-    int32_t reserved;
+    int32_t leaves;         // LINEAR, LINEAR_SILU, HEAD: slices of in_features that are summed apart; a power of two to 8
     const float* scales;    // of a quantized weight: see int8.h
     const int32_t* sums;
 };

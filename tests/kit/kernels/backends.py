@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernels.cpu.build import build, find_compiler
-from kernels.cpu.library import emulated_instruction_sets, supported_instruction_sets
+from kernels.cpu.processors import supported_instruction_sets, this_processor
 from kernels.ops import AttentionShape
 from kernels.select import get_backend
 
@@ -66,7 +66,7 @@ def build_kernels() -> None:
     """Builds what `make setup` would: a checkout whose sources have changed is tested as it is."""
     compiler = find_compiler()
     assert compiler is not None, "the kernels' tests need a C++ compiler"
-    build(compiler, (*INSTRUCTION_SETS, *EMULATED))
+    build(compiler, INSTRUCTION_SETS)
 
 
 def _built(name: str, dtype: torch.dtype) -> Backend:
@@ -75,14 +75,16 @@ def _built(name: str, dtype: torch.dtype) -> Backend:
 
 
 INSTRUCTION_SETS = supported_instruction_sets()
-"""Those of this processor, best first."""
-EMULATED = emulated_instruction_sets()
-"""Those of other processors, their arithmetic spelled out."""
-BEST = next(iter(INSTRUCTION_SETS), REFERENCE)
+"""Those of this processor, best first, and of others, their arithmetic spelled out."""
+EMULATED = [choice.name for choice in this_processor().supported() if choice.emulates]
+BEST = next((choice.name for choice in this_processor().chosen()), REFERENCE)
 """What a worker takes here by itself, once it is built."""
 COMPILED = [
-    *(Kernels(name, dtype) for name in INSTRUCTION_SETS for dtype in (torch.float32, torch.bfloat16)),
-    *(Kernels(name, torch.bfloat16) for name in EMULATED),
+    Kernels(name, dtype)
+    for name in INSTRUCTION_SETS
+    for dtype in (torch.float32, torch.bfloat16)
+    # What is emulated is bfloat16's alone.
+    if name not in EMULATED or dtype == torch.bfloat16
 ]
 """Our own kernels."""
 REFERENCES = [Kernels(REFERENCE, dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)]

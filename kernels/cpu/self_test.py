@@ -1,0 +1,128 @@
+"""Holds a library to what it promises, when it is loaded: a small product of each kind against its arithmetic in C.
+
+An instruction may compute otherwise on a processor that nobody tried. A library may know several arithmetics for one
+type; the one that this processor equals is part of a backend's identity. Where none is, no promise is made unproven.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import torch
+
+from kernels.cpu.packed import ELEMENT_TYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from kernels.cpu.library import Library
+
+    # (rows [R, K], weight [N, K], leaves) -> [R, N] float32.
+    Product = Callable[[Tensor, Tensor, int], Tensor]
+
+
+class Arithmetic(IntEnum):
+    """How a sum of products is made: see csrc/arithmetic.h."""
+
+    FUSED = 0
+    PAIRS_ODD_FIRST = 1
+    PAIRS_EVEN_FIRST = 2
+    TILES = 3
+    WHOLE_NUMBERS = 4
+
+
+PAIRS = (Arithmetic.PAIRS_ODD_FIRST, Arithmetic.PAIRS_EVEN_FIRST)
+_OF_BFLOAT16 = {"amx": (Arithmetic.TILES,), "amx_emulated": (Arithmetic.TILES,), "avx512_bf16": PAIRS}
+# Whole tiles and less, of every kind: rows, inner dimension, outputs, leaves.
+SHAPES = (
+    (1, 896, 48, 1),
+    (1, 512, 32, 8),
+    (7, 62, 33, 1),
+    (13, 96, 64, 2),
+    (40, 160, 32, 1),
+    (67, 320, 64, 4),
+)
+
+
+class SpelledProduct(ctypes.Structure):
+    """A product to spell out: see csrc/arithmetic.h."""
+
+    _fields_ = (
+        ("arithmetic", ctypes.c_int32),
+        ("type", ctypes.c_int32),
+        ("num_rows", ctypes.c_int64),
+        ("in_features", ctypes.c_int64),
+        ("out_features", ctypes.c_int64),
+        ("leaves", ctypes.c_int64),
+        ("rows", ctypes.c_void_p),
+        ("weight", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trial:
+    """A product of numbers that tell arithmetics apart: of all sizes, some so small that processors may drop them."""
+
+    rows: Tensor
+    weight: Tensor
+    leaves: int
+
+    @classmethod
+    def random(cls, shape: tuple[int, int, int, int], dtype: torch.dtype) -> Trial:
+        """Makes one of a shape (rows, inner dimension, outputs, leaves): always the same one."""
+        num_rows, in_features, out_features, leaves = shape
+        generator = torch.Generator().manual_seed(in_features)
+
+        def numbers(count: int) -> Tensor:
+            sizes = torch.randint(-12, 4, (count, in_features), generator=generator)
+            values = torch.ldexp(torch.randn(count, in_features, generator=generator), sizes)
+            # In the last row of several: products near the least number, and below it.
+            if count > 1:
+                values[-1] *= 2.0**-62
+                values[-1, ::7] = 2.0**-130
+            return values.to(dtype)
+
+        return cls(numbers(num_rows), numbers(out_features), leaves)
+
+    def spell_out(self, library: Library, arithmetic: Arithmetic) -> Tensor:
+        """Computes it one number at a time -> [R, N] float32."""
+        output = torch.empty(len(self.rows), len(self.weight))
+        product = SpelledProduct(
+            arithmetic,
+            ELEMENT_TYPES[self.rows.dtype],
+            *self.rows.shape,
+            len(self.weight),
+            self.leaves,
+            self.rows.data_ptr(),
+            self.weight.data_ptr(),
+            output.data_ptr(),
+        )
+        library.spell_out(product)
+        return output
+
+
+def candidates(instruction_set: str, dtype: torch.dtype, quantization: str) -> Sequence[Arithmetic]:
+    """Lists the arithmetics that a library may have for products of a dtype, quantized or not."""
+    if quantization != "none":
+        return (Arithmetic.WHOLE_NUMBERS,)
+    bfloat16 = _OF_BFLOAT16.get(instruction_set, (Arithmetic.FUSED,))
+    return bfloat16 if dtype == torch.bfloat16 else (Arithmetic.FUSED,)
+
+
+def find_arithmetic(
+    library: Library, product: Product, dtype: torch.dtype, arithmetics: Sequence[Arithmetic]
+) -> Arithmetic | None:
+    """Returns the arithmetic whose bits a library's products have on this processor; None: it is none of them."""
+    trials = [Trial.random(shape, dtype) for shape in SHAPES]
+    results = [product(trial.rows, trial.weight, trial.leaves) for trial in trials]
+    for arithmetic in arithmetics:
+        pairs = zip(trials, results, strict=True)
+        if all(torch.equal(trial.spell_out(library, arithmetic), result) for trial, result in pairs):
+            return arithmetic
+    return None

@@ -1,0 +1,116 @@
+"""Tries on this machine whether an op gives a row the same bits whatever stands beside it: rows, pieces, threads.
+
+Libraries choose other kernels on other processors, so a measurement on one machine proves nothing for the next. All
+rows go through every row count: in bfloat16 a sum that was made in another order shows in one output of some thousands.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import torch
+
+from kernels.ops import kv_pool_shape
+from kernels.planning import SPLIT, plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from kernels.ops import AttentionBatch, AttentionShape
+
+    # (rows [T, H, D], batch, pool of one layer) -> [T, H * D].
+    Attend = Callable[[Tensor, AttentionBatch, Tensor], Tensor]
+    SetNumThreads = Callable[[int], None]
+
+NUM_ROWS = 96
+MAX_ROWS = 512
+ROW_COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 11, 16, 17, 27, 32, 64, 130, MAX_ROWS)
+# A sequence whose keys reach into a second split, in blocks of this size.
+LENGTH = SPLIT + 44
+BLOCK_SIZE = 16
+NUM_PIECES, MAX_PIECE = 40, 63
+
+
+def keeps_rows(
+    compute: Callable[[Tensor], Tensor],
+    rows: Tensor,
+    set_num_threads: SetNumThreads,
+    *,
+    max_rows: int = MAX_ROWS,
+    tries_one_thread: bool = True,
+) -> bool:
+    """Returns whether NUM_ROWS rows in parts of any count, with others behind them, are what they are together."""
+    expected = compute(rows)
+    for _ in _thread_counts(set_num_threads, tries_one_thread):
+        for count in ROW_COUNTS:
+            if count > max_rows:
+                continue
+            parts = rows.split(count) if count <= NUM_ROWS else [rows.repeat(-(-count // NUM_ROWS), 1)[:count]]
+            got = torch.cat([compute(part.clone()) for part in parts])
+            if not all(torch.equal(some, expected[: len(some)]) for some in got.split(NUM_ROWS)):
+                return False
+    return True
+
+
+def attention_keeps_rows(
+    attend: Attend, shape: AttentionShape, dtype: torch.dtype, set_num_threads: SetNumThreads
+) -> bool:
+    """Returns whether attention gives a row the same bits in pieces of any length and place, alone and among others.
+
+    Tried over one sequence, of random keys and values whatever the order in which a backend holds them.
+    """
+    num_blocks = -(-LENGTH // BLOCK_SIZE)
+    sizes = (num_blocks, 1, shape.num_kv_heads, BLOCK_SIZE, shape.head_dim)
+    pool = random_numbers(*kv_pool_shape(*sizes), seed=8).to(dtype)
+    query = random_numbers(LENGTH, shape.num_heads, shape.head_dim, seed=4).to(dtype)
+
+    def compute(pieces: Sequence[tuple[int, int]]) -> Tensor:
+        """Computes rows [start, end) of each piece."""
+        counts, ends = [end - start for start, end in pieces], [end for _, end in pieces]
+        tables = [list(range(num_blocks))] * len(pieces)
+        batch = plan(counts, ends, tables, BLOCK_SIZE, None, query.device)
+        return attend(torch.cat([query[start:end] for start, end in pieces]), batch, pool)
+
+    whole = compute([(0, LENGTH)])
+    for _ in _thread_counts(set_num_threads, tries_one_thread=True):
+        for pieces in _arrangements():
+            expected = torch.cat([whole[start:end] for start, end in pieces])
+            if not torch.equal(compute(pieces), expected):
+                return False
+    return True
+
+
+def random_numbers(*shape: int, seed: int) -> Tensor:
+    """Draws float32 numbers of the normal distribution, the same ones for a seed."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _thread_counts(set_num_threads: SetNumThreads, tries_one_thread: bool) -> Iterator[int]:
+    """Sets the counts of threads that a step may be computed with, one after the other, and goes back to the first."""
+    available = torch.get_num_threads()
+    yield available
+    if tries_one_thread and available > 1:
+        set_num_threads(1)
+        try:
+            yield 1
+        finally:
+            set_num_threads(available)
+
+
+def _arrangements() -> Iterator[list[tuple[int, int]]]:
+    """Lists the whole, each token alone, and pieces at random places: all together, and few at a time."""
+    chooser = random.Random(3)
+    lengths = [chooser.randint(2, MAX_PIECE) for _ in range(NUM_PIECES)]
+    starts = [chooser.randrange(LENGTH - length) for length in lengths]
+    pieces = [(start, start + length) for start, length in zip(starts, lengths, strict=True)]
+    decodes = [(position, position + 1) for position in range(LENGTH)]
+    yield [(0, LENGTH)]
+    yield decodes
+    yield pieces
+    yield [*decodes[::7], *pieces[::3]]
+    for index in range(6):
+        yield pieces[index : index + 1 + index // 2]
+        yield decodes[50 * index : 50 * index + 1 + index // 2]
