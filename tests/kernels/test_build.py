@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from kernels.cpu import backend, build, library
+from kernels.cpu import backend, build, library, processors
 from kernels.cpu.build import INSTRUCTION_SETS, library_path
 from tests.kit.kernels.backends import build_kernels
 from tests.kit.waiting import wait_until
@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[2]
 SECONDS = 30.0
 COMPILER = """#!/bin/sh
 case "$*" in
+*-DBLOCKYARD_AMX*) name=amx ;;
 *-mavx512bf16*) name=avx512_bf16 ;;
 *-mavx512f*) name=avx512 ;;
 *) name=avx2 ;;
@@ -183,37 +184,14 @@ def test_a_dtype_that_the_kernels_lack_is_the_references(caplog: pytest.LogCaptu
         choose_backend(torch.float16, "avx2", "none")
 
 
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ("avx2 fma f16c sse4_2", ("avx2",)),
-        ("avx2 sse4_2", ()),
-        ("avx2 fma avx512f avx512dq avx512vl", ("avx2",)),
-        ("avx2 fma avx512f avx512dq avx512vl avx512bw", ("avx512", "avx2")),
-        ("avx2 fma avx512f avx512dq avx512vl avx512bw avx512_bf16", ("avx512", "avx2")),
-        ("avx2 fma avx512f avx512dq avx512vl avx512bw avx512_bf16 avx512_vnni", ("avx512_bf16", "avx512", "avx2")),
-    ],
-)
-def test_a_processor_is_given_what_its_flags_allow(
-    flags: str, expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = f"processor\t: 0\nmodel name\t: one\nflags\t\t: {flags}\nbugs\t\t: none\n"
-    monkeypatch.setattr(Path, "read_text", lambda *_args, **_kwargs: text)
-    monkeypatch.setattr(library.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(library.platform, "machine", lambda: "x86_64")
-    assert library.supported_instruction_sets.__wrapped__() == expected
-    monkeypatch.setattr(library.platform, "machine", lambda: "aarch64")
-    assert library.supported_instruction_sets.__wrapped__() == ()
-
-
 def test_only_what_is_built_is_available(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
-    supported = library.supported_instruction_sets()
+    supported = processors.supported_instruction_sets()
     source = library_path(supported[-1])
     monkeypatch.setenv("BLOCKYARD_KERNELS_DIR", workshop.environment["BLOCKYARD_KERNELS_DIR"])
-    assert library.available_instruction_sets() == ()
+    assert processors.available_instruction_sets() == ()
     library_path(supported[-1]).parent.mkdir(parents=True)
     shutil.copy(source, library_path(supported[-1]))
-    assert library.available_instruction_sets() == supported[-1:]
+    assert processors.available_instruction_sets() == supported[-1:]
     assert library.Library(supported[-1]).digest
 
 

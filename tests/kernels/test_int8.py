@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, cast
 import pytest
 import torch
 
-from kernels.cpu.library import available_instruction_sets
 from kernels.cpu.quantized import MAX_IN_FEATURES, Int8Linear
 from kernels.reference.int8 import linear_int8, quantize_rows
 from kernels.select import get_backend
+from tests.kit.kernels.backends import INSTRUCTION_SETS, build_kernels
 from tests.kit.kernels.random_tensors import random
 
 if TYPE_CHECKING:
@@ -22,11 +22,12 @@ DTYPES = [torch.bfloat16, torch.float32]
 SHAPES = [(64, 64), (72, 48), (33, 5), (1, 1), (16, 3), (200, 320), (50, 1027)]
 ROW_COUNTS = [1, 2, 5, 12, 13, 31, 200]
 
-each_instruction_set = pytest.mark.parametrize("instruction_set", available_instruction_sets())
+each_instruction_set = pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
 def backend_for(instruction_set: str, dtype: torch.dtype) -> CpuBackend:
+    build_kernels()
     return cast("CpuBackend", get_backend(CPU, dtype, instruction_set, "int8"))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from kernels.cpu.library import available_instruction_sets
+from kernels.cpu.processors import available_instruction_sets
 from kernels.select import get_backend
 from tests.kit.kernels.step_runner import StepRunner
 from tests.kit.kernels.tiny_models import VOCAB_SIZE, tiny_model
@@ -83,12 +83,12 @@ def test_a_tied_model_holds_its_table_beside_the_bytes(instruction_set: str):
         for quantization in ("none", "int8")
     }
     assert loaded["int8"].quantization == "int8"
-    # Outputs and inputs of the four products of each of the two layers.
-    layer = [(128, 64), (64, 64), (320, 64), (64, 160)]
-    num_weights = 2 * sum(rows * width for rows, width in layer)
-    num_outputs = 2 * sum(rows for rows, _ in layer) + VOCAB_SIZE
+    # Outputs, inputs and leaves of the four products of each of the two layers.
+    layer = [(128, 64, 1), (64, 64, 4), (320, 64, 1), (64, 160, 4)]
+    num_weights = 2 * sum(rows * width for rows, width, _ in layer)
+    num_scales = 2 * sum(rows * leaves for rows, _, leaves in layer) + VOCAB_SIZE
     saved = loaded["none"].parameter_bytes - loaded["int8"].parameter_bytes
-    assert saved == num_weights - VOCAB_SIZE * 64 - 8 * num_outputs
+    assert saved == num_weights - VOCAB_SIZE * 64 - 8 * num_scales
 
 
 def test_the_fingerprint_tells_it_apart():

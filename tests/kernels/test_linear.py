@@ -159,7 +159,7 @@ def test_what_is_not_finite_stays_in_its_row_and_its_column(kernels: Kernels):
 def panels_of(layer: Layer) -> torch.Tensor:
     """A packed weight as it lies: [panels, words, columns, values of a word]."""
     packed = cast("CpuLinear", layer.packed)
-    columns = 32 if layer.kernels.name.startswith("avx512") else 16
+    columns = 16 if layer.kernels.name == "avx2" else 32
     dtype, width = layer.kernels.dtype, layer.weight.shape[1]
     values_of_word = 4 // dtype.itemsize
     return packed.weight.view(dtype).view(-1, width // values_of_word, columns, values_of_word)

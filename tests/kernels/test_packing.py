@@ -4,25 +4,31 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
 import torch
 
-from kernels.cpu.backend import CpuBackend
 from kernels.cpu.huge_pages import ALIGNMENT, CHUNK_BYTES, HUGE_PAGE_BYTES, WeightMemory, allocate_huge
-from kernels.cpu.library import supported_instruction_sets
 from kernels.cpu.packed import CpuLinear, panel_columns, row_addresses
-from tests.kit.kernels.backends import build_kernels
+from kernels.select import get_backend
+from tests.kit.kernels.backends import CPU, INSTRUCTION_SETS, build_kernels
 from tests.kit.kernels.random_tensors import random
 
-INSTRUCTION_SETS = supported_instruction_sets()
+if TYPE_CHECKING:
+    from kernels.cpu.backend import CpuBackend
+
 DTYPES = (torch.float32, torch.bfloat16)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def kernels() -> None:
     build_kernels()
+
+
+def backend_of(dtype: torch.dtype, instruction_set: str = INSTRUCTION_SETS[0]) -> CpuBackend:
+    return cast("CpuBackend", get_backend(CPU, dtype, instruction_set))
 
 
 def pack(backend: CpuBackend, *parts: torch.Tensor, gated: bool = False) -> CpuLinear:
@@ -50,7 +56,7 @@ def width_of(instruction_set: str) -> int:
 def test_rows_are_the_columns_of_panels(
     instruction_set: str, dtype: torch.dtype, num_rows: int, in_features: int
 ) -> None:
-    backend, width = CpuBackend(dtype, instruction_set), width_of(instruction_set)
+    backend, width = backend_of(dtype, instruction_set), width_of(instruction_set)
     weight = random(num_rows, in_features, dtype=dtype)
     columns = unpack(pack(backend, weight), width)
     assert len(columns) == -(-num_rows // width) * width
@@ -61,7 +67,7 @@ def test_rows_are_the_columns_of_panels(
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("num_outputs", [1, 8, 15, 16, 17, 40])
 def test_a_gated_weight_has_as_many_gates_as_ups_in_a_panel(instruction_set: str, num_outputs: int) -> None:
-    backend, width = CpuBackend(torch.bfloat16, instruction_set), width_of(instruction_set)
+    backend, width = backend_of(torch.bfloat16, instruction_set), width_of(instruction_set)
     gates, ups = random(num_outputs, 6, dtype=torch.bfloat16), random(num_outputs, 6, dtype=torch.bfloat16, seed=1)
     packed = pack(backend, gates, ups, gated=True)
     assert (packed.out_features, packed.num_rows, packed.is_table) == (num_outputs, 2 * num_outputs, False)
@@ -74,7 +80,7 @@ def test_a_gated_weight_has_as_many_gates_as_ups_in_a_panel(instruction_set: str
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
 @pytest.mark.parametrize("lengths", [[70], [1, 1, 1], [30, 5, 35], [64, 64], [3, 150]])
 def test_parts_are_packed_as_one_weight(lengths: list[int], num_threads: int) -> None:
-    backend = CpuBackend(torch.bfloat16, INSTRUCTION_SETS[0])
+    backend = backend_of(torch.bfloat16)
     weight = random(sum(lengths), 48, dtype=torch.bfloat16)
     whole = pack(backend, weight)
     backend.set_num_threads(num_threads)
@@ -88,7 +94,7 @@ def test_parts_are_packed_as_one_weight(lengths: list[int], num_threads: int) ->
 
 
 def test_rows_may_lie_anywhere() -> None:
-    backend = CpuBackend(torch.bfloat16, INSTRUCTION_SETS[0])
+    backend = backend_of(torch.bfloat16)
     table = random(50, 64, dtype=torch.bfloat16)
     sparse, turned = table[::3, :20], table[:40, :10].t()
     assert torch.equal(pack(backend, sparse).weight, pack(backend, sparse.clone()).weight)
@@ -100,10 +106,10 @@ def test_rows_may_lie_anywhere() -> None:
 
 
 def test_an_odd_width_is_refused() -> None:
-    backend = CpuBackend(torch.bfloat16, INSTRUCTION_SETS[0])
+    backend = backend_of(torch.bfloat16)
     with pytest.raises(ValueError, match=r"in_features must be even in torch\.bfloat16, not 7"):
         backend.pack_linear(torch.zeros(4, 7, dtype=torch.bfloat16))
-    assert pack(CpuBackend(torch.float32, INSTRUCTION_SETS[0]), torch.zeros(4, 7)).in_features == 7
+    assert pack(backend_of(torch.float32), torch.zeros(4, 7)).in_features == 7
 
 
 def test_addresses_are_those_of_rows() -> None:

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.nn import functional
 
+from kernels.invariance import ROW_COUNTS
 from kernels.reference import probe
 from kernels.reference.linear import LADDER, Method, ReferenceLinear, can_prepack
-from kernels.reference.probe import ROW_COUNTS, columns_are_independent, rows_are_independent, settle_linears
+from kernels.reference.probe import columns_are_independent, rows_are_independent, settle_linears
 from kernels.select import get_backend
 from tests.kit.kernels.random_tensors import random
 from tests.kit.kernels.row_dependent import TiledLinear, in_order
@@ -56,9 +57,10 @@ def test_what_the_probe_says_of_rows_holds_for_counts_that_it_did_not_try(
 @pytest.mark.parametrize("method", LADDER)
 def test_what_the_probe_says_of_columns_holds_for_shards_that_it_did_not_try(method: Method, dtype: torch.dtype):
     weight, rows = random(256, 320, dtype=dtype) * 320**-0.5, random(40, 320, dtype=dtype, seed=2)
-    whole = ReferenceLinear(weight, None, method)(rows)
+    linear = ReferenceLinear(weight, None, method)
+    whole = linear(rows)
     parts = [ReferenceLinear(part, None, method)(rows) for part in weight.split([96, 80, 48, 32])]
-    tolerance = 0.0 if columns_are_independent(320, dtype, method) else TOLERANCE[dtype]
+    tolerance = 0.0 if columns_are_independent(linear, method) else TOLERANCE[dtype]
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=tolerance, atol=tolerance)
 
 
@@ -77,7 +79,7 @@ def test_rows_are_compared_before_they_are_rounded(monkeypatch: pytest.MonkeyPat
 
     class Counted(ReferenceLinear):
         def _products(self, hidden: torch.Tensor) -> torch.Tensor:
-            return in_order(hidden, self._weight) * (1 + 2**-23 * (len(hidden) % 8 == 4))
+            return in_order(hidden, self._weights[0]) * (1 + 2**-23 * (len(hidden) % 8 == 4))
 
     monkeypatch.setattr("kernels.reference.linear.can_prepack", lambda dtype: dtype is torch.float32)
     linear = Counted(random(8, 48, dtype=torch.bfloat16), None, Method.TILED)
@@ -155,7 +157,7 @@ def test_the_probe_steps_down_until_rows_are_independent(
 
 @pytest.mark.parametrize("kept", [(), (Method.TILED,)])
 def test_the_probe_steps_down_until_columns_are_independent(monkeypatch: pytest.MonkeyPatch, kept: tuple[Method, ...]):
-    monkeypatch.setattr(probe, "columns_are_independent", lambda _width, _dtype, method: method in kept)
+    monkeypatch.setattr(probe, "columns_are_independent", lambda _like, method: method in kept)
     linear = TiledLinear(random(24, 8), None, Method.PREPACKED)
     linear.tiled = frozenset()
     assert settle_linears([linear]) is bool(kept)

@@ -57,18 +57,19 @@ std::vector<const void*> columns_of(Fenced<E>& dense, int64_t num_rows, int64_t 
 // A weight in panels, or in panels of bytes.
 template <class E>
 struct Packed {
-    Packed(int64_t num_rows, int64_t width, bool gated, Scheme scheme) {
+    Packed(int64_t num_rows, int64_t width, bool gated, Scheme scheme, int leaves) {
         auto dense = random_values<E>(num_rows * width);
         const auto columns = columns_of(*dense, num_rows, width, gated);
         const int64_t num_panels = columns.size() / TILE_COLUMNS;
         const int64_t num_words = scheme == INT8 ? (width + 3) / 4 : width / PER_WORD<E>;
         words = std::make_unique<Fenced<uint32_t>>(columns.size() * num_words);
-        scales = std::make_unique<Fenced<float>>(columns.size());
-        sums = std::make_unique<Fenced<int32_t>>(columns.size());
+        scales = std::make_unique<Fenced<float>>(leaves * columns.size());
+        sums = std::make_unique<Fenced<int32_t>>(leaves * columns.size());
         void* executor = executors[NUM_TEAMS - 1];
         if (scheme == INT8)
             blockyard_pack_int8(
-                executor, columns.data(), num_panels, width, TYPE<E>, words->data(), scales->data(), sums->data());
+                executor, columns.data(), num_panels, width, TYPE<E>, leaves, words->data(), scales->data(),
+                sums->data());
         else
             blockyard_pack(executor, columns.data(), num_panels, num_words, words->data());
     }
@@ -98,16 +99,16 @@ void run_head(Op op, int64_t num_rows) {
 }
 
 template <class E>
-void products(int64_t num_rows, int64_t width, int64_t count, Scheme scheme) {
+void products(int64_t num_rows, int64_t width, int64_t count, Scheme scheme, int leaves = 1) {
     const int64_t stride = width + 2 * PER_WORD<E>;
     auto input = random_values<E>(count ? (count - 1) * stride + width : 0), bias = random_values<E>(num_rows);
     for (bool gated : {false, true}) {
         if (gated && num_rows % 2) continue;
-        Packed<E> packed(num_rows, width, gated, scheme);
+        Packed<E> packed(num_rows, width, gated, scheme, leaves);
         Op op = op_of<E>(gated ? LINEAR_SILU : LINEAR);
         op.input = input->data(), op.input_stride = stride;
         op.in_features = width, op.out_features = num_rows;
-        op.weight = packed.words->data();
+        op.weight = packed.words->data(), op.leaves = leaves;
         op.scheme = scheme, op.scales = packed.scales->data(), op.sums = packed.sums->data();
         const int64_t num_outputs = count * (gated ? num_rows / 2 : num_rows);
         for (const void* added : {(const void*)nullptr, (const void*)bias->data()}) {
@@ -135,7 +136,7 @@ void rows_of_a_table(int64_t num_rows, int64_t width) {
     op.indices = nullptr;
     run_for_all<E>(op, inputs, 4 * width);
     if (width % PER_WORD<E>) return;
-    Packed<E> packed(num_rows, width, false, UNQUANTIZED);
+    Packed<E> packed(num_rows, width, false, UNQUANTIZED, 1);
     op = op_of<E>(EMBEDDING_PACKED);
     op.weight = packed.words->data(), op.out_features = width, op.indices = indices->data();
     run_for_all<E>(op, rows_alone(4), 4 * width);
@@ -233,6 +234,9 @@ void run_all(bool all_sizes) {
         for (int64_t width : {2, 34, 160})
             for (int64_t count : {0, 1, 5, 13, 25})
                 for (Scheme scheme : {UNQUANTIZED, INT8}) products<E>(num_rows, width, count, scheme);
+    for (int leaves : {2, 8})
+        for (int64_t count : {1, 13, 40})
+            for (Scheme scheme : {UNQUANTIZED, INT8}) products<E>(50, 160, count, scheme, leaves);
     products<E>(34, 6, 200, UNQUANTIZED);
     products<E>(34, 6, 200, INT8);
     // So many elements that the threads quantize them together.

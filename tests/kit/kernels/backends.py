@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernels.cpu.build import build, find_compiler
+from kernels.cpu.build import EMULATED_SETS, build, find_compiler
+from kernels.cpu.build import INSTRUCTION_SETS as ALL_SETS
 from kernels.cpu.processors import supported_instruction_sets, this_processor
 from kernels.ops import AttentionShape
 from kernels.select import get_backend
@@ -63,10 +64,10 @@ def _probed(kernels: Kernels, shape: AttentionShape) -> bool:
 
 @cache
 def build_kernels() -> None:
-    """Builds what `make setup` would: a checkout whose sources have changed is tested as it is."""
+    """Builds what `make setup` would, of the sources as they are, and the emulated sets."""
     compiler = find_compiler()
     assert compiler is not None, "the kernels' tests need a C++ compiler"
-    build(compiler, INSTRUCTION_SETS)
+    build(compiler, (*ALL_SETS, *EMULATED_SETS))
 
 
 def _built(name: str, dtype: torch.dtype) -> Backend:

@@ -32,10 +32,10 @@ class PlainBackend(ReferenceBackend):
         super().__init__(torch.device("cpu"))
 
     def pack_linear(
-        self, weight: Tensor | Sequence[Tensor], bias: Tensor | None = None, *, gated: bool = False
+        self, weight: Tensor | Sequence[Tensor], bias: Tensor | None = None, *, gated: bool = False, leaves: int = 1
     ) -> PackedLinear:
         """Keeps the weight as it is."""
-        return CountedLinear(join_rows(weight), bias, Method.PLAIN, gated=gated)
+        return CountedLinear(join_rows(weight), bias, Method.PLAIN, gated=gated, leaves=leaves)
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """Uses torch's own activation."""

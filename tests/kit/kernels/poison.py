@@ -67,22 +67,22 @@ class _Int8Linear:
 
     is_table = False
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, *, gated: bool) -> None:
-        self.is_gated, self.dtype = gated, weight.dtype
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, gated: bool, leaves: int) -> None:
+        self.is_gated, self.dtype, self._leaves = gated, weight.dtype, leaves
         self._weight, self._bias = weight.clone(), bias
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        return linear_int8(hidden, self._weight, self._bias)
+        return linear_int8(hidden, self._weight, self._bias, self._leaves)
 
 
 class Int8Reference(ReferenceBackend):
     """The reference, its products quantized as ours are."""
 
     def pack_linear(
-        self, weight: Tensor | Sequence[Tensor], bias: Tensor | None = None, *, gated: bool = False
+        self, weight: Tensor | Sequence[Tensor], bias: Tensor | None = None, *, gated: bool = False, leaves: int = 1
     ) -> PackedLinear:
         """Keeps a weight."""
-        return _Int8Linear(join_rows(weight), bias, gated=gated)  # type: ignore[return-value]
+        return _Int8Linear(join_rows(weight), bias, gated=gated, leaves=leaves)  # type: ignore[return-value]
 
     def linear(self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False) -> Tensor:
         """Multiplies rows."""

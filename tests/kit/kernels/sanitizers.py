@@ -14,8 +14,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernels.cpu.build import COMMON_FLAGS, INSTRUCTION_SETS, SOURCES, WARNING_FLAGS, find_compiler
-from kernels.cpu.library import supported_instruction_sets
+from kernels.cpu.build import COMMON_FLAGS, EMULATED_SETS, INSTRUCTION_SETS, SOURCES, WARNING_FLAGS, find_compiler
+from kernels.cpu.processors import supported_instruction_sets
 
 PROGRAMS = Path(__file__).parents[2] / "kernels" / "sanitized"
 MEMORY = "address,undefined"
@@ -47,7 +47,13 @@ class Sanitized:
         assert compiler is not None, "the kernels' tests need a C++ compiler"
         binary = folder / f"{self.program}-{self.sanitizers}-{self.instruction_set}"
         common = [flag for flag in COMMON_FLAGS if flag not in ("-O3", "-shared")]
-        flags = [*common, *WARNING_FLAGS, *INSTRUCTION_SETS[self.instruction_set], self.optimization, "-g"]
+        flags = [
+            *common,
+            *WARNING_FLAGS,
+            *(INSTRUCTION_SETS | EMULATED_SETS)[self.instruction_set],
+            self.optimization,
+            "-g",
+        ]
         flags += [f"-fsanitize={self.sanitizers}", "-fno-sanitize-recover=all", f"-I{SOURCES}"]
         subprocess.run([compiler, *flags, "-o", binary, PROGRAMS / f"{self.program}.cpp"], check=True)
         # A sanitizer must be the first library of its process.
