@@ -251,8 +251,8 @@ class WorkerProcessSettings:
     num_threads: NotNegative = option(0, "threads of a CPU worker; 0: what this model gains from, up to what there is")
     cpu_kernels: str = option(
         "auto",
-        "what computes on a CPU: the best kernels that it can run, those of one instruction set (machines that differ "
-        "then give the same bits), or torch's",
+        "what computes on a CPU: the kernels that a table names for this processor, those of one instruction set "
+        "(machines that differ then give the same bits), or torch's",
         choices=("auto", "amx", "avx512_bf16", "avx512", "avx2", "reference"),
     )
     enable_debug_rpcs: bool = option(False, "answer ChecksumBlocks, for tests")

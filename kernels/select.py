@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kernels.ops import Backend
 
 CPU_KERNELS = ("auto", "amx", "avx512_bf16", "avx512", "avx2", "reference")
-"""The choice of kernels on a CPU: the best that there are, those of one instruction set, or torch's."""
+"""The choice of kernels on a CPU: what a table names for the processor, those of one instruction set, or torch's."""
 
 
 QUANTIZATIONS = ("none", "int8")

@@ -330,7 +330,7 @@ WRITES_A_LIBRARY = '#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho librar
 async def test_an_installed_package_compiles_its_kernels_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (line,) = await prepared(monkeypatch, WRITES_A_LIBRARY, tmp_path)
     assert line.startswith("compiling the CPU kernels, once")
-    assert libraries(tmp_path) == {"avx512_bf16.so", "avx512.so", "avx2.so"}
+    assert libraries(tmp_path) == {"amx.so", "avx512_bf16.so", "avx512.so", "avx2.so"}
     assert await prepared(monkeypatch, "#!/bin/sh\nexit 1\n", tmp_path) == []
 
 
