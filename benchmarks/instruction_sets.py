@@ -34,7 +34,8 @@ from benchmarks.kernels.onednn import PackedProduct
 from benchmarks.kernels.phases import CONTEXT, PRODUCTS, Profile, Workload, bytes_and_operations, name_of, num_rows_of
 from benchmarks.kit import models, processor, record
 from benchmarks.kit.figures import Spread, number, round_figures, spread_of
-from kernels.cpu.library import Kind, Op, Rows, available_instruction_sets
+from kernels.cpu.library import Kind, Op, Rows
+from kernels.cpu.processors import available_instruction_sets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

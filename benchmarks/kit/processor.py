@@ -6,7 +6,7 @@ import platform
 from functools import cache
 from pathlib import Path
 
-from kernels.cpu.library import available_instruction_sets
+from kernels.cpu.processors import chosen_instruction_sets
 
 # Those of /proc/cpuinfo that rates depend on.
 FLAGS = (
@@ -38,7 +38,7 @@ def flags() -> tuple[str, ...]:
 
 def instruction_set(cpu_kernels: str = "auto") -> str:
     """Returns the instruction set that `--cpu-kernels` takes here; "reference" where torch computes."""
-    return next(iter(available_instruction_sets()), "reference") if cpu_kernels == "auto" else cpu_kernels
+    return next(iter(chosen_instruction_sets()), "reference") if cpu_kernels == "auto" else cpu_kernels
 
 
 @cache

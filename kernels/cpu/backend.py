@@ -16,11 +16,12 @@ from torch import Tensor
 
 from kernels import blocks, planning
 from kernels.cpu import self_test
+from kernels.cpu.build import library_path
 from kernels.cpu.huge_pages import WeightMemory
 from kernels.cpu.library import Inputs, Kind, Library, Op, Rows, Scheme, TilesRefused, op_array
 from kernels.cpu.packed import ELEMENT_TYPES, CpuLinear
 from kernels.cpu.plan import CapturedPlan, Recording
-from kernels.cpu.processors import available_instruction_sets, chosen_instruction_sets
+from kernels.cpu.processors import chosen_instruction_sets, supported_instruction_sets
 from kernels.cpu.quantized import Int8Linear
 from kernels.cpu.sampling import CpuSampling
 from kernels.invariance import NUM_ROWS, attention_keeps_rows, keeps_rows, random_numbers
@@ -59,7 +60,7 @@ def choose_backend(dtype: torch.dtype, cpu_kernels: str, quantization: str) -> C
     """
     if cpu_kernels == "auto":
         return _choose(dtype, quantization)
-    if cpu_kernels not in available_instruction_sets():
+    if cpu_kernels not in supported_instruction_sets() or not library_path(cpu_kernels).exists():
         raise ValueError(f"no kernels for {cpu_kernels}: this processor lacks it, or they were not built")
     if dtype not in ELEMENT_TYPES:
         raise ValueError(f"the {cpu_kernels} kernels know no {dtype}")

@@ -85,8 +85,9 @@ def supported_instruction_sets() -> tuple[str, ...]:
 
 
 def available_instruction_sets() -> tuple[str, ...]:
-    """Lists those whose library is built: of emulated ones, where tests did so."""
-    return tuple(name for name in supported_instruction_sets() if library_path(name).exists())
+    """Lists this processor's own whose library is built, best first by the table."""
+    own = (choice.name for choice in this_processor().supported() if not choice.emulates)
+    return tuple(name for name in own if library_path(name).exists())
 
 
 def chosen_instruction_sets() -> tuple[str, ...]:

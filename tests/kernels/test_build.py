@@ -185,7 +185,7 @@ def test_a_dtype_that_the_kernels_lack_is_the_references(caplog: pytest.LogCaptu
 
 
 def test_only_what_is_built_is_available(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
-    supported = processors.supported_instruction_sets()
+    supported = processors.available_instruction_sets()
     source = library_path(supported[-1])
     monkeypatch.setenv("BLOCKYARD_KERNELS_DIR", workshop.environment["BLOCKYARD_KERNELS_DIR"])
     assert processors.available_instruction_sets() == ()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from kernels.cpu.processors import available_instruction_sets
 from kernels.select import get_backend
+from tests.kit.kernels.backends import INSTRUCTION_SETS, build_kernels
 from tests.kit.kernels.step_runner import StepRunner
 from tests.kit.kernels.tiny_models import VOCAB_SIZE, tiny_model
 from worker_service.models.loader import load_model
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 LENGTH = 300
 DTYPES = [torch.bfloat16, torch.float32]
 
-each_instruction_set = pytest.mark.parametrize("instruction_set", available_instruction_sets())
+each_instruction_set = pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
@@ -34,6 +34,7 @@ TOKEN_IDS = random_ids(LENGTH, 1)
 
 
 def load(name: str, dtype: torch.dtype, instruction_set: str) -> StepRunner:
+    build_kernels()
     return StepRunner.load(tiny_model(name), dtype, get_backend(CPU, dtype, instruction_set, "int8"))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.kit import processor, record
-from kernels.cpu.library import available_instruction_sets
+from kernels.cpu.processors import chosen_instruction_sets
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def test_a_run_stands_beside_those_of_other_instruction_sets(folder):
     record.append("throughput-m", {"rate": 2}, "amx")
     first, second = json.loads((folder / "throughput-m.json").read_text())
     assert (first["results"], second["results"]) == ({"rate": 1}, {"rate": 2})
-    assert first["machine"]["instruction_set"] == next(iter(available_instruction_sets()), "reference")
+    assert first["machine"]["instruction_set"] == next(iter(chosen_instruction_sets()), "reference")
     assert second["machine"]["instruction_set"] == "amx"
 
 
@@ -36,5 +36,5 @@ def test_a_run_names_its_processor(folder):
 
 
 def test_without_kernels_of_ours_it_is_the_reference(monkeypatch):
-    monkeypatch.setattr(processor, "available_instruction_sets", lambda: ())
+    monkeypatch.setattr(processor, "chosen_instruction_sets", lambda: ())
     assert processor.instruction_set() == "reference"
