@@ -76,6 +76,7 @@ def test_logits_are_near_those_of_the_weights(dtype: torch.dtype, instruction_se
 
 @each_instruction_set
 def test_a_tied_model_holds_its_table_beside_the_bytes(instruction_set: str):
+    build_kernels()
     folder = tiny_model("llama_tied")
     loaded = {
         quantization: load_model(
