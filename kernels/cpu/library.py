@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from kernels.cpu.quantized import Int8Linear
-
 
 class Kind(IntEnum):
     """What an op does."""
@@ -180,12 +178,16 @@ class Executor:
         num_panels = len(rows) // self.panel_columns
         self._library.blockyard_pack(self._handle, rows.ctypes.data, num_panels, num_words, packed)
 
-    def pack_int8(self, rows: npt.NDArray[np.uintp], width: int, element_type: int, packed: Int8Linear) -> None:
-        """Quantizes rows of so many elements and lays them out in a weight's panels, with their scales and sums."""
+    def pack_int8(self, rows: npt.NDArray[np.uintp], shape: tuple[int, int, int], packed: tuple[int, int, int]) -> None:
+        """Quantizes rows and lays them out in panels.
+
+        Args:
+            rows: the columns of the panels, as in `pack`.
+            shape: elements of a row, their type, and leaves.
+            packed: the addresses of words, scales and sums.
+        """
         num_panels = len(rows) // self.panel_columns
-        addresses = packed.weight.data_ptr(), packed.scales.data_ptr(), packed.sums.data_ptr()
-        shape = num_panels, width, element_type, packed.leaves
-        self._library.blockyard_pack_int8(self._handle, rows.ctypes.data, *shape, *addresses)
+        self._library.blockyard_pack_int8(self._handle, rows.ctypes.data, num_panels, *shape, *packed)
 
     def phase_seconds(self) -> list[tuple[int, float]]:
         """Returns the op and the seconds of each phase of the last run."""

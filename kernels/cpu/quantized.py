@@ -51,7 +51,8 @@ class Int8Linear:
         self.weight = memory.take(len(columns) * -(-self.in_features // WORD_BYTES) * WORD_BYTES)
         self.scales = torch.empty(leaves, len(columns))
         self.sums = torch.empty(leaves, len(columns), dtype=torch.int32)
-        executor.pack_int8(columns, self.in_features, ELEMENT_TYPES[weights[0].dtype], self)
+        addresses = (self.weight.data_ptr(), self.scales.data_ptr(), self.sums.data_ptr())
+        executor.pack_int8(columns, (self.in_features, ELEMENT_TYPES[weights[0].dtype], leaves), addresses)
 
     @property
     def num_bytes(self) -> int:
