@@ -118,6 +118,11 @@ MEANINGS: dict[Reason, tuple[str, str]] = {
         "Give it more time, or ask for fewer tokens.",
     ),
     Reason.DRAINING: ("The process is stopping.", "Try again: a successor may be there already."),
+    Reason.GROUP_BROKEN: (
+        "A worker of a replica of many lost another one. Clients see it only where it reaches them before the replica is "
+        "set up again, which happens by itself: requests go on.",
+        "Try again.",
+    ),
 }
 
 

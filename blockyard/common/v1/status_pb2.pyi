@@ -99,6 +99,8 @@ class WorkerStatus(_message.Message):
     WEIGHTS_BYTES_FIELD_NUMBER: _builtins.int
     DEVICE_CACHE_BYTES_FIELD_NUMBER: _builtins.int
     HOST_CACHE_BYTES_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    WORLD_SIZE_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """Where the scheduler reaches it."""
     worker_id: _builtins.str
@@ -117,6 +119,10 @@ class WorkerStatus(_message.Message):
     """Bytes of the blocks on the device; 0 before the pools exist."""
     host_cache_bytes: _builtins.int
     """Bytes of the blocks in the swap pool."""
+    rank: _builtins.int
+    """Its rank among the workers of its replica."""
+    world_size: _builtins.int
+    """Workers of its replica; 0: not known."""
     def __init__(
         self,
         *,
@@ -129,10 +135,12 @@ class WorkerStatus(_message.Message):
         weights_bytes: _builtins.int = ...,
         device_cache_bytes: _builtins.int = ...,
         host_cache_bytes: _builtins.int = ...,
+        rank: _builtins.int = ...,
+        world_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "device_cache_bytes", b"device_cache_bytes", "host_cache_bytes", b"host_cache_bytes", "incarnation", b"incarnation", "message", b"message", "state", b"state", "weights_bytes", b"weights_bytes", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "device_cache_bytes", b"device_cache_bytes", "host_cache_bytes", b"host_cache_bytes", "incarnation", b"incarnation", "message", b"message", "rank", b"rank", "state", b"state", "weights_bytes", b"weights_bytes", "worker_id", b"worker_id", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

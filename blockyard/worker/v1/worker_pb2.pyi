@@ -121,6 +121,30 @@ LOAD_FORMAT_RANDOM: LoadFormat.ValueType  # 2
 """Made on the device from config.json, no files: the same numbers for the same tensor's name and shape, and no sense."""
 Global___LoadFormat: _TypeAlias = LoadFormat  # noqa: Y015
 
+class _CollectivesKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CollectivesKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CollectivesKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    COLLECTIVES_KIND_UNSPECIFIED: _CollectivesKind.ValueType  # 0
+    """Not known."""
+    COLLECTIVES_KIND_GLOO: _CollectivesKind.ValueType  # 1
+    """gloo, over TCP: processors."""
+    COLLECTIVES_KIND_NCCL: _CollectivesKind.ValueType  # 2
+    """NCCL: GPUs."""
+
+class CollectivesKind(_CollectivesKind, metaclass=_CollectivesKindEnumTypeWrapper):
+    """How the ranks of a group reach each other."""
+
+COLLECTIVES_KIND_UNSPECIFIED: CollectivesKind.ValueType  # 0
+"""Not known."""
+COLLECTIVES_KIND_GLOO: CollectivesKind.ValueType  # 1
+"""gloo, over TCP: processors."""
+COLLECTIVES_KIND_NCCL: CollectivesKind.ValueType  # 2
+"""NCCL: GPUs."""
+Global___CollectivesKind: _TypeAlias = CollectivesKind  # noqa: Y015
+
 @_typing.final
 class GetWorkerInfoRequest(_message.Message):
     """Asks who it is."""
@@ -154,6 +178,8 @@ class GetWorkerInfoResponse(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    PLACEMENT_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Its name."""
     incarnation: _builtins.str
@@ -178,6 +204,14 @@ class GetWorkerInfoResponse(_message.Message):
     def cache(self) -> Global___CacheInfo:
         """What InitializeCache was told and answered; absent before."""
 
+    @_builtins.property
+    def group(self) -> Global___GroupInfo:
+        """Its group; absent before the first FormGroup, and in a world of one."""
+
+    @_builtins.property
+    def placement(self) -> Global___Placement:
+        """What the process was started with."""
+
     def __init__(
         self,
         *,
@@ -191,14 +225,80 @@ class GetWorkerInfoResponse(_message.Message):
         model: Global___LoadedModel | None = ...,
         cache: Global___CacheInfo | None = ...,
         draining: _builtins.bool = ...,
+        group: Global___GroupInfo | None = ...,
+        placement: Global___Placement | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "group", b"group", "model", b"model", "placement", b"placement"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_version", b"api_version", "cache", b"cache", "configuration_digest", b"configuration_digest", "device", b"device", "draining", b"draining", "epoch", b"epoch", "incarnation", b"incarnation", "model", b"model", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_version", b"api_version", "cache", b"cache", "configuration_digest", b"configuration_digest", "device", b"device", "draining", b"draining", "epoch", b"epoch", "group", b"group", "incarnation", b"incarnation", "model", b"model", "placement", b"placement", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetWorkerInfoResponse: _TypeAlias = GetWorkerInfoResponse  # noqa: Y015
+
+@_typing.final
+class GroupInfo(_message.Message):
+    """The group that a worker is in, or was in last."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    REUSABLE_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    MEMBERS_DIGEST_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """The epoch that it was formed for, or taken over into last."""
+    reusable: _builtins.bool
+    """It is whole and idle: FormGroup of the same members may take it over."""
+    problem: _builtins.str
+    """Why it broke or ended, in words; empty while it is whole."""
+    members_digest: _builtins.bytes
+    """SHA-256 of its members in rank order, each followed by a line feed."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        reusable: _builtins.bool = ...,
+        problem: _builtins.str = ...,
+        members_digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "members_digest", b"members_digest", "problem", b"problem", "reusable", b"reusable"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupInfo: _TypeAlias = GroupInfo  # noqa: Y015
+
+@_typing.final
+class Placement(_message.Message):
+    """Where a worker belongs, as whoever started it says. A scheduler that finds workers by one name makes groups of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """The name of the group; empty: none was named."""
+    index: _builtins.int
+    """The worker's place in the group."""
+    node: _builtins.str
+    """The name of the machine."""
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        index: _builtins.int = ...,
+        node: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "index", b"index", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Placement: _TypeAlias = Placement  # noqa: Y015
 
 @_typing.final
 class CacheInfo(_message.Message):
@@ -255,26 +355,62 @@ class InitDeviceRequest(_message.Message):
     DEVICE_TYPE_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     CONFIGURATION_DIGEST_FIELD_NUMBER: _builtins.int
+    PARALLEL_FIELD_NUMBER: _builtins.int
     device_type: Global___DeviceType.ValueType
     """Which kind."""
     dtype: Global___Dtype.ValueType
     """What to compute in."""
     configuration_digest: _builtins.str
     """Hash of all that the scheduler will tell this worker: a scheduler that finds its own takes the worker over."""
+    @_builtins.property
+    def parallel(self) -> Global___Parallel:
+        """What this worker is in its replica. Absent: a world of one."""
+
     def __init__(
         self,
         *,
         device_type: Global___DeviceType.ValueType = ...,
         dtype: Global___Dtype.ValueType = ...,
         configuration_digest: _builtins.str = ...,
+        parallel: Global___Parallel | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["parallel", b"parallel"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["configuration_digest", b"configuration_digest", "device_type", b"device_type", "dtype", b"dtype"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["configuration_digest", b"configuration_digest", "device_type", b"device_type", "dtype", b"dtype", "parallel", b"parallel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InitDeviceRequest: _TypeAlias = InitDeviceRequest  # noqa: Y015
+
+@_typing.final
+class Parallel(_message.Message):
+    """A replica of many workers, and the place of one of them: rank = pipeline rank * tensor_parallel_size + tensor rank."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _builtins.int
+    PIPELINE_PARALLEL_SIZE_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    tensor_parallel_size: _builtins.int
+    """Workers that share each layer: a power of two, at most 8. The model says which sizes it allows: see LoadModel."""
+    pipeline_parallel_size: _builtins.int
+    """Stages, each with a run of the layers; at most as many as there are layers."""
+    rank: _builtins.int
+    """Below tensor_parallel_size * pipeline_parallel_size."""
+    def __init__(
+        self,
+        *,
+        tensor_parallel_size: _builtins.int = ...,
+        pipeline_parallel_size: _builtins.int = ...,
+        rank: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pipeline_parallel_size", b"pipeline_parallel_size", "rank", b"rank", "tensor_parallel_size", b"tensor_parallel_size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Parallel: _TypeAlias = Parallel  # noqa: Y015
 
 @_typing.final
 class InitDeviceResponse(_message.Message):
@@ -297,6 +433,276 @@ class InitDeviceResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InitDeviceResponse: _TypeAlias = InitDeviceResponse  # noqa: Y015
+
+@_typing.final
+class OpenRendezvousRequest(_message.Message):
+    """Asks for a meeting point."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """The epoch that the group is for; not below one that the worker has seen."""
+    @_builtins.property
+    def members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The incarnations of the workers, by rank: the worker that is asked is the first."""
+
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        members: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "members", b"members"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenRendezvousRequest: _TypeAlias = OpenRendezvousRequest  # noqa: Y015
+
+@_typing.final
+class OpenRendezvousResponse(_message.Message):
+    """The meeting point is open."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PORT_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
+    port: _builtins.int
+    """The port that this worker listens on; 0 where that is no port but a Unix socket."""
+    secret: _builtins.bytes
+    """What the ranks show there: 16 random bytes."""
+    def __init__(
+        self,
+        *,
+        port: _builtins.int = ...,
+        secret: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["port", b"port", "secret", b"secret"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenRendezvousResponse: _TypeAlias = OpenRendezvousResponse  # noqa: Y015
+
+@_typing.final
+class SetRendezvousKeyRequest(_message.Message):
+    """Tells something to the ranks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """As in FormGroupRequest."""
+    secret: _builtins.bytes
+    """As in FormGroupRequest."""
+    key: _builtins.str
+    """Of what."""
+    value: _builtins.bytes
+    """What is told."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        secret: _builtins.bytes = ...,
+        key: _builtins.str = ...,
+        value: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "key", b"key", "secret", b"secret", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetRendezvousKeyRequest: _TypeAlias = SetRendezvousKeyRequest  # noqa: Y015
+
+@_typing.final
+class SetRendezvousKeyResponse(_message.Message):
+    """It is told."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetRendezvousKeyResponse: _TypeAlias = SetRendezvousKeyResponse  # noqa: Y015
+
+@_typing.final
+class GetRendezvousKeyRequest(_message.Message):
+    """Asks what a rank told."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """As in FormGroupRequest."""
+    secret: _builtins.bytes
+    """As in FormGroupRequest."""
+    key: _builtins.str
+    """Of what."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        secret: _builtins.bytes = ...,
+        key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "key", b"key", "secret", b"secret"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRendezvousKeyRequest: _TypeAlias = GetRendezvousKeyRequest  # noqa: Y015
+
+@_typing.final
+class GetRendezvousKeyResponse(_message.Message):
+    """What a rank told."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUE_FIELD_NUMBER: _builtins.int
+    value: _builtins.bytes
+    """As it was told."""
+    def __init__(
+        self,
+        *,
+        value: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRendezvousKeyResponse: _TypeAlias = GetRendezvousKeyResponse  # noqa: Y015
+
+@_typing.final
+class FormGroupRequest(_message.Message):
+    """Asks to join a group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    RENDEZVOUS_ADDRESS_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    REUSE_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """The epoch that the group is for; not below one that the worker has seen."""
+    rendezvous_address: _builtins.str
+    """Where the worker of rank 0 is reached: host:port, or unix:/path."""
+    secret: _builtins.bytes
+    """As OpenRendezvous answered."""
+    reuse: _builtins.bool
+    """Take the present group over into this epoch instead, if it is reusable and has these members; else WRONG_STATE.
+    Then rendezvous_address and secret are not used.
+    """
+    @_builtins.property
+    def members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The incarnations of the workers, by rank. A worker that finds another one in its place refuses: WRONG_STATE."""
+
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """How long it may take, above 0 and at most an hour."""
+
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        rendezvous_address: _builtins.str = ...,
+        secret: _builtins.bytes = ...,
+        members: _abc.Iterable[_builtins.str] | None = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+        reuse: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "members", b"members", "rendezvous_address", b"rendezvous_address", "reuse", b"reuse", "secret", b"secret", "timeout", b"timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FormGroupRequest: _TypeAlias = FormGroupRequest  # noqa: Y015
+
+@_typing.final
+class FormGroupResponse(_message.Message):
+    """The group is formed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    kind: Global___CollectivesKind.ValueType
+    """How its ranks reach each other."""
+    def __init__(
+        self,
+        *,
+        kind: Global___CollectivesKind.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FormGroupResponse: _TypeAlias = FormGroupResponse  # noqa: Y015
+
+@_typing.final
+class LeaveGroupRequest(_message.Message):
+    """Asks to end a group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """A group of this epoch or of one before."""
+    reason: _builtins.str
+    """For the log."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaveGroupRequest: _TypeAlias = LeaveGroupRequest  # noqa: Y015
+
+@_typing.final
+class LeaveGroupResponse(_message.Message):
+    """There is no such group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaveGroupResponse: _TypeAlias = LeaveGroupResponse  # noqa: Y015
 
 @_typing.final
 class LoadModelRequest(_message.Message):
@@ -649,10 +1055,22 @@ class ExecuteModelRequest(_message.Message):
     FINISHED_SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
     INPUT_SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
     INPUT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    VIRTUAL_ENGINE_FIELD_NUMBER: _builtins.int
+    IDS_FROM_SCHEDULER_FIELD_NUMBER: _builtins.int
+    QUIET_FIELD_NUMBER: _builtins.int
+    STEP_TIMEOUT_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The relationship that this step belongs to."""
     step_id: _builtins.int
     """Grows by one within the epoch, from 1."""
+    virtual_engine: _builtins.int
+    """With pipeline stages: the micro-batch that the step belongs to. Else 0."""
+    ids_from_scheduler: _builtins.bool
+    """With pipeline stages, in the first step of an epoch and for all of it: the worker appends nothing that was sampled,
+    and the next id of every sequence comes from input_token_ids.
+    """
+    quiet: _builtins.bool
+    """In worlds above 4: ranks other than the sampling one answer this step only if it fails."""
     @_builtins.property
     def new_sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___NewSequence]:
         """Sequences that the worker does not know, or that start anew."""
@@ -709,6 +1127,12 @@ class ExecuteModelRequest(_message.Message):
     def input_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids that the scheduler chose: the ids, appended to what is known of each of those sequences after the forks."""
 
+    @_builtins.property
+    def step_timeout(self) -> _duration_pb2.Duration:
+        """How long the step may take from its arrival on, while the ranks wait for each other. In worlds above 1; absent: an
+        hour.
+        """
+
     def __init__(
         self,
         *,
@@ -727,10 +1151,14 @@ class ExecuteModelRequest(_message.Message):
         finished_sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
         input_sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
         input_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        virtual_engine: _builtins.int = ...,
+        ids_from_scheduler: _builtins.bool = ...,
+        quiet: _builtins.bool = ...,
+        step_timeout: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks_to_copy", b"blocks_to_copy", "blocks_to_swap_in", b"blocks_to_swap_in", "blocks_to_swap_out", b"blocks_to_swap_out"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks_to_copy", b"blocks_to_copy", "blocks_to_swap_in", b"blocks_to_swap_in", "blocks_to_swap_out", b"blocks_to_swap_out", "step_timeout", b"step_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["appended_block_ids", b"appended_block_ids", "appended_sequence_ids", b"appended_sequence_ids", "blocks_to_copy", b"blocks_to_copy", "blocks_to_swap_in", b"blocks_to_swap_in", "blocks_to_swap_out", b"blocks_to_swap_out", "epoch", b"epoch", "finished_sequence_ids", b"finished_sequence_ids", "forks", b"forks", "input_sequence_ids", b"input_sequence_ids", "input_token_ids", b"input_token_ids", "new_sequences", b"new_sequences", "num_new_tokens", b"num_new_tokens", "replaced_tables", b"replaced_tables", "sequence_ids", b"sequence_ids", "step_id", b"step_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["appended_block_ids", b"appended_block_ids", "appended_sequence_ids", b"appended_sequence_ids", "blocks_to_copy", b"blocks_to_copy", "blocks_to_swap_in", b"blocks_to_swap_in", "blocks_to_swap_out", b"blocks_to_swap_out", "epoch", b"epoch", "finished_sequence_ids", b"finished_sequence_ids", "forks", b"forks", "ids_from_scheduler", b"ids_from_scheduler", "input_sequence_ids", b"input_sequence_ids", "input_token_ids", b"input_token_ids", "new_sequences", b"new_sequences", "num_new_tokens", b"num_new_tokens", "quiet", b"quiet", "replaced_tables", b"replaced_tables", "sequence_ids", b"sequence_ids", "step_id", b"step_id", "step_timeout", b"step_timeout", "virtual_engine", b"virtual_engine"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -912,7 +1340,9 @@ Global___BlockPairs: _TypeAlias = BlockPairs  # noqa: Y015
 
 @_typing.final
 class ExecuteModelResponse(_message.Message):
-    """The answer to one step."""
+    """The answer to one step. In worlds above 1 all ranks answer, and what was sampled is told by the first rank of the last
+    pipeline stage alone; the others leave out every field of a sequence.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -930,6 +1360,8 @@ class ExecuteModelResponse(_message.Message):
     BEAM_SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
     BEAM_CANDIDATES_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    INPUT_DIGEST_FIELD_NUMBER: _builtins.int
+    OUTPUT_DIGEST_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """As asked."""
     step_id: _builtins.int
@@ -939,6 +1371,12 @@ class ExecuteModelResponse(_message.Message):
     none), the steps behind that are not run, and nothing else is told. The scheduler closes the stream; after a second
     the worker does, with the status DRAINING.
     """
+    input_digest: _builtins.int
+    """In worlds above 1, of steps that were not refused: hash of all steps of the epoch so far, as this rank resolved
+    them. Equal on all ranks.
+    """
+    output_digest: _builtins.int
+    """The same of what was sampled, by the ranks of the last pipeline stage. Equal on all of these; 0 on the others."""
     @_builtins.property
     def sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Sampled: the sequences, in the order of the request."""
@@ -1004,10 +1442,12 @@ class ExecuteModelResponse(_message.Message):
         beam_sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
         beam_candidates: _sampling_pb2.Logprobs | None = ...,
         draining: _builtins.bool = ...,
+        input_digest: _builtins.int = ...,
+        output_digest: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["beam_candidates", b"beam_candidates", "logprobs", b"logprobs", "refusal", b"refusal", "times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beam_candidates", b"beam_candidates", "beam_sequence_ids", b"beam_sequence_ids", "draining", b"draining", "epoch", b"epoch", "failures", b"failures", "logprob_sequence_ids", b"logprob_sequence_ids", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "refusal", b"refusal", "sequence_ids", b"sequence_ids", "skipped_sequence_ids", b"skipped_sequence_ids", "step_id", b"step_id", "times", b"times", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beam_candidates", b"beam_candidates", "beam_sequence_ids", b"beam_sequence_ids", "draining", b"draining", "epoch", b"epoch", "failures", b"failures", "input_digest", b"input_digest", "logprob_sequence_ids", b"logprob_sequence_ids", "logprobs", b"logprobs", "output_digest", b"output_digest", "prompt_logprobs", b"prompt_logprobs", "refusal", b"refusal", "sequence_ids", b"sequence_ids", "skipped_sequence_ids", b"skipped_sequence_ids", "step_id", b"step_id", "times", b"times", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

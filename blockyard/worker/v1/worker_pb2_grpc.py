@@ -57,6 +57,31 @@ class WorkerServiceStub(object):
                 request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.DetermineNumAvailableBlocksRequest.SerializeToString,
                 response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.DetermineNumAvailableBlocksResponse.FromString,
                 _registered_method=True)
+        self.OpenRendezvous = channel.unary_unary(
+                '/blockyard.worker.v1.WorkerService/OpenRendezvous',
+                request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.OpenRendezvousRequest.SerializeToString,
+                response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.OpenRendezvousResponse.FromString,
+                _registered_method=True)
+        self.SetRendezvousKey = channel.unary_unary(
+                '/blockyard.worker.v1.WorkerService/SetRendezvousKey',
+                request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.SetRendezvousKeyRequest.SerializeToString,
+                response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.SetRendezvousKeyResponse.FromString,
+                _registered_method=True)
+        self.GetRendezvousKey = channel.unary_unary(
+                '/blockyard.worker.v1.WorkerService/GetRendezvousKey',
+                request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.GetRendezvousKeyRequest.SerializeToString,
+                response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.GetRendezvousKeyResponse.FromString,
+                _registered_method=True)
+        self.FormGroup = channel.unary_unary(
+                '/blockyard.worker.v1.WorkerService/FormGroup',
+                request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.FormGroupRequest.SerializeToString,
+                response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.FormGroupResponse.FromString,
+                _registered_method=True)
+        self.LeaveGroup = channel.unary_unary(
+                '/blockyard.worker.v1.WorkerService/LeaveGroup',
+                request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.LeaveGroupRequest.SerializeToString,
+                response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.LeaveGroupResponse.FromString,
+                _registered_method=True)
         self.InitializeCache = channel.unary_unary(
                 '/blockyard.worker.v1.WorkerService/InitializeCache',
                 request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.InitializeCacheRequest.SerializeToString,
@@ -115,7 +140,8 @@ class WorkerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LoadModel(self, request, context):
-        """Loads the weights, telling its progress. DEVICE_READY -> LOADED.
+        """Loads the weights, telling its progress. A rank loads its share; MODEL_NOT_LOADED where the model does not allow the
+        parallel sizes, with a list of those that it does. DEVICE_READY -> LOADED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -123,6 +149,47 @@ class WorkerServiceServicer(object):
 
     def DetermineNumAvailableBlocks(self, request, context):
         """Profiles a worst-case step and tells how many blocks fit. LOADED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def OpenRendezvous(self, request, context):
+        """Opens the meeting point of a group's ranks, at rank 0, for one epoch; one that was open before is closed. In a world
+        above 1: DEVICE_READY, LOADED, CACHE_READY, RUNNING.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetRendezvousKey(self, request, context):
+        """Tells something to the ranks that meet here. For ranks; without the meeting point, or with another secret:
+        PERMISSION_DENIED. Any state.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRendezvousKey(self, request, context):
+        """Reads what a rank told; waits for it until the deadline of the call. Refused as SetRendezvousKey is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FormGroup(self, request, context):
+        """Joins a group, at all ranks at once: answers when all have met and a first collective has succeeded, else
+        GROUP_BROKEN. Ends any group before it, unless that is taken over, and the step stream of an epoch before. In a world
+        above 1: DEVICE_READY, LOADED, CACHE_READY, RUNNING.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LeaveGroup(self, request, context):
+        """Ends the group of this epoch or of one before: no collective begins any more, and one that waits ends by its peers'
+        closed connections, its abort or its timeout; if it does not, the process ends (70). A later group stays. Any state;
+        idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -203,6 +270,31 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.DetermineNumAvailableBlocks,
                     request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.DetermineNumAvailableBlocksRequest.FromString,
                     response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.DetermineNumAvailableBlocksResponse.SerializeToString,
+            ),
+            'OpenRendezvous': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenRendezvous,
+                    request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.OpenRendezvousRequest.FromString,
+                    response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.OpenRendezvousResponse.SerializeToString,
+            ),
+            'SetRendezvousKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRendezvousKey,
+                    request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.SetRendezvousKeyRequest.FromString,
+                    response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.SetRendezvousKeyResponse.SerializeToString,
+            ),
+            'GetRendezvousKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRendezvousKey,
+                    request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.GetRendezvousKeyRequest.FromString,
+                    response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.GetRendezvousKeyResponse.SerializeToString,
+            ),
+            'FormGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.FormGroup,
+                    request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.FormGroupRequest.FromString,
+                    response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.FormGroupResponse.SerializeToString,
+            ),
+            'LeaveGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.LeaveGroup,
+                    request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.LeaveGroupRequest.FromString,
+                    response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.LeaveGroupResponse.SerializeToString,
             ),
             'InitializeCache': grpc.unary_unary_rpc_method_handler(
                     servicer.InitializeCache,
@@ -351,6 +443,141 @@ class WorkerService(object):
             '/blockyard.worker.v1.WorkerService/DetermineNumAvailableBlocks',
             blockyard_dot_worker_dot_v1_dot_worker__pb2.DetermineNumAvailableBlocksRequest.SerializeToString,
             blockyard_dot_worker_dot_v1_dot_worker__pb2.DetermineNumAvailableBlocksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenRendezvous(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.worker.v1.WorkerService/OpenRendezvous',
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.OpenRendezvousRequest.SerializeToString,
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.OpenRendezvousResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRendezvousKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.worker.v1.WorkerService/SetRendezvousKey',
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.SetRendezvousKeyRequest.SerializeToString,
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.SetRendezvousKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRendezvousKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.worker.v1.WorkerService/GetRendezvousKey',
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.GetRendezvousKeyRequest.SerializeToString,
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.GetRendezvousKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FormGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.worker.v1.WorkerService/FormGroup',
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.FormGroupRequest.SerializeToString,
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.FormGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LeaveGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.worker.v1.WorkerService/LeaveGroup',
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.LeaveGroupRequest.SerializeToString,
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.LeaveGroupResponse.FromString,
             options,
             channel_credentials,
             insecure,

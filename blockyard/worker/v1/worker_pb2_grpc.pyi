@@ -41,9 +41,31 @@ class WorkerServiceStub:
     InitDevice: _grpc.UnaryUnaryMultiCallable[_worker_pb2.InitDeviceRequest, _worker_pb2.InitDeviceResponse]
     """Chooses the device and checks that it can compute in this dtype. CREATED -> DEVICE_READY."""
     LoadModel: _grpc.UnaryStreamMultiCallable[_worker_pb2.LoadModelRequest, _worker_pb2.LoadModelResponse]
-    """Loads the weights, telling its progress. DEVICE_READY -> LOADED."""
+    """Loads the weights, telling its progress. A rank loads its share; MODEL_NOT_LOADED where the model does not allow the
+    parallel sizes, with a list of those that it does. DEVICE_READY -> LOADED.
+    """
     DetermineNumAvailableBlocks: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DetermineNumAvailableBlocksRequest, _worker_pb2.DetermineNumAvailableBlocksResponse]
     """Profiles a worst-case step and tells how many blocks fit. LOADED."""
+    OpenRendezvous: _grpc.UnaryUnaryMultiCallable[_worker_pb2.OpenRendezvousRequest, _worker_pb2.OpenRendezvousResponse]
+    """Opens the meeting point of a group's ranks, at rank 0, for one epoch; one that was open before is closed. In a world
+    above 1: DEVICE_READY, LOADED, CACHE_READY, RUNNING.
+    """
+    SetRendezvousKey: _grpc.UnaryUnaryMultiCallable[_worker_pb2.SetRendezvousKeyRequest, _worker_pb2.SetRendezvousKeyResponse]
+    """Tells something to the ranks that meet here. For ranks; without the meeting point, or with another secret:
+    PERMISSION_DENIED. Any state.
+    """
+    GetRendezvousKey: _grpc.UnaryUnaryMultiCallable[_worker_pb2.GetRendezvousKeyRequest, _worker_pb2.GetRendezvousKeyResponse]
+    """Reads what a rank told; waits for it until the deadline of the call. Refused as SetRendezvousKey is."""
+    FormGroup: _grpc.UnaryUnaryMultiCallable[_worker_pb2.FormGroupRequest, _worker_pb2.FormGroupResponse]
+    """Joins a group, at all ranks at once: answers when all have met and a first collective has succeeded, else
+    GROUP_BROKEN. Ends any group before it, unless that is taken over, and the step stream of an epoch before. In a world
+    above 1: DEVICE_READY, LOADED, CACHE_READY, RUNNING.
+    """
+    LeaveGroup: _grpc.UnaryUnaryMultiCallable[_worker_pb2.LeaveGroupRequest, _worker_pb2.LeaveGroupResponse]
+    """Ends the group of this epoch or of one before: no collective begins any more, and one that waits ends by its peers'
+    closed connections, its abort or its timeout; if it does not, the process ends (70). A later group stays. Any state;
+    idempotent.
+    """
     InitializeCache: _grpc.UnaryUnaryMultiCallable[_worker_pb2.InitializeCacheRequest, _worker_pb2.InitializeCacheResponse]
     """Allocates both pools and warms up. LOADED -> CACHE_READY."""
     ExecuteModel: _grpc.StreamStreamMultiCallable[_worker_pb2.ExecuteModelRequest, _worker_pb2.ExecuteModelResponse]
@@ -80,9 +102,31 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     InitDevice: _aio.UnaryUnaryMultiCallable[_worker_pb2.InitDeviceRequest, _worker_pb2.InitDeviceResponse]  # type: ignore[assignment]
     """Chooses the device and checks that it can compute in this dtype. CREATED -> DEVICE_READY."""
     LoadModel: _aio.UnaryStreamMultiCallable[_worker_pb2.LoadModelRequest, _worker_pb2.LoadModelResponse]  # type: ignore[assignment]
-    """Loads the weights, telling its progress. DEVICE_READY -> LOADED."""
+    """Loads the weights, telling its progress. A rank loads its share; MODEL_NOT_LOADED where the model does not allow the
+    parallel sizes, with a list of those that it does. DEVICE_READY -> LOADED.
+    """
     DetermineNumAvailableBlocks: _aio.UnaryUnaryMultiCallable[_worker_pb2.DetermineNumAvailableBlocksRequest, _worker_pb2.DetermineNumAvailableBlocksResponse]  # type: ignore[assignment]
     """Profiles a worst-case step and tells how many blocks fit. LOADED."""
+    OpenRendezvous: _aio.UnaryUnaryMultiCallable[_worker_pb2.OpenRendezvousRequest, _worker_pb2.OpenRendezvousResponse]  # type: ignore[assignment]
+    """Opens the meeting point of a group's ranks, at rank 0, for one epoch; one that was open before is closed. In a world
+    above 1: DEVICE_READY, LOADED, CACHE_READY, RUNNING.
+    """
+    SetRendezvousKey: _aio.UnaryUnaryMultiCallable[_worker_pb2.SetRendezvousKeyRequest, _worker_pb2.SetRendezvousKeyResponse]  # type: ignore[assignment]
+    """Tells something to the ranks that meet here. For ranks; without the meeting point, or with another secret:
+    PERMISSION_DENIED. Any state.
+    """
+    GetRendezvousKey: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetRendezvousKeyRequest, _worker_pb2.GetRendezvousKeyResponse]  # type: ignore[assignment]
+    """Reads what a rank told; waits for it until the deadline of the call. Refused as SetRendezvousKey is."""
+    FormGroup: _aio.UnaryUnaryMultiCallable[_worker_pb2.FormGroupRequest, _worker_pb2.FormGroupResponse]  # type: ignore[assignment]
+    """Joins a group, at all ranks at once: answers when all have met and a first collective has succeeded, else
+    GROUP_BROKEN. Ends any group before it, unless that is taken over, and the step stream of an epoch before. In a world
+    above 1: DEVICE_READY, LOADED, CACHE_READY, RUNNING.
+    """
+    LeaveGroup: _aio.UnaryUnaryMultiCallable[_worker_pb2.LeaveGroupRequest, _worker_pb2.LeaveGroupResponse]  # type: ignore[assignment]
+    """Ends the group of this epoch or of one before: no collective begins any more, and one that waits ends by its peers'
+    closed connections, its abort or its timeout; if it does not, the process ends (70). A later group stays. Any state;
+    idempotent.
+    """
     InitializeCache: _aio.UnaryUnaryMultiCallable[_worker_pb2.InitializeCacheRequest, _worker_pb2.InitializeCacheResponse]  # type: ignore[assignment]
     """Allocates both pools and warms up. LOADED -> CACHE_READY."""
     ExecuteModel: _aio.StreamStreamMultiCallable[_worker_pb2.ExecuteModelRequest, _worker_pb2.ExecuteModelResponse]  # type: ignore[assignment]
@@ -134,7 +178,9 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.LoadModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.LoadModelResponse], _abc.AsyncIterator[_worker_pb2.LoadModelResponse]]:
-        """Loads the weights, telling its progress. DEVICE_READY -> LOADED."""
+        """Loads the weights, telling its progress. A rank loads its share; MODEL_NOT_LOADED where the model does not allow the
+        parallel sizes, with a list of those that it does. DEVICE_READY -> LOADED.
+        """
 
     @_abc_1.abstractmethod
     def DetermineNumAvailableBlocks(
@@ -143,6 +189,56 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.DetermineNumAvailableBlocksResponse, _abc.Awaitable[_worker_pb2.DetermineNumAvailableBlocksResponse]]:
         """Profiles a worst-case step and tells how many blocks fit. LOADED."""
+
+    @_abc_1.abstractmethod
+    def OpenRendezvous(
+        self,
+        request: _worker_pb2.OpenRendezvousRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.OpenRendezvousResponse, _abc.Awaitable[_worker_pb2.OpenRendezvousResponse]]:
+        """Opens the meeting point of a group's ranks, at rank 0, for one epoch; one that was open before is closed. In a world
+        above 1: DEVICE_READY, LOADED, CACHE_READY, RUNNING.
+        """
+
+    @_abc_1.abstractmethod
+    def SetRendezvousKey(
+        self,
+        request: _worker_pb2.SetRendezvousKeyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.SetRendezvousKeyResponse, _abc.Awaitable[_worker_pb2.SetRendezvousKeyResponse]]:
+        """Tells something to the ranks that meet here. For ranks; without the meeting point, or with another secret:
+        PERMISSION_DENIED. Any state.
+        """
+
+    @_abc_1.abstractmethod
+    def GetRendezvousKey(
+        self,
+        request: _worker_pb2.GetRendezvousKeyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.GetRendezvousKeyResponse, _abc.Awaitable[_worker_pb2.GetRendezvousKeyResponse]]:
+        """Reads what a rank told; waits for it until the deadline of the call. Refused as SetRendezvousKey is."""
+
+    @_abc_1.abstractmethod
+    def FormGroup(
+        self,
+        request: _worker_pb2.FormGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.FormGroupResponse, _abc.Awaitable[_worker_pb2.FormGroupResponse]]:
+        """Joins a group, at all ranks at once: answers when all have met and a first collective has succeeded, else
+        GROUP_BROKEN. Ends any group before it, unless that is taken over, and the step stream of an epoch before. In a world
+        above 1: DEVICE_READY, LOADED, CACHE_READY, RUNNING.
+        """
+
+    @_abc_1.abstractmethod
+    def LeaveGroup(
+        self,
+        request: _worker_pb2.LeaveGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.LeaveGroupResponse, _abc.Awaitable[_worker_pb2.LeaveGroupResponse]]:
+        """Ends the group of this epoch or of one before: no collective begins any more, and one that waits ends by its peers'
+        closed connections, its abort or its timeout; if it does not, the process ends (70). A later group stays. Any state;
+        idempotent.
+        """
 
     @_abc_1.abstractmethod
     def InitializeCache(
