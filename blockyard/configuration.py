@@ -255,6 +255,11 @@ class WorkerProcessSettings:
         "(machines that differ then give the same bits), or torch's",
         choices=("auto", "amx", "avx512_bf16", "avx512", "avx2", "reference"),
     )
+    collectives: str = option(
+        "auto",
+        "how the workers of a replica of many reach each other: NCCL between GPUs, gloo between processors",
+        choices=("auto", "gloo", "nccl"),
+    )
     enable_debug_rpcs: bool = option(False, "answer ChecksumBlocks, for tests")
 
 
@@ -294,6 +299,10 @@ CHOSEN_TOGETHER = {
     **dict.fromkeys(
         ("gateway_health_port", "scheduler_health_port", "worker_health_port"),
         "the services are watched by who starts them; the gateway answers grpc.health.v1 on its public port",
+    ),
+    **dict.fromkeys(
+        ("worker_group", "worker_index", "worker_group_host", "allow_insecure_group"),
+        "the workers of a replica are known, and reach each other on this machine alone",
     ),
     "worker_device": "--device says it",
     "wait_for_repair": "what is wrong with a model is said at once, and ends the services",

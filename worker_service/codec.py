@@ -11,9 +11,11 @@ from blockyard.common.v1 import administration_pb2, sampling_pb2, status_pb2
 from blockyard.errors import Violation, invalid, to_status
 from blockyard.tracing.codec import decode_trace_context
 from blockyard.worker.v1 import worker_pb2
+from worker_service.group_codec import encode_group
 from worker_service.observe.profiler import Detail
 from worker_service.set_up import CacheRequest, ProfileRequest
 from worker_service.step import (
+    DEFAULT_TIMEOUT_SECONDS,
     MAX_VIOLATIONS,
     NO_IDS,
     NO_PAIRS,
@@ -80,10 +82,19 @@ def decode_step(message: worker_pb2.ExecuteModelRequest, max_num_seqs: int = 2**
         return _too_large(message, max_num_seqs)
     epoch, step_id = message.epoch, message.step_id
     sequence_ids, num_new_tokens = tuple(message.sequence_ids[:]), _decode_column(message.num_new_tokens)
-    num_read = bool(epoch) + bool(step_id) + bool(sequence_ids) + bool(len(num_new_tokens))
+    quiet, has_timeout = message.quiet, message.HasField("step_timeout")
+    timeout_seconds = message.step_timeout.ToNanoseconds() / 1e9 if has_timeout else DEFAULT_TIMEOUT_SECONDS
+    num_read = sum(map(bool, (epoch, step_id, sequence_ids, len(num_new_tokens), quiet, has_timeout)))
     if len(message.ListFields()) == num_read:
         # These and nothing else, as of most steps: to look at each of the other fields costs more than to read these.
-        return Step(epoch, step_id, sequence_ids=sequence_ids, num_new_tokens=num_new_tokens)
+        return Step(
+            epoch,
+            step_id,
+            sequence_ids=sequence_ids,
+            num_new_tokens=num_new_tokens,
+            quiet=quiet,
+            timeout_seconds=timeout_seconds,
+        )
     if _find_too_large(message, max_num_seqs):
         return _too_large(message, max_num_seqs)
     return Step(
@@ -105,6 +116,8 @@ def decode_step(message: worker_pb2.ExecuteModelRequest, max_num_seqs: int = 2**
         finished_sequence_ids=tuple(message.finished_sequence_ids[:]),
         input_sequence_ids=tuple(message.input_sequence_ids[:]),
         input_token_ids=_decode_column(message.input_token_ids),
+        quiet=quiet,
+        timeout_seconds=timeout_seconds,
     )
 
 
@@ -181,6 +194,8 @@ def encode_result(result: StepResult) -> worker_pb2.ExecuteModelResponse:
         token_ids=result.token_ids,
         skipped_sequence_ids=result.skipped_sequence_ids,
         draining=result.draining,
+        input_digest=result.digests[0],
+        output_digest=result.digests[1],
     )
     for sequence_id, error in result.failures:
         message.failures.add(sequence_id=sequence_id, status=to_status(error))
@@ -280,8 +295,8 @@ def encode_cache(cache: CacheFacts) -> worker_pb2.CacheInfo:
     )
 
 
-def encode_info(worker: Worker, worker_id: str) -> worker_pb2.GetWorkerInfoResponse:
-    """Encodes a worker's identity and state."""
+def encode_info(worker: Worker, worker_id: str, placement: worker_pb2.Placement) -> worker_pb2.GetWorkerInfoResponse:
+    """Encodes a worker's identity and state; `placement`: what the process was started with."""
     set_up = worker.set_up
     return worker_pb2.GetWorkerInfoResponse(
         worker_id=worker_id,
@@ -294,6 +309,8 @@ def encode_info(worker: Worker, worker_id: str) -> worker_pb2.GetWorkerInfoRespo
         model=encode_model(set_up.loaded) if set_up.loaded else None,
         cache=encode_cache(set_up.cache) if set_up.cache else None,
         draining=worker.is_draining,
+        group=encode_group(worker.membership.info),
+        placement=placement,
     )
 
 

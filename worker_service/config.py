@@ -10,6 +10,8 @@ from pydantic import Field
 from blockyard.configuration import InternalSecuritySettings, LogSettings, TracingSettings, WorkerProcessSettings
 from blockyard.settings import option
 
+MAX_INDEX = 8191
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings(WorkerProcessSettings):
@@ -22,6 +24,14 @@ class WorkerSettings(WorkerProcessSettings):
     )
     worker_metrics_port: Annotated[int, Field(ge=-1, le=65535)] = option(
         -1, "port of Prometheus' /metrics, from a thread of its own, on the same host; 0: a free port, -1: none"
+    )
+    worker_group: str = option("", "name of the replica that this worker is a part of, where a replica has many")
+    worker_index: Annotated[int, Field(ge=0, le=MAX_INDEX)] = option(0, "its place among the workers of --worker-group")
+    worker_group_host: str = option(
+        "", "address at which the replica's other workers reach this one; empty: that from which it reaches the first"
+    )
+    allow_insecure_group: bool = option(
+        False, "let the workers of a replica talk in the clear beyond this machine: see docs/guides/security.md"
     )
 
 

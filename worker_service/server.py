@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import socket
+from typing import TYPE_CHECKING
 
 from blockyard.addresses import host_of, with_port
 from blockyard.channels import INTERNAL_MESSAGE_BYTES
@@ -18,13 +19,21 @@ from blockyard.settings import load
 from blockyard.telemetry import EventLogger
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from worker_service.config import WorkerConfiguration
+from worker_service.groups.joining import GroupRequest, GroupSettings
+from worker_service.groups.membership import Membership
+from worker_service.rendezvous_link import RendezvousLink
 from worker_service.servicer import WorkerServicer
 from worker_service.set_up import State
 from worker_service.worker import Worker
 
+if TYPE_CHECKING:
+    from worker_service.device.thread import DeviceThread
+
 log = EventLogger(__name__)
 
 SERVICE_NAME = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
+# The rank of a group calls them at another.
+RENDEZVOUS_METHODS = tuple(f"/{SERVICE_NAME}/{method}" for method in ("SetRendezvousKey", "GetRendezvousKey"))
 # A step takes well under this; a load that runs is given up.
 STOP_SECONDS = 5.0
 # A scheduler that was told of the drain closes its stream within a step.
@@ -40,6 +49,7 @@ class Server:
 
     def __init__(self, configuration: WorkerConfiguration) -> None:
         self._settings = configuration.worker
+        self._identity = InternalIdentity(configuration.internal)
         self.address = self._settings.worker_address
         self.stopping = asyncio.Event()
         self.worker = Worker(
@@ -47,18 +57,28 @@ class Server:
             num_threads=self._settings.num_threads,
             cpu_kernels=self._settings.cpu_kernels,
             debug=self._settings.enable_debug_rpcs,
+            make_membership=self._make_membership,
         )
-        self._identity = InternalIdentity(configuration.internal)
         self._server = make_server(
             INTERNAL_MESSAGE_BYTES,
             [SERVICE_NAME],
-            gate=self._identity.gate("scheduler"),
+            gate=self._identity.gate("scheduler", dict.fromkeys(RENDEZVOUS_METHODS, "worker")),
             interceptors=[CallCounter(self.worker.metrics.registry.grpc_calls)],
         )
         certificates = {"internal": self._identity.files}
         self.monitoring = Monitoring(
             self.worker.metrics.registry, certificates, self._is_ready, {"loaded": self._is_loaded}
         )
+
+    def _make_membership(self, thread: DeviceThread, incarnation: str) -> Membership:
+        settings = self._settings
+        group = GroupSettings(settings.collectives, settings.worker_group_host, settings.allow_insecure_group)
+        return Membership(thread, incarnation, group, self._connect, _end_process)
+
+    def _connect(self, request: GroupRequest) -> RendezvousLink:
+        """Opens a rank's way to its group's meeting point."""
+        peer = self._identity.peer("worker")
+        return RendezvousLink(request.rendezvous_address, peer, request.epoch, request.secret)
 
     def _is_ready(self) -> bool:
         """A worker without a model is ready too: ready for a scheduler, which looks for it by this."""
@@ -74,7 +94,11 @@ class Server:
         self._identity.warn_if_exposed(self._settings.worker_address)
         self.address = with_port(self.address, port)
         worker_id = f"{socket.gethostname()}/{self.address}"
-        servicer = WorkerServicer(self.worker, worker_id, self._stop_soon)
+        placement = worker_pb2.Placement(
+            group=self._settings.worker_group, index=self._settings.worker_index, node=socket.gethostname()
+        )
+        is_socket = self.address.startswith("unix:")
+        servicer = WorkerServicer(self.worker, worker_id, self._stop_soon, placement, 0 if is_socket else port)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, self._server)
         self.monitoring.add_health(self._server)
         settings = self._settings
@@ -108,6 +132,12 @@ class Server:
         return is_idle and await self.worker.stop(GRACE_SECONDS)
 
 
+def _end_process(exit_code: int) -> None:
+    """Ends the process though a thread of it computes."""
+    logging.shutdown()
+    os._exit(exit_code)
+
+
 async def serve(configuration: WorkerConfiguration) -> bool:
     """Runs until SIGTERM, SIGINT or the Shutdown rpc, and tells whether the device thread has ended.
 
@@ -128,5 +158,4 @@ def main(arguments: list[str] | None = None) -> None:
     has_ended = run_process("worker", configuration, serve)
     if not has_ended:
         # The interpreter's own end takes torch away under the thread that computes, which aborts the process.
-        logging.shutdown()
-        os._exit(0)
+        _end_process(0)

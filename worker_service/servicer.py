@@ -10,7 +10,7 @@ from blockyard.service import faults
 from blockyard.service.log_level import set_log_level
 from blockyard.telemetry import EventLogger
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
-from worker_service import codec
+from worker_service import codec, group_codec
 from worker_service.observe.step_spans import StepSpans
 
 if TYPE_CHECKING:
@@ -28,9 +28,19 @@ T = TypeVar("T")
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     """WorkerService on one worker."""
 
-    def __init__(self, worker: Worker, worker_id: str, shut_down: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        worker_id: str,
+        shut_down: Callable[[], None],
+        placement: worker_pb2.Placement | None = None,
+        port: int = 0,
+    ) -> None:
+        """`port`: where this is reached; 0: at no port, but at a Unix socket."""
         self._worker = worker
         self._worker_id = worker_id
+        self._placement = placement or worker_pb2.Placement()
+        self._port = port
         self._shut_down = shut_down
         # They outlive the calls that began them: what they make is there for the next scheduler.
         self._loads: set[asyncio.Task[Any]] = set()
@@ -38,14 +48,41 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
     async def GetWorkerInfo(self, request: worker_pb2.GetWorkerInfoRequest, context: Context) -> Any:
         """Returns the worker's identity and state."""
-        return codec.encode_info(self._worker, self._worker_id)
+        return codec.encode_info(self._worker, self._worker_id, self._placement)
 
     async def InitDevice(self, request: worker_pb2.InitDeviceRequest, context: Context) -> Any:
         """Chooses the device."""
         device_type, dtype = codec.decode_init_device(request)
         digest = request.configuration_digest
-        await self._to_the_end(self._worker.init_device(device_type, dtype, digest))
+        parallel = group_codec.decode_parallel(request)
+        await self._to_the_end(self._worker.init_device(device_type, dtype, digest, parallel))
         return worker_pb2.InitDeviceResponse(device=self._worker.device_name)
+
+    async def OpenRendezvous(self, request: worker_pb2.OpenRendezvousRequest, context: Context) -> Any:
+        """Opens the meeting point of a group."""
+        secret = self._worker.open_rendezvous(request.epoch, tuple(request.members))
+        return worker_pb2.OpenRendezvousResponse(port=self._port, secret=secret)
+
+    async def SetRendezvousKey(self, request: worker_pb2.SetRendezvousKeyRequest, context: Context) -> Any:
+        """Keeps what a rank tells."""
+        point = self._worker.membership.meeting_point(request.epoch, request.secret)
+        await point.set(request.key, request.value)
+        return worker_pb2.SetRendezvousKeyResponse()
+
+    async def GetRendezvousKey(self, request: worker_pb2.GetRendezvousKeyRequest, context: Context) -> Any:
+        """Returns what a rank told; its caller says for how long it waits."""
+        point = self._worker.membership.meeting_point(request.epoch, request.secret)
+        return worker_pb2.GetRendezvousKeyResponse(value=await point.get(request.key))
+
+    async def FormGroup(self, request: worker_pb2.FormGroupRequest, context: Context) -> Any:
+        """Joins a group. If the caller leaves, so does this worker."""
+        kind = await self._worker.form_group(group_codec.decode_group_request(request))
+        return worker_pb2.FormGroupResponse(kind=group_codec.COLLECTIVES_KINDS[kind])
+
+    async def LeaveGroup(self, request: worker_pb2.LeaveGroupRequest, context: Context) -> Any:
+        """Ends a group."""
+        await self._worker.membership.leave(request.epoch, request.reason or "the scheduler said so")
+        return worker_pb2.LeaveGroupResponse()
 
     async def LoadModel(self, request: worker_pb2.LoadModelRequest, context: Context) -> AsyncIterator[Any]:
         """Loads the model, and reports its progress."""

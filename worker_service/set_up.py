@@ -21,6 +21,7 @@ from worker_service.device import memory
 from worker_service.device.device import check_dtype, choose_device
 from worker_service.model_runner import ModelRunner
 from worker_service.models.determinism import determinism_id
+from worker_service.parallel import ALONE, Parallel
 from worker_service.steps.step_executor import StepExecutor
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from worker_service.models.loader import LoadedModel
+    from worker_service.steps.rank_steps import RankSteps
 
 log = EventLogger(__name__)
 
@@ -53,11 +55,12 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """The device, its dtype (None: the model's), and the bytes on it that are not this worker's."""
+    """The device, its dtype (None: the model's), the bytes on it that are not this worker's, and the worker's rank."""
 
     device: torch.device
     dtype: torch.dtype | None
     foreign_bytes: int
+    parallel: Parallel = ALONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +116,13 @@ class SetUp:
         return State.CREATED if self.choice is None else State.DEVICE_READY
 
 
-def make_choice(device_type: str, dtype: torch.dtype | None, allowed_device: str) -> DeviceChoice:
+def make_choice(
+    device_type: str, dtype: torch.dtype | None, allowed_device: str, parallel: Parallel = ALONE
+) -> DeviceChoice:
     """Chooses the device; raises BlockyardError FIELD_INVALID where it is missing or cannot compute in `dtype`."""
     device = choose_device(device_type, allowed_device)
     check_dtype(dtype, device)
-    return DeviceChoice(device, dtype, memory.gpu_foreign_bytes(device) if device.type == "cuda" else 0)
+    return DeviceChoice(device, dtype, memory.gpu_foreign_bytes(device) if device.type == "cuda" else 0, parallel)
 
 
 def count_blocks(loaded: LoadedModel, choice: DeviceChoice, request: ProfileRequest) -> memory.CachePlan:
@@ -149,9 +154,12 @@ def count_blocks(loaded: LoadedModel, choice: DeviceChoice, request: ProfileRequ
 
 
 def make_executor(
-    loaded: LoadedModel, request: CacheRequest, *, may_choose_threads: bool
+    loaded: LoadedModel, request: CacheRequest, *, may_choose_threads: bool, ranks: RankSteps | None = None
 ) -> tuple[StepExecutor, CacheFacts]:
-    """Allocates the pools, proves what it can about results, and warms up; raises BlockyardError NEVER_FITS."""
+    """Allocates the pools, proves what it can about results, and warms up; raises BlockyardError NEVER_FITS.
+
+    `ranks`: of a worker whose replica has others.
+    """
     cache = _make_cache(loaded, request)
     loaded.model.reserve_positions(request.max_model_len)
     runner = ModelRunner(loaded)
@@ -174,11 +182,18 @@ def make_executor(
         loaded.config.vocab_size,
         request.max_num_batched_tokens,
     )
-    executor = StepExecutor(InputBatch(limits), cache, runner)
+    executor = StepExecutor(InputBatch(limits), cache, runner, ranks)
     # What lives now lives as long as the process: the collector need not look at it again.
     gc.collect()
     gc.freeze()
     return executor, CacheFacts(request, cache.block_format.block_bytes, identity, batch_invariant)
+
+
+def require_shares(parallel: Parallel) -> None:
+    """Refuses a cache, and so steps, in a world above 1: networks hold whole weights yet, and no rank has a share."""
+    if parallel.world_size > 1:
+        message = f"this version computes a model on one worker, not on {parallel.world_size}: set the sizes to 1"
+        raise BlockyardError(Reason.FEATURE_DISABLED, message)
 
 
 def _make_cache(loaded: LoadedModel, request: CacheRequest) -> CacheEngine:

@@ -25,6 +25,8 @@ MAX_LOGPROBS = 20
 MAX_BEAMS = 32
 # A list of thousands helps nobody; the status has to stay small.
 MAX_VIOLATIONS = 16
+# How long a step may take where nobody says.
+DEFAULT_TIMEOUT_SECONDS = 3600.0
 
 NO_IDS: Array = np.zeros(0, np.int64)
 NO_IDS.setflags(write=False)
@@ -111,7 +113,7 @@ NO_PAIRS = BlockPairs()
 class Step:
     """The work of one step; worker.proto says what each field means, and in which order it is done.
 
-    `decode_error` says why it was too large to be read.
+    `decode_error` says why it was too large to be read. `timeout_seconds` counts from its arrival.
     """
 
     epoch: int
@@ -130,6 +132,8 @@ class Step:
     input_sequence_ids: tuple[int, ...] = ()
     input_token_ids: Array = field(default_factory=no_ids)
     decode_error: BlockyardError | None = None
+    quiet: bool = False
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,7 +182,8 @@ class StepTimes:
 class StepResult:
     """The answer to a step. With a `refusal` the step changed nothing and the columns are empty.
 
-    With `draining` it is no answer: `step_id` is the step that was run last, and the rest is empty.
+    With `draining` it is no answer: `step_id` is the step that was run last, and the rest is empty. The
+    `digests` of inputs and outputs are 0 in a world of one.
     """
 
     epoch: int
@@ -195,3 +200,4 @@ class StepResult:
     beam_candidates: Logprobs = NO_LOGPROBS
     draining: bool = False
     times: StepTimes = field(default_factory=StepTimes)
+    digests: tuple[int, int] = (0, 0)

@@ -17,19 +17,23 @@ from blockyard.telemetry import EventLogger
 from worker_service.device import memory
 from worker_service.device.device import check_dtype, describe_device
 from worker_service.device.thread import DeviceThread
+from worker_service.groups.membership import Membership, wrong_members, wrong_request
 from worker_service.models.loader import load_model
 from worker_service.observe.metrics import WorkerMetrics
 from worker_service.observe.profiler import Profiler, choose_options
+from worker_service.parallel import ALONE, Parallel, wrong_parallel
 from worker_service.set_up import (
     SetUp,
     State,
     count_blocks,
     make_choice,
     make_executor,
+    require_shares,
     wrong_block_ids,
     wrong_cache_request,
     wrong_profile_request,
 )
+from worker_service.steps.rank_steps import RankSteps
 from worker_service.steps.step_stream import StepStreams
 
 if TYPE_CHECKING:
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     import torch
 
     from blockyard.errors import Violation
+    from worker_service.groups.joining import GroupRequest
     from worker_service.models.loader import LoadedModel
     from worker_service.observe.profiler import Detail, Profile, ProfileOptions
     from worker_service.set_up import CacheFacts, CacheRequest, DeviceChoice, ProfileRequest
@@ -47,13 +52,23 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
+# Where a group can be formed.
+_GROUPED = State.DEVICE_READY, State.LOADED, State.CACHE_READY, State.RUNNING
+
 
 class Worker:
     """One device, one model, one cache, one epoch at a time."""
 
     def __init__(
-        self, *, allowed_device: str = "auto", num_threads: int = 0, cpu_kernels: str = "auto", debug: bool = False
+        self,
+        *,
+        allowed_device: str = "auto",
+        num_threads: int = 0,
+        cpu_kernels: str = "auto",
+        debug: bool = False,
+        make_membership: Callable[[DeviceThread, str], Membership] = Membership,
     ) -> None:
+        """`make_membership`: is given the device thread and the incarnation."""
         self.incarnation = secrets.token_hex(8)
         self.set_up = SetUp()
         self.is_draining = False
@@ -63,7 +78,8 @@ class Worker:
         self._debug = debug
         self._may_choose_threads = num_threads == 0
         self._thread = DeviceThread(memory.compute_threads(num_threads))
-        self._streams = StepStreams(self._thread, self.metrics.on_step)
+        self.membership = make_membership(self._thread, self.incarnation)
+        self._streams = StepStreams(self._thread, self.metrics.on_step, self.membership.on_epoch)
         self._profiler = Profiler(self._thread)
         self._operation = ""
         self.metrics.watch(
@@ -105,7 +121,7 @@ class Worker:
     @property
     def epoch(self) -> int:
         """The highest epoch seen."""
-        return self._streams.epoch
+        return max(self._streams.epoch, self.membership.epoch)
 
     @property
     def device_name(self) -> str:
@@ -132,12 +148,37 @@ class Worker:
         finally:
             self._operation = ""
 
-    async def init_device(self, device_type: str, dtype: torch.dtype | None, configuration_digest: str) -> None:
+    async def init_device(
+        self, device_type: str, dtype: torch.dtype | None, configuration_digest: str, parallel: Parallel = ALONE
+    ) -> None:
         """Chooses the device; raises BlockyardError where it is missing or cannot compute in `dtype`."""
         with self._lifecycle("InitDevice", State.CREATED):
-            choice = await self._thread.run(lambda: make_choice(device_type, dtype, self._allowed_device))
+            _refuse(wrong_parallel(parallel))
+            choice = await self._thread.run(lambda: make_choice(device_type, dtype, self._allowed_device, parallel))
             self.set_up = SetUp(configuration_digest, choice)
             log.info("device chosen", device=self.device_name)
+
+    def open_rendezvous(self, epoch: int, members: tuple[str, ...]) -> bytes:
+        """Opens the meeting point of a group for an epoch, and returns its secret; raises BlockyardError."""
+        self._prepare_epoch(epoch, members)
+        return self.membership.open_rendezvous(self._choice().parallel, epoch)
+
+    async def form_group(self, request: GroupRequest) -> str:
+        """Joins a group for an epoch, and returns its kind; raises BlockyardError."""
+        with self._lifecycle("FormGroup", *_GROUPED):
+            choice = self._prepare_epoch(request.epoch, request.members, wrong_request(request))
+            return await self.membership.form(choice.parallel, choice.device, request)
+
+    def _prepare_epoch(
+        self, epoch: int, members: tuple[str, ...], violations: Iterable[Violation] = ()
+    ) -> DeviceChoice:
+        """Refuses a group that cannot be, or that this worker is no part of, and ends the epochs before it."""
+        self._require(*_GROUPED)
+        choice = self._choice()
+        _refuse([*wrong_members(epoch, members, choice.parallel), *violations])
+        self.membership.require_place(choice.parallel, members)
+        self._streams.prepare(epoch)
+        return choice
 
     async def load_model(
         self,
@@ -183,8 +224,11 @@ class Worker:
         with self._lifecycle("InitializeCache", State.LOADED):
             loaded = self._loaded()
             _refuse(wrong_cache_request(request, loaded.config.max_model_len))
+            parallel = self._choice().parallel
+            require_shares(parallel)
+            ranks = RankSteps(parallel, self.membership.find) if parallel.world_size > 1 else None
             executor, cache = await self._thread.run(
-                lambda: make_executor(loaded, request, may_choose_threads=self._may_choose_threads)
+                lambda: make_executor(loaded, request, may_choose_threads=self._may_choose_threads, ranks=ranks)
             )
             self.set_up = replace(self.set_up, executor=executor, cache=cache)
             log.info("cache ready", device_blocks=request.num_device_blocks, host_blocks=request.num_host_blocks)
@@ -213,7 +257,8 @@ class Worker:
 
     def close_stream(self, stream: StepStream) -> None:
         """Closes a stream, however it ended."""
-        self._streams.close(stream)
+        if self._streams.close(stream) and stream.epoch is not None:
+            self.membership.on_stream_end(stream.epoch)
 
     async def start_profile(self, detail: Detail | None, max_steps: int) -> ProfileOptions:
         """Begins a profile; None and 0 leave the choice to the worker. Raises BlockyardError WRONG_STATE."""

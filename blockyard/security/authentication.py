@@ -12,6 +12,7 @@ from collections import Counter
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from blockyard.errors import BlockyardError, Reason
@@ -194,14 +195,16 @@ class CertificateGate:
 class ServiceGate:
     """Lets in one of our services, which its certificate names."""
 
-    def __init__(self, name: str) -> None:
-        """`name`: in the certificate, `gateway.blockyard`."""
+    def __init__(self, name: str, names_by_path: Mapping[str, str] = MappingProxyType({})) -> None:
+        """`name`: in the certificate, `gateway.blockyard`. `names_by_path`: of methods that another service calls."""
         self._name = name
+        self._names_by_path = names_by_path
 
     @contextmanager
     def admit(self, credentials: Credentials, path: str) -> Generator[Caller]:
         """Lets a call in."""
-        if self._name not in credentials.names:
-            message = f"only {self._name} may call here, not the holder of this certificate"
+        name = self._names_by_path.get(path, self._name)
+        if name not in credentials.names:
+            message = f"only {name} may call here, not the holder of this certificate"
             raise BlockyardError(Reason.PERMISSION_DENIED, message)
-        yield Caller(self._name)
+        yield Caller(name)

@@ -7,6 +7,7 @@ Without certificates the services take whoever reaches them for one of theirs.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from blockyard.security.authentication import ServiceGate
@@ -15,6 +16,8 @@ from blockyard.security.tls import CertificateError, CertificateFiles, Peer, ser
 from blockyard.telemetry import EventLogger
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import grpc
 
     from blockyard.configuration import InternalSecuritySettings
@@ -48,9 +51,11 @@ class InternalIdentity:
         """Returns what a channel to a service is opened with."""
         return Peer(self._files, self._name_of(service)) if self._files else None
 
-    def gate(self, caller: ServiceName) -> Gate | None:
-        """Makes the gate that lets in one service and no other."""
-        return ServiceGate(self._name_of(caller)) if self._files else None
+    def gate(self, caller: ServiceName, others: Mapping[str, ServiceName] = MappingProxyType({})) -> Gate | None:
+        """Makes the gate that lets in one service and no other; `others`: who calls single methods instead."""
+        if self._files is None:
+            return None
+        return ServiceGate(self._name_of(caller), {method: self._name_of(other) for method, other in others.items()})
 
     def credentials(self) -> grpc.ServerCredentials | None:
         """Makes what a port is bound with."""

@@ -119,9 +119,8 @@ MEANINGS: dict[Reason, tuple[str, str]] = {
     ),
     Reason.DRAINING: ("The process is stopping.", "Try again: a successor may be there already."),
     Reason.GROUP_BROKEN: (
-        "A worker of a replica of many lost another one. Clients see it only where it reaches them before the replica is "
-        "set up again, which happens by itself: requests go on.",
-        "Try again.",
+        "A worker of a replica of many lost another one. The replica is set up again, and requests go on.",
+        "Nothing: clients do not see it.",
     ),
 }
 

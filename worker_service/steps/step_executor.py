@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from worker_service.cache_engine import CacheEngine
     from worker_service.model_runner import ModelRunner, RunnerOutput
     from worker_service.sampling.sampler import Candidates, Sampled
+    from worker_service.steps.rank_steps import RankSteps
 
 log = EventLogger(__name__)
 
@@ -41,10 +42,14 @@ class Recorder(Protocol):
 class StepExecutor:
     """The rows, the blocks and the network of one worker, under one epoch at a time."""
 
-    def __init__(self, batch: InputBatch, cache: CacheEngine, runner: ModelRunner) -> None:
+    def __init__(
+        self, batch: InputBatch, cache: CacheEngine, runner: ModelRunner, ranks: RankSteps | None = None
+    ) -> None:
+        """`ranks`: of a worker whose replica has others."""
         self.batch = batch
         self.cache = cache
         self._runner = runner
+        self._ranks = ranks
         self._epoch = 0
         self._last_step_id = 0
         self._refused: int | None = None
@@ -55,6 +60,8 @@ class StepExecutor:
         """Forgets the sequences of the epoch before and expects step 1 of this one."""
         self.forget()
         self._epoch, self._last_step_id, self._refused = epoch, 0, None
+        if self._ranks is not None:
+            self._ranks.begin_epoch(epoch)
 
     def forget(self) -> None:
         """Forgets every sequence. What their blocks hold stays until it is written over."""
@@ -72,16 +79,22 @@ class StepExecutor:
         try:
             refusal = self._find_refusal(step)
             if refusal is None:
-                result = self._execute(step, times)
+                result = self._execute_as_rank(step, arrival, times)
                 if self.recorder is not None:
                     self.recorder.record(step, begin, times)
                 return result
+        except BlockyardError as error:
+            refusal = error
         except Exception as error:
             log.exception("a step failed", epoch=step.epoch, step_id=step.step_id)
             refusal = BlockyardError(Reason.BUG, f"step {step.step_id} failed unexpectedly: see the worker's log")
             if isinstance(error, torch.OutOfMemoryError):
                 torch.cuda.empty_cache()
         return self._refuse(step, refusal, times)
+
+    def is_silent(self, step: Step, result: StepResult) -> bool:
+        """Returns whether nobody waits for the answer to a step."""
+        return result.refusal is None and self._ranks is not None and self._ranks.is_silent(step)
 
     def _find_refusal(self, step: Step) -> BlockyardError | None:
         if self._refused is not None:
@@ -99,7 +112,14 @@ class StepExecutor:
         if self._refused is None:
             self._refused = step.step_id
             log.error("a step was refused", epoch=step.epoch, step_id=step.step_id, reason=str(refusal))
+            if self._ranks is not None:
+                self._ranks.on_refusal(refusal)
         return StepResult(step.epoch, step.step_id, refusal=refusal, times=times)
+
+    def _execute_as_rank(self, step: Step, arrival: float, times: StepTimes) -> StepResult:
+        if self._ranks is None:
+            return self._execute(step, times)
+        return self._ranks.run(step, arrival, lambda: self._execute(step, times))
 
     def _execute(self, step: Step, times: StepTimes) -> StepResult:
         """Executes a checked step, in this order."""
@@ -109,8 +129,12 @@ class StepExecutor:
         self.cache.transfer(step.blocks_to_swap_out, step.blocks_to_swap_in, step.blocks_to_copy)
         moved = time.perf_counter()
         forward_batch = self.batch.make_forward_batch(step)
+        if self._ranks is not None:
+            self._ranks.on_inputs(step, forward_batch)
         planned = time.perf_counter()
         output = self._runner.run(forward_batch, self.batch, self.cache.device_pool)
+        if self._ranks is not None:
+            self._ranks.on_outputs(forward_batch, output)
         self.batch.commit(forward_batch, output.sampled.token_ids, output.sampled.failed)
         self.batch.end(forward_batch.layout.beams, output.candidates.failed)
         times.begun_at = started

@@ -59,7 +59,8 @@ class StepStream:
         if not self.is_stopped:
             result = self.executor.execute(step, arrival)
             self._last_step_id = step.step_id
-            self._queue_answer(result)
+            if not self.executor.is_silent(step, result):
+                self._queue_answer(result)
             self._on_step(step, result)
 
     def _queue_answer(self, answer: StepResult | BlockyardError | None) -> None:
@@ -99,11 +100,18 @@ class StepStream:
 class StepStreams:
     """All open streams of a worker. The one whose first step had the highest epoch runs."""
 
-    def __init__(self, device: DeviceThread, on_step: OnStep = lambda step, result: None) -> None:
-        """Calls `on_step` in the device thread after each step, when its answer is on its way."""
+    def __init__(
+        self,
+        device: DeviceThread,
+        on_step: OnStep = lambda step, result: None,
+        on_epoch: Callable[[int], None] = lambda epoch: None,
+    ) -> None:
+        """Calls `on_step` in the device thread after each step, when its answer is on its way; `on_epoch` when one
+        begins."""
         self.epoch = 0
         self._device = device
         self._on_step = on_step
+        self._on_epoch = on_epoch
         self._open: set[StepStream] = set()
         self._running: StepStream | None = None
         self._all_closed = asyncio.Event()
@@ -139,23 +147,39 @@ class StepStreams:
             return f"epoch {epoch} is too far ahead: epoch {self.epoch} was seen, and {self.epoch + 1} comes next"
         return f"epoch {epoch} is over: epoch {self.epoch} was seen"
 
-    def _take_over(self, stream: StepStream, epoch: int) -> None:
+    def prepare(self, epoch: int) -> None:
+        """Ends the epochs before one that is about to begin; raises BlockyardError WRONG_STATE if it may not."""
+        if not self.epoch < epoch <= self.epoch + MAX_EPOCH_JUMP:
+            raise BlockyardError(Reason.WRONG_STATE, self._explain(epoch), metadata={"epoch": str(self.epoch)})
+        self._end_running(epoch)
+        self.epoch = epoch - 1
+
+    def _end_running(self, epoch: int) -> None:
         if self._running is not None:
             self._running.stop(BlockyardError(Reason.WRONG_STATE, f"epoch {epoch} took over"))
+
+    def _take_over(self, stream: StepStream, epoch: int) -> None:
+        self._end_running(epoch)
+        self._on_epoch(epoch)
         self._running, self.epoch = stream, epoch
         self._device.post(lambda: stream.executor.begin_epoch(epoch))
         log.info("epoch begins", epoch=epoch)
 
-    def close(self, stream: StepStream) -> None:
-        """Closes a stream, however it ended: its steps that wait are dropped, and its sequences forgotten."""
+    def close(self, stream: StepStream) -> bool:
+        """Closes a stream, however it ended: its steps that wait are dropped, and its sequences forgotten.
+
+        Returns whether its epoch ran.
+        """
         stream.stop()
         self._open.discard(stream)
         if not self._open:
             self._all_closed.set()
-        if self._running is stream:
-            self._running = None
-            self._device.post(stream.executor.forget)
-            log.info("epoch ends", epoch=stream.epoch)
+        if self._running is not stream:
+            return False
+        self._running = None
+        self._device.post(stream.executor.forget)
+        log.info("epoch ends", epoch=stream.epoch)
+        return True
 
     def drain(self) -> None:
         """Has every stream report that it drains. No stream may be opened after this."""

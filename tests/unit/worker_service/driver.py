@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from blockyard.common.v1 import sampling_pb2
+from blockyard.configuration import InternalSecuritySettings
 from blockyard.errors import from_rpc_error, from_status
 from blockyard.service.servers import internal_channel
 from blockyard.worker.v1 import worker_pb2 as pb
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from blockyard.errors import BlockyardError
+    from blockyard.security.tls import Peer
 
 BLOCK_SIZE = 8
 GREEDY = sampling_pb2.SamplingParams(
@@ -179,12 +181,22 @@ class WorkerDriver:
 
 
 @asynccontextmanager
-async def running_worker(folder: Path, **settings: Any) -> AsyncIterator[WorkerDriver]:
-    """Starts a worker on a Unix socket of its own, and stops it."""
-    settings = {"enable_debug_rpcs": True, "num_threads": 1, "worker_device": "cpu"} | settings
-    server = Server(WorkerConfiguration(worker=WorkerSettings(worker_address=f"unix:{folder}/w", **settings)))
+async def running_worker(
+    folder: Path,
+    internal: InternalSecuritySettings | None = None,
+    peer: Peer | None = None,
+    **settings: Any,
+) -> AsyncIterator[WorkerDriver]:
+    """Starts a worker, on a Unix socket of its own unless told otherwise, and stops it.
+
+    `internal`: its certificate; `peer`: what its driver opens it with.
+    """
+    common = {"enable_debug_rpcs": True, "num_threads": 1, "worker_device": "cpu", "worker_address": f"unix:{folder}/w"}
+    server = Server(
+        WorkerConfiguration(worker=WorkerSettings(**common | settings), internal=internal or InternalSecuritySettings())
+    )
     await server.start()
-    async with internal_channel(server.address) as channel:
+    async with internal_channel(server.address, peer) as channel:
         driver = WorkerDriver(server, channel)
         try:
             yield driver

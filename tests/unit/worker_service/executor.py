@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -77,12 +78,12 @@ class Epoch:
         self._step_id = 0
         executor.begin_epoch(epoch)
 
-    def answer(self, **fields: Any) -> StepResult:
-        """Executes a step, refused or not. Columns may be lists; `work` are pairs of sequence ids and counts."""
+    def make(self, **fields: Any) -> Step:
+        """Makes the next step. Columns may be lists; `work` are pairs of sequence ids and counts."""
         work = fields.pop("work", ())
         inputs = fields.pop("inputs", ())
         self._step_id += 1
-        step = Step(
+        return Step(
             self._epoch,
             self._step_id,
             sequence_ids=tuple(sequence_id for sequence_id, _ in work),
@@ -91,7 +92,10 @@ class Epoch:
             input_token_ids=np.array([token_id for _, token_id in inputs], np.int64),
             **fields,
         )
-        return self._executor.execute(step, 0.0)
+
+    def answer(self, **fields: Any) -> StepResult:
+        """Executes a step, refused or not; see `make`."""
+        return self._executor.execute(self.make(**fields), time.perf_counter())
 
     def execute(self, **fields: Any) -> StepResult:
         """Executes a step that must be taken."""

@@ -1,0 +1,88 @@
+"""The collectives that all transports share, made of two operations of each: to gather everywhere, and to broadcast.
+
+The sums are local, in the tree's order: a library's own all-reduce adds in an order that is neither the tree's nor
+fixed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from kernels.leaves import add_leaves
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
+
+_BITS = {2: torch.int16, 4: torch.int32}
+
+
+class GatheringCollectives(ABC):
+    """`kernels.collectives.Collectives` but for what only a transport knows."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+
+    @abstractmethod
+    def _all_gather(self, rows: Tensor) -> Tensor:
+        """Returns the rows of all ranks, in rank order: [size, *rows.shape]."""
+
+    @abstractmethod
+    def _broadcast(self, rows: Tensor, root: int) -> None:
+        """Fills `rows` with those of rank `root`."""
+
+    def _gather(self, rows: Tensor, to: int) -> Tensor | None:
+        """Does as `_all_gather`, for one rank."""
+        gathered = self._all_gather(rows)
+        return gathered if self.rank == to else None
+
+    def _to_device(self, array: npt.NDArray[np.int32]) -> Tensor:
+        """Brings a host's array to where the transport takes it from; never its own memory."""
+        return torch.from_numpy(array.copy())
+
+    def add(self, rows: Tensor) -> None:
+        """See Collectives."""
+        if self.size > 1:
+            rows.copy_(add_leaves(list(self._all_gather(rows))))
+
+    def add_bits(self, rows: Tensor) -> None:
+        """See Collectives."""
+        if self.size > 1:
+            bits = rows.view(_BITS[rows.element_size()])
+            bits.copy_(self._all_gather(bits).sum(0, dtype=bits.dtype))
+
+    def gather(self, rows: Tensor, to: int = 0) -> Tensor | None:
+        """See Collectives."""
+        if self.size == 1:
+            return rows
+        gathered = self._gather(rows, to)
+        return None if gathered is None else gathered.transpose(0, 1).reshape(len(rows), -1)
+
+    def exchange_best(
+        self, values: npt.NDArray[np.float32], ids: npt.NDArray[np.int64], finite: npt.NDArray[np.bool_]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """See Collectives."""
+        if self.size == 1:
+            return ids, finite
+        mine = np.stack([values.view(np.int32), ids.astype(np.int32), finite.astype(np.int32)])
+        all_ranks = self._all_gather(self._to_device(mine)).cpu().numpy()
+        best_values, best_ids = all_ranks[0, 0].view(np.float32), all_ranks[0, 1]
+        for its_bits, its_ids, _ in all_ranks[1:]:
+            its_values = its_bits.view(np.float32)
+            is_better = (its_values > best_values) | ((its_values == best_values) & (its_ids < best_ids))
+            best_values = np.where(is_better, its_values, best_values)
+            best_ids = np.where(is_better, its_ids, best_ids)
+        return best_ids.astype(np.int64), np.all(all_ranks[:, 2] != 0, axis=0)
+
+    def broadcast(self, array: npt.NDArray[np.int32], root: int = 0) -> npt.NDArray[np.int32]:
+        """See Collectives."""
+        if self.size == 1:
+            return array
+        rows = self._to_device(array)
+        self._broadcast(rows, root)
+        return rows.cpu().numpy()

@@ -1,0 +1,137 @@
+"""Whether a group is whole, and how long its work may take: what all its collectives share, for any thread.
+
+Owns the process groups. Dropping the last reference to one of gloo's closes its connections, which is what frees the
+peers that wait in a collective (measured: in 6 to 30 ms; `abort` and `shutdown` of gloo free nobody). That cannot be
+done while an operation of this rank runs: then the device thread does it, when the operation has ended by its peer's
+closed connections or its timeout.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from blockyard.errors import BlockyardError, Reason
+from blockyard.service import faults
+from blockyard.telemetry import EventLogger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+log = EventLogger(__name__)
+
+# What an operation gets that begins at the last moment.
+MIN_SECONDS = 0.001
+
+
+class GroupLifetime:
+    """The process groups of one rank, until one of them breaks or `abort` ends them."""
+
+    def __init__(self, rank: int, abort_groups: Callable[[list[Any]], None] | None = None) -> None:
+        """`abort_groups`: what can be done to process groups in which an operation runs; called in any thread."""
+        self._rank = rank
+        self._abort_groups = abort_groups
+        # A thread that aborts may hold it already: where the collector runs finalizers.
+        self._lock = threading.RLock()
+        self._groups: list[Any] = []
+        self.is_in_operation = False
+        self._is_suspended = False
+        self._deadline = math.inf
+        self.problem = ""
+
+    def own(self, group: Any) -> int:
+        """Takes a process group over, of which the caller keeps no reference, and returns its place."""
+        with self._lock:
+            self._groups.append(group)
+            place = len(self._groups) - 1
+            is_late = bool(self.problem)
+        if is_late:
+            self._release()
+        return place
+
+    @property
+    def seconds_left(self) -> float:
+        """How long the work that runs may still take: infinity where none does, or it has no end."""
+        return self._deadline - time.monotonic()
+
+    @contextmanager
+    def work(self, seconds: float) -> Generator[None]:
+        """Allows operations, for so long together. Raises BlockyardError GROUP_BROKEN where no work may begin."""
+        with self._lock:
+            self.require_whole()
+            if self._is_suspended:
+                raise BlockyardError(Reason.GROUP_BROKEN, "the epoch of the group is over")
+            self._deadline = time.monotonic() + seconds
+        try:
+            yield
+        finally:
+            self._deadline = math.inf
+
+    def suspend(self) -> bool:
+        """Lets no work begin any more, and returns whether none runs: then the group is of use in another epoch."""
+        with self._lock:
+            self._is_suspended = True
+            return math.isinf(self._deadline)
+
+    def resume(self) -> None:
+        """Lets work begin again."""
+        self._is_suspended = False
+
+    def run(self, place: int, operation: Callable[[Any], object]) -> None:
+        """Runs an operation of a process group, which breaks the group if it fails.
+
+        Raises BlockyardError GROUP_BROKEN where the group is of no use, before or after.
+        """
+        with self._lock:
+            self.require_whole()
+            self.is_in_operation = True
+        failure = ""
+        try:
+            faults.reach(faults.IN_COLLECTIVE)
+            operation(self._groups[place])
+        except RuntimeError as error:
+            # Nothing of it may stay: it holds frames, and they hold the process group.
+            failure = first_line(error)
+        finally:
+            with self._lock:
+                self.is_in_operation = False
+        if failure:
+            self.abort(f"rank {self._rank} lost its group: {failure}")
+        if self.problem:
+            self._release()
+            self.require_whole()
+
+    def require_whole(self) -> None:
+        """Raises BlockyardError GROUP_BROKEN once the group is of no use."""
+        if self.problem:
+            raise BlockyardError(Reason.GROUP_BROKEN, self.problem, metadata={"rank": str(self._rank)})
+
+    def abort(self, reason: str) -> None:
+        """Ends the group. From any thread; idempotent."""
+        with self._lock:
+            if self.problem:
+                return
+            self.problem = reason
+            groups = list(self._groups)
+        log.warning("the group ends", rank=self._rank, reason=reason)
+        if self._abort_groups is not None:
+            self._abort_groups(groups)
+        groups.clear()
+        self._release()
+
+    def _release(self) -> None:
+        """Drops the process groups, unless an operation runs in one."""
+        with self._lock:
+            if self.is_in_operation:
+                return
+            groups, self._groups = self._groups, []
+        # Outside of the lock, since it takes milliseconds.
+        groups.clear()
+
+
+def first_line(error: Exception) -> str:
+    """Returns what an error says, without the stack that C++ adds to it."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

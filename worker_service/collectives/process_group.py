@@ -1,0 +1,88 @@
+"""Collectives over a ProcessGroup of torch.distributed, gloo's or NCCL's."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C import _distributed_c10d as c10d
+
+from worker_service.collectives.gathering import GatheringCollectives
+from worker_service.collectives.lifetime import MIN_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from worker_service.collectives.lifetime import GroupLifetime
+
+# A process group's own, where an operation has none: an hour.
+MAX_SECONDS = 3600.0
+
+
+class ProcessGroupCollectives(GatheringCollectives):
+    """The ranks of one process group. Each operation may take what is left of the time of the step."""
+
+    def __init__(self, lifetime: GroupLifetime, group: Any, device: torch.device) -> None:
+        """`group`: a ProcessGroup, which is the lifetime's from here on: the caller keeps no reference to it."""
+        super().__init__(group.rank(), group.size())
+        self._lifetime = lifetime
+        self._device = device
+        self._place = lifetime.own(group)
+
+    @property
+    def is_broken(self) -> bool:
+        """See Collectives."""
+        return bool(self._lifetime.problem)
+
+    def abort(self, reason: str) -> None:
+        """See Collectives."""
+        self._lifetime.abort(reason)
+
+    def _to_device(self, array: npt.NDArray[np.int32]) -> Tensor:
+        return super()._to_device(array).to(self._device)
+
+    def _timeout(self) -> timedelta:
+        return timedelta(seconds=min(MAX_SECONDS, max(MIN_SECONDS, self._lifetime.seconds_left)))
+
+    def _all_gather(self, rows: Tensor) -> Tensor:
+        gathered = rows.new_empty(self.size, *rows.shape)
+        output, mine, options = _bytes(gathered), _bytes(rows.contiguous()), c10d.AllgatherOptions()
+        options.timeout = self._timeout()
+        self._run(lambda group: group._allgather_base(output, mine, options))
+        return gathered
+
+    def _gather(self, rows: Tensor, to: int) -> Tensor | None:
+        gathered = rows.new_empty(self.size, *rows.shape) if self.rank == to else None
+        outputs = [] if gathered is None else [list(map(_bytes, gathered))]
+        mine, options = _bytes(rows.contiguous()), c10d.GatherOptions()
+        options.rootRank, options.timeout = to, self._timeout()
+        self._run(lambda group: group.gather(outputs, [mine], options))
+        return gathered
+
+    def _broadcast(self, rows: Tensor, root: int) -> None:
+        told, options = _bytes(rows), c10d.BroadcastOptions()
+        options.rootRank, options.timeout = root, self._timeout()
+        self._run(lambda group: group.broadcast([told], options))
+
+    def _run(self, begin: Callable[[Any], Any]) -> None:
+        self._lifetime.run(self._place, lambda group: begin(group).wait())
+
+    def send(self, rows: Tensor, rank: int) -> None:
+        """See Collectives."""
+        mine, timeout = _bytes(rows.contiguous()), self._timeout()
+        self._lifetime.run(self._place, lambda group: group.send([mine], rank, 0).wait(timeout))
+
+    def receive(self, rows: Tensor, rank: int) -> None:
+        """See Collectives. `rows` is contiguous."""
+        theirs, timeout = _bytes(rows), self._timeout()
+        self._lifetime.run(self._place, lambda group: group.recv([theirs], rank, 0).wait(timeout))
+
+
+def _bytes(rows: Tensor) -> Tensor:
+    """Views contiguous rows as bytes: the one type that every transport knows."""
+    return rows.view(-1).view(torch.uint8)

@@ -1,0 +1,159 @@
+"""How a rank joins a group: it meets the others, is connected to them, and makes sure of who they are.
+
+Runs in the device thread, but for what is checked before. Knows no epochs but the one that it is told.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from blockyard.addresses import LOCALHOST, host_of
+from blockyard.errors import BlockyardError, Reason
+from blockyard.security.exposure import is_loopback
+from blockyard.service import faults
+from worker_service.collectives import nccl
+from worker_service.collectives.gloo import join_gloo
+
+if TYPE_CHECKING:
+    from worker_service.collectives.group import Group
+    from worker_service.collectives.lifetime import GroupLifetime
+    from worker_service.groups.store import RendezvousStore
+    from worker_service.parallel import Parallel
+
+PROOF_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """What a worker was started with: how and where the other ranks reach it, and whether others may listen.
+
+    `collectives`: "auto", "gloo" or "nccl". `host`: empty: where this worker reaches rank 0 from.
+    """
+
+    collectives: str = "auto"
+    host: str = ""
+    allow_insecure: bool = False
+
+
+DEFAULT_SETTINGS = GroupSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRequest:
+    """A group to join; `members` are the incarnations of the workers, by rank."""
+
+    epoch: int
+    rendezvous_address: str
+    secret: bytes
+    members: tuple[str, ...]
+    timeout_seconds: float
+    reuse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How the ranks reach this one: by "gloo" or "nccl", at a host."""
+
+    kind: str
+    host: str
+
+
+def find_route(settings: GroupSettings, device: torch.device, rendezvous_address: str) -> Route:
+    """Chooses how the ranks reach this one; raises BlockyardError where it must not, or cannot, be."""
+    kind = settings.collectives
+    if kind == "auto":
+        kind = "nccl" if device.type == "cuda" else "gloo"
+    if (kind == "nccl") != (device.type == "cuda"):
+        raise BlockyardError(Reason.FEATURE_DISABLED, f"--collectives {kind} does not work on a {device.type}")
+    host = settings.host or _find_host(rendezvous_address)
+    if not settings.allow_insecure and not is_loopback(host):
+        message = (
+            f"the ranks would reach {host} in the clear, whoever else does: let the network keep others out and start "
+            "the workers with --allow-insecure-group, or keep a group on one machine (docs/guides/security.md)"
+        )
+        raise BlockyardError(Reason.FEATURE_DISABLED, message)
+    return Route(kind, host)
+
+
+def _find_host(rendezvous_address: str) -> str:
+    """Finds this machine's own address on the way to rank 0."""
+    if rendezvous_address.startswith("unix:"):
+        return LOCALHOST
+    host, port = host_of(rendezvous_address).strip("[]"), rendezvous_address.rpartition(":")[2]
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            # Sends nothing: it asks for the route alone.
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        message = f"there is no way to rank 0 at {rendezvous_address}: {error}"
+        raise BlockyardError(Reason.GROUP_BROKEN, message) from None
+
+
+def join(
+    store: RendezvousStore, parallel: Parallel, route: Route, device: torch.device, lifetime: GroupLifetime
+) -> Group:
+    """Meets the other ranks and connects to them; raises BlockyardError, RuntimeError or TimeoutError."""
+    faults.reach(faults.BEFORE_JOIN)
+    _compare_set_ups(store, parallel, route.kind)
+    if route.kind == "gloo":
+        return join_gloo(store, parallel, lifetime, route.host, max(1.0, store.seconds_left))
+    nccl.set_environment(route.host)
+    return nccl.join_nccl(store, parallel, lifetime, device)
+
+
+def _compare_set_ups(store: RendezvousStore, parallel: Parallel, kind: str) -> None:
+    """Tells the others how this rank is set up: ranks that differ would wait for each other in vain."""
+    mine = f"{kind}, {parallel.tensor_parallel_size} × {parallel.pipeline_parallel_size}"
+    store.set(f"set-up {parallel.rank}", mine)
+    for rank in range(parallel.world_size):
+        try:
+            its = store.get(f"set-up {rank}").decode(errors="replace")
+        except TimeoutError:
+            message = f"rank {rank} did not come in time"
+            raise BlockyardError(Reason.GROUP_BROKEN, message, metadata={"peer": str(rank)}) from None
+        if its != mine:
+            message = f"rank {rank} is set up for {its}, rank {parallel.rank} for {mine}"
+            raise BlockyardError(Reason.WRONG_STATE, message)
+
+
+def greet(group: Group, parallel: Parallel, device: torch.device, request: GroupRequest) -> None:
+    """Does the first operation of each kind; raises BlockyardError GROUP_BROKEN for a peer that is not in the group.
+
+    The connections between ranks know no passwords, so each rank proves over them that it was told the secret.
+    """
+    group.stage.add(torch.zeros(1, 1, device=device))
+    _greet_stages(group, parallel, torch.zeros(1, 1, device=device))
+    proofs = torch.stack([_proof(request, rank) for rank in range(parallel.world_size)])
+    seen = torch.zeros_like(proofs)
+    seen[parallel.rank] = proofs[parallel.rank]
+    seen = seen.to(device)
+    # Last of all and of all ranks: whoever comes back knows that nobody needs the meeting point any more.
+    group.world.add_bits(seen)
+    seen = seen.cpu()
+    if group.world.is_broken:
+        raise BlockyardError(Reason.GROUP_BROKEN, "the group was ended while it was formed")
+    for rank, (proof, known) in enumerate(zip(seen, proofs, strict=True)):
+        if not torch.equal(proof, known):
+            raise BlockyardError(Reason.GROUP_BROKEN, f"who answers as rank {rank} was not told of this group")
+
+
+def _greet_stages(group: Group, parallel: Parallel, rows: torch.Tensor) -> None:
+    """Uses the connections of the pipeline once, in its direction."""
+    if parallel.pipeline_rank > 0:
+        group.world.receive(rows, parallel.rank - parallel.tensor_parallel_size)
+    if not parallel.is_last_stage:
+        group.world.send(rows, parallel.rank + parallel.tensor_parallel_size)
+
+
+def _proof(request: GroupRequest, rank: int) -> torch.Tensor:
+    said = "\n".join([str(request.epoch), str(rank), *request.members])
+    digest = hashlib.blake2b(said.encode(), key=request.secret, digest_size=PROOF_BYTES).digest()
+    return torch.from_numpy(np.frombuffer(digest, np.int32).copy())

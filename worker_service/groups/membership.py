@@ -1,0 +1,277 @@
+"""This worker's membership of its replica's group: how it joins one for an epoch, and how that ends.
+
+One group at a time, and never two in one process that both could still write: a thread that does not come back from an
+operation of the old one ends the process. Lives in the event loop, which is free to end what the device thread waits
+in; the device thread joins, and works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from blockyard.errors import BlockyardError, Reason, Violation
+from blockyard.telemetry import EventLogger
+from worker_service.collectives.lifetime import GroupLifetime, first_line
+from worker_service.collectives.nccl import abort_nccl
+from worker_service.groups.joining import DEFAULT_SETTINGS, GroupRequest, GroupSettings, find_route, greet, join
+from worker_service.groups.rendezvous import SECRET_BYTES, MeetingPoint, Rendezvous
+from worker_service.groups.store import RendezvousStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import torch
+
+    from worker_service.collectives.group import Group
+    from worker_service.device.thread import DeviceThread
+    from worker_service.groups.joining import Route
+    from worker_service.parallel import Parallel
+
+log = EventLogger(__name__)
+
+MAX_FORM_SECONDS = 3600.0
+# What the device thread gets to come back from an operation, beyond the time that the operation itself has.
+RETURN_SECONDS = 5.0
+MAX_INCARNATION_BYTES = 256
+EXIT_CODE = 70
+
+
+class Link(MeetingPoint, Protocol):
+    """A connection to the meeting point at rank 0."""
+
+    async def close(self) -> None:
+        """Closes it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """The group that a worker is in, or was in last; see worker.proto."""
+
+    epoch: int
+    reusable: bool
+    problem: str
+    members_digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A group that this worker is in, or is joining: then without `group`."""
+
+    request: GroupRequest
+    route: Route
+    lifetime: GroupLifetime
+    store: RendezvousStore | None = None
+    group: Group | None = None
+
+
+def _nowhere(request: GroupRequest) -> Link:
+    raise BlockyardError(Reason.FEATURE_DISABLED, "this worker was made without a way to others")
+
+
+class Membership:
+    """The group of one worker."""
+
+    def __init__(
+        self,
+        thread: DeviceThread,
+        incarnation: str,
+        settings: GroupSettings = DEFAULT_SETTINGS,
+        connect: Callable[[GroupRequest], Link] = _nowhere,
+        end_process: Callable[[int], None] = os._exit,
+    ) -> None:
+        """`connect`: opens the way to rank 0, for other ranks. `end_process`: is given the exit code."""
+        self.epoch = 0
+        self._thread = thread
+        self._incarnation = incarnation
+        self._settings = settings
+        self._connect = connect
+        self._end_process = end_process
+        self._rendezvous: Rendezvous | None = None
+        self._member: _Member | None = None
+        self.watches: set[asyncio.Task[None]] = set()
+
+    @property
+    def info(self) -> GroupInfo | None:
+        """The group; None before the first."""
+        member = self._member
+        if member is None:
+            return None
+        problem, is_idle = member.lifetime.problem, math.isinf(member.lifetime.seconds_left)
+        reusable = member.group is not None and not problem and is_idle
+        return GroupInfo(member.request.epoch, reusable, problem, _digest(member.request.members))
+
+    def find(self, epoch: int) -> Group | None:
+        """Returns the group of an epoch, whole or broken. For any thread."""
+        member = self._member
+        return member.group if member is not None and member.request.epoch == epoch else None
+
+    def require_place(self, parallel: Parallel, members: tuple[str, ...]) -> None:
+        """Refuses a group of which another process is a part in this worker's place: raises WRONG_STATE."""
+        if (expected := members[parallel.rank]) != self._incarnation:
+            message = f"rank {parallel.rank} is {self._incarnation} now, not {expected}: it was started again"
+            raise BlockyardError(Reason.WRONG_STATE, message)
+
+    def open_rendezvous(self, parallel: Parallel, epoch: int) -> bytes:
+        """Opens the meeting point for an epoch that was checked, and returns its secret."""
+        if parallel.rank != 0:
+            raise BlockyardError(Reason.WRONG_STATE, f"the ranks meet at rank 0, and this is rank {parallel.rank}")
+        self.epoch = max(self.epoch, epoch)
+        self._close_rendezvous(f"the meeting point of epoch {epoch} was opened in its place")
+        self._rendezvous = Rendezvous(epoch)
+        return self._rendezvous.secret
+
+    def meeting_point(self, epoch: int, secret: bytes) -> Rendezvous:
+        """Returns the meeting point of an epoch to whoever was told its secret; else raises PERMISSION_DENIED."""
+        if self._rendezvous is None or not self._rendezvous.admits(epoch, secret):
+            raise BlockyardError(Reason.PERMISSION_DENIED, f"no group meets here for epoch {epoch} with this secret")
+        return self._rendezvous
+
+    async def form(self, parallel: Parallel, device: torch.device, request: GroupRequest) -> str:
+        """Joins a group that was checked, and returns its kind. Raises BlockyardError, and then there is no group."""
+        self.epoch = max(self.epoch, request.epoch)
+        if request.reuse:
+            member = self._take_over(request)
+            await self._greet(member, lambda: member.group, parallel, device)
+            return member.route.kind
+        if self._member is not None:
+            await self._end(self._member, f"epoch {request.epoch} forms another group")
+        route = find_route(self._settings, device, request.rendezvous_address)
+        link = None if parallel.rank == 0 else self._connect(request)
+        point = link or self.meeting_point(request.epoch, request.secret)
+        store = RendezvousStore(point, asyncio.get_running_loop(), request.timeout_seconds)
+        lifetime = GroupLifetime(parallel.rank, abort_nccl if route.kind == "nccl" else None)
+        self._member = member = _Member(request, route, lifetime, store)
+        try:
+            await self._greet(member, lambda: join(store, parallel, route, device, lifetime), parallel, device)
+        except BlockyardError as error:
+            # Those who still wait here are told why.
+            self._close_rendezvous(error.message)
+            raise
+        finally:
+            self._close_rendezvous("the group was formed, or given up")
+            if link is not None:
+                await link.close()
+        return route.kind
+
+    def _take_over(self, request: GroupRequest) -> _Member:
+        """Brings the present group into another epoch."""
+        info = self.info
+        if self._member is None or info is None or not info.reusable or _digest(request.members) != info.members_digest:
+            raise BlockyardError(Reason.WRONG_STATE, "there is no whole and idle group of these members to take over")
+        kept = replace(request, secret=self._member.request.secret)
+        self._member = replace(self._member, request=kept)
+        self._member.lifetime.resume()
+        return self._member
+
+    async def _greet(
+        self, member: _Member, connect: Callable[[], Group | None], parallel: Parallel, device: torch.device
+    ) -> None:
+        """Connects a member and has the ranks greet each other, in the device thread."""
+        try:
+            group = await self._thread.run(lambda: _run(member, connect, parallel, device))
+        except BaseException as error:
+            # A caller that has left, too. Nobody waits for this end.
+            self._end(member, str(error) or "nobody waits for the group any more")
+            raise
+        if self._member is not member:
+            raise BlockyardError(Reason.GROUP_BROKEN, "another group was formed in its place")
+        self._member = replace(member, group=group, store=None)
+        log.info("group formed", epoch=member.request.epoch, kind=member.route.kind, rank=parallel.rank)
+
+    async def leave(self, epoch: int, reason: str) -> None:
+        """Ends the group of this epoch, or of one before."""
+        if self._rendezvous is not None and self._rendezvous.epoch <= epoch:
+            self._close_rendezvous(reason)
+        if self._member is not None and self._member.request.epoch <= epoch:
+            await self._end(self._member, reason)
+
+    def on_epoch(self, epoch: int) -> None:
+        """Ends the group of an epoch before this one, whose steps begin."""
+        if self._member is not None and self._member.request.epoch < epoch:
+            self._end(self._member, f"epoch {epoch} has begun")
+
+    def on_stream_end(self, epoch: int) -> None:
+        """Keeps the group of an epoch whose stream ends between two steps; ends it otherwise, since its peers wait."""
+        member = self._member
+        if member is not None and member.request.epoch == epoch and not member.lifetime.suspend():
+            self._end(member, "the step stream ended in the middle of a step")
+
+    def _end(self, member: _Member, reason: str) -> asyncio.Future[None]:
+        """Ends a group, and returns what ends when its connections are closed, or the device thread is to do that.
+
+        Ending a group of NCCL's may take a while: never in the event loop.
+        """
+        if member.store is not None:
+            member.store.close(reason)
+        seconds_left = member.lifetime.seconds_left
+        if not math.isinf(seconds_left):
+            watch = asyncio.create_task(self._require_return(max(0.0, seconds_left) + RETURN_SECONDS))
+            self.watches.add(watch)
+            watch.add_done_callback(self.watches.discard)
+        return asyncio.get_running_loop().run_in_executor(None, member.lifetime.abort, reason)
+
+    async def _require_return(self, seconds: float) -> None:
+        """Ends the process if the device thread stays in an operation: it may still write where the next group does."""
+        try:
+            await asyncio.wait_for(self._thread.run(lambda: None), seconds)
+        except TimeoutError:
+            log.error("an operation of a group that has ended does not end: this process does", exit_code=EXIT_CODE)
+            self._end_process(EXIT_CODE)
+
+    def _close_rendezvous(self, reason: str) -> None:
+        if self._rendezvous is not None:
+            self._rendezvous.close(reason)
+
+
+def _run(member: _Member, connect: Callable[[], Group | None], parallel: Parallel, device: torch.device) -> Group:
+    """Connects and greets; raises BlockyardError, and then the group has ended."""
+    lifetime, failure = member.lifetime, None
+    with lifetime.work(member.request.timeout_seconds):
+        try:
+            lifetime.require_whole()
+            group = connect()
+            assert group is not None
+            greet(group, parallel, device, member.request)
+            return group
+        except BlockyardError as error:
+            failure = error
+        except (RuntimeError, TimeoutError) as error:
+            message = f"rank {parallel.rank} formed no group: {first_line(error)}"
+            failure = BlockyardError(Reason.GROUP_BROKEN, message, metadata={"rank": str(parallel.rank)})
+    lifetime.abort(failure.message)
+    raise failure
+
+
+def _digest(members: tuple[str, ...]) -> bytes:
+    return hashlib.sha256("".join(f"{member}\n" for member in members).encode()).digest()
+
+
+def wrong_members(epoch: int, members: tuple[str, ...], parallel: Parallel) -> Iterable[Violation]:
+    """Finds what is wrong with the members of a group; raises BlockyardError WRONG_STATE where there is none."""
+    world_size = parallel.world_size
+    if world_size == 1:
+        raise BlockyardError(Reason.WRONG_STATE, "this worker was set up for a world of one, which has no group")
+    if epoch == 0:
+        yield Violation("epoch", "must be at least 1")
+    if len(members) != world_size or len(set(members)) != world_size:
+        yield Violation("members", f"must be {world_size} incarnations, each another one")
+    elif not all(0 < len(member.encode()) <= MAX_INCARNATION_BYTES for member in members):
+        yield Violation("members", f"must have from 1 to {MAX_INCARNATION_BYTES} bytes each")
+
+
+def wrong_request(request: GroupRequest) -> Iterable[Violation]:
+    """Finds what is wrong with how a group is to be joined."""
+    if not 0 < request.timeout_seconds <= MAX_FORM_SECONDS:
+        yield Violation("timeout", f"must be above 0 and at most {MAX_FORM_SECONDS:.0f} s")
+    if request.reuse:
+        return
+    if len(request.secret) != SECRET_BYTES:
+        yield Violation("secret", f"must have {SECRET_BYTES} bytes")
+    if not request.rendezvous_address:
+        yield Violation("rendezvous_address", "must be set")

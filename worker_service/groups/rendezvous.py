@@ -1,0 +1,77 @@
+"""Where the ranks of a group meet: what each one tells the others before they are connected.
+
+At rank 0, for one epoch. Lives in the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+from typing import Protocol
+
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
+
+SECRET_BYTES = 16
+# Several times what gloo and NCCL tell: a few hundred bytes for each pair of ranks.
+MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_KEYS = 256, 65536, 16384
+
+
+class MeetingPoint(Protocol):
+    """What a rank tells and reads there, from the event loop."""
+
+    async def set(self, key: str, value: bytes) -> None:
+        """Tells something; raises BlockyardError where there is no meeting point any more."""
+        ...
+
+    async def get(self, key: str, seconds: float) -> bytes:
+        """Reads what a rank told, and waits for it so long; raises BlockyardError or TimeoutError."""
+        ...
+
+
+class Rendezvous:
+    """The keys of one epoch, open to whoever brings the secret."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.secret = secrets.token_bytes(SECRET_BYTES)
+        self._values: dict[str, asyncio.Future[bytes]] = {}
+        self._problem = ""
+
+    def admits(self, epoch: int, secret: bytes) -> bool:
+        """Returns whether a caller means this one, and was told of it."""
+        return epoch == self.epoch and hmac.compare_digest(secret, self.secret)
+
+    async def set(self, key: str, value: bytes) -> None:
+        """See MeetingPoint; raises BlockyardError FIELD_INVALID for what no rank tells."""
+        if len(value) > MAX_VALUE_BYTES:
+            raise invalid([Violation("value", f"must have at most {MAX_VALUE_BYTES} bytes")])
+        place = self._place(key)
+        if place.done():
+            raise invalid([Violation("key", "was set before")])
+        place.set_result(value)
+
+    async def get(self, key: str, seconds: float | None = None) -> bytes:
+        """See MeetingPoint; None: for as long as the caller does."""
+        return await asyncio.wait_for(asyncio.shield(self._place(key)), seconds)
+
+    def _place(self, key: str) -> asyncio.Future[bytes]:
+        if self._problem:
+            raise BlockyardError(Reason.GROUP_BROKEN, self._problem)
+        if not 0 < len(key.encode()) <= MAX_KEY_BYTES:
+            raise invalid([Violation("key", f"must have from 1 to {MAX_KEY_BYTES} bytes")])
+        if key not in self._values:
+            if len(self._values) >= MAX_KEYS:
+                raise invalid([Violation("key", f"is one more than the {MAX_KEYS} that a group needs")])
+            self._values[key] = asyncio.get_running_loop().create_future()
+        return self._values[key]
+
+    def close(self, reason: str) -> None:
+        """Sends away whoever waits, and whoever comes."""
+        self._problem = self._problem or reason
+        for place in self._values.values():
+            if not place.done():
+                place.set_exception(BlockyardError(Reason.GROUP_BROKEN, self._problem))
+                # Nobody may be waiting for it.
+                place.exception()
+        self._values.clear()

@@ -1,0 +1,70 @@
+"""The meeting point as torch.distributed asks for one: its own would listen at a port, open to all."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch._C import _distributed_c10d as c10d
+
+from blockyard.errors import BlockyardError, Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from datetime import timedelta
+
+    from worker_service.groups.rendezvous import MeetingPoint
+
+T = TypeVar("T")
+
+
+class RendezvousStore(c10d.Store):
+    """Used by the thread that joins a group, while the event loop carries what it says.
+
+    gloo and NCCL set keys, wait for keys and get them; nothing else is there. What the meeting point raises leaves the
+    process group's constructor as it is.
+    """
+
+    def __init__(self, point: MeetingPoint, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        """`seconds`: for all of it, from now on."""
+        super().__init__()
+        self._point = point
+        self._loop = loop
+        self._deadline = time.monotonic() + seconds
+        self._problem = ""
+        self._call: concurrent.futures.Future[Any] | None = None
+
+    @property
+    def seconds_left(self) -> float:
+        """How long the rest may take."""
+        return max(0.0, self._deadline - time.monotonic())
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Tells something to the other ranks."""
+        self._run(self._point.set(key, value.encode() if isinstance(value, str) else bytes(value)))
+
+    def get(self, key: str) -> bytes:
+        """Returns what a rank told, once it has."""
+        return self._run(self._point.get(key, self.seconds_left))
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Waits until every key is set. The time for all of it rules."""
+        for key in keys:
+            self.get(key)
+
+    def close(self, reason: str) -> None:
+        """Frees the thread that waits here. Called in the event loop."""
+        self._problem = reason
+        if self._call is not None:
+            self._call.cancel()
+
+    def _run(self, call: Coroutine[Any, Any, T]) -> T:
+        self._call = running = asyncio.run_coroutine_threadsafe(call, self._loop)
+        if self._problem:
+            running.cancel()
+        try:
+            return running.result()
+        except concurrent.futures.CancelledError:
+            raise BlockyardError(Reason.GROUP_BROKEN, self._problem) from None

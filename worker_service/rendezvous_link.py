@@ -1,0 +1,50 @@
+"""A rank's way to its group's meeting point: the worker of rank 0."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+
+from blockyard.errors import from_rpc_error
+from blockyard.service.servers import internal_channel
+from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
+
+if TYPE_CHECKING:
+    from blockyard.security.tls import Peer
+
+SET_SECONDS = 10.0
+
+
+class RendezvousLink:
+    """See `worker_service.groups.rendezvous.MeetingPoint`. `close` it in the end."""
+
+    def __init__(self, address: str, peer: Peer | None, epoch: int, secret: bytes) -> None:
+        """`peer`: who rank 0 has to be, and who this worker is; None: whoever answers, in the clear."""
+        self._channel = internal_channel(address, peer)
+        self._stub: worker_pb2_grpc.WorkerServiceAsyncStub = worker_pb2_grpc.WorkerServiceStub(self._channel)
+        self._epoch = epoch
+        self._secret = secret
+
+    async def set(self, key: str, value: bytes) -> None:
+        """Tells something; raises BlockyardError."""
+        request = worker_pb2.SetRendezvousKeyRequest(epoch=self._epoch, secret=self._secret, key=key, value=value)
+        try:
+            await self._stub.SetRendezvousKey(request, timeout=SET_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from None
+
+    async def get(self, key: str, seconds: float) -> bytes:
+        """Reads what a rank told, and waits for it so long; raises BlockyardError or TimeoutError."""
+        request = worker_pb2.GetRendezvousKeyRequest(epoch=self._epoch, secret=self._secret, key=key)
+        try:
+            return (await self._stub.GetRendezvousKey(request, timeout=seconds)).value
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise TimeoutError(f"nobody told {key} within {seconds:.1f} s") from None
+            raise from_rpc_error(error) from None
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        await self._channel.close(None)

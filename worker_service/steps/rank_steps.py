@@ -1,0 +1,76 @@
+"""What a rank of a group does around its steps: the time they have, the digests, which answers it gives.
+
+Used by the device thread alone. A world of one has none of this.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from blockyard.errors import BlockyardError, Reason
+from worker_service.step import StepResult
+from worker_service.steps.step_digest import StepDigest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from worker_service.batch.forward_batch import ForwardBatch
+    from worker_service.collectives.group import Group
+    from worker_service.model_runner import RunnerOutput
+    from worker_service.parallel import Parallel
+    from worker_service.step import Step
+
+
+class RankSteps:
+    """The steps of one rank, under one epoch at a time."""
+
+    def __init__(self, parallel: Parallel, find_group: Callable[[int], Group | None]) -> None:
+        """`find_group`: finds the group of an epoch, which exists before the epoch's first step."""
+        self._parallel = parallel
+        self._find_group = find_group
+        self._group: Group | None = None
+        self._digest = StepDigest()
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Takes the group of an epoch, and begins its digests."""
+        self._group, self._digest = self._find_group(epoch), StepDigest()
+
+    def run(self, step: Step, arrival: float, execute: Callable[[], StepResult]) -> StepResult:
+        """Executes a step within its time, counted from its arrival, and makes its answer this rank's.
+
+        Raises BlockyardError GROUP_BROKEN where the group was of no use before or after, and WRONG_STATE without one.
+        """
+        if self._group is None:
+            raise BlockyardError(Reason.WRONG_STATE, f"no group was formed for epoch {step.epoch}")
+        lifetime = self._group.lifetime
+        with lifetime.work(step.timeout_seconds - (time.perf_counter() - arrival)):
+            result = execute()
+            # An operation that was aborted may have left anything in its buffers, and said nothing.
+            lifetime.require_whole()
+        return self._as_rank(step, result)
+
+    def on_inputs(self, step: Step, forward_batch: ForwardBatch) -> None:
+        """Adds a step that is about to be computed to the digest."""
+        self._digest.add_inputs(step, forward_batch)
+
+    def on_outputs(self, forward_batch: ForwardBatch, output: RunnerOutput) -> None:
+        """Adds what was sampled to the digest."""
+        if self._parallel.is_last_stage:
+            self._digest.add_outputs(forward_batch, output)
+
+    def _as_rank(self, step: Step, result: StepResult) -> StepResult:
+        digests = self._digest.inputs, self._digest.outputs if self._parallel.is_last_stage else 0
+        if self._parallel.is_sampling_rank:
+            return replace(result, digests=digests)
+        return StepResult(step.epoch, step.step_id, times=result.times, digests=digests)
+
+    def is_silent(self, step: Step) -> bool:
+        """Returns whether nobody waits for this rank's answer to a step that it did not refuse."""
+        return step.quiet and not self._parallel.is_sampling_rank
+
+    def on_refusal(self, refusal: BlockyardError) -> None:
+        """Ends the group, so that no peer waits for a rank that has refused a step of the epoch."""
+        if self._group is not None:
+            self._group.lifetime.abort(f"rank {self._parallel.rank} refused a step: {refusal.message}")
