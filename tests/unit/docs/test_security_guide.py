@@ -16,6 +16,7 @@ from blockyard.security.keys import read_keys
 from blockyard.settings import settings_of
 from gateway.config import GatewayConfiguration
 from scheduler_service.config import SchedulerConfiguration
+from worker_service.config import WorkerConfiguration
 
 if TYPE_CHECKING:
     from blockyard.security.identity import ServiceName
@@ -65,7 +66,7 @@ def test_the_keys_of_the_guide_are_good(tmp_path: Path) -> None:
 def test_the_guide_names_no_flag_that_there_is_not() -> None:
     known = {
         setting.flag
-        for configuration in (GatewayConfiguration, SchedulerConfiguration)
+        for configuration in (GatewayConfiguration, SchedulerConfiguration, WorkerConfiguration)
         for setting in settings_of(configuration)
     }
     commands = {
@@ -77,7 +78,6 @@ def test_the_guide_names_no_flag_that_there_is_not() -> None:
         "--target",
         "--tls",
         "--url",
-        "--worker-address",
     }
     commands |= {"--tls-authority", "--tls-server-name", "--client-certificate", "--client-key", "--admin-address"}
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", GUIDE))
