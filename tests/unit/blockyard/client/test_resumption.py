@@ -25,7 +25,7 @@ from blockyard.client.results import (
 from blockyard.client.resumption import EventsLost, Resumption
 from blockyard.client.retry import Attempts, RetryPolicy
 from blockyard.common.v1.sampling_pb2 import StopCriteria
-from blockyard.errors import TRANSPORT_ORIGIN, BlockyardError, Reason
+from blockyard.errors import TABLE, TRANSPORT_ORIGIN, BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2
 from tests.kit.fakes.fake_answers import Memory, events
 
@@ -308,12 +308,13 @@ def transport(reason: Reason) -> BlockyardError:
         (LOST, True),
         (BlockyardError(Reason.DRAINING, ""), True),
         (BlockyardError(Reason.NO_READY_WORKER, ""), True),
+        (BlockyardError(Reason.GROUP_BROKEN, ""), True),
         (transport(Reason.CLIENT_CANCELLED), True),
         (transport(Reason.BUG), True),
         (transport(Reason.GENERATION_DEADLINE), False),
         (transport(Reason.MESSAGE_TOO_LARGE), False),
         (transport(Reason.FEATURE_DISABLED), False),
-        *((BlockyardError(reason, ""), False) for reason in Reason if reason not in ("DRAINING", "NO_READY_WORKER")),
+        *((BlockyardError(reason, ""), False) for reason in Reason if TABLE[reason].http_status != 503),
     ],
 )
 def test_which_failures_are_outlived(error: BlockyardError, outlived: bool) -> None:
