@@ -263,12 +263,32 @@ class WorkerProcessSettings:
     enable_debug_rpcs: bool = option(False, "answer ChecksumBlocks, for tests")
 
 
+def _check_power_of_two(size: int) -> int:
+    if size & (size - 1):
+        raise ValueError("it is no power of two")
+    return size
+
+
 @dataclass(frozen=True, slots=True)
 class ParallelSettings:
-    """How many workers share the work, where the services run together."""
+    """How many workers hold one copy of the model together. Read by the scheduler."""
+
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=8), AfterValidator(_check_power_of_two)] = option(
+        1, "workers that share each layer of a replica: 1, 2, 4 or 8; the model says which of these it allows"
+    )
+
+    @property
+    def world_size(self) -> int:
+        """The workers of a replica."""
+        return self.tensor_parallel_size
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSettings:
+    """How many copies of the model there are, where the services run together."""
 
     data_parallel_size: Annotated[int, Field(ge=1, le=64)] = option(
-        1, "workers, each with the whole model; they share this machine's memory, and its processors evenly"
+        1, "replicas, each with the whole model; they share this machine's memory, and its processors evenly"
     )
 
 
@@ -326,6 +346,7 @@ class SystemConfiguration:
     worker: WorkerProcessSettings = WorkerProcessSettings()
     resume: ResumeSettings = ResumeSettings()
     parallel: ParallelSettings = ParallelSettings()
+    replicas: ReplicaSettings = ReplicaSettings()
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
     tracing: TracingSettings = TracingSettings()

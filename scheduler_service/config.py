@@ -15,6 +15,7 @@ from blockyard.configuration import (
     LoadSettings,
     LogSettings,
     ModelSettings,
+    ParallelSettings,
     ResumeSettings,
     SchedulerProcessSettings,
     SchedulerSettings,
@@ -29,7 +30,9 @@ class ServiceSettings(SchedulerProcessSettings):
 
     scheduler_address: str = option("127.0.0.1:50060", "listen on host:port (port 0: a free one) or unix:/path")
     worker_address: str = option(
-        "127.0.0.1:50070", "the workers: host:port, DNS names with a port, or unix:/path, separated by commas"
+        "127.0.0.1:50070",
+        "the workers: host:port, DNS names with a port, or unix:/path, separated by commas; those of one replica by "
+        "plus signs, in the order of their ranks",
     )
     scheduler_health_port: Annotated[int, Field(ge=-1, le=65535)] = option(
         -1, "port of health from a thread of its own, on the same host; 0: a free port, -1: none"
@@ -49,6 +52,7 @@ class SchedulerConfiguration:
     model: ModelSettings = ModelSettings()
     load: LoadSettings = LoadSettings()
     device: DeviceSettings = DeviceSettings()
+    parallel: ParallelSettings = ParallelSettings()
     cache: CacheSettings = CacheSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     service: ServiceSettings = ServiceSettings()

@@ -116,7 +116,7 @@ def _count_waiting_tokens(engines: Sequence[Engine]) -> int:
 
 
 def _count_workers(engines: Sequence[Engine]) -> Labelled:
-    states = Tally(engine.replica.state for engine in engines)
+    states = Tally(rank.state for engine in engines for rank in engine.replica.ranks)
     return {(state.value,): states[state] for state in WorkerState}
 
 

@@ -13,11 +13,11 @@ from blockyard.service.call_metrics import CallCounter
 from blockyard.service.process import Monitoring, freeze_heap, run_process
 from blockyard.service.servers import bind, make_server
 from blockyard.service.signals import on_stop_signal
-from blockyard.settings import load
+from blockyard.settings import SettingsError, load
 from blockyard.telemetry import EventLogger
 from scheduler_service.admin.servicer import AdminServicer
 from scheduler_service.config import SchedulerConfiguration
-from scheduler_service.replicas.replica import Unusable
+from scheduler_service.replicas.not_ready import Unusable
 from scheduler_service.service import SchedulerService
 from scheduler_service.servicer import SchedulerServicer
 
@@ -98,7 +98,7 @@ class Server:
 async def serve(configuration: SchedulerConfiguration) -> None:
     """Runs a scheduler until SIGTERM or SIGINT; a second signal ends the process at once.
 
-    Raises PortTaken, and Unusable where it is not to wait for a repair.
+    Raises PortTaken, SettingsError, and Unusable where it is not to wait for a repair.
     """
     stopping = asyncio.Event()
     on_stop_signal(stopping.set)
@@ -117,4 +117,4 @@ def main(arguments: list[str] | None = None) -> None:
     configuration = load(
         SchedulerConfiguration, "scheduler_service", "Decides what each step of the workers computes.", arguments
     )
-    run_process("scheduler", configuration, serve, (Unusable,))
+    run_process("scheduler", configuration, serve, (SettingsError, Unusable))

@@ -6,13 +6,14 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from blockyard.errors import BlockyardError
 from blockyard.security.identity import InternalIdentity
 from blockyard.telemetry import EventLogger
 from scheduler_service.core.queues.backlog import Backlog
 from scheduler_service.core.queues.overload import Limits
 from scheduler_service.metrics import SchedulerMetrics
 from scheduler_service.replicas.engine import Engine
-from scheduler_service.replicas.fleet import Fleet
+from scheduler_service.replicas.fleet import PLUS, Fleet
 from scheduler_service.replicas.steps.step_meter import StepMeter
 from scheduler_service.replicas.worker_link import WorkerLink
 from scheduler_service.requests.admission import Admission
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from scheduler_service.config import SchedulerConfiguration
     from scheduler_service.core.values import SchedulerStats
+    from scheduler_service.replicas.facts import Placement
 
 log = EventLogger(__name__)
 
@@ -32,7 +34,7 @@ class SchedulerService:
     """Everything but the server. Ended by `close` and by cancelling `run`."""
 
     def __init__(self, configuration: SchedulerConfiguration, clock: Callable[[], float] = time.monotonic) -> None:
-        """Reads the certificates; raises CertificateError."""
+        """Reads the certificates; raises CertificateError, and SettingsError for workers that make no replica."""
         self.identity = InternalIdentity(configuration.internal)
         service = configuration.service
         limits = Limits(service.max_waiting_requests, service.max_waiting_tokens, service.max_tenant_requests)
@@ -52,9 +54,8 @@ class SchedulerService:
             num_requests=lambda: len(self.requests.live),
             num_gateways=lambda: len(self.requests.outboxes),
         )
-        self._fleet = Fleet(service.worker_address, self)
+        self._fleet = Fleet(service.worker_address, configuration.parallel.world_size, self, self._find_placement)
         self._num_replicas = 0
-        self._links: dict[Engine, WorkerLink] = {}
         self._running: dict[Engine, asyncio.Task[None]] = {}
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -93,8 +94,8 @@ class SchedulerService:
             # One is enough to end it, and says more by itself.
             raise errors.exceptions[0] from None
         finally:
-            for link in self._links.values():
-                await link.close()
+            for engine in self.engines:
+                await engine.replica.close()
 
     def close(self) -> None:
         """Ends every gateway's stream with DRAINING, and begins no further epoch."""
@@ -103,31 +104,46 @@ class SchedulerService:
             engine.close()
         self.requests.spans.close()
 
-    def get_link(self, engine: Engine) -> WorkerLink:
-        """The connection to a replica's worker."""
-        return self._links[engine]
+    def _make_link(self, address: str) -> WorkerLink:
+        return WorkerLink(address, self.identity.peer("worker"))
+
+    async def _find_placement(self, address: str) -> Placement | None:
+        link = self._make_link(address)
+        try:
+            return (await link.info()).placement
+        except BlockyardError:
+            return None
+        finally:
+            await link.close()
 
     # Events of the fleet.
 
-    def on_worker_found(self, address: str) -> None:
-        """Adds a replica for a worker that was found."""
+    def on_replica_found(self, address: str) -> None:
+        """Adds a replica for workers that were found."""
         assert self._tasks is not None
-        link = WorkerLink(address, self.identity.peer("worker"))
-        meter = StepMeter(self.metrics.steps)
         engine = Engine(
-            self._num_replicas, link, self._configuration, self.dispatcher, self.dispatcher.suspects, meter, self._clock
+            self._num_replicas,
+            [self._make_link(each) for each in address.split(PLUS)],
+            self._configuration,
+            self.dispatcher,
+            self.dispatcher.suspects,
+            StepMeter(self.metrics.steps),
+            self._clock,
         )
         self._num_replicas += 1
-        self._links[engine] = link
         self.dispatcher.add_engine(engine)
         self._running[engine] = self._tasks.create_task(engine.run())
 
-    def on_worker_gone(self, address: str) -> bool:
-        """Ends the replica of a worker that is no longer listed. Returns False, and keeps it, if it serves."""
+    def on_workers_missing(self, message: str) -> None:
+        """Tells of workers that make no whole replica."""
+        self.dispatcher.on_workers_missing(message)
+
+    def on_replica_gone(self, address: str) -> bool:
+        """Ends a replica that is no longer listed. Returns False, and keeps it, if it serves."""
         engine = next(each for each in self.engines if each.replica.address == address)
         if engine.is_ready:
             return False
-        log.info("a worker is gone", replica_id=engine.replica_id, worker_address=address)
+        log.info("a replica is gone", replica_id=engine.replica_id, worker_address=address)
         self.dispatcher.remove_engine(engine)
         assert self._tasks is not None
         self._tasks.create_task(self._end(engine))
@@ -138,4 +154,4 @@ class SchedulerService:
         engine.close()
         task.cancel()
         await asyncio.wait({task})
-        await self._links.pop(engine).close()
+        await engine.replica.close()

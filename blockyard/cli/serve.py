@@ -16,7 +16,7 @@ from blockyard.cli.parameters import settings_parameters, with_parameters
 from blockyard.client.asynchronous import AsyncClient
 from blockyard.configuration import CHOSEN_TOGETHER, SystemConfiguration
 from blockyard.extras import require_services
-from blockyard.local.local_system import LocalSystem
+from blockyard.local.local_system import LocalSystem, uses_gpu
 from blockyard.local.supervisor import Supervisor
 from blockyard.settings import SettingsError, resolve, to_yaml
 from blockyard.telemetry import EventLogger, configure_logging
@@ -69,6 +69,8 @@ def serve(
 
 async def _serve(configuration: SystemConfiguration) -> int:
     system = LocalSystem(configuration)
+    if configuration.parallel.world_size > 1 and not uses_gpu(configuration.device):
+        log.warning("a processor computes faster with one worker and more threads than with several workers")
     console = Console(stderr=True)
     status = console.status("starting") if console.is_terminal else None
     supervisor = Supervisor(

@@ -94,12 +94,16 @@ class LocalSystem:
         )
         self._channels: dict[str, grpc.aio.Channel] = {}
 
+    @property
+    def _num_workers(self) -> int:
+        return self.configuration.replicas.data_parallel_size * self.configuration.parallel.world_size
+
     def _choose_metrics_ports(self) -> dict[str, int]:
         """Gives each service that is not the gateway its port; -1: none. Raises PortTaken."""
         metrics, choose = self.configuration.metrics, self._metrics_ports.choose
         ports = {"scheduler": choose(metrics.scheduler_metrics_port, FIRST_SCHEDULER_PORT)}
         first = metrics.worker_metrics_port
-        for number in range(self.configuration.parallel.data_parallel_size):
+        for number in range(self._num_workers):
             wanted = first + number if first > 0 else first
             ports[f"worker-{number}"] = choose(wanted, FIRST_WORKER_PORT)
         return ports
@@ -107,17 +111,18 @@ class LocalSystem:
     def make_services(self) -> list[Service]:
         """Makes the list of child processes, in the order of their start."""
         configuration = self.configuration
-        workers = [
-            f"unix:{self._folder}/worker-{number}" for number in range(configuration.parallel.data_parallel_size)
-        ]
+        workers = [f"unix:{self._folder}/worker-{number}" for number in range(self._num_workers)]
+        world_size = configuration.parallel.world_size
+        replicas = ["+".join(workers[first : first + world_size]) for first in range(0, len(workers), world_size)]
         scheduler = f"--scheduler-address=unix:{self._folder}/scheduler"
         # Whoever started this system waits for it: an error that needs repair ends it at once.
-        scheduling = [scheduler, f"--worker-address={','.join(workers)}", "--no-wait-for-repair"]
+        scheduling = [scheduler, f"--worker-address={','.join(replicas)}", "--no-wait-for-repair"]
         device = divide_memory(configuration.device, len(workers))
         own = (
             configuration.model,
             configuration.load,
             device,
+            configuration.parallel,
             configuration.cache,
             configuration.scheduler,
             configuration.scheduler_process,
@@ -155,7 +160,7 @@ class LocalSystem:
 
     def _worker(self, number: int, address: str) -> Service:
         configuration = self.configuration
-        settings = divide_processors(configuration.worker, configuration.parallel.data_parallel_size)
+        settings = divide_processors(configuration.worker, self._num_workers)
         flags = [f"--worker-address={address}", *to_flags(settings)]
         for section in self._shared_sections:
             flags += to_flags(section)
@@ -165,7 +170,7 @@ class LocalSystem:
     async def prepare(self, write_line: Callable[[str], None]) -> None:
         """Compiles the kernels for CPUs, once, where this is an installed package: a wheel has their source alone."""
         configuration = self.configuration
-        if not IS_INSTALLED or _uses_gpu(configuration.device) or configuration.worker.cpu_kernels == "reference":
+        if not IS_INSTALLED or uses_gpu(configuration.device) or configuration.worker.cpu_kernels == "reference":
             return
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, str(ROOT / "kernels" / "cpu" / "build.py")),
@@ -216,7 +221,8 @@ class LocalSystem:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _uses_gpu(device: DeviceSettings) -> bool:
+def uses_gpu(device: DeviceSettings) -> bool:
+    """Whether the workers of this machine will compute on a GPU."""
     return device.device == "cuda" or (device.device == "auto" and GPU_CONTROL.exists())
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from blockyard.common.v1 import administration_pb2
     from scheduler_service.replicas.engine import Engine
+    from scheduler_service.replicas.rank import Rank
     from scheduler_service.service import SchedulerService
 
 log = EventLogger(__name__)
@@ -87,26 +88,17 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             response.processes.add(process=SCHEDULER, previous_level=set_log_level(request.level))
         if request.process != SCHEDULER:
             engines = [self._find(request.process)] if request.process else self._service.engines
-            changes = (self._set_worker_log_level(engine, request.level) for engine in engines)
+            ranks = [rank for engine in engines for rank in _find_ranks(engine, request.process)]
+            changes = (_set_worker_log_level(rank, request.level) for rank in ranks)
             response.processes.extend(await asyncio.gather(*changes))
         return response
-
-    async def _set_worker_log_level(
-        self, engine: Engine, level: administration_pb2.LogLevel.ValueType
-    ) -> admin_pb2.ProcessLogLevel:
-        process = admin_pb2.ProcessLogLevel(process=engine.replica.address)
-        try:
-            process.previous_level = await self._service.get_link(engine).set_log_level(level)
-        except BlockyardError as error:
-            process.message = error.message
-        return process
 
     async def StartProfile(  # type: ignore[override]
         self, request: admin_pb2.StartProfileRequest, context: Any
     ) -> admin_pb2.StartProfileResponse:
         """Starts a profile of a worker."""
         engine = self._find(request.replica)
-        options = await self._service.get_link(engine).start_profile(request.options)
+        options = await _find_ranks(engine, request.replica)[0].link.start_profile(request.options)
         log.info("profiling a worker", replica_id=engine.replica_id, max_steps=options.max_steps)
         return admin_pb2.StartProfileResponse(replica_id=engine.replica_id, options=options)
 
@@ -115,7 +107,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> AsyncIterator[admin_pb2.StopProfileResponse]:
         """Ends a worker's profile and passes it on, piece by piece."""
         engine = self._find(request.replica)
-        async for piece in self._service.get_link(engine).stop_profile():
+        async for piece in _find_ranks(engine, request.replica)[0].link.stop_profile():
             summary = piece.summary if piece.HasField("summary") else None
             yield admin_pb2.StopProfileResponse(summary=summary, data=piece.data)
 
@@ -140,10 +132,25 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
 
 def _names(engine: Engine) -> set[str]:
-    names = {str(engine.replica_id), engine.replica.address}
-    if worker := engine.replica.worker:
-        names |= {worker.worker_id, worker.incarnation}
-    return names
+    return {str(engine.replica_id), engine.replica.address}.union(*map(_names_of_rank, engine.replica.ranks))
+
+
+def _names_of_rank(rank: Rank) -> set[str]:
+    return {rank.address, rank.incarnation, rank.worker.worker_id if rank.worker else ""} - {""}
+
+
+def _find_ranks(engine: Engine, name: str) -> list[Rank]:
+    """Those workers of a replica that a name means: one, or where it is the replica's all of them, by rank."""
+    return [rank for rank in engine.replica.ranks if name in _names_of_rank(rank)] or engine.replica.ranks
+
+
+async def _set_worker_log_level(rank: Rank, level: administration_pb2.LogLevel.ValueType) -> admin_pb2.ProcessLogLevel:
+    process = admin_pb2.ProcessLogLevel(process=rank.address)
+    try:
+        process.previous_level = await rank.link.set_log_level(level)
+    except BlockyardError as error:
+        process.message = error.message
+    return process
 
 
 def _reset(engine: Engine) -> admin_pb2.PrefixCacheReset | None:

@@ -12,7 +12,8 @@ from blockyard.version import __version__
 if TYPE_CHECKING:
     from scheduler_service.core.values import SchedulerStats
     from scheduler_service.replicas.engine import Engine
-    from scheduler_service.replicas.facts import WorkerInfo
+    from scheduler_service.replicas.facts import Readiness, WorkerInfo
+    from scheduler_service.replicas.rank import Rank
     from scheduler_service.requests.recovery_log import RecoveryRecord
     from scheduler_service.service import SchedulerService
 
@@ -62,7 +63,7 @@ def encode_replica(engine: Engine) -> status_pb2.ReplicaStatus:
         ready=engine.is_ready,
         epoch=engine.replica.epoch,
         step_id=engine.step_loop.last_step_id,
-        workers=[_encode_worker(engine)],
+        workers=[_encode_worker(rank, engine.readiness) for rank in engine.replica.ranks],
         num_recomputed_sequences=engine.step_loop.step_log.num_recomputed_sequences,
         drain_state=_drain_state(engine),
         left_aside=engine.conduct.is_left_aside,
@@ -105,14 +106,24 @@ def _encode_stats(replica: status_pb2.ReplicaStatus, stats: SchedulerStats) -> N
     replica.num_preemptions = stats.num_preemptions_total
 
 
-def _encode_worker(engine: Engine) -> status_pb2.WorkerStatus:
-    replica = engine.replica
+def _find_message(rank: Rank, readiness: Readiness) -> str:
+    """What the replica lacks, at its first rank; at the others what they lack themselves."""
+    if readiness.ready or rank.parallel.rank == 0:
+        return readiness.message
+    if rank.worker is None:
+        return "no worker answers"
+    return rank.group.problem if rank.group else ""
+
+
+def _encode_worker(rank: Rank, readiness: Readiness) -> status_pb2.WorkerStatus:
     status = status_pb2.WorkerStatus(
-        address=replica.address,
-        state=status_pb2.WorkerState.Value(f"WORKER_STATE_{replica.state.value}"),
-        message=engine.readiness.message,
+        address=rank.address,
+        state=status_pb2.WorkerState.Value(f"WORKER_STATE_{rank.state.value}"),
+        message=_find_message(rank, readiness),
+        rank=rank.parallel.rank,
+        world_size=rank.parallel.world_size,
     )
-    if worker := replica.worker:
+    if worker := rank.worker:
         status.worker_id = worker.worker_id
         status.incarnation = worker.incarnation
         status.device = worker.device

@@ -7,7 +7,9 @@ time is what costs.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from google.protobuf.duration_pb2 import Duration
 
 from blockyard.common.v1 import sampling_pb2, status_pb2
 from blockyard.errors import BlockyardError, Reason, from_status
@@ -20,8 +22,10 @@ from scheduler_service.replicas.facts import (
     AvailableBlocks,
     CacheInfo,
     CachePlan,
+    GroupInfo,
     LoadedModel,
     LoadProgress,
+    Placement,
     WorkerInfo,
     WorkerState,
 )
@@ -41,11 +45,10 @@ from scheduler_service.replicas.steps.answer_checks import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from google.protobuf.duration_pb2 import Duration
-
     from blockyard.google_rpc import status_pb2 as rpc_status_pb2
     from blockyard.logprob_columns import Candidates, PromptPiece
     from scheduler_service.core.values import BlockPair, NewSequence, SchedulerOutput
+    from scheduler_service.replicas.facts import MeetingPoint, Parallel
     from scheduler_service.replicas.steps.answer_checks import AnswerLimits
 
 _DEVICE_TYPES = {
@@ -65,6 +68,7 @@ _QUANTIZATIONS = {
 }
 _LOAD_FORMATS = {"auto": worker_pb2.LOAD_FORMAT_UNSPECIFIED, "random": worker_pb2.LOAD_FORMAT_RANDOM}
 _STATE_PREFIX = "WORKER_STATE_"
+_KIND_PREFIX = "COLLECTIVES_KIND_"
 
 
 # The step stream.
@@ -101,6 +105,19 @@ def encode_step(output: SchedulerOutput, epoch: int) -> worker_pb2.ExecuteModelR
         input_sequence_ids=input_sequence_ids,
         input_token_ids=input_token_ids,
     )
+
+
+def encode_group_step(output: SchedulerOutput, epoch: int, timeout_seconds: float, *, is_quiet: bool) -> bytes:
+    """Encodes one step for all ranks of a group; `is_quiet`: only the sampling rank is to answer it."""
+    message = encode_step(output, epoch)
+    message.step_timeout.CopyFrom(_duration(timeout_seconds))
+    message.quiet = is_quiet
+    return message.SerializeToString()
+
+
+def _duration(seconds: float) -> Duration:
+    whole = int(seconds)
+    return Duration(seconds=whole, nanos=int((seconds - whole) * 1e9))
 
 
 def _encode_new_sequence(sequence: NewSequence) -> worker_pb2.NewSequence:
@@ -149,6 +166,24 @@ def decode_answer(message: worker_pb2.ExecuteModelResponse, limits: AnswerLimits
         forward_seconds=_seconds(times.forward) + _seconds(times.sample),
         cache_seconds=_seconds(times.cache_operations) if times.HasField("cache_operations") else 0.0,
     )
+
+
+class Receipt(NamedTuple):
+    """What each rank of a group tells of a step: the digests of all steps of the epoch so far, and how long it took."""
+
+    step_id: int
+    input_digest: int
+    output_digest: int
+    seconds: float
+
+
+def decode_receipt(message: worker_pb2.ExecuteModelResponse) -> Receipt:
+    """Decodes what a rank tells of a step; raises the refusal of a step that was refused whole, and WrongAnswer."""
+    if message.HasField("refusal"):
+        raise _decode_refusal(message.refusal)
+    times = message.times
+    seconds = _seconds(times.forward) + _seconds(times.sample) + _seconds(times.cache_operations)
+    return Receipt(message.step_id, message.input_digest, message.output_digest, seconds)
 
 
 # That somebody is gone is no reason to refuse a step.
@@ -211,11 +246,18 @@ def _seconds(duration: Duration) -> float:
 # A worker's lifecycle.
 
 
-def encode_init_device(device: str, dtype: str, configuration_digest: str) -> worker_pb2.InitDeviceRequest:
-    """Encodes where and in what to compute, by the names of the settings."""
-    return worker_pb2.InitDeviceRequest(
+def encode_init_device(
+    device: str, dtype: str, configuration_digest: str, parallel: Parallel
+) -> worker_pb2.InitDeviceRequest:
+    """Encodes where and in what to compute, by the names of the settings, and what the worker is in its replica."""
+    request = worker_pb2.InitDeviceRequest(
         device_type=_DEVICE_TYPES[device], dtype=_DTYPES[dtype], configuration_digest=configuration_digest
     )
+    if parallel.world_size > 1:
+        request.parallel.tensor_parallel_size = parallel.tensor_parallel_size
+        request.parallel.pipeline_parallel_size = parallel.pipeline_parallel_size
+        request.parallel.rank = parallel.rank
+    return request
 
 
 def encode_load_model(model: str, revision: str, quantization: str, load_format: str) -> worker_pb2.LoadModelRequest:
@@ -254,8 +296,35 @@ def decode_worker_info(message: worker_pb2.GetWorkerInfoResponse) -> WorkerInfo:
             model=_decode_model(message.model) if message.HasField("model") else None,
             cache=decode_cache_info(message.cache) if message.HasField("cache") else None,
             draining=message.draining,
+            group=_decode_group(message.group) if message.HasField("group") else None,
+            placement=Placement(message.placement.group, message.placement.index),
         )
     )
+
+
+def _decode_group(message: worker_pb2.GroupInfo) -> GroupInfo:
+    return GroupInfo(message.epoch, message.reusable, message.problem, message.members_digest)
+
+
+def encode_form_group(
+    epoch: int, members: Sequence[str], timeout_seconds: float, meeting: MeetingPoint | None
+) -> worker_pb2.FormGroupRequest:
+    """Encodes a group to join; without a meeting point: the group that there is, to be taken over."""
+    return worker_pb2.FormGroupRequest(
+        epoch=epoch,
+        members=members,
+        timeout=_duration(timeout_seconds),
+        reuse=meeting is None,
+        rendezvous_address=meeting.address if meeting else "",
+        secret=meeting.secret if meeting else b"",
+    )
+
+
+def decode_collectives_kind(message: worker_pb2.FormGroupResponse) -> str:
+    """Decodes how the ranks of a group reach each other: a word for the log."""
+    if message.kind not in worker_pb2.CollectivesKind.values():
+        return "unspecified"
+    return worker_pb2.CollectivesKind.Name(message.kind).removeprefix(_KIND_PREFIX).lower()
 
 
 def _decode_state(state: status_pb2.WorkerState.ValueType) -> WorkerState:
@@ -273,6 +342,7 @@ def _decode_model(message: worker_pb2.LoadedModel) -> LoadedModel:
             max_model_len=message.max_model_len,
             model_digest=message.model_digest,
             parameter_bytes=message.parameter_bytes,
+            weights_digest=message.weights_digest,
         )
     )
 

@@ -33,7 +33,7 @@ class Conduct:
     def __init__(self) -> None:
         self.num_unsound_epochs = 0
         self.is_left_aside = False
-        self._incarnation = ""
+        self._incarnations: tuple[str, ...] = ()
         self._num_answers = 0
 
     @property
@@ -41,10 +41,10 @@ class Conduct:
         """Whether the epoch that runs, or broke last, has shown that the worker works."""
         return self._num_answers >= SOUND_STEPS
 
-    def begin_epoch(self, incarnation: str) -> None:
-        """Another epoch begins."""
-        if incarnation != self._incarnation:
-            self._incarnation = incarnation
+    def begin_epoch(self, incarnations: tuple[str, ...]) -> None:
+        """Another epoch begins, with these worker processes."""
+        if incarnations != self._incarnations:
+            self._incarnations = incarnations
             self.num_unsound_epochs = 0
         self._num_answers = 0
 
@@ -68,13 +68,13 @@ class Conduct:
 
     async def sit_out(self, replica: Replica, clock: Callable[[], float]) -> None:
         """Waits for the pause to end, or for another process in the worker's place."""
-        until, before = clock() + self.pause_seconds, replica.worker
+        until, before = clock() + self.pause_seconds, replica.incarnations
         self.is_left_aside = True
         try:
             while (left := until - clock()) > 0:
                 await asyncio.sleep(min(left, LOOK_SECONDS))
                 await replica.look()
-                if before is None or replica.worker is None or replica.worker.incarnation != before.incarnation:
+                if "" in before or replica.incarnations != before:
                     return
         finally:
             self.is_left_aside = False

@@ -17,15 +17,16 @@ from scheduler_service.replicas.conduct import Conduct
 from scheduler_service.replicas.drain import Drain
 from scheduler_service.replicas.facts import Readiness
 from scheduler_service.replicas.loss import DRAINED, Loss, is_break
+from scheduler_service.replicas.not_ready import LAST_FAILURE_RETRY_SECONDS, Unusable
 from scheduler_service.replicas.refusals import named_sequences
-from scheduler_service.replicas.replica import LAST_FAILURE_RETRY_SECONDS, Replica, Unusable
+from scheduler_service.replicas.replica import Replica
 from scheduler_service.replicas.step_loop import StepEvents, StepLoop
 from scheduler_service.replicas.steps.answer_checks import AnswerLimits, WrongAnswer
 from scheduler_service.replicas.steps.pipeline_depth import MAX_STEPS_IN_FLIGHT
 from scheduler_service.replicas.steps.step_deadline import StepDeadline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from scheduler_service.config import SchedulerConfiguration
     from scheduler_service.core.recovery import Evacuated, Suspects
@@ -69,7 +70,7 @@ class Engine:
     def __init__(
         self,
         replica_id: int,
-        link: WorkerLink,
+        links: Sequence[WorkerLink],
         configuration: SchedulerConfiguration,
         events: EngineEvents,
         suspects: Suspects,
@@ -78,7 +79,7 @@ class Engine:
     ) -> None:
         self.replica_id = replica_id
         self.replica = Replica(
-            link,
+            links,
             configuration,
             self._set_not_ready,
             may_claim=lambda found: events.may_claim(self, found),
@@ -161,9 +162,9 @@ class Engine:
             return
         facts, cache = set_up
         scheduler = self._prepare(cache)
-        assert self.replica.worker is not None
-        self.conduct.begin_epoch(self.replica.worker.incarnation)
-        steps = self.replica.open_steps(AnswerLimits(facts.vocab_size, facts.max_model_len, scheduler.config.max_rows))
+        self.conduct.begin_epoch(self.replica.incarnations)
+        limits = AnswerLimits(facts.vocab_size, facts.max_model_len, scheduler.config.max_rows)
+        steps = self.replica.open_steps(limits, lambda: self.step_loop.in_flight.seconds)
         self.facts = facts
         self._set_readiness(Readiness(True))
         log.info(
@@ -233,7 +234,6 @@ class Engine:
         in_hand = scheduler.count_outputs(self.step_loop.in_flight.sequence_ids)
         self.step_loop.on_epoch_broken()
         loss = Loss(error, facts, in_hand, named, self._evacuate(scheduler), self.conduct.is_sound)
-        worker = self.replica.worker
         was_drained = self.drain.is_wanted and error.reason is Reason.DRAINING
         if not was_drained:
             self.conduct.on_epoch_broken()
@@ -243,7 +243,7 @@ class Engine:
             replica_id=self.replica_id,
             worker_address=self.replica.address,
             epoch=epoch,
-            incarnation=worker.incarnation if worker else "",
+            incarnation="+".join(self.replica.incarnations),
             reason=error.message,
             num_requests=sum(num_tokens > 0 for _, num_tokens in loss.evacuated),
             num_tokens=sum(num_tokens for _, num_tokens in loss.evacuated),

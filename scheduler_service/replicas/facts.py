@@ -26,6 +26,46 @@ class WorkerState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Parallel:
+    """The place of one worker in its replica: `rank` = pipeline rank x `tensor_parallel_size` + tensor rank."""
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    rank: int = 0
+
+    @property
+    def world_size(self) -> int:
+        """The number of workers in the replica."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """The group of ranks that a worker is in, or was in last; `is_reusable`: it is whole and idle."""
+
+    epoch: int
+    is_reusable: bool
+    problem: str
+    members_digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MeetingPoint:
+    """Where the ranks of a group that is being formed meet, and what they show there."""
+
+    address: str
+    secret: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a worker belongs, as whoever started it says; an empty `group` says nothing."""
+
+    group: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model as its worker loaded it. `max_model_len` is that of the model's configuration."""
 
@@ -34,6 +74,7 @@ class LoadedModel:
     max_model_len: int
     model_digest: str
     parameter_bytes: int
+    weights_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +122,7 @@ class CacheInfo:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """Who a worker is and how far it is set up; `model` and `cache` are None before they exist."""
+    """Who a worker is and how far it is set up; `model`, `cache` and `group` are None before they exist."""
 
     worker_id: str
     incarnation: str
@@ -93,6 +134,8 @@ class WorkerInfo:
     model: LoadedModel | None
     cache: CacheInfo | None
     draining: bool = False
+    group: GroupInfo | None = None
+    placement: Placement = Placement("", 0)
 
 
 @dataclass(frozen=True, slots=True)

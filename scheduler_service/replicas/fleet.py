@@ -1,7 +1,8 @@
-"""Finds workers: a list of addresses and DNS names, the names looked up again every few seconds.
+"""Finds the workers of replicas: a list of addresses and DNS names, the names looked up again every few seconds.
 
-Knows addresses only. Its `FleetEvents` adds a replica for each, and removes one that is no longer listed once it does
-not serve.
+A replica of several workers is named by their addresses, joined by plus signs, in the order of their ranks. Workers
+that are found by one DNS name say themselves which group they belong to. Knows addresses only. Its `FleetEvents` adds a
+replica for each, and removes one that is no longer listed once it does not serve.
 """
 
 from __future__ import annotations
@@ -9,51 +10,93 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+from collections import defaultdict
 from typing import TYPE_CHECKING, Protocol
 
+from blockyard.settings import SettingsError
 from blockyard.telemetry import EventLogger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+    from scheduler_service.replicas.facts import Placement
 
 log = EventLogger(__name__)
 
 LOOKUP_SECONDS = 2.0
+# Between the addresses of one replica's workers.
+PLUS = "+"
 
 
 class FleetEvents(Protocol):
-    """Learns which workers there are."""
+    """Learns which replicas there are."""
 
-    def on_worker_found(self, address: str) -> None:
-        """A worker was found at an address."""
+    def on_replica_found(self, address: str) -> None:
+        """The workers of a replica were found; their addresses are joined by plus signs."""
         ...
 
-    def on_worker_gone(self, address: str) -> bool:
-        """A worker is no longer listed. Returns False if it serves: then it is reported again."""
+    def on_replica_gone(self, address: str) -> bool:
+        """A replica is no longer listed. Returns False if it serves: then it is reported again."""
+        ...
+
+    def on_workers_missing(self, message: str) -> None:
+        """Workers were found that make no whole replica, or not any more: then the message is empty."""
         ...
 
 
 class Fleet:
-    """Reports workers as they appear and disappear."""
+    """Reports replicas as they appear and disappear."""
 
-    def __init__(self, targets: str, events: FleetEvents) -> None:
-        """`targets`: host:port, DNS name with a port, or unix:/path, separated by commas."""
+    def __init__(
+        self,
+        targets: str,
+        world_size: int,
+        events: FleetEvents,
+        find_placement: Callable[[str], Awaitable[Placement | None]],
+    ) -> None:
+        """Raises SettingsError where a replica does not have `world_size` workers.
+
+        `targets`: host:port, DNS name with a port, or unix:/path, separated by commas, those of one replica by plus
+        signs. `find_placement`: asks a worker where it belongs; None: it does not answer.
+        """
         self._targets = [target.strip() for target in targets.split(",") if target.strip()]
+        self._world_size = world_size
         self._events = events
+        self._find_placement = find_placement
         self._known: list[str] = []
         self._has_names = any(_is_name(target) for target in self._targets)
         self._unknown: set[str] = set()
+        # Of workers that were found by names and have said where they belong.
+        self._placements: dict[str, Placement] = {}
+        self._missing = ""
+        for target in self._targets:
+            self._check_size(target)
+
+    def _check_size(self, target: str) -> None:
+        num_workers = len(target.split(PLUS))
+        if num_workers != self._world_size and not _is_name(target):
+            raise SettingsError(
+                f"--worker-address: {target} names {num_workers} of the {self._world_size} workers of a replica"
+                " (see --tensor-parallel-size); separate the workers of one replica by plus signs, replicas by commas"
+            )
 
     async def run(self) -> None:
         """Looks the targets up, for ever if there are names among them."""
         while True:
-            self._compare([address for target in self._targets for address in await self._find(target)])
+            problems: list[str] = []
+            self._compare([replica for target in self._targets for replica in await self._find(target, problems)])
+            if (missing := "; ".join(problems)) != self._missing:
+                self._missing = missing
+                if missing:
+                    log.warning("workers make no whole replica", reason=missing)
+                self._events.on_workers_missing(missing)
             if not self._has_names:
                 return
             await asyncio.sleep(LOOKUP_SECONDS)
 
-    async def _find(self, target: str) -> list[str]:
-        """The addresses of a target. A name that cannot be looked up keeps those that it had."""
+    async def _find(self, target: str, problems: list[str]) -> list[str]:
+        """The replicas of a target; adds what they lack to the problems. A name that cannot be looked up keeps those
+        that it had."""
         if not _is_name(target):
             return [target]
         host, _, port = target.rpartition(":")
@@ -65,24 +108,58 @@ class Fleet:
                 log.warning("a name of workers cannot be looked up", target=target, error=error)
             return self._known
         self._unknown.discard(target)
-        return sorted({_join(info[4][0], port) for info in found})
+        addresses = sorted({_join(info[4][0], port) for info in found})
+        return addresses if self._world_size == 1 else await self._group(addresses, problems)
+
+    async def _group(self, addresses: list[str], problems: list[str]) -> list[str]:
+        self._placements = {address: self._placements[address] for address in addresses if address in self._placements}
+        unknown = [address for address in addresses if address not in self._placements]
+        placements = await asyncio.gather(*map(self._find_placement, unknown))
+        for address, placement in zip(unknown, placements, strict=True):
+            if placement is None:
+                problems.append(f"no worker answers at {address}")
+            elif not placement.group:
+                problems.append(f"the worker at {address} was started without --worker-group")
+            else:
+                self._placements[address] = placement
+        replicas, incomplete = make_groups(self._placements, self._world_size)
+        problems += incomplete
+        return replicas
 
     def _compare(self, found: Iterable[str]) -> None:
-        addresses = list(dict.fromkeys(found))
-        for address in addresses:
-            if address not in self._known:
-                log.info("a worker was found", worker_address=address)
-                self._events.on_worker_found(address)
+        replicas = list(dict.fromkeys(found))
+        for replica in replicas:
+            if replica not in self._known:
+                log.info("a replica was found", worker_address=replica)
+                self._events.on_replica_found(replica)
         kept = [
-            address for address in self._known if address not in addresses and not self._events.on_worker_gone(address)
+            replica for replica in self._known if replica not in replicas and not self._events.on_replica_gone(replica)
         ]
-        self._known = addresses + kept
+        self._known = replicas + kept
+
+
+def make_groups(placements: Mapping[str, Placement], world_size: int) -> tuple[list[str], list[str]]:
+    """Makes replicas of workers that belong together; returns them, and what each group that is not whole has."""
+    groups: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+    for address, placement in placements.items():
+        groups[placement.group].append((placement.index, address))
+    replicas: list[str] = []
+    incomplete: list[str] = []
+    for name, members in sorted(groups.items()):
+        members.sort()
+        indices = [index for index, _ in members]
+        if indices == list(range(world_size)):
+            replicas.append(PLUS.join(address for _, address in members))
+        else:
+            there = ", ".join(map(str, indices))
+            incomplete.append(f"group {name} has workers of index {there} where a replica has 0 to {world_size - 1}")
+    return replicas, incomplete
 
 
 def _is_name(target: str) -> bool:
-    """Whether a target is to be looked up: not a socket, an address, or this machine."""
+    """Whether a target is to be looked up: not a socket, an address, this machine, or several."""
     host = target.rpartition(":")[0].strip("[]")
-    if target.startswith("unix:") or host in ("", "localhost"):
+    if target.startswith("unix:") or host in ("", "localhost") or PLUS in target:
         return False
     try:
         ipaddress.ip_address(host)

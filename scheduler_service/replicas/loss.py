@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from scheduler_service.core.recovery import Evacuated
     from scheduler_service.replicas.facts import ModelFacts
 
-_BREAKS = (Reason.NO_READY_WORKER, Reason.DRAINING, Reason.CLIENT_CANCELLED)
+_BREAKS = (Reason.NO_READY_WORKER, Reason.DRAINING, Reason.GROUP_BROKEN, Reason.CLIENT_CANCELLED)
 DRAINED = "the replica was drained"
 
 

@@ -1,194 +1,124 @@
-"""One worker, seen from the scheduler: sets it up until it is CACHE_READY, and opens epochs on it.
+"""One copy of the model, on one worker or on a group of them: sets it up until it can take steps, and opens epochs.
 
-Owns what is known of the worker. Knows nothing of requests.
+Owns its ranks, and what has to be equal among them. Knows nothing of requests.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import time
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, TypeVar
 
-from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
-from scheduler_service.config import model_source
-from scheduler_service.replicas.facts import CachePlan, LoadedModel, ModelFacts, WorkerState
-from scheduler_service.replicas.start_spans import StartSpans
-from scheduler_service.replicas.steps.answer_checks import AnswerLimits, WrongAnswer
+from scheduler_service.replicas.cache_plan import find_least, plan_as, plan_cache
+from scheduler_service.replicas.facts import ModelFacts, Parallel, WorkerState
+from scheduler_service.replicas.not_ready import (
+    LAST_FAILURE_RETRY_SECONDS,
+    Misconfigured,
+    NotReady,
+    Unreachable,
+    Unusable,
+)
+from scheduler_service.replicas.rank import Rank
+from scheduler_service.replicas.steps.group_steps import GroupSteps
+from scheduler_service.replicas.steps.step_stream import StepStream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
+    from typing import Any
 
     from blockyard.configuration import SchedulerSettings
     from scheduler_service.config import SchedulerConfiguration
-    from scheduler_service.replicas.facts import AvailableBlocks, CacheInfo, LoadProgress, WorkerInfo
-    from scheduler_service.replicas.worker_link import StepStream, WorkerLink
+    from scheduler_service.replicas.facts import CacheInfo, CachePlan, LoadedModel
+    from scheduler_service.replicas.steps.answer_checks import AnswerLimits
+    from scheduler_service.replicas.steps.step_stream import Steps
+    from scheduler_service.replicas.worker_link import WorkerLink
 
 log = EventLogger(__name__)
 
-API_VERSION = "v1"
 FIRST_RETRY_SECONDS = 0.1
-LAST_RETRY_SECONDS = 1.0
-# A worker that answers with an error is asked again, since a folder can be repaired, but a set-up is heavy work.
-LAST_FAILURE_RETRY_SECONDS = 10.0
 # Services that start together need not warn of each other.
 START_SECONDS = 10.0
-# A worker that comes back is a pause for its clients: it is looked for more often.
-UNREACHABLE_RETRY_SECONDS = 0.25
-PROGRESS_SECONDS = 2.0
+FORM_GROUP_SECONDS = 30.0
+# What is equal at all ranks of a replica, or they would not compute one model alike.
+_OF_THE_MODEL = ("model_digest", "weights_digest", "vocab_size", "max_model_len")
+_OF_THE_CACHE = ("determinism_id", "batch_invariant")
+_POOLS = ("block_size", "num_device_blocks", "num_host_blocks", "max_model_len")
 
-
-class NotReady(Exception):
-    """The replica cannot be set up now; the message tells a person why."""
-
-
-class Misconfigured(NotReady):
-    """This worker process can never serve this configuration."""
-
-
-class Unusable(Exception):
-    """The first worker cannot be set up, and nobody is to wait for a repair; the message tells a person why."""
-
-
-def configuration_digest(configuration: SchedulerConfiguration) -> str:
-    """Hashes all settings that a worker gets: a worker with this digest can be taken over as it is."""
-    device, cache, step = configuration.device, configuration.cache, configuration.scheduler
-    settings = [
-        (API_VERSION, model_source(configuration.model), configuration.model.revision),
-        (device.device, device.dtype, device.quantization, device.device_memory_utilization, device.swap_space_gib),
-        (configuration.load.load_format,),
-        (cache.block_size, cache.num_device_blocks, cache.num_host_blocks),
-        (step.max_model_len, step.max_num_seqs, step.max_num_batched_tokens),
-    ]
-    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
-
-
-def plan_cache(
-    configuration: SchedulerConfiguration, available: AvailableBlocks, model_max_model_len: int
-) -> CachePlan:
-    """Decides the pools and the model's length; raises Misconfigured where the settings ask for what cannot be."""
-    cache, step = configuration.cache, configuration.scheduler
-    num_device_blocks = cache.num_device_blocks or available.num_device_blocks
-    capacity = (num_device_blocks - 1) * available.block_size
-    if capacity <= 0:
-        raise Misconfigured(
-            f"{num_device_blocks} device blocks leave no room for any token: the memory is too small"
-            " (see --device-memory-utilization)"
-        )
-    asked = step.max_model_len
-    if asked != "auto" and asked > model_max_model_len:
-        raise Misconfigured(f"--max-model-len {asked} is above the {model_max_model_len} tokens of the model")
-    if asked != "auto" and asked > capacity:
-        raise Misconfigured(
-            f"--max-model-len {asked} is above the {capacity} tokens that {num_device_blocks} device blocks hold"
-            " (block 0 is scratch)"
-        )
-    return CachePlan(
-        block_size=available.block_size,
-        num_device_blocks=num_device_blocks,
-        num_host_blocks=cache.num_host_blocks if cache.num_host_blocks >= 0 else available.num_host_blocks,
-        max_model_len=min(model_max_model_len, capacity) if asked == "auto" else asked,
-        max_num_batched_tokens=step.max_num_batched_tokens,
-        max_num_seqs=step.max_num_seqs,
-    )
-
-
-@dataclass(slots=True)
-class _Progress:
-    """Reports how far loading is, every few seconds at most."""
-
-    report: Callable[[str], None]
-    worker_address: str
-    reported_at: float = 0.0
-
-    def on_progress(self, progress: LoadProgress) -> None:
-        now = time.monotonic()
-        if now - self.reported_at < PROGRESS_SECONDS or not progress.total_bytes:
-            return
-        self.reported_at = now
-        share = progress.done_bytes / progress.total_bytes
-        log.info(
-            "loading the model",
-            worker_address=self.worker_address,
-            done_bytes=progress.done_bytes,
-            total_bytes=progress.total_bytes,
-        )
-        self.report(f"the worker is loading the model: {share:.0%}")
+T = TypeVar("T")
 
 
 class Replica:
-    """One worker and what is known of it. `report` is called with what is missing, each time that changes."""
+    """One worker for each of `links`, by rank. `report` is called with what is missing, each time that changes."""
 
     def __init__(
         self,
-        link: WorkerLink,
+        links: Sequence[WorkerLink],
         configuration: SchedulerConfiguration,
         report: Callable[[str], None],
         may_claim: Callable[[str], bool] = lambda incarnation: True,
         may_serve: Callable[[ModelFacts], bool] = lambda facts: True,
     ) -> None:
-        self.worker: WorkerInfo | None = None
         self.message = ""
         self._reported = ("", False)
         self.epoch = 0
-        self._link = link
+        parallel = configuration.parallel
+        sizes = (parallel.tensor_parallel_size, 1)
+        self.ranks = [
+            Rank(link, Parallel(*sizes, rank), configuration, self._report_progress) for rank, link in enumerate(links)
+        ]
         self._configuration = configuration
-        self._digest = configuration_digest(configuration)
         self._report = report
         # Asked whether the worker with this incarnation is nobody else's.
         self._may_claim = may_claim
         # Asked whether this is the model of all others that serve.
         self._may_serve = may_serve
-        # The incarnation that cannot serve this configuration, and why.
-        self._hopeless: tuple[str, str] | None = None
-        # The incarnation that was asked to end.
-        self._dismissed = ""
+        # The incarnations that cannot serve this configuration, and why.
+        self._hopeless: tuple[tuple[str, ...], str] | None = None
+        # The epoch that the group was formed for.
+        self._group_epoch = 0
 
     @property
     def address(self) -> str:
-        """The worker's address."""
-        return self._link.address
+        """The workers' addresses, as --worker-address has them."""
+        return "+".join(rank.address for rank in self.ranks)
 
     @property
-    def state(self) -> WorkerState:
-        """The worker's state when it last answered."""
-        return self.worker.state if self.worker else WorkerState.UNREACHABLE
+    def incarnations(self) -> tuple[str, ...]:
+        """The worker processes by rank; an empty name for one that did not answer."""
+        return tuple(rank.incarnation for rank in self.ranks)
+
+    @property
+    def _is_group(self) -> bool:
+        return len(self.ranks) > 1
 
     async def set_up(self) -> tuple[ModelFacts, CacheInfo]:
-        """Waits for a worker and sets it up, for as long as that takes.
+        """Waits for the workers and sets them up, for as long as that takes.
 
-        Raises Unusable, unless it is to wait for a repair, when a worker that was never set up says that it cannot be.
+        Raises Unusable, unless it is to wait for a repair, when a replica that was never set up cannot be.
         """
         delay, begin = FIRST_RETRY_SECONDS, time.monotonic()
-        while True:
-            longest, expected = LAST_FAILURE_RETRY_SECONDS, False
-            try:
-                return await self._set_up_once()
-            except NotReady as error:
-                longest, message = LAST_RETRY_SECONDS, str(error)
-                needs_repair = isinstance(error, Misconfigured)
-            except BlockyardError as error:
-                message = f"the worker at {self.address}: {error.message}"
-                needs_repair = error.reason is not Reason.NO_READY_WORKER and not isinstance(error, WrongAnswer)
-                if error.reason is Reason.NO_READY_WORKER:
-                    self.worker = None
-                    longest, message = UNREACHABLE_RETRY_SECONDS, f"no worker answers at {self.address}"
-                    expected = not self.epoch and time.monotonic() - begin < START_SECONDS
-            if needs_repair and not self.epoch and not self._configuration.service.wait_for_repair:
-                raise Unusable(message)
-            self._report_missing(message, expected=expected)
-            await asyncio.sleep(min(delay, longest))
-            delay = min(2 * delay, LAST_FAILURE_RETRY_SECONDS)
+        try:
+            while True:
+                try:
+                    return await self._set_up_once()
+                except NotReady as error:
+                    message, longest = str(error), error.retry_seconds
+                    if error.needs_repair and not self.epoch and not self._configuration.service.wait_for_repair:
+                        raise Unusable(message) from None
+                    is_early = not self.epoch and time.monotonic() - begin < START_SECONDS
+                    self._report_missing(message, expected=is_early and isinstance(error, Unreachable))
+                await asyncio.sleep(min(delay, longest))
+                delay = min(2 * delay, LAST_FAILURE_RETRY_SECONDS)
+        finally:
+            for rank in self.ranks:
+                rank.stop_loading()
 
     async def look(self) -> None:
-        """Updates what is known of the worker, and changes nothing there."""
-        try:
-            self.worker = await self._link.info()
-        except BlockyardError:
-            self.worker = None
+        """Updates what is known of the workers, and changes nothing there."""
+        await asyncio.gather(*(rank.look() for rank in self.ranks))
 
     def _report_missing(self, message: str, *, expected: bool) -> None:
         """Reports what is missing when that changes, and warns of it when it should not be missing any more."""
@@ -199,108 +129,143 @@ class Replica:
             self.message = message
             self._report(message)
 
-    async def _set_up_once(self) -> tuple[ModelFacts, CacheInfo]:
-        worker = self.worker = await self._link.info()
-        await self._check(worker)
-        spans = StartSpans(worker_address=self.address, incarnation=worker.incarnation)
+    def _report_progress(self) -> None:
+        who = "workers are" if self._is_group else "worker is"
+        self._report(f"the {who} loading the model: {min(rank.loaded_share for rank in self.ranks):.0%}")
+
+    async def _each(self, work: Callable[[Rank], Coroutine[Any, Any, T]], ranks: Sequence[Rank] = ()) -> list[T]:
+        """Does something at all ranks at once. Raises what one of them raised first, and cancels it at the others."""
+        if not self._is_group:
+            return [await work(self.ranks[0])]
+        tasks = [asyncio.create_task(work(rank)) for rank in ranks or self.ranks]
         try:
-            with spans.all():
-                model = worker.model or await self._load(worker, spans)
-                cache = worker.cache or await self._initialize_cache(model, spans)
+            # Not a task group: one in which a task fails swallows a cancellation of that moment.
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in tasks:
+                if task.done():
+                    task.result()
+            return [task.result() for task in tasks]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _set_up_once(self) -> tuple[ModelFacts, CacheInfo]:
+        await self._each(Rank.ask)
+        await self._each(lambda rank: rank.check(self._may_claim))
+        self._check_members()
+        try:
+            with ExitStack() as spans:
+                for rank in self.ranks:
+                    spans.enter_context(rank.begin_set_up())
+                model, cache = await self._set_up_ranks()
         except Misconfigured as error:
-            self._hopeless = (worker.incarnation, str(error))
+            self._hopeless = (self.incarnations, str(error))
             raise
-        # What the worker says of itself now, its epoch above all.
-        self.worker = await self._link.info()
+        # What the workers say of themselves now, their epochs above all.
+        await self._each(Rank.ask)
         facts = _make_facts(model, cache, self._configuration.scheduler)
         if not self._may_serve(facts):
             raise NotReady("the worker has loaded another model than those that serve: give all of them one --model")
         self.message, self._reported = "", ("", False)
         return facts, cache
 
-    async def _check(self, worker: WorkerInfo) -> None:
-        """Raises NotReady for a worker that cannot become ours."""
-        if worker.api_version != API_VERSION:
-            raise NotReady(f"the worker speaks api version {worker.api_version!r}, not {API_VERSION!r}")
-        if worker.state is WorkerState.UNSPECIFIED:
-            raise NotReady("the worker is in a state that this scheduler does not know")
-        if worker.draining:
-            raise NotReady("the worker is stopping; waiting for its successor")
-        if not self._may_claim(worker.incarnation):
-            raise NotReady("the worker is another replica's, found by another name")
-        if self._hopeless and self._hopeless[0] == worker.incarnation:
+    def _check_members(self) -> None:
+        members = self.incarnations
+        if len(set(members)) < len(members):
+            raise NotReady("two ranks are one worker, found by two names")
+        if self._hopeless and self._hopeless[0] == members:
             raise NotReady(self._hopeless[1])
-        if worker.state is WorkerState.CREATED or worker.configuration_digest == self._digest:
-            return
-        if worker.incarnation != self._dismissed:
-            address, incarnation = self.address, worker.incarnation
-            log.info("ending a worker of another configuration", worker_address=address, incarnation=incarnation)
-            await self._link.shutdown("another configuration")
-            self._dismissed = worker.incarnation
-        raise NotReady("the worker had another configuration and was told to end; waiting for its successor")
 
-    async def _load(self, worker: WorkerInfo, spans: StartSpans) -> LoadedModel:
-        model, device = model_source(self._configuration.model), self._configuration.device
-        if worker.state is WorkerState.CREATED:
-            with spans.step("init_device"):
-                await self._link.init_device(device.device, device.dtype, self._digest)
-        begin, address = time.monotonic(), self.address
-        progress = _Progress(self._report, address)
-        fields = {"worker_address": address, "model": model or "demo", "incarnation": worker.incarnation}
-        log.info("the worker loads the model", **fields)
-        revision, load_format = self._configuration.model.revision, self._configuration.load.load_format
-        with spans.step("load_model") as span:
-            async for event in self._link.load_model(model, revision, device.quantization, load_format):
-                if isinstance(event, LoadedModel):
-                    self._note(state=WorkerState.LOADED, model=event)
-                    seconds = round(time.monotonic() - begin, 2)
-                    fields = {"worker_address": address, "architecture": event.architecture, "seconds": seconds}
-                    log.info("the model is loaded", **fields)
-                    span.set(architecture=event.architecture, parameter_bytes=event.parameter_bytes)
-                    return event
-                progress.on_progress(event)
-            raise NotReady("the worker ended LoadModel without a model")
+    async def _set_up_ranks(self) -> tuple[LoadedModel, CacheInfo]:
+        models = await self._each(Rank.load)
+        _demand_equal(models, _OF_THE_MODEL)
+        if not self._is_group:
+            return models[0], await self._initialize_caches(models[0])
+        # What the group takes of a device's memory is not free for blocks: it is formed before they are counted.
+        epoch = self._group_epoch = 1 + max(rank.last_epoch for rank in self.ranks)
+        try:
+            await self._form_group(epoch)
+            return models[0], await self._initialize_caches(models[0])
+        except NotReady as error:
+            await asyncio.gather(*(rank.leave_group(epoch, str(error)) for rank in self.ranks))
+            raise
 
-    async def _initialize_cache(self, model: LoadedModel, spans: StartSpans) -> CacheInfo:
-        configuration = self._configuration
-        with spans.step("determine_num_available_blocks"):
-            available = await self._link.determine_num_available_blocks(
-                block_size=configuration.cache.block_size,
-                device_memory_utilization=configuration.device.device_memory_utilization,
-                swap_space_bytes=int(configuration.device.swap_space_gib * 2**30),
-                max_num_batched_tokens=configuration.scheduler.max_num_batched_tokens,
-                max_num_seqs=configuration.scheduler.max_num_seqs,
-            )
-        plan = plan_cache(configuration, available, model.max_model_len)
+    async def _form_group(self, epoch: int) -> None:
+        """Makes the ranks a group for one epoch. One that is whole and idle goes on."""
+        members, begin = self.incarnations, time.monotonic()
+        is_reused = self._is_group_reusable()
+        meeting = None if is_reused else await self.ranks[0].open_rendezvous(epoch, members)
+        kinds = await self._each(lambda rank: rank.form_group(epoch, members, FORM_GROUP_SECONDS, meeting))
+        seconds = round(time.monotonic() - begin, 3)
+        log.info(
+            "the group is formed",
+            epoch=epoch,
+            worker_address=self.address,
+            kind=kinds[0],
+            reused=is_reused,
+            seconds=seconds,
+        )
+
+    def _is_group_reusable(self) -> bool:
+        digest = hashlib.sha256("".join(f"{member}\n" for member in self.incarnations).encode()).digest()
+        groups = [rank.group for rank in self.ranks]
+        return all(group is not None and group.is_reusable and group.members_digest == digest for group in groups)
+
+    async def _initialize_caches(self, model: LoadedModel) -> CacheInfo:
+        """Gives all ranks the same pools: as some have them that were set up before, else what fits at each."""
+        there = [(rank, rank.cache) for rank in self.ranks if rank.cache is not None]
+        for rank, cache in there:
+            if not _are_equal([there[0][1], cache], _POOLS):
+                await rank.dismiss("another cache")
+        without = [rank for rank in self.ranks if rank.cache is None]
+        if without:
+            plan = await self._plan(without, model, there[0][1] if there else None)
+            await self._each(lambda rank: rank.initialize_cache(plan), without)
+        caches = [cache for rank in self.ranks if (cache := rank.cache)]
+        _demand_equal(caches, _OF_THE_CACHE)
+        return caches[0]
+
+    async def _plan(self, ranks: Sequence[Rank], model: LoadedModel, cache: CacheInfo | None) -> CachePlan:
+        """Plans the pools of ranks that have none; `cache`: those of the others."""
+        block_size = cache.block_size if cache else self._configuration.cache.block_size
+        available = await self._each(lambda rank: rank.determine_num_available_blocks(block_size), ranks)
+        least = find_least(available)
+        if cache is not None:
+            return plan_as(self._configuration, cache, least)
+        plan = plan_cache(self._configuration, least, model.max_model_len)
         if plan.max_model_len < model.max_model_len:
             log.info(
                 "the model's length is limited", max_model_len=plan.max_model_len, of_the_model=model.max_model_len
             )
-        with spans.step("initialize_cache") as span:
-            cache = await self._link.initialize_cache(plan)
-            span.set(num_device_blocks=cache.num_device_blocks, num_host_blocks=cache.num_host_blocks)
-        log.info(
-            "the cache is ready",
-            worker_address=self.address,
-            block_size=cache.block_size,
-            num_device_blocks=cache.num_device_blocks,
-            num_host_blocks=cache.num_host_blocks,
-            cache_block_bytes=cache.cache_block_bytes,
-            max_model_len=cache.max_model_len,
-        )
-        self._note(state=WorkerState.CACHE_READY, cache=cache)
-        return cache
+        return plan
 
-    def _note(self, **changes: object) -> None:
-        if self.worker:
-            self.worker = replace(self.worker, **changes)  # type: ignore[arg-type]
+    def open_steps(self, limits: AnswerLimits, find_timeout: Callable[[], float]) -> Steps:
+        """Opens the next epoch's steps, after `set_up`. `find_timeout`: how long the step sent next may take."""
+        epoch = self.epoch = self._group_epoch if self._is_group else self.ranks[0].last_epoch + 1
+        for rank in self.ranks:
+            rank.note(state=WorkerState.RUNNING, epoch=epoch)
+        calls = [rank.link.open_steps() for rank in self.ranks]
+        if not self._is_group:
+            return StepStream(calls[0], epoch, limits)
+        return GroupSteps(calls, epoch, limits, self.ranks[0].parallel, find_timeout)
 
-    def open_steps(self, limits: AnswerLimits) -> StepStream:
-        """Opens the next epoch's step stream, after `set_up`."""
-        assert self.worker is not None
-        self.epoch = self.worker.epoch + 1
-        self._note(state=WorkerState.RUNNING, epoch=self.epoch)
-        return self._link.open_steps(self.epoch, limits)
+    async def close(self) -> None:
+        """Closes the connections."""
+        await asyncio.gather(*(rank.link.close() for rank in self.ranks))
+
+
+def _are_equal(values: Sequence[object], names: Iterable[str]) -> bool:
+    return all(getattr(value, name) == getattr(values[0], name) for name in names for value in values)
+
+
+def _demand_equal(values: Sequence[object], names: Iterable[str]) -> None:
+    """Raises Misconfigured where ranks differ in what has to be equal."""
+    for name in names:
+        first, *others = (getattr(value, name) for value in values)
+        for rank, other in enumerate(others, start=1):
+            if other != first:
+                raise Misconfigured(f"ranks 0 and {rank} differ in {name}: {first} and {other}")
 
 
 def _make_facts(model: LoadedModel, cache: CacheInfo, step: SchedulerSettings) -> ModelFacts:

@@ -59,7 +59,8 @@ def _ended(span: Span) -> Generator[None]:
 
 
 def _name_of(error: BaseException) -> str:
-    """Names what ended a step; who stops in its midst fails at nothing."""
+    """Names what ended a step, or what it came of; who stops in its midst fails at nothing."""
+    error = error.__cause__ or error
     if isinstance(error, BlockyardError):
         return str(error.reason)
     return "cancelled" if isinstance(error, asyncio.CancelledError) else type(error).__name__

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from scheduler_service.replicas.drain import Drain
     from scheduler_service.replicas.steps.step_deadline import StepDeadline
     from scheduler_service.replicas.steps.step_meter import StepMeter
-    from scheduler_service.replicas.worker_link import StepStream
+    from scheduler_service.replicas.steps.step_stream import Steps
 
 log = EventLogger(__name__)
 
@@ -92,7 +92,7 @@ class StepLoop:
         self.in_flight.begin_epoch()
         self.meter.on_lost(self._clock())
 
-    async def run(self, scheduler: Scheduler, steps: StepStream) -> None:
+    async def run(self, scheduler: Scheduler, steps: Steps) -> None:
         """Runs one epoch until its stream breaks: an ExceptionGroup with a BlockyardError."""
         self.in_flight.begin_epoch()
         self._work.set()
@@ -112,13 +112,13 @@ class StepLoop:
             return False
         return self._serves_without() or not scheduler.has_unfinished()
 
-    async def _send_steps(self, scheduler: Scheduler, steps: StepStream) -> None:
+    async def _send_steps(self, scheduler: Scheduler, steps: Steps) -> None:
         while True:
             await self._work.wait()
             self._work.clear()
             await self._send_due(scheduler, steps)
 
-    async def _send_due(self, scheduler: Scheduler, steps: StepStream) -> None:
+    async def _send_due(self, scheduler: Scheduler, steps: Steps) -> None:
         """Sends what there is to compute. Whoever is at it goes on until nothing is left."""
         if self._is_sending:
             return
@@ -130,7 +130,7 @@ class StepLoop:
         finally:
             self._is_sending = False
 
-    async def _receive_answers(self, scheduler: Scheduler, steps: StepStream) -> None:
+    async def _receive_answers(self, scheduler: Scheduler, steps: Steps) -> None:
         while True:
             updates = self._process(scheduler, await steps.receive())
             self._pipeline.on_answered(steps.step_seconds)

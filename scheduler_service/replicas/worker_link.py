@@ -7,41 +7,41 @@ cannot be, else what the worker said.
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
 
+from blockyard.addresses import with_port
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
-from blockyard.service import faults
 from blockyard.service.servers import RenewedChannel
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_service.replicas import codec
+from scheduler_service.replicas.facts import MeetingPoint
 from scheduler_service.replicas.steps.answer_checks import WrongAnswer, require
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Generator
+    from collections.abc import AsyncIterator, Generator, Sequence
 
     from blockyard.common.v1 import administration_pb2
     from blockyard.security.tls import Peer
-    from scheduler_service.core.values import SchedulerOutput, StepResult
     from scheduler_service.replicas.facts import (
         AvailableBlocks,
         CacheInfo,
         CachePlan,
         LoadedModel,
         LoadProgress,
+        Parallel,
         WorkerInfo,
     )
-    from scheduler_service.replicas.steps.answer_checks import AnswerLimits
 
 _PLANNED = ("block_size", "num_device_blocks", "num_host_blocks", "max_model_len")
 INFO_SECONDS = 5.0
 DEVICE_SECONDS = 120.0
 # Profiling and warm-up compile kernels; a dead worker is noticed by keepalive long before.
 SETUP_SECONDS = 1800.0
+_EXECUTE_MODEL = f"/{worker_pb2.DESCRIPTOR.services_by_name['WorkerService'].full_name}/ExecuteModel"
 _EOF: Any = getattr(grpc.aio, "EOF")  # noqa: B009 - the stubs lack it
 
 
@@ -66,35 +66,23 @@ def _read(message: Message | None) -> Message:
     return message
 
 
-class StepStream:
-    """The step stream of one epoch. One task sends, another receives; answers come in the order of the steps."""
+class StepCall:
+    """The call that carries one epoch's steps to one worker: takes them as bytes, gives its answers as messages."""
 
-    def __init__(self, call: Any, epoch: int, limits: AnswerLimits) -> None:
-        self.epoch = epoch
-        # How long the worker was busy with the step that was answered last.
-        self.step_seconds = 0.0
-        # How long it took to make a message of the step that was sent last.
-        self.encode_seconds = 0.0
+    def __init__(self, call: Any) -> None:
         self._call = call
-        self._limits = limits
-        self._last_answered = 0
 
-    async def send(self, output: SchedulerOutput) -> None:
+    async def write(self, step: bytes) -> None:
         """Sends one step; returns when it is on its way. Raises BlockyardError when the stream is broken."""
         try:
             with _translated():
-                faults.reach(faults.BEFORE_SEND)
-                begin = time.perf_counter()
-                message = codec.encode_step(output, self.epoch)
-                self.encode_seconds = time.perf_counter() - begin
-                await self._call.write(message)
-                faults.reach(faults.AFTER_SEND)
+                await self._call.write(step)
         except asyncio.InvalidStateError:
             raise _make_broken_error("the step stream has ended") from None
 
-    async def receive(self) -> StepResult:
-        """Waits for the next answer. Raises BlockyardError when the stream is broken, a step was refused or the answer
-        is wrong; DRAINING when the worker stops: the steps that are not answered by then are not run."""
+    async def read(self) -> worker_pb2.ExecuteModelResponse:
+        """Waits for the next answer. Raises BlockyardError when the stream is broken; DRAINING when the worker stops:
+        the steps that are not answered by then are not run."""
         with _translated():
             message = await self._call.read()
         if message is _EOF:
@@ -102,15 +90,7 @@ class StepStream:
         message = _read(message)
         if message.draining:
             raise BlockyardError(Reason.DRAINING, "the worker was told to stop")
-        result = codec.decode_answer(message, self._limits)
-        if message.epoch != self.epoch or result.step_id != self._last_answered + 1:
-            raise WrongAnswer(
-                f"it is of step {result.step_id} of epoch {message.epoch}"
-                f" where step {self._last_answered + 1} of epoch {self.epoch} was due"
-            )
-        self._last_answered = result.step_id
-        self.step_seconds = result.forward_seconds + result.cache_seconds
-        return result
+        return message
 
     def cancel(self) -> None:
         """Ends the stream."""
@@ -142,9 +122,9 @@ class WorkerLink:
             raise from_rpc_error(error) from None
         return codec.decode_worker_info(_read(message))
 
-    async def init_device(self, device: str, dtype: str, configuration_digest: str) -> None:
-        """Makes the worker choose its device; both names as in the settings."""
-        request = codec.encode_init_device(device, dtype, configuration_digest)
+    async def init_device(self, device: str, dtype: str, configuration_digest: str, parallel: Parallel) -> None:
+        """Makes the worker choose its device, for its place in the replica; both names as in the settings."""
+        request = codec.encode_init_device(device, dtype, configuration_digest, parallel)
         with _translated():
             await self._stub.InitDevice(request, timeout=DEVICE_SECONDS)
 
@@ -187,6 +167,29 @@ class WorkerLink:
         require(not wrong, f"not as planned: {', '.join(wrong)}")
         return cache
 
+    async def open_rendezvous(self, epoch: int, members: Sequence[str]) -> MeetingPoint:
+        """Makes the worker of rank 0 open the meeting point of a group."""
+        request = worker_pb2.OpenRendezvousRequest(epoch=epoch, members=members)
+        with _translated():
+            answer = _read(await self._stub.OpenRendezvous(request, timeout=INFO_SECONDS))
+        require(answer.port < 2**16, f"port {answer.port}")
+        address = with_port(self.address, answer.port) if answer.port else self.address
+        return MeetingPoint(address, answer.secret)
+
+    async def form_group(
+        self, epoch: int, members: Sequence[str], timeout_seconds: float, meeting: MeetingPoint | None
+    ) -> str:
+        """Makes the worker join a group, or take the present one over; returns how its ranks reach each other."""
+        request = codec.encode_form_group(epoch, members, timeout_seconds, meeting)
+        with _translated():
+            answer = await self._stub.FormGroup(request, timeout=timeout_seconds + INFO_SECONDS)
+        return codec.decode_collectives_kind(_read(answer))
+
+    async def leave_group(self, epoch: int, reason: str) -> None:
+        """Makes the worker leave the group of an epoch."""
+        with _translated():
+            await self._stub.LeaveGroup(worker_pb2.LeaveGroupRequest(epoch=epoch, reason=reason), timeout=INFO_SECONDS)
+
     async def shutdown(self, reason: str) -> None:
         """Tells the worker to end its process."""
         with _translated():
@@ -213,10 +216,13 @@ class WorkerLink:
             async for message in self._stub.StopProfile(worker_pb2.StopProfileRequest()):
                 yield _read(message)
 
-    def open_steps(self, epoch: int, limits: AnswerLimits) -> StepStream:
-        """Opens the step stream of an epoch, whose answers have these limits."""
-        execute_model: Any = self._stub.ExecuteModel
-        return StepStream(execute_model(), epoch, limits)
+    def open_steps(self) -> StepCall:
+        """Opens the step stream of an epoch, which its first step names."""
+        # The stub's own serializer would encode a step once for each rank.
+        execute_model: Any = self._channel.get().stream_stream(
+            _EXECUTE_MODEL, request_serializer=None, response_deserializer=worker_pb2.ExecuteModelResponse.FromString
+        )
+        return StepCall(execute_model())
 
     async def close(self) -> None:
         """Closes the connection."""

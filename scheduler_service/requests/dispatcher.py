@@ -25,7 +25,7 @@ from scheduler_service.requests.recovery_log import RecoveryLog, RecoveryRecord
 from scheduler_service.requests.registry import Lost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from scheduler_service.core.queues.backlog import Backlog
     from scheduler_service.core.sequence import Group
@@ -67,8 +67,8 @@ class Dispatcher:
         self._backlog = backlog
         self._metrics = metrics
         self._clock = clock
-        self._deaths = Deaths()
-        self._refusals = Refusals()
+        self._missing_workers = ""
+        self._deaths, self._refusals = Deaths(), Refusals()
         self.drain_rate = DrainRate(clock())
 
     # Replicas.
@@ -96,8 +96,7 @@ class Dispatcher:
     def may_claim(self, engine: Engine, incarnation: str) -> bool:
         """Whether a worker is not another replica's: one process may be found by two names."""
         held = (other for other in self.engines if other is not engine and (other.is_ready or other.drain.is_wanted))
-        others = (other.replica.worker for other in held)
-        return all(worker is None or worker.incarnation != incarnation for worker in others)
+        return all(incarnation not in other.replica.incarnations for other in held)
 
     def may_serve(self, engine: Engine, facts: ModelFacts) -> bool:
         """Whether a model is that of all other replicas that serve: gateways know of one."""
@@ -111,21 +110,22 @@ class Dispatcher:
         new_facts = facts if facts != self.facts else None
         if facts is not None and self.facts is None:
             self.on_first_facts()
-        self.facts, self.readiness = facts, self._find_readiness(engine)
-        for outbox in self._requests.outboxes:
-            outbox.put_state(facts=new_facts, readiness=self.readiness)
+        self.facts = facts
+        self._put_state(engine, new_facts)
         for each in self.engines:
             each.reconsider()
         if engine.takes_requests:
             self.wake()
 
-    def _find_readiness(self, engine: Engine) -> Readiness:
-        if self.ready_engines:
-            return Readiness(True)
-        if not self.engines:
-            return Readiness(False, "no worker is known")
-        readiness = (engine if engine in self.engines else self.engines[0]).readiness
-        return Readiness(False, DRAINED) if readiness.ready else readiness
+    def on_workers_missing(self, message: str) -> None:
+        """Notes what workers lack that make no whole replica; nothing if the message is empty."""
+        self._missing_workers = message
+        self._put_state(None, None)
+
+    def _put_state(self, engine: Engine | None, new_facts: ModelFacts | None) -> None:
+        self.readiness = _find_readiness(self.engines, engine, self._missing_workers)
+        for outbox in self._requests.outboxes:
+            outbox.put_state(facts=new_facts, readiness=self.readiness)
 
     @property
     def suspect_request_ids(self) -> list[str]:
@@ -298,6 +298,17 @@ class Dispatcher:
             log.error("requests kill workers", request_ids=poison)
             message = "the worker died three times in a row while it computed this request"
             self.fail_all(poison, BlockyardError(Reason.POISON_REQUEST, message))
+
+
+def _find_readiness(engines: Sequence[Engine], latest: Engine | None, missing_workers: str) -> Readiness:
+    """Whether a replica takes requests; if none does, why, above all the one that was heard of last."""
+    if any(engine.takes_requests for engine in engines):
+        return Readiness(True)
+    if not engines:
+        return Readiness(False, missing_workers or "no worker is known")
+    readiness = (latest if latest is not None and latest in engines else engines[0]).readiness
+    message = DRAINED if readiness.ready else readiness.message
+    return Readiness(False, f"{message}; {missing_workers}" if missing_workers else message)
 
 
 def _cause(error: BlockyardError) -> str:

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from blockyard.cli.top.frame import STYLES, UNKNOWN, gateway_state
-from blockyard.cli.top.readings import find_replica_rates, replica_state, seconds, worker_state
+from blockyard.cli.top.readings import find_replica_rates, message_source, replica_state, seconds, worker_state
 from blockyard.cli.units import rate, size, span
 from blockyard.common.v1 import administration_pb2
 
@@ -85,7 +85,7 @@ def workers_table(scheduler: status_pb2.SchedulerStatus) -> Table:
     for replica in scheduler.replicas:
         for worker in replica.workers:
             table.add_row(
-                str(replica.replica_id),
+                f"{replica.replica_id}, rank {worker.rank}" if worker.world_size > 1 else str(replica.replica_id),
                 worker.address,
                 worker_state(worker),
                 worker.incarnation,
@@ -100,7 +100,9 @@ def messages(status: admin_pb2.GetStatusResponse) -> list[str]:
     """Lists what is missing or went wrong, a line each."""
     lines = [f"gateway: {status.gateway.message}"] if status.gateway.message else []
     for replica in status.scheduler.replicas:
-        lines += [f"replica {replica.replica_id}: {worker.message}" for worker in replica.workers if worker.message]
+        lines += [
+            f"{message_source(replica, worker)}: {worker.message}" for worker in replica.workers if worker.message
+        ]
     return lines
 
 

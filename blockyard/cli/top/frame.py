@@ -8,7 +8,15 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from blockyard.cli.top.readings import find_rates, find_replica_rates, replica_state, seconds, used_share, worker_state
+from blockyard.cli.top.readings import (
+    find_rates,
+    find_replica_rates,
+    message_source,
+    replica_state,
+    seconds,
+    used_share,
+    worker_state,
+)
 from blockyard.cli.units import bar, milliseconds, rate, span
 
 if TYPE_CHECKING:
@@ -116,7 +124,7 @@ def _pool(pool: status_pb2.BlockPoolStatus) -> str:
 def _trouble(replica: status_pb2.ReplicaStatus, worker: status_pb2.WorkerStatus) -> Text | None:
     if not worker.message or replica.drain_state:
         return None
-    return Text(f"replica {replica.replica_id}: {worker.message} ({worker_state(worker)})", style="yellow")
+    return Text(f"{message_source(replica, worker)}: {worker.message} ({worker_state(worker)})", style="yellow")
 
 
 def _recovery(recovery: status_pb2.RecoveryStatus) -> Text:

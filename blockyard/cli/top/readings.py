@@ -35,6 +35,11 @@ def worker_state(worker: status_pb2.WorkerStatus) -> str:
     return status_pb2.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").replace("_", " ").lower()
 
 
+def message_source(replica: status_pb2.ReplicaStatus, worker: status_pb2.WorkerStatus) -> str:
+    """Names what a worker's message is about: the message of a replica's first worker is that of the replica."""
+    return f"replica {replica.replica_id}" + (f", rank {worker.rank}" if worker.rank else "")
+
+
 def used_share(pool: status_pb2.BlockPoolStatus) -> float:
     """Computes the share of a pool in use, 0 to 1. Blocks that are only cached count as free."""
     return 1 - pool.num_free_blocks / pool.num_blocks if pool.num_blocks else 0.0

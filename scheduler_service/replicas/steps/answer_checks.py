@@ -114,7 +114,11 @@ def check_worker(worker: WorkerInfo) -> WorkerInfo:
     require(bool(worker.incarnation), "it has no incarnation")
     for name in ("worker_id", "incarnation", "api_version", "configuration_digest", "device"):
         _check_text(name, getattr(worker, name))
+    _check_text("placement", worker.placement.group)
     require(worker.epoch < MAX_EPOCH, f"epoch {worker.epoch}")
+    if worker.group:
+        _check_text("problem", worker.group.problem)
+        require(worker.group.epoch < MAX_EPOCH, f"a group of epoch {worker.group.epoch}")
     if worker.model and worker.cache:
         fits = worker.cache.max_model_len <= worker.model.max_model_len
         require(fits, f"max_model_len {worker.cache.max_model_len} of a model with {worker.model.max_model_len}")
@@ -123,7 +127,7 @@ def check_worker(worker: WorkerInfo) -> WorkerInfo:
 
 def check_model(model: LoadedModel) -> LoadedModel:
     """Returns what a model can be."""
-    for name in ("architecture", "model_digest"):
+    for name in ("architecture", "model_digest", "weights_digest"):
         _check_text(name, getattr(model, name))
     _check_range("vocab_size", model.vocab_size, 1, MAX_TOKENS)
     _check_range("max_model_len", model.max_model_len, 1, MAX_TOKENS)

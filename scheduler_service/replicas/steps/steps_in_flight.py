@@ -58,6 +58,11 @@ class StepsInFlight:
         """The sequences that the steps in flight compute."""
         return {sequence_id for step in self._sent for sequence_id in step.output.sequence_ids}
 
+    @property
+    def seconds(self) -> float:
+        """How long the step that was sent last may take, those before it included."""
+        return sum(step.seconds for step in self._sent)
+
     def describe(self) -> list[tuple[int, int, int]]:
         """Returns the id, the sequences and the tokens of each step, oldest first."""
         return [(step.output.step_id, len(step.output.sequence_ids), step.num_tokens) for step in self._sent]

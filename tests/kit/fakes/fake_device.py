@@ -70,6 +70,8 @@ class Device:
             if not refused:
                 try:
                     result = self._execute(step)
+                except BlockyardError as error:
+                    result = refused = error
                 except Exception as error:  # noqa: BLE001 - whatever is wrong with a step is told in-band
                     result = refused = BlockyardError(Reason.BUG, f"step {step_id}: {type(error).__name__}: {error}")
             # A thread that wakes late does not make the device late, but work that took longer does.

@@ -24,6 +24,7 @@ from blockyard.service.servers import bind, make_server
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_service.core.values import SequenceError
 from tests.kit.fakes.fake_device import Answer, Device
+from tests.kit.fakes.fake_group import Digests, FakeGroup
 from tests.kit.fakes.fake_operations import FakeOperations
 from tests.kit.fakes.worker_codec import decode_step, encode_result
 from tests.kit.oracles.model_worker import ModelWorker
@@ -50,6 +51,9 @@ class FakeWorkerOptions:
     strict: bool = True
     determinism_id: str = "hash"
     batch_invariant: bool = True
+    weights_digest: str = "hash"
+    worker_group: str = ""
+    worker_index: int = 0
 
 
 FAILURE = SequenceError("NOT_FINITE", "failed on request")
@@ -60,10 +64,11 @@ def seed_of_payload(spec: GroupSpec) -> int:
     return sampling_pb2.SamplingParams.FromString(spec.payload or b"").seed
 
 
-class FakeWorker(FakeOperations, worker_pb2_grpc.WorkerServiceServicer):
+class FakeWorker(FakeOperations, FakeGroup, worker_pb2_grpc.WorkerServiceServicer):
     """A worker process, or what looks like one: `async with FakeWorker(options, address) as worker`."""
 
     def __init__(self, options: FakeWorkerOptions, address: str) -> None:
+        super().__init__()
         self.options = options
         self.address = address
         self.state = status_pb2.WORKER_STATE_CREATED
@@ -71,7 +76,7 @@ class FakeWorker(FakeOperations, worker_pb2_grpc.WorkerServiceServicer):
         self.configuration_digest = ""
         self.incarnation = uuid.uuid4().hex
         self.api_version = "v1"
-        self.num_infos = self.num_profiles = 0
+        self.num_infos = self.num_loads = self.num_profiles = 0
         self.cache: worker_pb2.CacheInfo | None = None
         self.plans: list[worker_pb2.InitializeCacheRequest] = []
         self.refusals: list[str] = []
@@ -149,7 +154,7 @@ class FakeWorker(FakeOperations, worker_pb2_grpc.WorkerServiceServicer):
             vocab_size=self.options.vocab_size,
             max_model_len=self.options.max_model_len,
             model_digest="0" * 64,
-            weights_digest="hash",
+            weights_digest=self.options.weights_digest,
             parameter_bytes=1000,
             dtype=worker_pb2.DTYPE_FLOAT32,
         )
@@ -169,16 +174,20 @@ class FakeWorker(FakeOperations, worker_pb2_grpc.WorkerServiceServicer):
             model=self._model() if loaded else None,
             cache=self.cache,
             draining=self.is_draining,
+            group=self.group,
+            placement=worker_pb2.Placement(group=self.options.worker_group, index=self.options.worker_index),
         )
 
     async def InitDevice(self, request: worker_pb2.InitDeviceRequest, context: Any) -> Any:
         self._require(status_pb2.WORKER_STATE_CREATED)
         self.configuration_digest = request.configuration_digest
+        self.parallel = request.parallel if request.HasField("parallel") else None
         self.state = status_pb2.WORKER_STATE_DEVICE_READY
         return worker_pb2.InitDeviceResponse(device="none")
 
     async def LoadModel(self, request: worker_pb2.LoadModelRequest, context: Any) -> AsyncIterator[Any]:
         self._require(status_pb2.WORKER_STATE_DEVICE_READY)
+        self.num_loads += 1
         for done in (0, 500, 1000):
             progress = worker_pb2.LoadProgress(done_bytes=done, total_bytes=1000)
             yield worker_pb2.LoadModelResponse(progress=progress)
@@ -216,8 +225,7 @@ class FakeWorker(FakeOperations, worker_pb2_grpc.WorkerServiceServicer):
 
     async def ExecuteModel(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
         self._require(status_pb2.WORKER_STATE_CACHE_READY, status_pb2.WORKER_STATE_RUNNING)
-        if self._reader:
-            self._reader.cancel()
+        self._end_streams()
         self.state = status_pb2.WORKER_STATE_RUNNING
         stream = _Stream(self, self._executor())
         if not self._awake.is_set():
@@ -231,6 +239,12 @@ class FakeWorker(FakeOperations, worker_pb2_grpc.WorkerServiceServicer):
         finally:
             reader.cancel()
             stream.device.close()
+            if stream.unanswered:
+                self.break_group("the step stream ended")
+
+    def _end_streams(self) -> None:
+        if self._reader:
+            self._reader.cancel()
 
     def _executor(self) -> Callable[[SchedulerOutput], StepResult]:
         options, cache = self.options, self.cache
@@ -246,6 +260,10 @@ class FakeWorker(FakeOperations, worker_pb2_grpc.WorkerServiceServicer):
         """Does what a test asked for, in the device's thread."""
         if any(new.token_ids == self.refuse_prompt for new in step.new_sequences):
             raise ValueError("the worker cannot stand this prompt")
+        if self.lose_group_next:
+            self.lose_group_next = False
+            self.break_group("a peer is gone")
+            raise BlockyardError(Reason.GROUP_BROKEN, "a peer is gone")
         if self.refuse_next:
             refusal, self.refuse_next = self.refuse_next, ""
             raise ValueError(refusal)
@@ -273,6 +291,9 @@ class _Stream:
         self._epoch = 0
         self._last_step_id = 0
         self._is_draining = False
+        self._digests = Digests()
+        # The steps that were not answered, by their ids.
+        self.unanswered: dict[int, worker_pb2.ExecuteModelRequest] = {}
 
     async def read(self, request_iterator: Any) -> None:
         try:
@@ -299,6 +320,7 @@ class _Stream:
             self.device.submit(message.step_id, BlockyardError(Reason.BUG, wrong))
             return
         self._last_step_id = message.step_id
+        self.unanswered[message.step_id] = message
         self.device.submit(message.step_id, decode_step(message))
 
     def _wrong(self, message: worker_pb2.ExecuteModelRequest) -> str:
@@ -308,6 +330,9 @@ class _Stream:
             return f"epoch {message.epoch} where {self._epoch} runs and {self._worker.epoch} was seen"
         if message.step_id != self._last_step_id + 1:
             return f"step {message.step_id} after step {self._last_step_id}"
+        group = self._worker.group
+        if self._worker.world_size > 1 and (group is None or group.problem or group.epoch != message.epoch):
+            return f"no group is formed for epoch {message.epoch}"
         return ""
 
     def _answer(self, step_id: int, result: Answer) -> None:
@@ -317,13 +342,30 @@ class _Stream:
     def _finish(self, step_id: int, result: Answer) -> None:
         if self._is_draining:
             return
+        request = self.unanswered.pop(step_id, None)
         if isinstance(result, BlockyardError):
             self._worker.refusals.append(result.message)
             refusal = to_status(result)
             message = worker_pb2.ExecuteModelResponse(epoch=self._epoch, step_id=step_id, refusal=refusal)
         else:
             message = encode_result(result, self._epoch, self._worker.options.step_seconds)
+            if self._worker.world_size > 1 and request is not None:
+                message = self._as_rank(request, message)
+                if request.quiet and not self._worker.is_sampling:
+                    return
         self.answers.put_nowait(message)
+
+    def _as_rank(
+        self, request: worker_pb2.ExecuteModelRequest, answer: worker_pb2.ExecuteModelResponse
+    ) -> worker_pb2.ExecuteModelResponse:
+        """Makes the answer of a rank: with its hashes, and with what was sampled by one rank alone."""
+        worker = self._worker
+        is_skewed, worker.skew_digest_next = worker.skew_digest_next, False
+        hashes = self._digests.add(request.SerializeToString() + b"?" * is_skewed, answer)
+        if not worker.is_sampling:
+            answer = worker_pb2.ExecuteModelResponse(epoch=answer.epoch, step_id=answer.step_id, times=answer.times)
+        answer.input_digest, answer.output_digest = hashes[0], hashes[1] * worker.is_in_last_stage
+        return answer
 
 
 def _parse(arguments: list[str]) -> tuple[FakeWorkerOptions, str]:

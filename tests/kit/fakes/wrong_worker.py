@@ -275,6 +275,7 @@ KINDS: dict[str, Kind] = {
     "info: no state": Kind(_INFO, _edit(_set(state=status_pb2.WORKER_STATE_UNSPECIFIED))),
     "info: the last epoch": Kind(_INFO, _edit(_set(epoch=MOST_64))),
     "info: the last epoch but one": Kind(_INFO, _edit(_set(epoch=MOST_64 - 1))),
+    "info: a group of the last epoch": Kind(_INFO, _edit(lambda m: setattr(m.group, "epoch", MOST_64))),
     "info: a name of a megabyte": Kind(_INFO, _edit(_set(worker_id="x" * 2**20))),
     "info: pools of nothing": Kind(_INFO, _edit(lambda m: m.cache.CopyFrom(worker_pb2.CacheInfo()))),
     "info: a model of nothing": Kind(_INFO, _edit(lambda m: m.model.CopyFrom(worker_pb2.LoadedModel()))),

@@ -17,7 +17,8 @@ from scheduler_service.gateways import codec as gateway_codec
 from scheduler_service.gateways.messages import Outgoing
 from scheduler_service.replicas import codec as scheduler_codec
 from scheduler_service.replicas.steps.answer_checks import AnswerLimits, WrongAnswer
-from scheduler_service.replicas.worker_link import StepStream
+from scheduler_service.replicas.steps.step_stream import StepStream
+from scheduler_service.replicas.worker_link import StepCall
 from tests.kit.fuzz.mutations import mutate
 from tests.kit.kernels.tiny_models import tiny_model
 from worker_service import codec as worker_codec
@@ -120,7 +121,7 @@ async def fuzz_answers(report: Report) -> None:
     rng, call = report.rng, _Call()
     requests = Requests(rng)
     scheduler, epoch = requests.scheduler, 1
-    stream = StepStream(call, epoch, LIMITS)
+    stream = StepStream(StepCall(call), epoch, LIMITS)
     for _ in range(report.num_cases):
         requests.fill()
         while len(scheduler._in_flight) < 2 and scheduler.schedule():
@@ -143,7 +144,7 @@ async def fuzz_answers(report: Report) -> None:
         if was_lost:
             requests.start_over()
             epoch += 1
-            stream = StepStream(call, epoch, LIMITS)
+            stream = StepStream(StepCall(call), epoch, LIMITS)
 
 
 class _Worker:

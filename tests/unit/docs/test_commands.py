@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from blockyard.cli.main import main
-from blockyard.configuration import ParallelSettings, PublicSettings, SystemConfiguration
+from blockyard.configuration import PublicSettings, ReplicaSettings, SystemConfiguration
 from blockyard.local.local_system import LocalSystem
 from blockyard.settings import load
 from gateway.config import GatewayConfiguration
@@ -123,9 +123,9 @@ def test_it_works_alone(command: Command) -> None:
 
 def test_pkill_finds_one_service() -> None:
     """The patterns of the guide, and the command lines that `blockyard serve` gives its children."""
-    parallel = ParallelSettings(data_parallel_size=2)
+    replicas = ReplicaSettings(data_parallel_size=2)
     public = PublicSettings(grpc_port=0, http_port=0, admin_port=0)
-    system = LocalSystem(SystemConfiguration(parallel=parallel, public=public))
+    system = LocalSystem(SystemConfiguration(replicas=replicas, public=public))
     lines = {
         service.name: " ".join(("python", "-P", "-m", "blockyard.local.child", "17", service.module, *service.flags))
         for service in system.make_services()

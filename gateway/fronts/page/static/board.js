@@ -141,11 +141,12 @@ export class Board {
   }
 
   #row(replica) {
-    const worker = replica.workers?.[0] ?? {};
+    const workers = replica.workers ?? [];
+    const all = (name) => [...new Set(workers.map((worker) => worker[name]))].filter(Boolean).join(" + ");
     const cells = [
       make("th", { scope: "row" }, String(replica.replica_id)),
-      make("td", {}, state(replica, worker)),
-      ...[worker.address, worker.device].map((text) => make("td", { className: "wide", title: text }, text || UNKNOWN)),
+      make("td", {}, state(replica, workers[0] ?? {})),
+      ...[all("address"), all("device")].map((text) => make("td", { className: "wide", title: text }, text || UNKNOWN)),
       ...[
         count(replica.num_running_sequences),
         compact(this.#readings.stepRate(replica.replica_id)),

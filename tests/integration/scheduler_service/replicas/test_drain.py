@@ -170,7 +170,7 @@ async def test_a_replica_without_a_worker_is_drained_at_once_and_leaves_alone_wh
     await operator.drain("0")
     await until(is_drained(server, 0))
     worker = await harness.worker()
-    await until(lambda: server.service.engines[0].replica.worker is not None)
+    await until(lambda: server.service.engines[0].replica.ranks[0].worker is not None)
     status = (await operator.status()).scheduler.replicas[0]
     assert status.drain_state == status_pb2.DRAIN_STATE_DRAINED
     assert status.workers[0].state == status_pb2.WORKER_STATE_CREATED
@@ -189,9 +189,9 @@ async def test_a_drained_worker_may_be_replaced(harness: Harness, settings: Sett
     await until(is_drained(server, 0))
     await first.kill()
     replica = server.service.engines[0].replica
-    await until(lambda: replica.worker is None)
+    await until(lambda: replica.ranks[0].worker is None)
     successor = await harness.worker(step_seconds=0.002)
-    await until(lambda: replica.worker is not None)
+    await until(lambda: replica.ranks[0].worker is not None)
     assert (await operator.status()).scheduler.replicas[0].workers[0].incarnation == successor.incarnation
     await check(client, streams, 400)
     await operator.undrain("0")

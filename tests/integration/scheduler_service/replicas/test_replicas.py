@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
 
 from blockyard.errors import BlockyardError, Reason
-from scheduler_service.replicas.fleet import Fleet
 from tests.kit.oracles.token_oracle import oracle, until_idle
 from tests.kit.waiting import until
 
@@ -175,74 +173,20 @@ async def test_one_process_is_one_replica_whatever_its_names(harness: Harness, s
     assert worker.epoch == 1
 
 
-class FoundWorkers:
-    """Keeps the addresses that a fleet reports."""
-
-    def __init__(self) -> None:
-        self.addresses: list[str] = []
-        self.serving: set[str] = set()
-        self.changed = asyncio.Event()
-
-    def on_worker_found(self, address: str) -> None:
-        self.addresses.append(address)
-        self.changed.set()
-
-    def on_worker_gone(self, address: str) -> bool:
-        if address in self.serving:
-            return False
-        self.addresses.remove(address)
-        self.changed.set()
-        return True
-
-
-async def test_addresses_are_taken_as_they_are() -> None:
-    events = FoundWorkers()
-    await Fleet(" unix:/a, 127.0.0.1:50070 ,localhost:1,[::1]:5,", events).run()
-    assert events.addresses == ["unix:/a", "127.0.0.1:50070", "localhost:1", "[::1]:5"]
-
-
-async def test_workers_join_and_leave_as_their_name_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] | None = ["10.0.0.2", "10.0.0.1"]
-
-    async def look_up(host: str, port: str, **_: object) -> list[tuple[object, ...]]:
-        assert (host, port) == ("workers", "50070")
-        if told is None:
-            raise OSError("no such name")
-        return [(2, 1, 6, "", (address, int(port))) for address in told for _ in range(2)]
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
-    monkeypatch.setattr("scheduler_service.replicas.fleet.LOOKUP_SECONDS", 0.01)
-    events = FoundWorkers()
-    running = asyncio.create_task(Fleet("unix:/a,workers:50070", events).run())
-    await asyncio.wait_for(events.changed.wait(), 5)
-    assert events.addresses == ["unix:/a", "10.0.0.1:50070", "10.0.0.2:50070"]
-    told = None
-    events.serving = {"10.0.0.1:50070"}
-    events.changed.clear()
-    told = ["10.0.0.3"]
-    await until(lambda: "10.0.0.2:50070" not in events.addresses)
-    # One that serves stays until it does not.
-    assert events.addresses == ["unix:/a", "10.0.0.1:50070", "10.0.0.3:50070"]
-    events.serving.clear()
-    await until(lambda: "10.0.0.1:50070" not in events.addresses)
-    assert events.addresses == ["unix:/a", "10.0.0.3:50070"]
-    running.cancel()
-
-
 async def test_a_replica_whose_worker_is_told_of_no_more_ends(harness: Harness, settings: Settings) -> None:
     workers = [await harness.worker(name, step_seconds=0.002) for name in ("", "-2")]
     server, client = await start(harness, settings)
     address = workers[1].address
-    assert not server.service.on_worker_gone(address)
+    assert not server.service.on_replica_gone(address)
     streams = [await client.add(f"r{number}", [number + 1] * 20, max_tokens=300) for number in range(4)]
     await client.wait_until(lambda: all(stream.token_ids[0] for stream in streams))
     await workers[1].kill()
     await until(lambda: len(server.service.dispatcher.ready_engines) == 1)
-    assert server.service.on_worker_gone(address)
+    assert server.service.on_replica_gone(address)
     assert len(server.service.engines) == 1
     await check(client, streams, 300)
     await harness.worker("-3", step_seconds=0.002)
-    server.service.on_worker_found(address.replace("-2", "-3"))
+    server.service.on_replica_found(address.replace("-2", "-3"))
     await until(lambda: len(server.service.dispatcher.ready_engines) == 2)
     assert [replica.replica_id for replica in (await client.status()).replicas] == [0, 2]
 

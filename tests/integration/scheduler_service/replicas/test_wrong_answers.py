@@ -44,7 +44,7 @@ async def test_whatever_one_worker_says_the_other_serves_on(
             continue
         address = f"{harness.configuration.service.worker_address}-{number}"
         async with WrongWorker(kind, times, FakeWorkerOptions(strict=False), address) as worker:
-            server.service.on_worker_found(address)
+            server.service.on_replica_found(address)
             engine = server.service.engines[-1]
             if IS_OF_STEPS[name]:
                 await until(lambda: engine.is_ready)  # noqa: B023
@@ -58,7 +58,7 @@ async def test_whatever_one_worker_says_the_other_serves_on(
             if times == 1:
                 await until(lambda: engine.is_ready)  # noqa: B023
         await until(lambda: not engine.is_ready)  # noqa: B023
-        assert server.service.on_worker_gone(address)
+        assert server.service.on_replica_gone(address)
         assert server.error is None
     if len(kept.token_ids[0]) < 4000:
         await client.abort("kept")
@@ -79,7 +79,7 @@ async def test_a_worker_that_goes_on_so_is_left_aside_and_the_status_says_so(har
     await client.wait_until(lambda: kept.token_ids[0])
     address = f"{harness.configuration.service.worker_address}-2"
     async with WrongWorker(TOO_LARGE, math.inf, FakeWorkerOptions(strict=False), address) as worker:
-        server.service.on_worker_found(address)
+        server.service.on_replica_found(address)
         engine = server.service.engines[-1]
         for number in range(MAX_UNSOUND_EPOCHS):
             await until(lambda: engine.is_ready)
@@ -162,7 +162,7 @@ async def test_a_worker_with_another_model_than_the_one_that_serves_is_not_taken
     address = f"{harness.configuration.service.worker_address}-2"
     facts = client.facts
     async with WrongWorker(KINDS["load: another model"], math.inf, FakeWorkerOptions(strict=False), address):
-        server.service.on_worker_found(address)
+        server.service.on_replica_found(address)
         await until(lambda: "another model" in server.service.engines[-1].readiness.message)
         assert client.facts == facts
         assert await client.result(await client.add("r", [1] * 20)) == oracle([1] * 20, 8)

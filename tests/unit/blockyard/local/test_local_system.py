@@ -21,6 +21,7 @@ from blockyard.configuration import (
     ModelSettings,
     ParallelSettings,
     PublicSettings,
+    ReplicaSettings,
     SecuritySettings,
     SystemConfiguration,
     WorkerProcessSettings,
@@ -87,7 +88,7 @@ def other_value(setting: Setting) -> object:
         return "https://example.org"
     if setting.choices:
         return next(choice for choice in setting.choices if choice != setting.default)
-    if setting.name == "data_parallel_size":
+    if setting.name in ("data_parallel_size", "tensor_parallel_size"):
         return 2
     if isinstance(setting.default, str):
         return 7 if setting.default == "auto" else "x"
@@ -148,7 +149,7 @@ def flag_of(service: Service, name: str) -> str:
 
 
 async def test_several_workers_share_the_machine() -> None:
-    local = system(parallel=ParallelSettings(3), device=DeviceSettings(device_memory_utilization=0.6))
+    local = system(replicas=ReplicaSettings(3), device=DeviceSettings(device_memory_utilization=0.6))
     *workers, scheduler, _ = local.make_services()
     assert [worker.name for worker in workers] == ["worker-0", "worker-1", "worker-2"]
     addresses = [flag_of(worker, "worker-address") for worker in workers]
@@ -160,12 +161,24 @@ async def test_several_workers_share_the_machine() -> None:
     await local.close()
 
 
+async def test_the_workers_of_a_replica_are_named_together() -> None:
+    local = system(replicas=ReplicaSettings(2), parallel=ParallelSettings(tensor_parallel_size=2))
+    *workers, scheduler, _ = local.make_services()
+    assert [worker.name for worker in workers] == ["worker-0", "worker-1", "worker-2", "worker-3"]
+    one, two, three, four = (flag_of(worker, "worker-address") for worker in workers)
+    assert flag_of(scheduler, "worker-address") == f"{one}+{two},{three}+{four}"
+    assert flag_of(scheduler, "tensor-parallel-size") == "2"
+    num_processors = len(os.sched_getaffinity(0))
+    assert {int(flag_of(worker, "num-threads")) for worker in workers} == {max(1, num_processors // 4)}
+    await local.close()
+
+
 @pytest.mark.parametrize(
     ("told", "workers"),
     [((50062, 50072), ["50072", "50073", "50074"]), ((-1, -1), ["-1"] * 3)],
 )
 async def test_each_worker_has_a_port_of_its_own_for_metrics(told: tuple[int, int], workers: list[str]) -> None:
-    local = system(parallel=ParallelSettings(3), metrics=MetricsSettings(*told))
+    local = system(replicas=ReplicaSettings(3), metrics=MetricsSettings(*told))
     assert [flag_of(service, "worker-metrics-port") for service in local.make_services()[:-2]] == workers
     assert flag_of(local.make_services()[-2], "scheduler-metrics-port") == str(told[0])
     names = ["scheduler", "worker-0", "worker-1", "worker-2"] if told[0] > 0 else []
@@ -174,7 +187,7 @@ async def test_each_worker_has_a_port_of_its_own_for_metrics(told: tuple[int, in
 
 
 async def test_metrics_have_free_ports_that_no_other_system_gets() -> None:
-    first, second = system(parallel=ParallelSettings(2)), system(parallel=ParallelSettings(2))
+    first, second = system(replicas=ReplicaSettings(2)), system(replicas=ReplicaSettings(2))
     told = [*first.endpoints.metrics.values(), *second.endpoints.metrics.values()]
     assert len(set(told)) == 6
     assert all(address.startswith("127.0.0.1:") for address in told)
@@ -201,7 +214,7 @@ def test_a_port_that_somebody_has_is_passed_over_and_one_that_was_let_go_is_not(
 
 @pytest.mark.parametrize(("num_workers", "num_threads", "expected"), [(1, 0, 0), (1, 3, 3), (64, 0, 1), (64, 3, 3)])
 async def test_threads_are_as_told_or_a_part(num_workers: int, num_threads: int, expected: int) -> None:
-    local = system(parallel=ParallelSettings(num_workers), worker=WorkerProcessSettings(num_threads))
+    local = system(replicas=ReplicaSettings(num_workers), worker=WorkerProcessSettings(num_threads))
     assert {flag_of(worker, "num-threads") for worker in local.make_services()[:-2]} == {str(expected)}
     assert all(len(flag_of(worker, "worker-address")) <= 107 + len("unix:") for worker in local.make_services()[:-2])
     await local.close()

@@ -39,7 +39,15 @@ from scheduler_service.gateways.messages import (
     make_resumed,
 )
 from scheduler_service.replicas import codec
-from scheduler_service.replicas.facts import CachePlan, LoadedModel, LoadProgress, ModelFacts, Readiness, WorkerState
+from scheduler_service.replicas.facts import (
+    CachePlan,
+    LoadedModel,
+    LoadProgress,
+    ModelFacts,
+    Parallel,
+    Readiness,
+    WorkerState,
+)
 from scheduler_service.replicas.steps.answer_checks import AnswerLimits
 from tests.kit.fakes.worker_codec import decode_step, encode_result
 
@@ -371,12 +379,12 @@ def test_loading_events() -> None:
 
 
 def test_every_choice_of_the_settings_has_its_enum() -> None:
-    assert codec.encode_init_device("cpu", "bfloat16", "d") == worker_pb2.InitDeviceRequest(
+    assert codec.encode_init_device("cpu", "bfloat16", "d", Parallel()) == worker_pb2.InitDeviceRequest(
         device_type=worker_pb2.DEVICE_TYPE_CPU, dtype=worker_pb2.DTYPE_BFLOAT16, configuration_digest="d"
     )
     for device in ("auto", "cpu", "cuda"):
         for dtype in ("auto", "float32", "bfloat16", "float16"):
-            codec.encode_init_device(device, dtype, "")
+            codec.encode_init_device(device, dtype, "", Parallel())
     assert codec.encode_load_model("m", "r", "none", "auto") == worker_pb2.LoadModelRequest(model="m", revision="r")
     assert codec.encode_load_model("m", "", "int8", "auto").quantization == worker_pb2.QUANTIZATION_INT8
     assert codec.encode_load_model("m", "", "none", "random").format == worker_pb2.LOAD_FORMAT_RANDOM

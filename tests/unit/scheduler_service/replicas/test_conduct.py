@@ -3,8 +3,8 @@ from __future__ import annotations
 from scheduler_service.replicas.conduct import SOUND_STEPS, Conduct
 
 
-def broken(conduct: Conduct, incarnation: str = "i", num_answers: int = 0) -> Conduct:
-    conduct.begin_epoch(incarnation)
+def broken(conduct: Conduct, incarnations: tuple[str, ...] = ("i",), num_answers: int = 0) -> Conduct:
+    conduct.begin_epoch(incarnations)
     for _ in range(num_answers):
         conduct.on_answered()
     conduct.on_epoch_broken()
@@ -33,5 +33,5 @@ def test_another_process_is_judged_anew() -> None:
     conduct = Conduct()
     for _ in range(5):
         broken(conduct)
-    conduct.begin_epoch("another")
+    conduct.begin_epoch(("i", "another"))
     assert conduct.pause_seconds == 0

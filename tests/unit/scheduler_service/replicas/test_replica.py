@@ -13,8 +13,11 @@ from blockyard.common.v1 import status_pb2
 from blockyard.errors import BlockyardError, Reason
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.config import SchedulerConfiguration
-from scheduler_service.replicas.facts import AvailableBlocks, CacheInfo, CachePlan, ModelFacts, WorkerState
-from scheduler_service.replicas.replica import Misconfigured, Replica, Unusable, configuration_digest, plan_cache
+from scheduler_service.replicas.cache_plan import plan_cache
+from scheduler_service.replicas.facts import AvailableBlocks, CacheInfo, CachePlan, ModelFacts, Parallel, WorkerState
+from scheduler_service.replicas.not_ready import Misconfigured, Unusable
+from scheduler_service.replicas.rank import configuration_digest
+from scheduler_service.replicas.replica import Replica
 from scheduler_service.replicas.steps.answer_checks import AnswerLimits
 from scheduler_service.replicas.worker_link import WorkerLink
 from tests.kit.fakes.fake_worker import FakeWorker, FakeWorkerOptions
@@ -48,7 +51,7 @@ class Reports:
 async def replica_of(configuration: SchedulerConfiguration) -> AsyncIterator[tuple[Replica, Reports]]:
     link, reports = WorkerLink(configuration.service.worker_address), Reports()
     try:
-        yield Replica(link, configuration, reports), reports
+        yield Replica([link], configuration, reports), reports
     finally:
         await link.close()
 
@@ -103,24 +106,24 @@ def test_the_digest_covers_all_that_a_worker_is_told(settings: Settings) -> None
         "max_num_seqs": 7,
         "max_num_batched_tokens": 7,
     }
-    digests = {configuration_digest(settings(**{name: value})) for name, value in told.items()}
+    digests = {configuration_digest(settings(**{name: value}), Parallel()) for name, value in told.items()}
     assert len(digests) == len(told)
-    assert configuration_digest(settings()) not in digests
+    assert configuration_digest(settings(), Parallel()) not in digests
 
 
 def test_the_digest_covers_nothing_else(settings: Settings) -> None:
     same = settings(enable_prefix_caching=False, preemption_mode="swap", max_prefill_chunk=5, debug_integrity=False)
-    assert configuration_digest(same) == configuration_digest(settings())
+    assert configuration_digest(same, Parallel()) == configuration_digest(settings(), Parallel())
 
 
 async def test_a_new_worker_is_brought_up(configuration: SchedulerConfiguration) -> None:
     async with worker_of(configuration) as worker, replica_of(configuration) as (replica, reports):
         facts, cache = await set_up(replica)
         assert worker.state == status_pb2.WORKER_STATE_CACHE_READY
-        assert worker.configuration_digest == configuration_digest(configuration)
+        assert worker.configuration_digest == configuration_digest(configuration, Parallel())
         assert facts == ModelFacts("0" * 64, 100, 4096, 16, "hash", True, configuration.scheduler.max_num_seqs)
         assert (cache.num_device_blocks, cache.num_host_blocks) == (1000, 100)
-        assert replica.state is WorkerState.CACHE_READY
+        assert replica.ranks[0].state is WorkerState.CACHE_READY
         assert replica.message == ""
         assert reports.messages == ["the worker is loading the model: 0%"]
 
@@ -132,7 +135,7 @@ async def test_an_absent_worker_is_waited_for_and_told_once(
     async with replica_of(configuration) as (replica, reports):
         setting_up = asyncio.create_task(replica.set_up())
         await reports.wait_for("no worker answers at unix:")
-        assert replica.state is WorkerState.UNREACHABLE
+        assert replica.ranks[0].state is WorkerState.UNREACHABLE
         async with worker_of(configuration):
             await asyncio.wait_for(setting_up, 10)
         assert sum("no worker" in message for message in reports.messages) == 1
@@ -148,7 +151,7 @@ async def test_a_worker_that_is_starting_too_is_no_warning_but_one_that_was_lost
         await reports.wait_for("no worker answers")
         async with worker_of(configuration):
             await asyncio.wait_for(setting_up, 10)
-            replica.open_steps(LIMITS).cancel()
+            replica.open_steps(LIMITS, lambda: 10.0).cancel()
         reports.messages.clear()
         setting_up = asyncio.create_task(replica.set_up())
         await reports.wait_for("no worker answers")
@@ -164,7 +167,7 @@ async def test_each_loss_of_a_worker_is_told(
         for _ in range(2):
             async with worker_of(configuration):
                 await set_up(replica)
-                replica.open_steps(LIMITS).cancel()
+                replica.open_steps(LIMITS, lambda: 10.0).cancel()
             reports.messages.clear()
             setting_up = asyncio.create_task(replica.set_up())
             await reports.wait_for("no worker answers")
@@ -202,7 +205,7 @@ async def test_a_worker_that_fails_is_asked_less_and_less_often(
 
     async with worker_of(configuration) as worker, replica_of(configuration) as (replica, _):
         worker.state = status_pb2.WORKER_STATE_RUNNING  # it refuses InitDevice
-        worker.configuration_digest = configuration_digest(configuration)
+        worker.configuration_digest = configuration_digest(configuration, Parallel())
         monkeypatch.setattr("scheduler_service.replicas.replica.asyncio.sleep", note)
         with pytest.raises(asyncio.CancelledError):
             await replica.set_up()
@@ -222,7 +225,7 @@ async def test_a_worker_of_the_same_configuration_is_taken_over(
     configuration: SchedulerConfiguration, state: int
 ) -> None:
     async with worker_of(configuration) as worker, replica_of(configuration) as (replica, _):
-        worker.configuration_digest = configuration_digest(configuration)
+        worker.configuration_digest = configuration_digest(configuration, Parallel())
         worker.state, worker.epoch = state, 8
         if state >= status_pb2.WORKER_STATE_CACHE_READY:
             worker.cache = worker_pb2.CacheInfo(
@@ -232,7 +235,7 @@ async def test_a_worker_of_the_same_configuration_is_taken_over(
         assert not worker.stopping.is_set()
         assert cache.num_device_blocks == (50 if state >= status_pb2.WORKER_STATE_CACHE_READY else 1000)
         assert cache.block_size == (8 if state >= status_pb2.WORKER_STATE_CACHE_READY else 16)
-        steps = replica.open_steps(LIMITS)
+        steps = replica.open_steps(LIMITS, lambda: 10.0)
         assert steps.epoch == 9
         steps.cancel()
 
@@ -249,7 +252,7 @@ async def test_a_worker_of_another_configuration_is_ended_and_its_successor_take
         async with worker_of(configuration) as successor:
             await asyncio.wait_for(setting_up, 10)
             assert not successor.stopping.is_set()
-            assert successor.configuration_digest == configuration_digest(configuration)
+            assert successor.configuration_digest == configuration_digest(configuration, Parallel())
 
 
 async def test_a_length_that_cannot_be_is_told_and_the_worker_not_asked_again(settings: Settings) -> None:
@@ -284,7 +287,7 @@ async def test_the_same_worker_is_set_up_again_in_a_higher_epoch(configuration: 
         worker.epoch = 41
         for epoch in (42, 43):
             await set_up(replica)
-            steps = replica.open_steps(LIMITS)
+            steps = replica.open_steps(LIMITS, lambda: 10.0)
             assert steps.epoch == replica.epoch == epoch
             worker.epoch = epoch
             steps.cancel()

@@ -308,6 +308,23 @@ def test_top_shows_what_is_wrong(admin: FakeAdmin, capsys: Captured) -> None:
     assert "the replica was drained" not in out
 
 
+def test_a_replica_of_several_workers_tells_of_each(admin: FakeAdmin, capsys: Captured) -> None:
+    replica = admin.status.scheduler.replicas[0]
+    first = replica.workers[0]
+    first.world_size, first.message = 2, "no worker answers at 10.0.0.8:50070"
+    replica.workers.add(
+        rank=1, world_size=2, address="10.0.0.8:50070", state=status_pb2.WORKER_STATE_UNREACHABLE, message="gone"
+    )
+    assert run("top", "--once", "--interval", "0.1", "--admin-address", admin.address) == 0
+    out = capsys.readouterr().out
+    assert "replica 0: no worker answers at 10.0.0.8:50070 (running)" in out
+    assert "replica 0, rank 1: gone (unreachable)" in out
+    assert run("admin", "status", "--admin-address", admin.address) == 0
+    out = capsys.readouterr().out
+    for told in ("0, rank 0", "10.0.0.7:50070", "0, rank 1", "10.0.0.8:50070", "replica 0, rank 1: gone"):
+        assert told in out, f"{told}:\n{out}"
+
+
 def test_top_survives_what_it_watches(admin: FakeAdmin) -> None:
     view = top_command.View(admin.address)
     view.read()

@@ -1,0 +1,83 @@
+"""Decides the pools of a replica: from what fits at each of its workers, or as those have them that are set up.
+
+All ranks of a replica have the same numbers of blocks, since every step names the same ones to all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from scheduler_service.replicas.facts import CachePlan
+from scheduler_service.replicas.not_ready import Misconfigured
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from scheduler_service.config import SchedulerConfiguration
+    from scheduler_service.replicas.facts import AvailableBlocks, CacheInfo
+
+# What fits is measured, and a little less may be found at a process that takes another's place.
+MAX_SHORTAGE = 1 / 32
+
+
+def plan_cache(
+    configuration: SchedulerConfiguration, available: AvailableBlocks, model_max_model_len: int
+) -> CachePlan:
+    """Decides the pools and the model's length; raises Misconfigured where the settings ask for what cannot be."""
+    cache, step = configuration.cache, configuration.scheduler
+    num_device_blocks = cache.num_device_blocks or available.num_device_blocks
+    capacity = (num_device_blocks - 1) * available.block_size
+    if capacity <= 0:
+        raise Misconfigured(
+            f"{num_device_blocks} device blocks leave no room for any token: the memory is too small"
+            " (see --device-memory-utilization)"
+        )
+    asked = step.max_model_len
+    if asked != "auto" and asked > model_max_model_len:
+        raise Misconfigured(f"--max-model-len {asked} is above the {model_max_model_len} tokens of the model")
+    if asked != "auto" and asked > capacity:
+        raise Misconfigured(
+            f"--max-model-len {asked} is above the {capacity} tokens that {num_device_blocks} device blocks hold"
+            " (block 0 is scratch)"
+        )
+    return CachePlan(
+        block_size=available.block_size,
+        num_device_blocks=num_device_blocks,
+        num_host_blocks=cache.num_host_blocks if cache.num_host_blocks >= 0 else available.num_host_blocks,
+        max_model_len=min(model_max_model_len, capacity) if asked == "auto" else asked,
+        max_num_batched_tokens=step.max_num_batched_tokens,
+        max_num_seqs=step.max_num_seqs,
+    )
+
+
+def find_least(available: Sequence[AvailableBlocks]) -> AvailableBlocks:
+    """Finds what fits at each of several ranks. Raises Misconfigured where their blocks have different sizes."""
+    sizes = [each.block_size for each in available]
+    if len(set(sizes)) > 1:
+        told = ", ".join(map(str, sizes))
+        raise Misconfigured(f"the ranks have blocks of {told} tokens: choose one size with --block-size")
+    return replace(
+        available[0],
+        num_device_blocks=min(each.num_device_blocks for each in available),
+        num_host_blocks=min(each.num_host_blocks for each in available),
+    )
+
+
+def plan_as(configuration: SchedulerConfiguration, cache: CacheInfo, available: AvailableBlocks) -> CachePlan:
+    """Plans the pools that the other ranks have; raises Misconfigured where they do not fit here."""
+    asked = configuration.cache
+    for name, is_free, fitting, there in (
+        ("device", not asked.num_device_blocks, available.num_device_blocks, cache.num_device_blocks),
+        ("host", asked.num_host_blocks < 0, available.num_host_blocks, cache.num_host_blocks),
+    ):
+        if is_free and fitting < there * (1 - MAX_SHORTAGE):
+            raise Misconfigured(f"{fitting} {name} blocks fit, {there - fitting} less than the other ranks have")
+    return CachePlan(
+        block_size=cache.block_size,
+        num_device_blocks=cache.num_device_blocks,
+        num_host_blocks=cache.num_host_blocks,
+        max_model_len=cache.max_model_len,
+        max_num_batched_tokens=configuration.scheduler.max_num_batched_tokens,
+        max_num_seqs=configuration.scheduler.max_num_seqs,
+    )

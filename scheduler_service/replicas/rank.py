@@ -1,0 +1,310 @@
+"""One worker of a replica: its connection, what is known of it, and each call that sets it up.
+
+Knows neither the other ranks nor the order of the calls. Every failure leaves here as NotReady.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from blockyard.errors import BlockyardError, Reason
+from blockyard.telemetry import EventLogger
+from scheduler_service.config import model_source
+from scheduler_service.replicas.facts import LoadedModel, WorkerState
+from scheduler_service.replicas.not_ready import LAST_FAILURE_RETRY_SECONDS, NotReady, Unreachable
+from scheduler_service.replicas.start_spans import StartSpans
+from scheduler_service.replicas.steps.answer_checks import WrongAnswer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+    from contextlib import AbstractContextManager
+
+    from scheduler_service.config import SchedulerConfiguration
+    from scheduler_service.replicas.facts import (
+        AvailableBlocks,
+        CacheInfo,
+        CachePlan,
+        GroupInfo,
+        LoadProgress,
+        MeetingPoint,
+        Parallel,
+        WorkerInfo,
+    )
+    from scheduler_service.replicas.worker_link import WorkerLink
+
+log = EventLogger(__name__)
+
+API_VERSION = "v1"
+PROGRESS_SECONDS = 2.0
+# What passes by itself: a rank says it of another one that is gone, and while a group is formed also of one that was
+# started again.
+_TRANSIENT = (Reason.GROUP_BROKEN, Reason.DRAINING)
+_TRANSIENT_OF_GROUPS = (*_TRANSIENT, Reason.WRONG_STATE)
+
+
+def configuration_digest(configuration: SchedulerConfiguration, parallel: Parallel) -> str:
+    """Hashes all settings that a worker gets: a worker with this digest can be taken over as it is."""
+    device, cache, step = configuration.device, configuration.cache, configuration.scheduler
+    settings = [
+        (API_VERSION, model_source(configuration.model), configuration.model.revision),
+        (device.device, device.dtype, device.quantization, device.device_memory_utilization, device.swap_space_gib),
+        (configuration.load.load_format,),
+        (cache.block_size, cache.num_device_blocks, cache.num_host_blocks),
+        (step.max_model_len, step.max_num_seqs, step.max_num_batched_tokens),
+        (parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.rank),
+    ]
+    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+
+
+class Rank:
+    """A worker at its place in a replica. `on_progress` is called every few seconds while it loads."""
+
+    def __init__(
+        self,
+        link: WorkerLink,
+        parallel: Parallel,
+        configuration: SchedulerConfiguration,
+        on_progress: Callable[[], None],
+    ) -> None:
+        self.link = link
+        self.parallel = parallel
+        # When it last answered; None: it did not.
+        self.worker: WorkerInfo | None = None
+        # How much of the model it has loaded, from 0 to 1.
+        self.loaded_share = 0.0
+        self._configuration = configuration
+        self._digest = configuration_digest(configuration, parallel)
+        self._on_progress = on_progress
+        self._spans = StartSpans()
+        # Goes on where the set-up of another rank fails meanwhile.
+        self._loading: asyncio.Task[LoadedModel] | None = None
+        # The incarnation that was asked to end.
+        self._dismissed = ""
+        self._who = (
+            "the worker" if parallel.world_size == 1 else f"the worker of rank {parallel.rank} at {link.address}"
+        )
+
+    @property
+    def address(self) -> str:
+        """The worker's address."""
+        return self.link.address
+
+    @property
+    def state(self) -> WorkerState:
+        """The worker's state when it last answered."""
+        return self.worker.state if self.worker else WorkerState.UNREACHABLE
+
+    @property
+    def incarnation(self) -> str:
+        """The worker process; empty where none answered."""
+        return self.worker.incarnation if self.worker else ""
+
+    @property
+    def _known(self) -> WorkerInfo:
+        assert self.worker is not None
+        return self.worker
+
+    @property
+    def model(self) -> LoadedModel | None:
+        """The model that it has loaded."""
+        return self._known.model
+
+    @property
+    def cache(self) -> CacheInfo | None:
+        """The pools that it has."""
+        return self._known.cache
+
+    @property
+    def group(self) -> GroupInfo | None:
+        """The group that it is in, or was in last."""
+        return self._known.group
+
+    @property
+    def last_epoch(self) -> int:
+        """The highest epoch that it has seen, of steps or of a group."""
+        return max(self._known.epoch, self.group.epoch if self.group else 0)
+
+    def note(self, **changes: object) -> None:
+        """Notes what is known before the worker is asked again."""
+        if self.worker:
+            self.worker = replace(self.worker, **changes)  # type: ignore[arg-type]
+
+    async def look(self) -> None:
+        """Updates what is known of the worker, and changes nothing there."""
+        try:
+            self.worker = await self.link.info()
+        except BlockyardError:
+            self.worker = None
+
+    @contextmanager
+    def _explained(self, transient: tuple[Reason, ...] = _TRANSIENT) -> Generator[None]:
+        """Makes NotReady of what a call raises; for `transient` reasons it is soon tried again."""
+        try:
+            yield
+        except BlockyardError as error:
+            if error.reason is Reason.NO_READY_WORKER:
+                self.worker = None
+                raise Unreachable(f"no worker answers at {self.address}") from error
+            message = f"the worker at {self.address}: {error.message}"
+            if error.reason in transient:
+                raise NotReady(message) from error
+            needs_repair = not isinstance(error, WrongAnswer)
+            raise NotReady(message, LAST_FAILURE_RETRY_SECONDS, needs_repair=needs_repair) from error
+
+    async def ask(self) -> None:
+        """Asks the worker who it is and how far it is set up."""
+        with self._explained():
+            self.worker = await self.link.info()
+
+    async def check(self, may_claim: Callable[[str], bool]) -> None:
+        """Raises NotReady for a worker that cannot become ours."""
+        worker = self._known
+        if worker.api_version != API_VERSION:
+            raise NotReady(f"{self._who} speaks api version {worker.api_version!r}, not {API_VERSION!r}")
+        if worker.state is WorkerState.UNSPECIFIED:
+            raise NotReady(f"{self._who} is in a state that this scheduler does not know")
+        if worker.draining:
+            raise NotReady(f"{self._who} is stopping; waiting for its successor")
+        if not may_claim(worker.incarnation):
+            raise NotReady(f"{self._who} is another replica's, found by another name")
+        if worker.state is not WorkerState.CREATED and worker.configuration_digest != self._digest:
+            await self.dismiss("another configuration")
+
+    async def dismiss(self, what: str) -> None:
+        """Ends a worker that has what ours cannot have. Raises NotReady, always."""
+        worker = self._known
+        if worker.incarnation != self._dismissed:
+            log.info(f"ending a worker of {what}", worker_address=self.address, incarnation=worker.incarnation)
+            with self._explained():
+                await self.link.shutdown(what)
+            self._dismissed = worker.incarnation
+        raise NotReady(f"{self._who} had {what} and was told to end; waiting for its successor")
+
+    def begin_set_up(self) -> AbstractContextManager[object]:
+        """Begins the trace of an attempt to set the worker up, and returns its context."""
+        self._spans = StartSpans(worker_address=self.address, incarnation=self.incarnation)
+        return self._spans.all()
+
+    # Loading.
+
+    async def load(self) -> LoadedModel:
+        """Loads the model unless the worker has one. Cancelled, the worker goes on, and the next call waits for it."""
+        if self._loading is None or self._loading.get_name() != self.incarnation:
+            self.stop_loading()
+            if model := self.model:
+                self.loaded_share = 1.0
+                return model
+            self._loading = asyncio.create_task(self._load(), name=self.incarnation)
+        loading = self._loading
+        try:
+            return await asyncio.shield(loading)
+        finally:
+            if loading.done():
+                self._loading = None
+
+    def stop_loading(self) -> None:
+        """Cancels what goes on."""
+        if self._loading is not None:
+            self._loading.cancel()
+            self._loading = None
+
+    async def _load(self) -> LoadedModel:
+        with self._explained():
+            if self.state is WorkerState.CREATED:
+                await self._init_device()
+            return await self._load_model()
+
+    async def _init_device(self) -> None:
+        device = self._configuration.device
+        with self._spans.step("init_device"):
+            await self.link.init_device(device.device, device.dtype, self._digest, self.parallel)
+
+    async def _load_model(self) -> LoadedModel:
+        configuration = self._configuration
+        model, quantization = model_source(configuration.model), configuration.device.quantization
+        begin, self.loaded_share = time.monotonic(), 0.0
+        reported_at = 0.0
+        fields = {"worker_address": self.address, "model": model or "demo", "incarnation": self.incarnation}
+        log.info("the worker loads the model", **fields)
+        revision, load_format = configuration.model.revision, configuration.load.load_format
+        with self._spans.step("load_model") as span:
+            async for event in self.link.load_model(model, revision, quantization, load_format):
+                if isinstance(event, LoadedModel):
+                    self.note(state=WorkerState.LOADED, model=event)
+                    self.loaded_share = 1.0
+                    seconds = round(time.monotonic() - begin, 2)
+                    fields = {"worker_address": self.address, "architecture": event.architecture, "seconds": seconds}
+                    log.info("the model is loaded", **fields)
+                    span.set(architecture=event.architecture, parameter_bytes=event.parameter_bytes)
+                    return event
+                now = time.monotonic()
+                if event.total_bytes and now - reported_at >= PROGRESS_SECONDS:
+                    reported_at = now
+                    self._note_progress(event)
+            raise NotReady("the worker ended LoadModel without a model")
+
+    def _note_progress(self, progress: LoadProgress) -> None:
+        self.loaded_share = progress.done_bytes / progress.total_bytes
+        log.info(
+            "loading the model",
+            worker_address=self.address,
+            done_bytes=progress.done_bytes,
+            total_bytes=progress.total_bytes,
+        )
+        self._on_progress()
+
+    # The cache.
+
+    async def determine_num_available_blocks(self, block_size: int) -> AvailableBlocks:
+        """Asks how many blocks fit; a size of 0 is the worker's choice."""
+        device, step = self._configuration.device, self._configuration.scheduler
+        with self._explained(), self._spans.step("determine_num_available_blocks"):
+            return await self.link.determine_num_available_blocks(
+                block_size=block_size,
+                device_memory_utilization=device.device_memory_utilization,
+                swap_space_bytes=int(device.swap_space_gib * 2**30),
+                max_num_batched_tokens=step.max_num_batched_tokens,
+                max_num_seqs=step.max_num_seqs,
+            )
+
+    async def initialize_cache(self, plan: CachePlan) -> CacheInfo:
+        """Makes the worker allocate its pools and warm up."""
+        with self._explained(), self._spans.step("initialize_cache") as span:
+            cache = await self.link.initialize_cache(plan)
+            span.set(num_device_blocks=cache.num_device_blocks, num_host_blocks=cache.num_host_blocks)
+        log.info(
+            "the cache is ready",
+            worker_address=self.address,
+            block_size=cache.block_size,
+            num_device_blocks=cache.num_device_blocks,
+            num_host_blocks=cache.num_host_blocks,
+            cache_block_bytes=cache.cache_block_bytes,
+            max_model_len=cache.max_model_len,
+        )
+        self.note(state=WorkerState.CACHE_READY, cache=cache)
+        return cache
+
+    # The group.
+
+    async def open_rendezvous(self, epoch: int, members: Sequence[str]) -> MeetingPoint:
+        """Opens the meeting point of a group."""
+        with self._explained(_TRANSIENT_OF_GROUPS):
+            return await self.link.open_rendezvous(epoch, members)
+
+    async def form_group(
+        self, epoch: int, members: Sequence[str], timeout_seconds: float, meeting: MeetingPoint | None
+    ) -> str:
+        """Joins a group, or takes the present one over; returns how its ranks reach each other."""
+        with self._explained(_TRANSIENT_OF_GROUPS):
+            return await self.link.form_group(epoch, members, timeout_seconds, meeting)
+
+    async def leave_group(self, epoch: int, reason: str) -> None:
+        """Leaves a group, if the worker can be asked to."""
+        with suppress(BlockyardError):
+            await self.link.leave_group(epoch, reason)

@@ -1,0 +1,197 @@
+"""The steps of one epoch, to all ranks of a replica: the same bytes to each, and an answer when all have said the same.
+
+Every rank chains two hashes over the steps of the epoch: of each step as it resolved it, and of what was sampled. A
+token is taken when all ranks have answered its step with equal hashes, so that none goes on with what another does not
+know. In large worlds, where so many answers cost too much, most steps are quiet: the sampling rank alone answers, and
+the hashes are compared at every eighth step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from blockyard.errors import BlockyardError, Reason
+from blockyard.service import faults
+from blockyard.telemetry import EventLogger
+from scheduler_service.replicas import codec
+from scheduler_service.replicas.steps.answer_checks import require
+from scheduler_service.replicas.steps.step_stream import check_turn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from scheduler_service.core.values import SchedulerOutput, StepResult
+    from scheduler_service.replicas.codec import Receipt
+    from scheduler_service.replicas.facts import Parallel
+    from scheduler_service.replicas.steps.answer_checks import AnswerLimits
+    from scheduler_service.replicas.worker_link import StepCall
+
+log = EventLogger(__name__)
+
+# Worlds above this size have quiet steps: all but each so manieth.
+LOUD_WORLD_SIZE = 4
+COMPARED_STEPS = 8
+# So many hashes of each rank are kept for the log.
+NUM_HASHES = 16
+# A rank that says that its group is broken names an effect. The cause follows within this time, if anybody can tell it.
+CAUSE_SECONDS = 0.25
+
+
+class _RankStream:
+    """One rank's stream of an epoch: what it has answered and not been asked for, and the hashes that it told last."""
+
+    def __init__(self, rank: int, call: StepCall) -> None:
+        self.rank = rank
+        self.call = call
+        self.unsent: asyncio.Queue[bytes] = asyncio.Queue()
+        self.receipts: deque[Receipt] = deque()
+        self.told: deque[Receipt] = deque(maxlen=NUM_HASHES)
+        self.last_step_id = 0
+        self.error: Exception | None = None
+
+    def describe(self) -> str:
+        """The hashes that it told last, for a person who has to find a bug."""
+        return " ".join(f"{each.step_id}:{each.input_digest:016x}/{each.output_digest:016x}" for each in self.told)
+
+
+class GroupSteps:
+    """See `Steps`. `find_timeout`: how long the step that was scheduled last may take from its arrival on."""
+
+    def __init__(
+        self,
+        calls: Sequence[StepCall],
+        epoch: int,
+        limits: AnswerLimits,
+        parallel: Parallel,
+        find_timeout: Callable[[], float],
+    ) -> None:
+        self.epoch = epoch
+        self.step_seconds = 0.0
+        self.encode_seconds = 0.0
+        self._limits = limits
+        self._find_timeout = find_timeout
+        self._ranks = [_RankStream(rank, call) for rank, call in enumerate(calls)]
+        self._last_stage = self._ranks[-parallel.tensor_parallel_size :]
+        self._sampling = self._last_stage[0]
+        self._has_quiet_steps = len(calls) > LOUD_WORLD_SIZE
+        self._results: deque[StepResult] = deque()
+        self._last_sent = self._last_answered = 0
+        self._news = asyncio.Event()
+        self._tasks = [asyncio.create_task(work(each)) for each in self._ranks for work in (self._write, self._read)]
+
+    async def send(self, output: SchedulerOutput) -> None:
+        """Sends one step to all ranks."""
+        faults.reach(faults.BEFORE_SEND)
+        begin = time.perf_counter()
+        step_id, timeout = output.step_id, self._find_timeout()
+        step = codec.encode_group_step(output, self.epoch, timeout, is_quiet=self._is_quiet(step_id))
+        self.encode_seconds = time.perf_counter() - begin
+        self._last_sent = step_id
+        for rank in self._ranks:
+            rank.unsent.put_nowait(step)
+        faults.reach(faults.AFTER_SEND)
+
+    async def receive(self) -> StepResult:
+        """Waits until all ranks have answered the next step."""
+        step_id = self._last_answered + 1
+        ranks = [self._sampling] if self._is_quiet(step_id) else self._ranks
+        while not all(rank.receipts for rank in ranks):
+            if any(rank.error for rank in self._ranks):
+                raise await self._find_cause()
+            await self._wait()
+        for rank in ranks:
+            rank.told.append(rank.receipts.popleft())
+        if ranks is self._ranks:
+            self._compare()
+        self._last_answered = step_id
+        self.step_seconds = max(rank.told[-1].seconds for rank in ranks)
+        return self._results.popleft()
+
+    def cancel(self) -> None:
+        """Ends all streams."""
+        for task in self._tasks:
+            task.cancel()
+        for rank in self._ranks:
+            rank.call.cancel()
+
+    def _is_quiet(self, step_id: int) -> bool:
+        """Whether a step is answered by the sampling rank alone, unless it fails."""
+        return self._has_quiet_steps and step_id % COMPARED_STEPS > 0
+
+    async def _wait(self) -> None:
+        self._news.clear()
+        await self._news.wait()
+
+    # Each rank has a task that writes and one that reads, so that none waits for another.
+
+    async def _write(self, rank: _RankStream) -> None:
+        # Of a stream that is broken, reading says more.
+        with suppress(BlockyardError):
+            while True:
+                await rank.call.write(await rank.unsent.get())
+
+    async def _read(self, rank: _RankStream) -> None:
+        try:
+            while True:
+                message = await rank.call.read()
+                receipt = codec.decode_receipt(message)
+                due = self._find_due(rank)
+                check_turn(message.epoch, receipt.step_id, self.epoch, due)
+                require(due <= self._last_sent, f"it is of step {due}, which was not sent")
+                if rank is self._sampling:
+                    self._results.append(codec.decode_answer(message, self._limits))
+                rank.last_step_id = due
+                rank.receipts.append(receipt)
+                self._news.set()
+        except Exception as error:  # noqa: BLE001 - raised by `receive`
+            rank.error = error
+            self._news.set()
+
+    def _find_due(self, rank: _RankStream) -> int:
+        """The step that a rank is to answer next."""
+        due = rank.last_step_id + 1
+        return due if rank is self._sampling or not self._has_quiet_steps else due + -due % COMPARED_STEPS
+
+    async def _find_cause(self) -> Exception:
+        """The error to end the epoch with. The first is the cause, unless it tells of another rank's."""
+        try:
+            async with asyncio.timeout(CAUSE_SECONDS):
+                while not (causes := [rank for rank in self._ranks if rank.error and not _is_effect(rank.error)]):
+                    await self._wait()
+        except TimeoutError:
+            causes = [rank for rank in self._ranks if rank.error]
+        rank = causes[0]
+        assert rank.error is not None
+        log.warning("a rank ended the epoch", epoch=self.epoch, rank=rank.rank, reason=str(rank.error))
+        return rank.error
+
+    def _compare(self) -> None:
+        """Raises BlockyardError BUG where a rank has not done what the first one did."""
+        for ranks, name in ((self._ranks, "input_digest"), (self._last_stage, "output_digest")):
+            first, *others = ranks
+            for other in others:
+                if getattr(first.told[-1], name) != getattr(other.told[-1], name):
+                    raise self._make_difference(first, other, name)
+
+    def _make_difference(self, one: _RankStream, other: _RankStream, name: str) -> BlockyardError:
+        step_id = one.told[-1].step_id
+        log.error(
+            "two ranks differ: a bug",
+            epoch=self.epoch,
+            step_id=step_id,
+            ranks=f"{one.rank}, {other.rank}",
+            differs=name,
+            history=one.describe(),
+            other_history=other.describe(),
+        )
+        return BlockyardError(
+            Reason.BUG, f"ranks {one.rank} and {other.rank} differ in the {name} of the steps up to {step_id}"
+        )
+
+
+def _is_effect(error: Exception) -> bool:
+    return isinstance(error, BlockyardError) and error.reason is Reason.GROUP_BROKEN
