@@ -19,6 +19,8 @@ from worker_service.device.device import check_dtype, describe_device
 from worker_service.device.thread import DeviceThread
 from worker_service.groups.membership import Membership, wrong_members, wrong_request
 from worker_service.models.loader import load_model
+from worker_service.models.model_config import read_config
+from worker_service.models.parallel_sizes import check_sizes
 from worker_service.observe.metrics import WorkerMetrics
 from worker_service.observe.profiler import Profiler, choose_options
 from worker_service.parallel import ALONE, Parallel, wrong_parallel
@@ -194,6 +196,7 @@ class Worker:
 
             def load() -> LoadedModel:
                 folder = resolve_model(model, revision, "config" if load_format == "random" else "weights")
+                check_sizes(read_config(folder, choice.dtype), choice.parallel)
                 loaded = load_model(
                     folder, choice.dtype, choice.device, on_progress, self._cpu_kernels, quantization, load_format
                 )

@@ -238,6 +238,22 @@ async def test_sizes_that_no_model_allows_are_refused(
     assert any(field in violation.field for violation in error.violations)
 
 
+async def test_a_model_is_not_loaded_at_sizes_that_it_does_not_allow(fresh_worker: WorkerDriver, model: Path) -> None:
+    parallel = pb.Parallel(tensor_parallel_size=8, pipeline_parallel_size=1)
+    await fresh_worker.stub.InitDevice(pb.InitDeviceRequest(device_type=pb.DEVICE_TYPE_CPU, parallel=parallel))
+    call = fresh_worker.stub.LoadModel(pb.LoadModelRequest(model=str(model)))
+    error = await fails(call.read())
+    assert error.reason is Reason.MODEL_NOT_LOADED
+    assert "1 or 2 or 4" in error.message
+
+
+async def test_a_rank_makes_no_cache_before_it_can_hold_a_share(fresh_worker: WorkerDriver, model: Path) -> None:
+    parallel = pb.Parallel(tensor_parallel_size=2, pipeline_parallel_size=1)
+    await fresh_worker.stub.InitDevice(pb.InitDeviceRequest(device_type=pb.DEVICE_TYPE_CPU, parallel=parallel))
+    assert [event async for event in fresh_worker.stub.LoadModel(pb.LoadModelRequest(model=str(model)))]
+    assert (await fails(fresh_worker.initialize_cache())).reason is Reason.FEATURE_DISABLED
+
+
 async def test_ranks_do_not_talk_in_the_clear_beyond_this_machine_unless_told_to(socket_folder: Path) -> None:
     async with running_ranks(socket_folder, 2, worker_group_host="192.0.2.1") as ranks:
         await ranks.init(2)

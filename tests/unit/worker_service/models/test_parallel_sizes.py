@@ -1,0 +1,62 @@
+"""Which parallel sizes a model allows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from blockyard.errors import BlockyardError, Reason
+from blockyard.model_config.network import NetworkConfig, read_network
+from worker_service.models.parallel_sizes import check_sizes, legal_tensor_sizes
+from worker_service.parallel import Parallel
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def config(model: Path) -> NetworkConfig:
+    return read_network(model)
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "intermediate_size", "legal"),
+    [
+        # The shape of a model with 1.1 billion weights, and larger ones.
+        (32, 4, 5632, (1, 2, 4, 8)),
+        (32, 8, 14336, (1, 2, 4, 8)),
+        # That of one with 135 million: its heads are odd.
+        (9, 3, 1536, (1,)),
+        # Fewer heads of keys and values than ranks: each stands on several.
+        (32, 2, 5632, (1, 2, 4, 8)),
+        (16, 1, 5632, (1, 2, 4)),
+        # Heads that neither divide the ranks nor are divided by them.
+        (12, 6, 3072, (1, 2)),
+        (24, 3, 8192, (1,)),
+        # Leaves would be too short.
+        (32, 4, 1024, (1, 2, 4)),
+        # The inner features have too few factors of two.
+        (32, 4, 5640, (1,)),
+    ],
+)
+def test_sizes_follow_from_heads_and_leaves(
+    config: NetworkConfig, num_heads: int, num_kv_heads: int, intermediate_size: int, legal: tuple[int, ...]
+) -> None:
+    shape = replace(
+        config, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=64, intermediate_size=intermediate_size
+    )
+    assert legal_tensor_sizes(shape) == legal
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 2), (4, 1), (1, 2)])
+def test_what_is_legal_passes(config: NetworkConfig, tensor: int, pipeline: int) -> None:
+    check_sizes(config, Parallel(tensor, pipeline))
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(8, 1), (1, 3)])
+def test_what_is_not_is_refused_with_a_list_of_what_is(config: NetworkConfig, tensor: int, pipeline: int) -> None:
+    with pytest.raises(BlockyardError, match="size of 1 or 2 or 4 and a pipeline-parallel size of 1 to 2") as raised:
+        check_sizes(config, Parallel(tensor, pipeline))
+    assert raised.value.reason is Reason.MODEL_NOT_LOADED

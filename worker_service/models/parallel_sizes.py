@@ -1,0 +1,40 @@
+"""Which parallel sizes a model allows: how many ranks can share a layer, and into how many stages it can be cut."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from blockyard.model_config.fields import unusable
+from kernels.leaves import count_leaves
+
+if TYPE_CHECKING:
+    from blockyard.model_config.network import NetworkConfig
+    from worker_service.parallel import Parallel
+
+
+def legal_tensor_sizes(config: NetworkConfig) -> tuple[int, ...]:
+    """Returns how many ranks may share a layer, growing from 1.
+
+    Each rank has whole leaves of both products that are cut along K, and whole heads; a head of keys and values stands
+    on several ranks where there are fewer of these than ranks.
+    """
+    heads = config.num_heads * config.head_dim
+    most = min(count_leaves(heads, config.head_dim), count_leaves(config.intermediate_size))
+    sizes = (1 << power for power in range(most.bit_length()))
+    return tuple(size for size in sizes if config.num_heads % size == 0 and _shares(config.num_kv_heads, size))
+
+
+def _shares(num_kv_heads: int, size: int) -> bool:
+    return num_kv_heads % size == 0 or size % num_kv_heads == 0
+
+
+def check_sizes(config: NetworkConfig, parallel: Parallel) -> None:
+    """Refuses sizes that a model does not allow: raises BlockyardError MODEL_NOT_LOADED, with those that it does."""
+    legal = legal_tensor_sizes(config)
+    if parallel.tensor_parallel_size in legal and parallel.pipeline_parallel_size <= config.num_layers:
+        return
+    raise unusable(
+        f"this model allows a tensor-parallel size of {' or '.join(map(str, legal))} and a pipeline-parallel size of 1 "
+        f"to {config.num_layers}, not {parallel.tensor_parallel_size} and {parallel.pipeline_parallel_size}: it has "
+        f"{config.num_heads} heads, {config.num_kv_heads} of keys and values, and {config.num_layers} layers"
+    )
