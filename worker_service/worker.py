@@ -102,10 +102,12 @@ class Worker:
         """
         self.is_draining = True
         self._streams.drain()
+        is_idle = False
         with suppress(TimeoutError):
             await asyncio.wait_for(self._thread.run(lambda: None), seconds)
-            return True
-        return False
+            is_idle = True
+        await self.membership.leave(self.epoch, "this worker is stopping")
+        return is_idle
 
     async def end_streams(self, seconds: float) -> bool:
         """Waits for the scheduler to close its streams, ends those that are left, and returns whether any was left."""

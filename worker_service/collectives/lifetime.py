@@ -9,6 +9,7 @@ closed connections or its timeout.
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
 from contextlib import contextmanager
@@ -133,5 +134,6 @@ class GroupLifetime:
 
 
 def first_line(error: Exception) -> str:
-    """Returns what an error says, without the stack that C++ adds to it."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """Returns what an error says, without the place and the stack that C++ adds to it, and without gloo's advice."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return re.sub(r"^\[\S+:\d+\] ", "", line).partition(". This is typically")[0]

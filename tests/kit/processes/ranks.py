@@ -11,10 +11,14 @@ from blockyard.worker.v1 import worker_pb2_grpc
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     import grpc.aio
 
 FORM_SECONDS = 20
+CACHE = pb.InitializeCacheRequest(
+    block_size=8, num_device_blocks=17, max_model_len=64, max_num_batched_tokens=64, max_num_seqs=4
+)
 
 
 @dataclass
@@ -56,6 +60,23 @@ class Ranks:
                     device_type=pb.DEVICE_TYPE_CPU, configuration_digest="d", parallel=parallel, **fields
                 )
             )
+
+    async def prepare(self, model: Path, tensor: int, pipeline: int = 1) -> None:
+        """Brings every rank that is CREATED to CACHE_READY: the least that a group of ranks needs for steps."""
+        for rank, (stub, info) in enumerate(zip(self.stubs, await self.infos(), strict=True)):
+            if info.HasField("cache"):
+                continue
+            parallel = pb.Parallel(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline, rank=rank)
+            await stub.InitDevice(
+                pb.InitDeviceRequest(
+                    device_type=pb.DEVICE_TYPE_CPU,
+                    dtype=pb.DTYPE_FLOAT32,
+                    configuration_digest="set up",
+                    parallel=parallel,
+                )
+            )
+            assert [event async for event in stub.LoadModel(pb.LoadModelRequest(model=str(model)))]
+            await stub.InitializeCache(CACHE)
 
     async def request(self, epoch: int, **fields: Any) -> pb.FormGroupRequest:
         """Opens the meeting point, and makes the request that goes to every rank."""

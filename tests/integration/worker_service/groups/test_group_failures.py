@@ -1,25 +1,28 @@
-"""Ranks as processes that are killed and stopped while their group is formed, and between: the others form the next."""
+"""Ranks as processes that are killed and stopped while a group is formed, in steps, and between: others live on."""
 
 from __future__ import annotations
 
-import os
+import asyncio
 import signal
 from typing import TYPE_CHECKING
 
-import grpc
 import pytest
 
-from blockyard.errors import BlockyardError, Reason, from_rpc_error
+from blockyard.errors import Reason, from_status
 from blockyard.service.faults import VARIABLE
 from blockyard.service.servers import internal_channel
 from blockyard.worker.v1 import worker_pb2 as pb
+from tests.kit.kernels.tiny_models import tiny_model
 from tests.kit.processes.ranks import Ranks
 from tests.kit.processes.system import Service
+from tests.unit.worker_service.driver import StepDriver, fails, new_sequence
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
+FIRST = {"new_sequences": [new_sequence(1, [5, 6, 7], [1])], "sequence_ids": [1], "num_new_tokens": [3]}
+NEXT = {"sequence_ids": [1], "num_new_tokens": [1]}
 GLOO = pb.FormGroupResponse(kind=pb.COLLECTIVES_KIND_GLOO)
 
 
@@ -40,7 +43,9 @@ class Processes:
     def _start(self, rank: int, fault: str = "") -> Service:
         self._num_started += 1
         flags = ["--worker-address", self.address(rank), "--worker-device", "cpu", "--num-threads", "1"]
-        return Service("worker_service", flags, self._folder / f"log{self._num_started}", {VARIABLE: fault})
+        return Service(
+            "tests.kit.processes.whole_ranks", flags, self._folder / f"log{self._num_started}", {VARIABLE: fault}
+        )
 
     def start_second(self, fault: str = "") -> None:
         """Starts another rank 1, which does something to itself."""
@@ -50,6 +55,9 @@ class Processes:
         second.wait()
         self.services[1] = self._start(1, fault)
         self.services[1].wait_for_log("listening")
+
+    def signal_second(self, number: int) -> None:
+        self.services[1].process.send_signal(number)
 
     def next_epoch(self) -> int:
         self.epoch += 1
@@ -80,32 +88,80 @@ async def pair(processes: Processes) -> AsyncIterator[Ranks]:
 
 async def set_up(pair: Ranks) -> None:
     """Sets up the ranks that are not."""
-    for rank, info in enumerate(await pair.infos()):
-        if not info.configuration_digest:
-            parallel = pb.Parallel(tensor_parallel_size=2, pipeline_parallel_size=1, rank=rank)
-            request = pb.InitDeviceRequest(
-                device_type=pb.DEVICE_TYPE_CPU, configuration_digest="set up", parallel=parallel
-            )
-            await pair.stubs[rank].InitDevice(request)
-
-
-def error_of(answer: object) -> BlockyardError:
-    assert isinstance(answer, grpc.aio.AioRpcError), answer
-    return from_rpc_error(answer)
+    await pair.prepare(tiny_model("llama"), 2)
 
 
 async def form_again(pair: Ranks, processes: Processes, survivor: str) -> None:
-    """Forms the next group of a survivor and whoever is there as rank 1."""
+    """Forms the next group of a survivor and whoever is there as rank 1, and does a step."""
+    assert (await pair.infos())[0].HasField("cache"), "rank 0 lost what it had loaded"
     await set_up(pair)
     assert (await pair.members())[0] == survivor, "rank 0 was started again"
-    assert await pair.form(processes.next_epoch()) == [GLOO, GLOO]
+    epoch = processes.next_epoch()
+    assert await pair.form(epoch) == [GLOO, GLOO]
+    streams = [StepDriver(stub.ExecuteModel(), epoch) for stub in pair.stubs]
+    first, second = await asyncio.gather(*[stream.step(**FIRST) for stream in streams])
+    assert first.input_digest == second.input_digest
+    for stream in streams:
+        stream.call.cancel()
 
 
-async def test_a_rank_that_dies_between_groups_is_replaced_in_the_next(pair: Ranks, processes: Processes) -> None:
+async def begin_steps(pair: Ranks, processes: Processes) -> tuple[str, list[StepDriver]]:
+    """Does the first step of a group; gives rank 0's incarnation, and the streams."""
+    await set_up(pair)
+    survivor, _ = await pair.members()
+    epoch = processes.next_epoch()
+    assert await pair.form(epoch) == [GLOO, GLOO]
+    streams = [StepDriver(stub.ExecuteModel(), epoch) for stub in pair.stubs]
+    await asyncio.gather(*[stream.step(**FIRST) for stream in streams])
+    return survivor, streams
+
+
+async def test_a_rank_that_is_stopped_between_groups_comes_too_late(pair: Ranks, processes: Processes) -> None:
     await set_up(pair)
     survivor, _ = await pair.members()
     assert await pair.form(processes.next_epoch()) == [GLOO, GLOO]
+    request = await pair.request(processes.next_epoch(), timeout={"seconds": 1})
+    processes.signal_second(signal.SIGSTOP)
+    calls = [stub.FormGroup(request) for stub in pair.stubs]
+    assert "rank 1 did not come" in (await fails(calls[0])).message
+    processes.signal_second(signal.SIGCONT)
+    await fails(calls[1])
+    await form_again(pair, processes, survivor)
+
+
+async def test_a_rank_that_hangs_in_a_step(pair: Ranks, processes: Processes) -> None:
+    survivor, streams = await begin_steps(pair, processes)
+    _, stopped = await pair.members()
+    processes.signal_second(signal.SIGSTOP)
+    for stream in streams:
+        await stream.send(**NEXT, step_timeout={"seconds": 1})
+    assert from_status((await streams[0].answer()).refusal).reason is Reason.GROUP_BROKEN
+    processes.signal_second(signal.SIGCONT)
+    assert from_status((await streams[1].answer()).refusal).reason is Reason.GROUP_BROKEN
+    # It is whole, and need not start again.
+    assert (await pair.members())[1] == stopped
+    await form_again(pair, processes, survivor)
+
+
+async def test_a_rank_that_dies_in_a_step(pair: Ranks, processes: Processes) -> None:
+    survivor, streams = await begin_steps(pair, processes)
+    await streams[0].send(**NEXT, step_timeout={"seconds": 60})
+    await pair.wait_for(0, lambda info: not info.group.reusable)
+    processes.signal_second(signal.SIGKILL)
+    assert from_status((await streams[0].answer()).refusal).reason is Reason.GROUP_BROKEN
     processes.start_second()
+    await form_again(pair, processes, survivor)
+
+
+async def test_a_rank_that_hangs_while_a_group_is_formed(pair: Ranks, processes: Processes) -> None:
+    processes.start_second("group.in_collective:hang")
+    await set_up(pair)
+    survivor, _ = await pair.members()
+    request = await pair.request(processes.next_epoch(), timeout={"seconds": 1})
+    calls = [stub.FormGroup(request) for stub in pair.stubs]
+    assert (await fails(calls[0])).reason is Reason.GROUP_BROKEN
+    processes.signal_second(signal.SIGCONT)
+    await fails(calls[1])
     await form_again(pair, processes, survivor)
 
 
@@ -116,46 +172,10 @@ async def test_a_rank_that_dies_while_a_group_is_formed(pair: Ranks, processes: 
     epoch = processes.next_epoch()
     request = await pair.request(epoch, timeout={"seconds": 60})
     calls = [stub.FormGroup(request) for stub in pair.stubs]
-    with pytest.raises(grpc.aio.AioRpcError):
-        await calls[1]
+    await fails(calls[1])
     assert processes.services[1].process.wait(20) == -signal.SIGKILL
     # What the scheduler does when a rank is lost.
     await pair.stubs[0].LeaveGroup(pb.LeaveGroupRequest(epoch=epoch, reason="rank 1 died"))
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await calls[0]
-    assert from_rpc_error(raised.value).reason is Reason.GROUP_BROKEN
+    assert (await fails(calls[0])).reason is Reason.GROUP_BROKEN
     processes.start_second()
-    await form_again(pair, processes, survivor)
-
-
-async def test_a_rank_that_hangs_while_a_group_is_formed(pair: Ranks, processes: Processes) -> None:
-    processes.start_second("group.in_collective:hang")
-    await set_up(pair)
-    survivor, stopped = await pair.members()
-    request = await pair.request(processes.next_epoch(), timeout={"seconds": 1})
-    calls = [stub.FormGroup(request) for stub in pair.stubs]
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await calls[0]
-    assert from_rpc_error(raised.value).reason is Reason.GROUP_BROKEN
-    os.kill(processes.services[1].process.pid, signal.SIGCONT)
-    with pytest.raises(grpc.aio.AioRpcError):
-        await calls[1]
-    # It is whole, and need not start again.
-    assert (await pair.members())[1] == stopped
-    await form_again(pair, processes, survivor)
-
-
-async def test_a_rank_that_is_stopped_between_groups_comes_in_time_or_not(pair: Ranks, processes: Processes) -> None:
-    await set_up(pair)
-    survivor, _ = await pair.members()
-    assert await pair.form(processes.next_epoch()) == [GLOO, GLOO]
-    request = await pair.request(processes.next_epoch(), timeout={"seconds": 1})
-    os.kill(processes.services[1].process.pid, signal.SIGSTOP)
-    calls = [stub.FormGroup(request) for stub in pair.stubs]
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await calls[0]
-    assert "rank 1 did not come" in from_rpc_error(raised.value).message
-    os.kill(processes.services[1].process.pid, signal.SIGCONT)
-    with pytest.raises(grpc.aio.AioRpcError):
-        await calls[1]
     await form_again(pair, processes, survivor)
