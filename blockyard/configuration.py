@@ -277,10 +277,19 @@ class ParallelSettings:
         1, "workers that share each layer of a replica: 1, 2, 4 or 8; the model says which of these it allows"
     )
 
+    pipeline_parallel_size: Annotated[int, Field(ge=1, le=64)] = option(
+        1, "stages of a replica, each with a run of the layers; at most as many as the model has layers"
+    )
+
     @property
     def world_size(self) -> int:
         """The workers of a replica."""
-        return self.tensor_parallel_size
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def num_virtual_engines(self) -> int:
+        """The steps that share the decodes: with several stages one more than these, which hides the way between."""
+        return self.pipeline_parallel_size + 1 if self.pipeline_parallel_size > 1 else 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,8 @@ class CoreConfig:
     - `preemption_mode`: "swap" swaps while it is possible and recomputes else, "auto" does so where it is cheaper,
       "recompute" never swaps.
     - `enable_host_prefix_cache`: content that is evicted from the device may go to the host and come back.
+    - `num_virtual_engines`: above 1 where the worker has pipeline stages: the decodes are divided among so many steps,
+      which are in flight at once, and a sequence is computed again only when its last token is known.
     - `watermark`: the share of the device blocks that an admission leaves free.
     - `debug_integrity`: walk all state after each operation.
 
@@ -63,12 +65,13 @@ class CoreConfig:
     enable_prefix_caching: bool = True
     enable_host_prefix_cache: bool = True
     max_steps_in_flight: int = 2
+    num_virtual_engines: int = 1
     watermark: float = 0.01
     debug_integrity: bool = False
 
     def __post_init__(self) -> None:
         positive = ("block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_steps_in_flight")
-        wrong = [name for name in positive if getattr(self, name) < 1]
+        wrong = [name for name in (*positive, "num_virtual_engines") if getattr(self, name) < 1]
         not_negative = ("num_host_blocks", "max_prefill_chunk", "target_step_seconds", "aging_seconds")
         wrong += [name for name in not_negative if not getattr(self, name) >= 0]
         if self.num_device_blocks < 2:

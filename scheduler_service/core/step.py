@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -80,6 +81,7 @@ class StepBuilder:
         "has_preempted",
         "inputs",
         "max_prefill_tokens",
+        "max_rows",
         "new_sequences",
         "num_new_tokens",
         "num_prefill_tokens",
@@ -99,6 +101,7 @@ class StepBuilder:
         self._num_tokens = num_tokens
         self.num_tokens_left = num_tokens
         self.max_prefill_tokens = num_tokens
+        self.max_rows = math.inf  # while there are fewer, prefills may come
         self.num_prefill_tokens = 0
         self.has_preempted = False
         self.rows: list[Sequence] = []
@@ -137,9 +140,16 @@ class StepBuilder:
         self.beams = [sequence for sequence in self.rows if sequence.group.beams]
         self.inputs = [sequence for sequence in self.beams if sequence.sequence_id not in new]
 
+    def bring_tokens(self) -> None:
+        """Brings the worker the last token of every decode: it has appended none."""
+        new = {sequence.sequence_id for sequence in self.new_sequences}
+        self.inputs = [sequence for sequence in self.rows if sequence.sequence_id not in new]
+
     @property
     def num_prefill_left(self) -> int:
         """Tokens that prefills may still have."""
+        if len(self.rows) >= self.max_rows:
+            return 0
         return min(self.max_prefill_tokens - self.num_prefill_tokens, self.num_tokens_left)
 
     def add_piece(self, sequence: Sequence, num_new_tokens: int, *, is_last: bool) -> None:

@@ -107,11 +107,16 @@ def encode_step(output: SchedulerOutput, epoch: int) -> worker_pb2.ExecuteModelR
     )
 
 
-def encode_group_step(output: SchedulerOutput, epoch: int, timeout_seconds: float, *, is_quiet: bool) -> bytes:
+def encode_group_step(
+    output: SchedulerOutput, epoch: int, parallel: Parallel, timeout_seconds: float, *, is_quiet: bool
+) -> bytes:
     """Encodes one step for all ranks of a group; `is_quiet`: only the sampling rank is to answer it."""
     message = encode_step(output, epoch)
     message.step_timeout.CopyFrom(_duration(timeout_seconds))
     message.quiet = is_quiet
+    if parallel.pipeline_parallel_size > 1:
+        message.virtual_engine = (output.step_id - 1) % parallel.num_virtual_engines
+        message.ids_from_scheduler = output.step_id == 1
     return message.SerializeToString()
 
 

@@ -22,7 +22,7 @@ from scheduler_service.replicas.refusals import named_sequences
 from scheduler_service.replicas.replica import Replica
 from scheduler_service.replicas.step_loop import StepEvents, StepLoop
 from scheduler_service.replicas.steps.answer_checks import AnswerLimits, WrongAnswer
-from scheduler_service.replicas.steps.pipeline_depth import MAX_STEPS_IN_FLIGHT
+from scheduler_service.replicas.steps.pipeline_depth import MAX_STEPS_IN_FLIGHT, PipelineDepth
 from scheduler_service.replicas.steps.step_deadline import StepDeadline
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ class Engine:
             self.drain,
             meter,
             StepDeadline(configuration.service.step_deadline_seconds),
+            _make_pipeline(configuration),
             serves_without=lambda: events.serves_without(self),
             clock=clock,
         )
@@ -267,6 +268,12 @@ def _make_failure() -> WrongAnswer:
     return WrongAnswer("nothing can be made of it")
 
 
+def _make_pipeline(configuration: SchedulerConfiguration) -> PipelineDepth:
+    """Makes what says how many steps are in flight: with pipeline stages one for each virtual engine."""
+    num_engines = configuration.parallel.num_virtual_engines
+    return PipelineDepth(num_engines, is_fixed=True) if num_engines > 1 else PipelineDepth()
+
+
 def make_core_config(configuration: SchedulerConfiguration, cache: CacheInfo) -> CoreConfig:
     """Makes the core's configuration for a replica with these pools."""
     settings = configuration.scheduler
@@ -285,6 +292,7 @@ def make_core_config(configuration: SchedulerConfiguration, cache: CacheInfo) ->
         preemption_mode=settings.preemption_mode,
         enable_prefix_caching=configuration.cache.enable_prefix_caching,
         enable_host_prefix_cache=configuration.cache.enable_host_prefix_cache,
-        max_steps_in_flight=MAX_STEPS_IN_FLIGHT,
+        max_steps_in_flight=max(MAX_STEPS_IN_FLIGHT, configuration.parallel.num_virtual_engines),
+        num_virtual_engines=configuration.parallel.num_virtual_engines,
         debug_integrity=configuration.service.debug_integrity,
     )

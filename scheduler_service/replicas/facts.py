@@ -38,6 +38,11 @@ class Parallel:
         """The number of workers in the replica."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
+    @property
+    def num_virtual_engines(self) -> int:
+        """The steps that share the decodes of a replica with pipeline stages."""
+        return self.pipeline_parallel_size + 1 if self.pipeline_parallel_size > 1 else 1
+
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:

@@ -77,7 +77,8 @@ class Fleet:
         if num_workers != self._world_size and not _is_name(target):
             raise SettingsError(
                 f"--worker-address: {target} names {num_workers} of the {self._world_size} workers of a replica"
-                " (see --tensor-parallel-size); separate the workers of one replica by plus signs, replicas by commas"
+                " (see --tensor-parallel-size and --pipeline-parallel-size);"
+                " plus signs join the workers of one replica, commas separate replicas"
             )
 
     async def run(self) -> None:

@@ -65,7 +65,7 @@ class Replica:
         self._reported = ("", False)
         self.epoch = 0
         parallel = configuration.parallel
-        sizes = (parallel.tensor_parallel_size, 1)
+        sizes = (parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
         self.ranks = [
             Rank(link, Parallel(*sizes, rank), configuration, self._report_progress) for rank, link in enumerate(links)
         ]

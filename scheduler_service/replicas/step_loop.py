@@ -15,7 +15,6 @@ from blockyard.telemetry import EventLogger
 from scheduler_service.core.scheduler import StepMismatch
 from scheduler_service.replicas.loss import DRAINED
 from scheduler_service.replicas.steps.answer_checks import WrongAnswer
-from scheduler_service.replicas.steps.pipeline_depth import PipelineDepth
 from scheduler_service.replicas.steps.step_log import StepLog
 from scheduler_service.replicas.steps.steps_in_flight import StepsInFlight
 
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from scheduler_service.core.values import OwnerUpdate, SchedulerOutput, StepResult
     from scheduler_service.replicas.conduct import Conduct
     from scheduler_service.replicas.drain import Drain
+    from scheduler_service.replicas.steps.pipeline_depth import PipelineDepth
     from scheduler_service.replicas.steps.step_deadline import StepDeadline
     from scheduler_service.replicas.steps.step_meter import StepMeter
     from scheduler_service.replicas.steps.step_stream import Steps
@@ -65,6 +65,7 @@ class StepLoop:
         drain: Drain,
         meter: StepMeter,
         deadline: StepDeadline,
+        pipeline: PipelineDepth,
         serves_without: Callable[[], bool],
         clock: Callable[[], float],
     ) -> None:
@@ -78,7 +79,7 @@ class StepLoop:
         self._drain = drain
         self._serves_without = serves_without
         self._clock = clock
-        self._pipeline = PipelineDepth()
+        self._pipeline = pipeline
         # Set when there may be something to schedule.
         self._work = asyncio.Event()
         self._is_sending = False

@@ -6,11 +6,13 @@ block lists of V0 (swap out, swap in, copy).
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from scheduler_service.core.planning.preemption import Preemption
 from scheduler_service.core.queues.waiting_queue import MAX_REFUSED
 from scheduler_service.core.recovery import Suspects
+from scheduler_service.core.sequence import SequenceStatus
 from scheduler_service.core.step import StepBuilder
 
 if TYPE_CHECKING:
@@ -31,6 +33,10 @@ class Planner:
     every step, for there are no more rows than tokens. Then the running prefills, whose blocks were reserved on
     admission; so only decodes preempt, and as they are served in order of precedence and give way to those before them,
     nobody is preempted who is already in the step.
+
+    With several virtual engines a step has its share of the decodes: of those whose last token is known the ones that
+    have waited longest. Each token goes to the worker with the step that computes it. The pieces of a prompt need no
+    token, and go out one after the other.
     """
 
     __slots__ = (
@@ -60,7 +66,10 @@ class Planner:
         step = StepBuilder(step_id, self._config.max_num_batched_tokens)
         self._queues.begin_step()
         self._begin_urgent(step)
-        self._schedule_decodes(step)
+        if self._config.num_virtual_engines > 1:
+            self._schedule_share(step, self._config.num_virtual_engines)
+        else:
+            self._schedule_decodes(step)
         self._limit_prefills(step)
         self._schedule_prefills(step)
         if not step.has_preempted:
@@ -127,6 +136,27 @@ class Planner:
         step.add_decodes(rows)
         if self._queues.num_beams:
             step.split_decodes()
+
+    def _schedule_share(self, step: StepBuilder, num_shares: int) -> None:
+        """Gives one token to each decode of one virtual engine, and brings the worker the one before."""
+        decodes = [sequence for sequence in self._queues.running if not sequence.is_prefilling]
+        known = [s for s in decodes if s.num_scheduled < len(s.token_ids) and s.num_scheduled + 1 < s.max_length]
+        num_rows = -(-len(decodes) // num_shares)
+        chosen = set(sorted(known, key=attrgetter("last_step_id"))[:num_rows])
+        rows: list[Sequence] = []
+        for sequence in known:
+            if sequence not in chosen or sequence.status is not SequenceStatus.RUNNING:
+                continue
+            if sequence.num_scheduled == sequence.grow_at and not self.preemption.make_room(sequence, step):
+                break
+            sequence.num_scheduled += 1
+            sequence.last_step_id = step.step_id
+            rows.append(sequence)
+        step.add_decodes(rows)
+        step.split_decodes()
+        step.bring_tokens()
+        # The first step must not take in all that waits: the others would have nothing.
+        step.max_rows = -(-self._config.max_rows // num_shares)
 
     def _make_way(self, step: StepBuilder) -> None:
         """Takes blocks and rows from beams that only wait for others of their groups, if nothing else runs."""
@@ -200,7 +230,7 @@ class Planner:
         else:
             sequence.num_scheduled += 1
             step.add_row(sequence, 1, is_sampled=True)
-            if sequence.group.beams:
+            if sequence.group.beams or self._config.num_virtual_engines > 1:
                 step.inputs.append(sequence)
 
     def _schedule_waiting(self, step: StepBuilder) -> None:

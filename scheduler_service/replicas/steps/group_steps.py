@@ -73,6 +73,7 @@ class GroupSteps:
         self.step_seconds = 0.0
         self.encode_seconds = 0.0
         self._limits = limits
+        self._parallel = parallel
         self._find_timeout = find_timeout
         self._ranks = [_RankStream(rank, call) for rank, call in enumerate(calls)]
         self._last_stage = self._ranks[-parallel.tensor_parallel_size :]
@@ -88,7 +89,7 @@ class GroupSteps:
         faults.reach(faults.BEFORE_SEND)
         begin = time.perf_counter()
         step_id, timeout = output.step_id, self._find_timeout()
-        step = codec.encode_group_step(output, self.epoch, timeout, is_quiet=self._is_quiet(step_id))
+        step = codec.encode_group_step(output, self.epoch, self._parallel, timeout, is_quiet=self._is_quiet(step_id))
         self.encode_seconds = time.perf_counter() - begin
         self._last_sent = step_id
         for rank in self._ranks:

@@ -16,16 +16,19 @@ _WEIGHT = 0.1
 
 @dataclass(slots=True)
 class PipelineDepth:
-    """Learns how long steps take from what the worker says of them.
+    """Learns how long steps take from what the worker says of them, unless it is fixed.
 
     Not from the time between answers: a pipeline too shallow makes that long, and would so stay shallow.
     """
 
     depth: int = MIN_STEPS_IN_FLIGHT
+    is_fixed: bool = False
     _mean_seconds: float = LONG_STEP_SECONDS
 
     def on_answered(self, step_seconds: float) -> None:
         """Notes how long the worker was busy with a step."""
+        if self.is_fixed:
+            return
         self._mean_seconds += _WEIGHT * (step_seconds - self._mean_seconds)
         if self._mean_seconds < SHORT_STEP_SECONDS:
             self.depth = MAX_STEPS_IN_FLIGHT

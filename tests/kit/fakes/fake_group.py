@@ -51,6 +51,11 @@ class FakeGroup:
         return self.parallel.rank if self.parallel else 0
 
     @property
+    def has_stages(self) -> bool:
+        """Whether no rank appends what is sampled."""
+        return self.parallel is not None and self.parallel.pipeline_parallel_size > 1
+
+    @property
     def is_in_last_stage(self) -> bool:
         """Whether it hashes what was sampled."""
         return self.parallel is not None and self.rank >= self.world_size - self.parallel.tensor_parallel_size

@@ -251,7 +251,9 @@ class FakeWorker(FakeOperations, FakeGroup, worker_pb2_grpc.WorkerServiceService
         assert cache is not None
         if options.strict:
             sizes = (cache.block_size, cache.num_device_blocks, cache.num_host_blocks)
-            model = ModelWorker(*sizes, vocab_size=options.vocab_size, seed_of=seed_of_payload)
+            model = ModelWorker(
+                *sizes, vocab_size=options.vocab_size, seed_of=seed_of_payload, takes_ids=self.has_stages
+            )
             return lambda step: self._spoil(step, model.execute(step))
         rows = TokenRows(options.vocab_size, seed_of_payload)
         return lambda step: self._spoil(step, rows.execute(step))
@@ -333,6 +335,8 @@ class _Stream:
         group = self._worker.group
         if self._worker.world_size > 1 and (group is None or group.problem or group.epoch != message.epoch):
             return f"no group is formed for epoch {message.epoch}"
+        if message.ids_from_scheduler != (self._worker.has_stages and message.step_id == 1):
+            return "whose the ids are was not said, or not now"
         return ""
 
     def _answer(self, step_id: int, result: Answer) -> None:

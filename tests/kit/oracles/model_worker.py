@@ -66,6 +66,8 @@ class Row:
     num_computed: int
     num_beam_candidates: int = 0
     has_ended: bool = False
+    # Sampled, and not appended yet: the scheduler brings it.
+    sampled: int | None = None
 
     @classmethod
     def make(cls, new: NewSequence) -> Row:
@@ -97,6 +99,13 @@ class Row:
             self.num_beam_candidates,
         )
 
+    def draw(self, seed: int, vocab_size: int) -> int:
+        """Its next token, which the scheduler has to bring with the step that computes it."""
+        position = len(self.token_ids) - self.prompt_length
+        masked = self.spec.stop_token_ids if position < self.spec.min_tokens else ()
+        self.sampled = sample(seed, self.sequence_index, position, self.names[-1], vocab_size, masked)
+        return self.sampled
+
     def append(self, token_id: int) -> None:
         """Another token is known."""
         self.token_ids.append(token_id)
@@ -110,8 +119,7 @@ class Row:
     def sample(self, seed: int, vocab_size: int) -> int:
         """Its next token, which it appends; a stop token after min_tokens ends it."""
         position = len(self.token_ids) - self.prompt_length
-        masked = self.spec.stop_token_ids if position < self.spec.min_tokens else ()
-        token_id = sample(seed, self.sequence_index, position, self.names[-1], vocab_size, masked)
+        token_id = self.draw(seed, vocab_size)
         self.append(token_id)
         self.has_ended = position >= self.spec.min_tokens and token_id in self.spec.stop_token_ids
         return token_id
@@ -128,7 +136,10 @@ class ModelWorker:
         *,
         vocab_size: int = 32,
         seed_of: Callable[[GroupSpec], int] = seed_of_request,
+        takes_ids: bool = False,
     ) -> None:
+        """`takes_ids`: it appends nothing that it samples, as with pipeline stages."""
+        self.takes_ids = takes_ids
         self.block_size = block_size
         self.num_device_blocks = num_device_blocks
         self.num_host_blocks = num_host_blocks
@@ -210,7 +221,9 @@ class ModelWorker:
 
     def _take_input(self, step: SchedulerOutput, sequence_id: int, token_id: int) -> None:
         row = self._row(sequence_id)
-        _require(row.num_beam_candidates > 0, f"sequence {sequence_id} chooses its tokens itself")
+        _require(self.takes_ids or row.num_beam_candidates > 0, f"sequence {sequence_id} chooses its tokens itself")
+        is_its_own = row.num_beam_candidates > 0 or row.sampled in (None, token_id)
+        _require(is_its_own, f"sequence {sequence_id} gets a token that it did not sample")
         count = dict(zip(step.sequence_ids, step.num_new_tokens, strict=True)).get(sequence_id)
         _require(count == 1, f"sequence {sequence_id} gets a token and computes {count}")
         row.append(token_id)
@@ -266,7 +279,8 @@ class ModelWorker:
         sampled = [key for key in active if self.rows[key].num_computed == len(self.rows[key].token_ids)]
         beams = [key for key in sampled if self.rows[key].num_beam_candidates]
         sampled = [key for key in sampled if not self.rows[key].num_beam_candidates]
-        token_ids = [self.rows[key].sample(self.seed_of(self.rows[key].spec), self.vocab_size) for key in sampled]
+        choose = Row.draw if self.takes_ids else Row.sample
+        token_ids = [choose(self.rows[key], self.seed_of(self.rows[key].spec), self.vocab_size) for key in sampled]
         candidates = {key: self.rows[key].propose(self.vocab_size) for key in beams}
         return StepResult(
             step.step_id, tuple(sampled), tuple(token_ids), tuple(skipped), beam_candidates=candidates or None

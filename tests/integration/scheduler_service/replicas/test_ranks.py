@@ -57,10 +57,13 @@ class Running:
         return self.server.service.engines[0].replica.epoch
 
 
-async def start(harness: Harness, settings: Settings, world_size: int = 2, **options: Any) -> Running:
+async def start(
+    harness: Harness, settings: Settings, world_size: int = 2, num_stages: int = 1, **options: Any
+) -> Running:
     workers = [await harness.worker(f"-{rank}", **options) for rank in range(world_size)]
     address = "+".join(worker.address for worker in workers)
-    server = await harness.scheduler(settings(worker_address=address, tensor_parallel_size=world_size))
+    sizes = {"tensor_parallel_size": world_size // num_stages, "pipeline_parallel_size": num_stages}
+    server = await harness.scheduler(settings(worker_address=address, **sizes))
     return Running(harness, workers, server, await harness.client(), options)
 
 
@@ -73,6 +76,26 @@ async def test_streams_complete_with_the_tokens_of_the_model(
     assert [worker.refusals for worker in running.workers] == [[]] * world_size
     assert [worker.num_formed for worker in running.workers] == [1] * world_size
     assert running.epoch == 1
+
+
+@pytest.mark.parametrize(("world_size", "num_stages"), [(2, 2), (4, 2), (3, 3)])
+async def test_stages_compute_the_same_with_more_steps_in_flight(
+    harness: Harness, settings: Settings, world_size: int, num_stages: int
+) -> None:
+    running = await start(
+        harness,
+        lambda **changes: settings(num_device_blocks=40, block_size=8, **changes),
+        world_size,
+        num_stages,
+        step_seconds=0.001,
+    )
+    streams = await running.add(8, 60)
+    running.workers[-1].lose_group_next = True
+    await running.check(streams, 60)
+    assert [worker.refusals for worker in running.workers[:-1]] == [[]] * (world_size - 1)
+    [replica] = running.server.service.engines
+    assert replica.step_loop._pipeline.depth == num_stages + 1
+    assert (await running.client.status()).num_preemptions > 0
 
 
 async def test_the_status_tells_ranks(harness: Harness, settings: Settings) -> None:

@@ -66,7 +66,7 @@ def make_spec(
 
 def _worker_of(config: CoreConfig) -> ModelWorker:
     sizes = (config.block_size, config.num_device_blocks, config.num_host_blocks)
-    return ModelWorker(*sizes, vocab_size=VOCAB_SIZE)
+    return ModelWorker(*sizes, vocab_size=VOCAB_SIZE, takes_ids=config.num_virtual_engines > 1)
 
 
 class Bench:

@@ -30,6 +30,7 @@ configurations = st.builds(
     enable_prefix_caching=st.sampled_from([True, True, True, False]),
     preemption_mode=st.sampled_from(["auto", "swap", "recompute"]),
     max_steps_in_flight=st.sampled_from([1, 2, 2, 2, 3]),
+    num_virtual_engines=st.sampled_from([1, 1, 1, 2, 3]),
     watermark=st.sampled_from([0.0, 0.1, 0.2]),
     policy=st.sampled_from(["fcfs", "priority", "priority"]),
     aging_seconds=st.sampled_from([0.0, 1.0, 5.0, 1e9]),

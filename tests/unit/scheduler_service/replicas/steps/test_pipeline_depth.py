@@ -18,6 +18,10 @@ def test_short_steps_have_three() -> None:
     assert run(PipelineDepth(), 0.001, 1000) == 3
 
 
+def test_one_that_is_fixed_stays() -> None:
+    assert run(PipelineDepth(5, is_fixed=True), 0.010, 100) == 5
+
+
 def test_a_few_short_steps_change_nothing() -> None:
     assert run(PipelineDepth(), 0.0, 4) == 2
 
