@@ -67,7 +67,7 @@ STEPS = counter("blockyard_steps_total", "Steps that were answered.", "replica")
 STEPS_IN_FLIGHT = gauge("blockyard_steps_in_flight", "Steps that were sent and are not answered.", "replica")
 WORKERS = gauge(
     "blockyard_workers",
-    "Workers by state: `RUNNING` takes steps.",
+    "Workers by state, all ranks of all replicas: `RUNNING` takes steps.",
     "state",
 )
 LEFT_ASIDE = gauge(

@@ -43,9 +43,9 @@ log = EventLogger(__name__)
 API_VERSION = "v1"
 PROGRESS_SECONDS = 2.0
 # What passes by itself: a rank says it of another one that is gone, and while a group is formed also of one that was
-# started again.
+# started again, or that hangs.
 _TRANSIENT = (Reason.GROUP_BROKEN, Reason.DRAINING)
-_TRANSIENT_OF_GROUPS = (*_TRANSIENT, Reason.WRONG_STATE)
+_TRANSIENT_OF_GROUPS = (*_TRANSIENT, Reason.WRONG_STATE, Reason.GENERATION_DEADLINE)
 
 
 def configuration_digest(configuration: SchedulerConfiguration, parallel: Parallel) -> str:

@@ -25,6 +25,23 @@ def test_a_health_port_that_is_none_is_refused(port: str) -> None:
         resolve(SchedulerConfiguration, {"scheduler_health_port": port}, environment={})
 
 
+@pytest.mark.parametrize(
+    ("size", "problem"),
+    [("3", "no power of two"), ("0", "greater than or equal to 1"), ("16", "less than or equal to 8")],
+)
+def test_a_number_of_tensor_parallel_workers_that_is_none_is_refused(size: str, problem: str) -> None:
+    with pytest.raises(SettingsError, match=f"--tensor-parallel-size: .{size}.: .*{problem}"):
+        resolve(SchedulerConfiguration, {"tensor_parallel_size": size}, environment={})
+
+
+def test_the_sizes_of_a_replica() -> None:
+    sizes = {"tensor_parallel_size": "4", "pipeline_parallel_size": "2"}
+    parallel = resolve(SchedulerConfiguration, sizes, environment={}).parallel
+    assert (parallel.world_size, parallel.num_virtual_engines) == (8, 3)
+    parallel = resolve(SchedulerConfiguration, {}, environment={}).parallel
+    assert (parallel.world_size, parallel.num_virtual_engines) == (1, 1)
+
+
 def test_a_folder_is_told_whole_and_anything_else_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tiny").mkdir()
     monkeypatch.chdir(tmp_path)

@@ -105,6 +105,7 @@ async def test_the_status_tells_ranks(harness: Harness, settings: Settings) -> N
     assert [(worker.rank, worker.world_size) for worker in replica.workers] == [(0, 2), (1, 2)]
     assert [worker.address for worker in replica.workers] == [worker.address for worker in running.workers]
     assert {worker.state for worker in replica.workers} == {status_pb2.WORKER_STATE_RUNNING}
+    assert b'blockyard_workers{state="RUNNING"} 2' in running.server.service.metrics.registry.encode()[0]
     # A replica has the name of each of its workers.
     for name in ("0", running.workers[1].address, running.workers[1].incarnation):
         assert (await operator.drain(name)).replica.replica_id == 0
@@ -230,6 +231,30 @@ async def test_a_replica_that_lost_a_rank_for_good_hands_over(harness: Harness, 
     recovered = [each for stream in streams for each in stream.recovered]
     assert recovered
     assert all(each.exact for each in recovered)
+
+
+async def test_workers_of_one_name_become_a_replica_when_the_last_has_come(
+    harness: Harness, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"workers": ["127.0.0.1", "127.0.0.2"]}
+
+    async def look_up(_: object, host: str, port: str, **__: object) -> list[tuple[object, ...]]:
+        return [(2, 1, 6, "", (address, int(port))) for address in found[host]]
+
+    monkeypatch.setattr("asyncio.base_events.BaseEventLoop.getaddrinfo", look_up)
+    monkeypatch.setattr("scheduler_service.replicas.fleet.LOOKUP_SECONDS", 0.02)
+    harness.configuration = settings(worker_address="127.0.0.1:0")
+    second = await harness.worker(worker_group="g", worker_index=1)
+    port = second.address.rpartition(":")[2]
+    server = await harness.scheduler(settings(worker_address=f"workers:{port}", tensor_parallel_size=2))
+    client = await harness.client(ready=False)
+    missing = f"no worker answers at 127.0.0.2:{port}; group g has workers of index 1 where a replica has 0 to 1"
+    await client.wait_until(lambda: client.readiness is not None and client.readiness.message == missing)
+    harness.configuration = settings(worker_address=f"127.0.0.2:{port}")
+    first = await harness.worker(worker_group="g", worker_index=0)
+    await client.wait_until_ready()
+    assert server.service.engines[0].replica.address == f"{first.address}+{second.address}"
+    assert await client.result(await client.add("r", [7] * 9, max_tokens=9)) == oracle([7] * 9, 9)
 
 
 async def test_a_new_scheduler_takes_a_group_over(harness: Harness, settings: Settings) -> None:

@@ -285,6 +285,90 @@ async def test_a_group_that_is_given_up_is_left_by_all(configuration: SchedulerC
 # One rank in trouble.
 
 
+class Stopping(FakeWorker):
+    """Stops at one call, for ever; `stopped` is set there."""
+
+    rpc = ""
+
+    def __init__(self, options: FakeWorkerOptions, address: str) -> None:
+        super().__init__(options, address)
+        self.stopped = asyncio.Event()
+
+    async def _reach(self, rpc: str) -> None:
+        if self.rpc == rpc:
+            self.stopped.set()
+            await asyncio.Event().wait()
+
+    async def InitDevice(self, request: Any, context: Any) -> Any:
+        await self._reach("InitDevice")
+        return await super().InitDevice(request, context)
+
+    async def LoadModel(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        await self._reach("LoadModel")
+        async for event in super().LoadModel(request, context):
+            yield event
+
+    async def OpenRendezvous(self, request: Any, context: Any) -> Any:
+        await self._reach("OpenRendezvous")
+        return await super().OpenRendezvous(request, context)
+
+    async def FormGroup(self, request: Any, context: Any) -> Any:
+        await self._reach("FormGroup")
+        return await super().FormGroup(request, context)
+
+    async def DetermineNumAvailableBlocks(self, request: Any, context: Any) -> Any:
+        await self._reach("DetermineNumAvailableBlocks")
+        return await super().DetermineNumAvailableBlocks(request, context)
+
+    async def InitializeCache(self, request: Any, context: Any) -> Any:
+        await self._reach("InitializeCache")
+        return await super().InitializeCache(request, context)
+
+
+SET_UP = ("InitDevice", "LoadModel", "OpenRendezvous", "FormGroup", "DetermineNumAvailableBlocks", "InitializeCache")
+
+
+@pytest.mark.parametrize(
+    ("rpc", "rank"), [(rpc, rank) for rpc in SET_UP for rank in (0, 1) if (rpc, rank) != ("OpenRendezvous", 1)]
+)
+async def test_a_rank_that_dies_at_any_call_is_set_up_anew_and_the_other_is_not(
+    settings: Settings, rpc: str, rank: int
+) -> None:
+    # A death needs no repair, also where nobody would wait for one.
+    async with group_of(settings(wait_for_repair=False)) as group:
+        for number in range(2):
+            worker = await group.start(Stopping)
+            assert isinstance(worker, Stopping)
+            worker.rpc = rpc if number == rank else ""
+        setting_up = asyncio.create_task(group.set_up())
+        dying = group.workers[rank]
+        assert isinstance(dying, Stopping)
+        await asyncio.wait_for(dying.stopped.wait(), 10)
+        await dying.kill()
+        await group.start(rank=rank)
+        await setting_up
+        other = group.workers[1 - rank]
+        assert (other.num_loads, len(other.plans)) == (1, 1)
+        assert [rank.state for rank in group.replica.ranks] == [WorkerState.CACHE_READY] * 2
+
+
+async def test_a_rank_that_hangs_while_the_group_is_formed_is_no_reason_to_give_up(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler_service.replicas.replica.FORM_GROUP_SECONDS", 0.05)
+    monkeypatch.setattr("scheduler_service.replicas.worker_link.INFO_SECONDS", 0.2)
+    async with group_of(settings(wait_for_repair=False)) as group:
+        await group.start()
+        hanging = await group.start(Stopping)
+        assert isinstance(hanging, Stopping)
+        hanging.rpc = "FormGroup"
+        setting_up = asyncio.create_task(group.set_up())
+        await until(lambda: len(group.messages) > 1)
+        hanging.rpc = ""
+        await setting_up
+        assert [worker.num_loads for worker in group.workers] == [1, 1]
+
+
 async def test_a_rank_goes_on_loading_while_another_is_started_again(configuration: SchedulerConfiguration) -> None:
     async with group_of(configuration) as group:
         slow, other = await group.start(Loading), await group.start(Loading)
