@@ -34,6 +34,7 @@ from benchmarks.kit.throughput_report import report
 from benchmarks.kit.whole_system import Api, WholeSystem
 from benchmarks.kit.worker_alone import BLOCK_SIZE, Settings, WorkerAlone
 from benchmarks.kit.workload import FreshWorkloads, Workload, measure_rate
+from blockyard.service import grpc_environment
 from kernels.select import CPU_KERNELS
 
 if TYPE_CHECKING:
@@ -295,6 +296,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     """Measures, prints, and writes with --write."""
+    # The client is this process: it costs what `blockyard bench` does.
+    grpc_environment.prepare()
     options = parse()
     results = round_figures(asyncio.run(run(options)))
     print(report(results))

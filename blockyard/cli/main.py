@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import typer
@@ -15,6 +14,7 @@ from blockyard.errors import TRANSPORT_ORIGIN, BlockyardError
 from blockyard.local.supervisor import StartError
 from blockyard.security.keys import KeyFileError
 from blockyard.security.tls import CertificateError
+from blockyard.service import grpc_environment
 from blockyard.service.servers import PortTaken
 from blockyard.settings import SettingsError
 from blockyard.wrong_doors import is_wrong_door
@@ -55,8 +55,8 @@ def describe_error(error: Exception) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """The program: exits with 0, with 1 after an error, with 2 after a bad command line."""
-    # The C core's own log would stand among a command's output; what it has to say comes as errors too.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # This process is ours, unlike one that uses the client library.
+    grpc_environment.prepare()
     try:
         app(arguments, prog_name="blockyard")
     except (BlockyardError, CertificateError, KeyFileError, PortTaken, SettingsError, StartError) as error:

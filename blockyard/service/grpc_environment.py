@@ -1,7 +1,7 @@
-"""Sets the environment variables that gRPC reads once, when a service first imports it.
+"""Sets the environment variables that gRPC reads once, when it is first used.
 
-Knows no gRPC: whoever starts a service calls `prepare` before any other import. A client library must not, since the
-process is not its own.
+Knows no gRPC: whoever starts a service calls `prepare` before any other import, and the program `blockyard` before it
+runs a command. A client library must not, since the process is not its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A service's process tells gRPC how to read sockets before it is imported; a client's never does."""
+"""A process that is ours tells gRPC how to read sockets before it is used; a client's never does."""
 
 from __future__ import annotations
 
@@ -36,6 +36,11 @@ def test_what_the_environment_says_stands(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("module", ["gateway.__main__", "scheduler_service.__main__"])
 def test_a_service_tells_it(module: str) -> None:
     assert ask(f"import {module}") == ["True", "-event_engine_client,-event_engine_listener", "NONE"]
+
+
+def test_the_program_tells_it() -> None:
+    told = ask("import blockyard.cli.main as program; program.app = lambda *_, **__: None; program.main([])")
+    assert told[-3:] == ["True", "-event_engine_client,-event_engine_listener", "NONE"]
 
 
 def test_a_client_leaves_its_process_alone() -> None:
