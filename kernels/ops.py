@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from kernels.collectives import Collectives
     from kernels.sampling import SamplingOps
 
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
@@ -78,6 +79,8 @@ class PackedLinear(Protocol):
     """Of the product: of a gated weight half its rows."""
     is_table: bool
     """Whether `Backend.embedding` can take rows from it, so that a tied table need not be held twice."""
+    is_partial: bool
+    """Whether other ranks hold the rest of its inner dimension."""
 
     @property
     def num_bytes(self) -> int:
@@ -107,6 +110,8 @@ class StepOutputs:
 
     best: npt.NDArray[np.int64]
     """[R]: the likeliest token, the lowest id on ties; of no meaning where the logits are not finite."""
+    best_values: npt.NDArray[np.float32]
+    """[R]: its logit."""
     finite: npt.NDArray[np.bool_]
     """[R]: whether all logits are finite numbers."""
     logits: Tensor | None
@@ -184,7 +189,13 @@ class Backend(Protocol):
         ...
 
     def pack_linear(
-        self, weight: Tensor | Sequence[Tensor], bias: Tensor | None = None, *, gated: bool = False, leaves: int = 1
+        self,
+        weight: Tensor | Sequence[Tensor],
+        bias: Tensor | None = None,
+        *,
+        gated: bool = False,
+        leaves: int = 1,
+        partial: bool = False,
     ) -> PackedLinear:
         """Packs a weight [rows, in_features] and a bias [rows].
 
@@ -198,18 +209,28 @@ class Backend(Protocol):
             gated: the first half of the rows are gates, the others ups: products come out as `silu(gate) * up`.
             leaves: slices of in_features that are summed apart and added as `kernels.leaves` says: a power of two, at
                 most 8. A backend that does not promise batch invariance may sum them in one.
+            partial: in_features are this rank's, and the other ranks' follow or come before: sums in float32 go through
+                the group that the backend has joined, and the bias is added once, after them. Not for a gated weight.
         """
         ...
 
     def linear(self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False) -> Tensor:
         """Multiplies rows [R, in_features] (row stride free) by a packed weight -> [R, out_features].
 
-        If `wide` the result is float32, as exact as the backend has it; not for a gated weight.
+        If `wide` the result is float32, as exact as the backend has it; not for a gated or partial weight.
         """
         ...
 
-    def embedding(self, indices: Tensor, table: Tensor | PackedLinear) -> Tensor:
-        """Takes rows [T] int64 of a table [N, width], or of a packed weight that `is_table` -> [T, width]."""
+    def embedding(self, indices: Tensor, table: Tensor | PackedLinear, first_row: int | None = None) -> Tensor:
+        """Takes rows [T] int64 of a table [N, width], or of a packed weight that `is_table` -> [T, width].
+
+        If there is a `first_row`, the table has the rows from there on of a larger one, and the other ranks of the
+        group that the backend has joined have the rest.
+        """
+        ...
+
+    def join(self, collectives: Collectives) -> None:
+        """Sets the group of ranks with which partial weights and tables are shared, captured steps' among them."""
         ...
 
     def rms_norm(

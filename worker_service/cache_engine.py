@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kernels.ops import Backend
-    from worker_service.models.model_config import ModelConfig
+    from worker_service.models.decoder import DecoderModel
     from worker_service.step import BlockPairs
 
 
@@ -35,9 +35,10 @@ class BlockFormat:
     dtype: torch.dtype
 
     @staticmethod
-    def of(config: ModelConfig, block_size: int) -> BlockFormat:
-        """Returns the format of a model's blocks."""
-        return BlockFormat(config.num_layers, config.num_kv_heads, block_size, config.head_dim, config.dtype)
+    def of(model: DecoderModel, block_size: int) -> BlockFormat:
+        """Returns the format of a model's blocks, as far as this rank holds it."""
+        config, share = model.config, model.share
+        return BlockFormat(len(share.layers), len(share.kv_heads), block_size, config.head_dim, config.dtype)
 
     @property
     def block_bytes(self) -> int:

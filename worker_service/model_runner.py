@@ -16,6 +16,8 @@ from kernels.ops import CaptureSizes, StepInputs
 from worker_service.batch.row_requests import ROW
 from worker_service.cache_engine import BlockFormat, allocate_pool
 from worker_service.device.memory import read_peak_memory, reset_peak_memory
+from worker_service.models.share import vocabulary_share
+from worker_service.models.vocabulary import SharedVocabulary
 from worker_service.sampling import logprobs
 from worker_service.sampling.sampler import Candidates, Sampled, Sampler, SampleRows, sampling_bytes
 from worker_service.sampling.sampling_state import SequenceLists, write_sampling
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from kernels.collectives import Collectives
     from kernels.ops import CapturedStep
     from kernels.sampling import Flags
     from worker_service.batch.forward_batch import ForwardBatch, PromptPiece
@@ -82,6 +85,14 @@ class ModelRunner:
         self._backend = loaded.backend
         self._sampler = Sampler(self._backend)
         self._captured: CapturedStep | None = None
+        # Of a network that other ranks hold the rest of.
+        self._vocabulary: SharedVocabulary | None = None
+
+    def join(self, collectives: Collectives) -> None:
+        """Sets the ranks that share the network's layers, from the next step on."""
+        self._backend.join(collectives)
+        vocab_size, size = self.config.vocab_size, collectives.size
+        self._vocabulary = SharedVocabulary(vocab_size, vocabulary_share(vocab_size, size), collectives)
 
     def capture(self, kv_pool: Tensor, sizes: CaptureSizes) -> None:
         """Records the network over a pool, where the backend can: steps within these sizes need no Python then."""
@@ -118,8 +129,11 @@ class ModelRunner:
         outputs = captured.replay(inputs, with_logits=not is_plain)
         computed = time.perf_counter()
         if outputs.logits is None:
-            finite = outputs.finite
-            sampled = Sampled(outputs.best, ~finite, np.zeros_like(finite), finite=finite)
+            best, finite, shared = outputs.best, outputs.finite, self._vocabulary
+            if shared is not None:
+                ids = best + shared.first_token
+                best, finite = shared.collectives.exchange_best(outputs.best_values, ids, finite)
+            sampled = Sampled(best, ~finite, np.zeros_like(finite), finite=finite)
             candidates = Candidates()
         else:
             sampled, candidates = self._choose(outputs.logits, layout, batch, outputs.finite)
@@ -129,6 +143,32 @@ class ModelRunner:
         self, logits: Tensor, layout: StepLayout, batch: InputBatch, finite: Flags | None = None
     ) -> tuple[Sampled, Candidates]:
         """Samples the first rows and finds the candidates of the others, which are beams'."""
+        if self._vocabulary is not None:
+            return self._choose_together(self._vocabulary, logits, layout, batch)
+        return self._choose_here(logits, layout, batch, finite)
+
+    def _choose_together(
+        self, shared: SharedVocabulary, logits: Tensor, layout: StepLayout, batch: InputBatch
+    ) -> tuple[Sampled, Candidates]:
+        """Has rank 0 choose, and takes its choice: the token of each row, or -1 where it failed."""
+        whole = shared.gather(logits)
+        num_sampled = len(layout.sampled)
+        choice = np.zeros(num_sampled + len(layout.beams), np.int32)
+        if whole is not None:
+            sampled, candidates = self._choose_here(whole, layout, batch, None)
+            choice[:num_sampled] = np.where(sampled.failed, -1, sampled.token_ids)
+            choice[num_sampled:] = np.where(candidates.failed, -1, 0)
+            shared.collectives.broadcast(choice)
+            return sampled, candidates
+        choice = shared.collectives.broadcast(choice)
+        token_ids, failed = choice[:num_sampled].astype(np.int64), choice < 0
+        of_sampled, of_beams = failed[:num_sampled], failed[num_sampled:]
+        sampled = Sampled(token_ids, of_sampled, np.zeros_like(of_sampled), finite=~of_sampled)
+        return sampled, Candidates(of_beams, finite=~of_beams)
+
+    def _choose_here(
+        self, logits: Tensor, layout: StepLayout, batch: InputBatch, finite: Flags | None
+    ) -> tuple[Sampled, Candidates]:
         sampled, candidates, num_sampled = Sampled(), Candidates(), len(layout.sampled)
         of_sampled, of_beams = (None, None) if finite is None else (finite[:num_sampled], finite[num_sampled:])
         if num_sampled:
@@ -146,19 +186,30 @@ class ModelRunner:
             np.concatenate([piece.token_ids for piece in pieces]),
             np.repeat([piece.num_best for piece in pieces], lengths),
         )
+        if found is None:
+            return ()
         parts = zip(pieces, logprobs.split(found, lengths), strict=True)
         return tuple(PromptLogprobs(piece.sequence_id, piece.first_position, part) for piece, part in parts)
 
-    def _logprobs(self, hidden: Tensor, places: Array, token_ids: Array, num_best: Array) -> Logprobs:
-        """Computes log probabilities of tokens [n] from the hidden rows at `places`, in parts: logits are large."""
+    def _logprobs(self, hidden: Tensor, places: Array, token_ids: Array, num_best: Array) -> Logprobs | None:
+        """Computes log probabilities of tokens [n] from the hidden rows at `places`, in parts: logits are large.
+
+        None where another rank has them.
+        """
         most = self._max_prompt_rows()
         parts: list[Logprobs] = []
         for start in range(0, len(places), most):
             some = slice(start, start + most)
-            logits = self._model.compute_logits(hidden[self._to_device(places[some])])
+            logits = self._whole(self._model.compute_logits(hidden[self._to_device(places[some])]))
+            if logits is None:
+                continue
             rows = np.arange(len(logits))
             parts.append(logprobs.of_tokens(self._backend.sampling, logits, rows, token_ids[some], num_best[some]))
-        return logprobs.concatenate(parts)
+        return logprobs.concatenate(parts) if parts else None
+
+    def _whole(self, logits: Tensor) -> Tensor | None:
+        """Returns logits over the whole vocabulary; None where another rank has them."""
+        return logits if self._vocabulary is None else self._vocabulary.gather(logits)
 
     def _max_prompt_rows(self) -> int:
         return max(1, min(MAX_PROMPT_ROWS, MAX_PROMPT_LOGITS // self.config.vocab_size))
@@ -186,7 +237,7 @@ class ModelRunner:
 
     def fingerprint(self) -> str:
         """Hashes what this machine computes for fixed tokens."""
-        return self._model.fingerprint()
+        return self._model.fingerprint(self._vocabulary)
 
     @torch.inference_mode()
     def warm_up(self, kv_pool: Tensor, block_size: int, max_num_seqs: int) -> None:
@@ -231,9 +282,11 @@ class ModelRunner:
         self, kv_pool: Tensor, block_size: int, *, num_sequences: int, num_tokens: int, num_prompt_rows: int = 0
     ) -> None:
         """Does a step of `num_tokens` whose sequences all write to block 0, with samples and log probabilities."""
-        hidden, logits = self._dry_forward(kv_pool, block_size, num_sequences, num_tokens)
-        self._sampler.sample(logits, worst_rows(num_sequences, self.config.vocab_size))
-        del logits
+        hidden, part = self._dry_forward(kv_pool, block_size, num_sequences, num_tokens)
+        logits = self._whole(part)
+        if logits is not None:
+            self._sampler.sample(logits, worst_rows(num_sequences, self.config.vocab_size))
+        del logits, part
         if num_prompt_rows:
             places = np.zeros(num_prompt_rows, np.int64)
             self._logprobs(hidden, places, places, places + min(MAX_LOGPROBS, self.config.vocab_size))
@@ -258,7 +311,7 @@ class ModelRunner:
         num_sequences = min(max_num_seqs, max_num_batched_tokens)
         # Few sequences may be too short together for a step of all the tokens that the budget allows.
         num_tokens = min(max_num_batched_tokens, num_sequences * self.config.max_model_len)
-        pool = allocate_pool(BlockFormat.of(self.config, block_size), 1, self._backend.device)
+        pool = allocate_pool(BlockFormat.of(self._model, block_size), 1, self._backend.device)
         if self._backend.device.type == "cuda":
             return self._profile_gpu(pool, block_size, num_tokens, num_sequences)
         sizes = CaptureSizes(max_num_batched_tokens, max_num_seqs, block_size, self.config.sliding_window)

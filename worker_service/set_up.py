@@ -145,7 +145,7 @@ def count_blocks(loaded: LoadedModel, choice: DeviceChoice, request: ProfileRequ
     return memory.plan_cache(
         usage,
         block_size=block_size,
-        block_bytes=BlockFormat.of(loaded.config, block_size).block_bytes,
+        block_bytes=BlockFormat.of(loaded.model, block_size).block_bytes,
         utilization=request.device_memory_utilization,
         swap_space_bytes=request.swap_space_bytes,
         host_shares_device=on_cpu,
@@ -197,7 +197,7 @@ def require_shares(parallel: Parallel) -> None:
 
 
 def _make_cache(loaded: LoadedModel, request: CacheRequest) -> CacheEngine:
-    block_format = BlockFormat.of(loaded.config, request.block_size)
+    block_format = BlockFormat.of(loaded.model, request.block_size)
     try:
         return CacheEngine(block_format, request.num_device_blocks, request.num_host_blocks, loaded.backend)
     except (OSError, MemoryError, RuntimeError) as error:

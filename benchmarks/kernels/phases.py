@@ -108,7 +108,7 @@ class Profile:
         self._loaded.model.reserve_positions(PROMPT_TOKENS)
         num_blocks = 1 + max(max_sequences * -(-CONTEXT // BLOCK_SIZE), PROMPT_TOKENS // BLOCK_SIZE)
         # The plan has its address, and does not hold it.
-        self._pool = allocate_pool(BlockFormat.of(self._loaded.config, BLOCK_SIZE), num_blocks, cpu)
+        self._pool = allocate_pool(BlockFormat.of(self._loaded.model, BLOCK_SIZE), num_blocks, cpu)
         sizes = CaptureSizes(PROMPT_TOKENS, max_sequences, BLOCK_SIZE, self._loaded.config.sliding_window)
         captured = self._loaded.model.capture(self._pool, sizes)
         if not isinstance(captured, CapturedPlan):

@@ -18,7 +18,7 @@ from kernels import blocks, planning
 from kernels.cpu import self_test
 from kernels.cpu.build import library_path
 from kernels.cpu.huge_pages import WeightMemory
-from kernels.cpu.library import Inputs, Kind, Library, Op, Rows, Scheme, TilesRefused, op_array
+from kernels.cpu.library import Inputs, Joint, Kind, Library, Op, Rows, Scheme, TilesRefused, op_array
 from kernels.cpu.packed import ELEMENT_TYPES, CpuLinear
 from kernels.cpu.plan import CapturedPlan, Recording
 from kernels.cpu.processors import chosen_instruction_sets, supported_instruction_sets
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from kernels.collectives import Collectives
     from kernels.ops import (
         AttentionBatch,
         AttentionShape,
@@ -109,6 +110,7 @@ class CpuBackend:
         self.sampling = CpuSampling(self._executor)
         self._memory = WeightMemory()
         self._recording: Recording | None = None
+        self._collectives: Collectives | None = None
         self._plans = WeakSet[CapturedPlan]()
         # None: not one that the library knows.
         self.arithmetic = self_test.find_arithmetic(
@@ -141,21 +143,40 @@ class CpuBackend:
         return planning.plan(num_new_tokens, seq_lens, block_tables, block_size, sliding_window, _CPU)
 
     def pack_linear(
-        self, weight: Tensor | Sequence[Tensor], bias: Tensor | None = None, *, gated: bool = False, leaves: int = 1
+        self,
+        weight: Tensor | Sequence[Tensor],
+        bias: Tensor | None = None,
+        *,
+        gated: bool = False,
+        leaves: int = 1,
+        partial: bool = False,
     ) -> PackedLinear:
         """Packs a weight and a bias."""
         parts = [weight] if isinstance(weight, Tensor) else weight
-        return self._linear_type(self._executor, self._memory, parts, bias, gated=gated, leaves=leaves)
+        memory = self._memory
+        return self._linear_type(self._executor, memory, parts, bias, gated=gated, leaves=leaves, partial=partial)
 
     def linear(self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False) -> Tensor:
         """Multiplies rows by a packed weight."""
         weight = cast("CpuLinear | Int8Linear", packed)
         rows = hidden if hidden.stride(1) == 1 and hidden.stride(0) * hidden.itemsize % 4 == 0 else hidden.contiguous()
-        output = torch.empty(rows.shape[0], weight.out_features, dtype=torch.float32 if wide else self._dtype)
+        is_wide = wide or weight.is_partial
+        output = torch.empty(rows.shape[0], weight.out_features, dtype=torch.float32 if is_wide else self._dtype)
         op = self._linear_op(Kind.LINEAR_SILU if weight.is_gated else Kind.LINEAR, rows, weight)
-        op.output, op.wide = output.data_ptr(), int(wide)
+        op.output, op.wide = output.data_ptr(), int(is_wide)
+        bias = op.bias
+        if weight.is_partial:
+            op.bias = None
         self._emit(op, output)
-        return output
+        if not weight.is_partial:
+            return output
+        self._meet(Joint.ADD, output)
+        rounded = torch.empty_like(output, dtype=self._dtype)
+        width = weight.out_features
+        op = self._op(Kind.ROUND, input=output.data_ptr(), bias=bias, out_features=width, input_stride=width)
+        op.output = rounded.data_ptr()
+        self._emit(op, rounded)
+        return rounded
 
     def _linear_op(self, kind: Kind, rows: Tensor, weight: CpuLinear | Int8Linear) -> Op:
         op = self._op(
@@ -172,17 +193,41 @@ class CpuBackend:
             op.scheme, op.scales, op.sums = Scheme.INT8, weight.scales.data_ptr(), weight.sums.data_ptr()
         return op
 
-    def embedding(self, indices: Tensor, table: Tensor | PackedLinear) -> Tensor:
+    def embedding(self, indices: Tensor, table: Tensor | PackedLinear, first_row: int | None = None) -> Tensor:
         """Takes rows of a table."""
         if isinstance(table, Tensor):
-            kind, width, address = Kind.EMBEDDING, table.shape[1], table.data_ptr()
+            kind, (num_rows, width), address = Kind.EMBEDDING, table.shape, table.data_ptr()
         else:
             weight = cast("CpuLinear", table)
-            kind, width, address = Kind.EMBEDDING_PACKED, weight.in_features, weight.weight.data_ptr()
+            kind, address = Kind.EMBEDDING_PACKED, weight.weight.data_ptr()
+            num_rows, width = weight.num_rows, weight.in_features
         output = torch.empty(len(indices), width, dtype=self._dtype)
         op = self._op(kind, weight=address, indices=indices.data_ptr(), output=output.data_ptr(), out_features=width)
+        if first_row is not None:
+            op.first_row, op.num_rows = first_row, num_rows
         self._emit(op, output)
+        if first_row is not None:
+            self._meet(Joint.ADD_BITS, output)
         return output
+
+    def join(self, collectives: Collectives) -> None:
+        """Sets the group of ranks."""
+        self._collectives = collectives
+        for plan in self._plans:
+            plan.collectives = collectives
+
+    def _meet(self, joint: Joint, rows: Tensor) -> None:
+        """Records, or does, what the ranks do together with rows."""
+        if self._recording is not None:
+            address = rows.data_ptr()
+            op = self._op(joint, input=address, output=address, out_features=rows.shape[1])
+            self._recording.ops.append(op)
+            return
+        assert self._collectives is not None, "a share of a model, and no group"
+        if joint is Joint.ADD:
+            self._collectives.add(rows)
+        else:
+            self._collectives.add_bits(rows)
 
     def rms_norm(
         self, hidden: Tensor, weight: Tensor, epsilon: float, residual: Tensor | None = None
@@ -291,7 +336,7 @@ class CpuBackend:
         finally:
             self._recording = None
         op = self._linear_op(Kind.HEAD, hidden, cast("CpuLinear | Int8Linear", head))
-        plan = CapturedPlan(recording, op, sizes, self._executor)
+        plan = CapturedPlan(recording, op, sizes, self._executor, self._collectives)
         self._plans.add(plan)
         return plan
 
@@ -314,7 +359,7 @@ class CpuBackend:
         rows = random_numbers(NUM_ROWS, linear.in_features, seed=7).to(self._dtype)
         return keeps_rows(lambda part: self.linear(part, linear), rows, self.set_num_threads)
 
-    def _op(self, kind: Kind, **fields: Any) -> Op:
+    def _op(self, kind: Kind | Joint, **fields: Any) -> Op:
         return Op(kind=kind, type=self._type, rows=Rows.TOKENS, **fields)
 
     def _emit(self, op: Op, *results: Tensor, batch: AttentionBatch | None = None) -> None:

@@ -31,6 +31,16 @@ class Kind(IntEnum):
     ROTARY_AND_CACHE = 6
     ATTENTION = 7
     HEAD = 8
+    ROUND = 9
+
+
+class Joint(IntEnum):
+    """What ranks do together between ops: kinds of a recording that the library never sees."""
+
+    ADD = 100
+    """Adds up float32 rows, as the tree does."""
+    ADD_BITS = 101
+    """Puts together rows of which one rank has the numbers and the others zeros."""
 
 
 class Rows(IntEnum):
@@ -75,6 +85,8 @@ class Op(ctypes.Structure):
         ("head_dim", ctypes.c_int64),
         ("block_size", ctypes.c_int64),
         ("window", ctypes.c_int64),
+        ("first_row", ctypes.c_int64),
+        ("num_rows", ctypes.c_int64),
         ("epsilon", ctypes.c_float),
         ("scale", ctypes.c_float),
         ("scheme", ctypes.c_int32),
@@ -97,6 +109,7 @@ class Inputs(ctypes.Structure):
         ("chosen", ctypes.c_void_p),
         ("logits", ctypes.c_void_p),
         ("best", ctypes.c_void_p),
+        ("best_values", ctypes.c_void_p),
         ("finite", ctypes.c_void_p),
         ("positions", ctypes.c_void_p),
     )

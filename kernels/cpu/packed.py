@@ -32,9 +32,11 @@ class CpuLinear:
         *,
         gated: bool,
         leaves: int,
+        partial: bool = False,
     ) -> None:
         self.num_rows, self.in_features = sum(len(part) for part in weights), weights[0].shape[1]
         self.leaves = leaves
+        self.is_partial = partial
         self.is_gated = gated
         self.out_features = self.num_rows // 2 if gated else self.num_rows
         self.dtype = weights[0].dtype

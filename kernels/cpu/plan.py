@@ -2,6 +2,7 @@
 
 While a network is recorded, its ops give tensors of one row that are never computed: they stand for the rows of a step.
 Owns the pruning of the last layer to the rows that logits are made of, and the arena. Knows no ops but by their fields.
+Where a network is shared with other ranks, the plan is in segments, between which they do something together.
 """
 
 from __future__ import annotations
@@ -13,18 +14,25 @@ import numpy as np
 import torch
 
 from kernels.cpu.huge_pages import ALIGNMENT, allocate_huge
-from kernels.cpu.library import Inputs, Kind, Op, Rows, Scheme, op_array
+from kernels.cpu.library import Inputs, Joint, Kind, Op, Rows, Scheme, op_array
+from kernels.cpu.packed import ELEMENT_TYPES
 from kernels.ops import CaptureSizes, StepInputs, StepOutputs
 
 if TYPE_CHECKING:
+    import ctypes
+    from collections.abc import Iterator
+
     import numpy.typing as npt
     from torch import Tensor
 
+    from kernels.collectives import Collectives
     from kernels.cpu.library import Executor
 
 # Fields of an op that may point into a row of another op's result.
 _READ = ("input", "residual")
 _WRITTEN = ("output", "total")
+_JOINTS = frozenset(Joint)
+_DTYPES = {number: dtype for dtype, number in ELEMENT_TYPES.items()}
 
 
 @dataclass(eq=False)
@@ -48,16 +56,34 @@ class _Buffer:
     place: int = 0
 
 
-class CapturedPlan:
-    """See `kernels.ops.CapturedStep`. `executor` gives the team of the moment."""
+@dataclass(slots=True)
+class _Segment:
+    """Ops, and what the ranks do with some rows [rows, width] of the arena after them, if anything."""
 
-    def __init__(self, recording: Recording, head: Op, sizes: CaptureSizes, executor: Executor) -> None:
+    ops: ctypes.Array[Op]
+    joint: Joint | None = None
+    of_chosen: bool = False
+    buffer: Tensor | None = None
+
+
+class CapturedPlan:
+    """See `kernels.ops.CapturedStep`. `executor` gives the team of the moment, `collectives` the group."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        head: Op,
+        sizes: CaptureSizes,
+        executor: Executor,
+        collectives: Collectives | None = None,
+    ) -> None:
         self._sizes = sizes
         self._max_rows = max(sizes.max_num_tokens, sizes.max_num_seqs)
         self._token_ids = np.zeros(self._max_rows, np.int64)
         self._positions = np.zeros(self._max_rows, np.int64)
         self._vocab_size = head.out_features
         self.executor = executor
+        self.collectives = collectives
         ops = _prune([*recording.ops, head], recording)
         self._arena = _lay_out(ops, recording, self._max_rows)
         inputs = {
@@ -67,7 +93,7 @@ class CapturedPlan:
         for op in ops:
             if op.indices is not None:
                 op.indices = inputs[op.indices]
-        self._ops = op_array(ops)
+        self._segments = list(self._cut(ops))
         self._quantized_bytes = self._max_rows * max(map(_quantized_row_bytes, ops))
 
     @property
@@ -85,6 +111,7 @@ class CapturedPlan:
         self._token_ids[: len(step.token_ids)] = step.token_ids
         logits = torch.empty(num_chosen, self._vocab_size) if with_logits else None
         best, finite = np.empty(num_chosen, np.int64), np.empty(num_chosen, np.bool_)
+        best_values = np.empty(num_chosen, np.float32)
         inputs = Inputs(
             len(step.seq_lens),
             _address(step.num_new_tokens),
@@ -95,15 +122,44 @@ class CapturedPlan:
             _address(step.chosen),
             None if logits is None else logits.data_ptr(),
             _address(best),
+            _address(best_values),
             _address(finite),
             _address(self._positions),
         )
-        self.executor.run(self._ops, inputs)
-        return StepOutputs(best, finite, logits)
+        for segment in self._segments:
+            self.executor.run(segment.ops, inputs)
+            if segment.joint is not None:
+                self._meet(segment, num_chosen if segment.of_chosen else len(step.token_ids))
+        return StepOutputs(best, best_values, finite, logits)
+
+    def _meet(self, segment: _Segment, num_rows: int) -> None:
+        assert self.collectives is not None, "a share of a model, and no group"
+        assert segment.buffer is not None
+        rows = segment.buffer[:num_rows]
+        if segment.joint is Joint.ADD:
+            self.collectives.add(rows)
+        else:
+            self.collectives.add_bits(rows)
+
+    def _cut(self, ops: list[Op]) -> Iterator[_Segment]:
+        """Cuts ops after those that only all ranks together can do."""
+        some: list[Op] = []
+        for op in ops:
+            if op.kind not in _JOINTS:
+                some.append(op)
+                continue
+            joint = Joint(op.kind)
+            dtype = torch.float32 if joint is Joint.ADD else _DTYPES[op.type]
+            begin, row_bytes = op.input - self._arena.data_ptr(), op.out_features * dtype.itemsize
+            buffer = self._arena[begin : begin + self._max_rows * row_bytes].view(dtype).view(-1, op.out_features)
+            yield _Segment(op_array(some), joint, op.rows == Rows.CHOSEN, buffer)
+            some = []
+        yield _Segment(op_array(some))
 
     def phase_seconds(self) -> list[tuple[Op, float]]:
-        """Returns the op and the seconds of each phase of the last replay, in order."""
-        return [(self._ops[op], seconds) for op, seconds in self.executor.phase_seconds()]
+        """Returns the op and the seconds of each phase of the last segment that was replayed, in order."""
+        ops = self._segments[-1].ops
+        return [(ops[op], seconds) for op, seconds in self.executor.phase_seconds()]
 
 
 def _address(array: npt.NDArray[np.generic]) -> int:

@@ -37,12 +37,14 @@ class Int8Linear:
         *,
         gated: bool,
         leaves: int,
+        partial: bool = False,
     ) -> None:
         self.num_rows, self.in_features = sum(len(part) for part in weights), weights[0].shape[1]
         if self.in_features > MAX_IN_FEATURES:
             raise ValueError(f"in_features must be at most {MAX_IN_FEATURES} in int8, not {self.in_features}")
         check_leaves(self.in_features, leaves, WORD_BYTES)
         self.leaves = leaves
+        self.is_partial = partial
         self.is_gated = gated
         self.out_features = self.num_rows // 2 if gated else self.num_rows
         self.bias = None if bias is None else bias.contiguous()

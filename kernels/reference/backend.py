@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from kernels.collectives import Collectives
     from kernels.ops import (
         AttentionBatch,
         AttentionShape,
@@ -46,6 +47,7 @@ class ReferenceBackend:
         # What the tiles of attention are padded to a multiple of, where the probe found that more is needed.
         self._row_multiples: dict[AttentionShape, int] = {}
         self._method = _first_method(device)
+        self._collectives: Collectives | None = None
 
     def plan_attention(
         self,
@@ -63,22 +65,48 @@ class ReferenceBackend:
         torch.set_num_threads(num_threads)
 
     def pack_linear(
-        self, weight: Tensor | Sequence[Tensor], bias: Tensor | None = None, *, gated: bool = False, leaves: int = 1
+        self,
+        weight: Tensor | Sequence[Tensor],
+        bias: Tensor | None = None,
+        *,
+        gated: bool = False,
+        leaves: int = 1,
+        partial: bool = False,
     ) -> PackedLinear:
         """Packs a weight and a bias."""
-        return ReferenceLinear(join_rows(weight), bias, self._method, gated=gated, leaves=leaves)
+        return ReferenceLinear(join_rows(weight), bias, self._method, gated=gated, leaves=leaves, partial=partial)
 
     def linear(self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False) -> Tensor:
         """Multiplies rows by a packed weight."""
         weight = cast("ReferenceLinear", packed)
+        if weight.is_partial:
+            sums = weight.unrounded(hidden).float()
+            self._group().add(sums)
+            return weight.rounded(sums)
         if wide:
             return weight.unrounded(hidden).float()
         result = weight(hidden)
         return self.silu_and_mul(result) if weight.is_gated else result
 
-    def embedding(self, indices: Tensor, table: Tensor | PackedLinear) -> Tensor:
+    def embedding(self, indices: Tensor, table: Tensor | PackedLinear, first_row: int | None = None) -> Tensor:
         """Takes rows of a table."""
-        return cast("Tensor", table).index_select(0, indices)
+        rows = cast("Tensor", table)
+        if first_row is None:
+            return rows.index_select(0, indices)
+        places = indices - first_row
+        is_here = (places >= 0) & (places < len(rows))
+        found = rows.index_select(0, places.where(is_here, 0))
+        found[~is_here] = 0
+        self._group().add_bits(found)
+        return found
+
+    def join(self, collectives: Collectives) -> None:
+        """Sets the group of ranks."""
+        self._collectives = collectives
+
+    def _group(self) -> Collectives:
+        assert self._collectives is not None, "a share of a model, and no group"
+        return self._collectives
 
     def rms_norm(
         self, hidden: Tensor, weight: Tensor, epsilon: float, residual: Tensor | None = None

@@ -64,17 +64,25 @@ class ReferenceLinear:
     """A weight [out_features, in_features] and perhaps a bias, packed for one method.
 
     Half floats that oneDNN cannot pack on this processor are kept and multiplied in float32, and so is every weight of
-    several leaves, whose sums must not be rounded apart; results are rounded once.
+    several leaves or ranks, whose sums must not be rounded apart; results are rounded once.
     """
 
     is_table = False
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None, method: Method, *, gated: bool = False, leaves: int = 1
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        method: Method,
+        *,
+        gated: bool = False,
+        leaves: int = 1,
+        partial: bool = False,
     ) -> None:
         self._num_rows, self.in_features = weight.shape
         # A method that promises nothing need not keep to the tree.
         self.leaves = 1 if method is Method.PLAIN else leaves
+        self.is_partial = partial
         self.out_features = self._num_rows // 2 if gated else self._num_rows
         self.is_gated = gated
         self.dtype = weight.dtype
@@ -102,7 +110,7 @@ class ReferenceLinear:
         """Packs for a method: a new weight, or the one held, which is laid out anew."""
         dense = self._dense() if weight is None else weight
         self.method = method
-        keeps = method is Method.PLAIN or (self.leaves == 1 and can_prepack(self.dtype))
+        keeps = method is Method.PLAIN or (self.leaves == 1 and not self.is_partial and can_prepack(self.dtype))
         self._compute_dtype = self.dtype if keeps else torch.float32
         if self._bias is not None:
             self._bias = self._bias.to(self._compute_dtype)
@@ -120,7 +128,10 @@ class ReferenceLinear:
         return self.unrounded(hidden).to(self.dtype)
 
     def unrounded(self, hidden: Tensor) -> Tensor:
-        """Multiplies, and gives the products in the dtype that they are computed in: float32 or the weight's own."""
+        """Multiplies, and returns the products in the dtype that they are computed in: float32 or the weight's own.
+
+        Those of a partial weight are without its bias.
+        """
         num_rows = hidden.shape[0]
         if num_rows == 0:
             return hidden.new_empty(0, self._num_rows)
@@ -130,12 +141,17 @@ class ReferenceLinear:
         return torch.cat([self._products(part)[: len(part)] for part in rows.split(self.max_rows)])
 
     def _products(self, hidden: Tensor) -> Tensor:
+        bias = None if self.is_partial else self._bias
         if self.leaves == 1:
-            return self._product(hidden, self._weights[0], self._bias)
+            return self._product(hidden, self._weights[0], bias)
         parts = hidden.split(self.in_features // self.leaves, dim=1)
         pairs = zip(parts, self._weights, strict=True)
         result = add_leaves([self._product(part.contiguous(), weight, None) for part, weight in pairs])
-        return result if self._bias is None else result + self._bias
+        return result if bias is None else result + bias
+
+    def rounded(self, sums: Tensor) -> Tensor:
+        """Adds the bias to the sums [R, out_features] of all ranks, and rounds them."""
+        return (sums if self._bias is None else sums + self._bias).to(self.dtype)
 
     def _product(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         match self.method:

@@ -7,14 +7,17 @@ or where blocks come from.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 
-from kernels.leaves import count_leaves
 from kernels.ops import AttentionShape, kv_pool_shape
 from worker_service.models.layers import DecoderLayer, StepContext
 from worker_service.models.rotary import PART, rotary_table
+from worker_service.models.share import Share
+from worker_service.parallel import ALONE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
     from kernels.ops import AttentionBatch, Backend, CapturedStep, CaptureSizes, PackedLinear
     from worker_service.models.model_config import ModelConfig
+    from worker_service.models.vocabulary import SharedVocabulary
+    from worker_service.parallel import Parallel
 
 
 class Weights(Protocol):
@@ -39,6 +44,7 @@ class Weights(Protocol):
 
 FINGERPRINT_TOKENS = 48
 FINGERPRINT_BLOCK_SIZE = 16
+DIGEST_BYTES = 32
 
 
 class DecoderModel:
@@ -52,14 +58,18 @@ class DecoderModel:
         layers: Sequence[DecoderLayer],
         final_norm: Tensor,
         head: PackedLinear,
+        share: Share,
     ) -> None:
         self.config = config
+        self.share = share
         self._backend = backend
         self._embedding = embedding
         self._layers = layers
         self._final_norm = final_norm
         self._head = head
-        self._shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, config.head_dim**-0.5)
+        num_heads, num_kv_heads = len(share.heads), len(share.kv_heads)
+        self._shape = AttentionShape(num_heads, num_kv_heads, config.head_dim, config.head_dim**-0.5)
+        self._first_token = share.vocabulary.start if share.is_cut else None
         self._rotary = final_norm.new_empty(0, 2 * config.head_dim)
 
     @property
@@ -97,14 +107,14 @@ class DecoderModel:
         self.reserve_positions(int(batch.seq_lens.max(initial=0)))
         rotary = backend.embedding(batch.positions, self._rotary).view(-1, 2, config.head_dim)
         context = StepContext(backend, batch, kv_pool, rotary, self._shape, config.options.norm_epsilon)
-        hidden, residual = backend.embedding(token_ids, self._embedding), None
+        hidden, residual = backend.embedding(token_ids, self._embedding, self._first_token), None
         for layer in self._layers:
             hidden, residual = layer.forward(hidden, residual, context)
         return backend.rms_norm(hidden, self._final_norm, config.options.norm_epsilon, residual)[0]
 
     @torch.no_grad()
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Computes the logits [R, vocab_size] float32 of rows [R, hidden_size] that `forward` gave."""
+        """Computes the logits [R, tokens of the share] float32 of rows [R, hidden_size] that `forward` gave."""
         return self._backend.linear(hidden, self._head, wide=True)
 
     @torch.no_grad()
@@ -123,63 +133,95 @@ class DecoderModel:
         """
         return self._backend.probe(self._linears(), self._shape)
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, vocabulary: SharedVocabulary | None = None) -> str:
         """Hashes the logits of a fixed list of tokens, in hex: equal where two workers compute the same bits.
 
         It differs between weights, dtypes, backends, libraries and the instruction sets that they chose. Call it after
-        `probe`.
+        `probe`; where ranks share a network, at all of them, with their vocabulary.
         """
+        logits = self._fixed_logits()
+        if vocabulary is None:
+            return _hash(logits).hex()
+        whole = vocabulary.gather(logits)
+        digest = bytes(DIGEST_BYTES) if whole is None else _hash(whole)
+        return vocabulary.collectives.broadcast(np.frombuffer(digest, np.int32)).tobytes().hex()
+
+    def _fixed_logits(self) -> Tensor:
         token_ids = torch.arange(1, FINGERPRINT_TOKENS + 1, device=self._backend.device) * 7919 % self.config.vocab_size
         num_blocks = FINGERPRINT_TOKENS // FINGERPRINT_BLOCK_SIZE
         block_tables = [list(range(num_blocks))]
         batch = self._backend.plan_attention(
             [FINGERPRINT_TOKENS], [FINGERPRINT_TOKENS], block_tables, FINGERPRINT_BLOCK_SIZE, self.config.sliding_window
         )
-        config = self.config
-        shape = kv_pool_shape(
-            num_blocks, config.num_layers, config.num_kv_heads, FINGERPRINT_BLOCK_SIZE, config.head_dim
-        )
+        config, share = self.config, self.share
+        heads = len(share.kv_heads), FINGERPRINT_BLOCK_SIZE, config.head_dim
+        shape = kv_pool_shape(num_blocks, len(share.layers), *heads)
         pool = torch.empty(shape, dtype=config.dtype, device=self._backend.device)
-        logits = self.compute_logits(self.forward(token_ids, batch, pool))
-        return hashlib.sha256(logits.cpu().numpy().tobytes()).hexdigest()
+        return self.compute_logits(self.forward(token_ids, batch, pool))
 
     def _linears(self) -> list[PackedLinear]:
         return [*(linear for layer in self._layers for linear in layer.linears), self._head]
 
 
-def build_decoder(config: ModelConfig, backend: Backend, files: Weights) -> DecoderModel:
-    """Reads and packs the weights, one tensor at a time.
+def _hash(logits: Tensor) -> bytes:
+    return hashlib.sha256(logits.cpu().numpy().tobytes()).digest()
+
+
+def build_decoder(config: ModelConfig, backend: Backend, files: Weights, parallel: Parallel = ALONE) -> DecoderModel:
+    """Reads and packs a rank's share of the weights, one tensor at a time.
 
     Raises:
         BlockyardError: MODEL_NOT_LOADED, where the files and the configuration do not belong together.
     """
-    return _Builder(config, backend, files).build()
+    return _Builder(config, backend, files, Share.of(config, parallel)).build()
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A rank's part of some dimension: a range of `count` units of so many features each."""
+
+    count: int
+    units: range
+    unit: int = 1
+
+    @property
+    def size(self) -> int:
+        """Features of the whole."""
+        return self.count * self.unit
+
+    @property
+    def part(self) -> slice:
+        """This rank's features."""
+        return slice(self.units.start * self.unit, self.units.stop * self.unit)
 
 
 class _Builder:
     """Reads tensors under the names that transformers gives them."""
 
-    def __init__(self, config: ModelConfig, backend: Backend, files: Weights) -> None:
+    def __init__(self, config: ModelConfig, backend: Backend, files: Weights, share: Share) -> None:
         self._config = config
         self._backend = backend
         self._files = files
+        self._share = share
 
     def build(self) -> DecoderModel:
         config = self._config
         # The largest come first, while there is room for a file's pages beside them.
         embedding, head = self._embedding_and_head()
-        layers = [self._layer(index) for index in range(config.num_layers)]
+        layers = [self._layer(index) for index in self._share.layers]
         final_norm = self._tensor("model.norm.weight", config.hidden_size)
-        return DecoderModel(config, self._backend, embedding, layers, final_norm, head)
+        return DecoderModel(config, self._backend, embedding, layers, final_norm, head, self._share)
 
     def _embedding_and_head(self) -> tuple[Tensor | PackedLinear, PackedLinear]:
-        config = self._config
+        config, tokens = self._config, self._share.vocabulary
         shape = (config.vocab_size, config.hidden_size)
         if not config.options.tied_embeddings or self._has_two_tables(shape):
-            table = self._tensor("model.embed_tokens.weight", *shape)
-            return table, self._linear("", {"lm_head": config.vocab_size}, config.hidden_size, bias=False)
+            table = self._read("model.embed_tokens.weight", *shape)[tokens.start : tokens.stop].clone()
+            head = {"lm_head": _Cut(config.vocab_size, tokens)}
+            return table, self._linear("", head, config.hidden_size, bias=False)
         names = ("model.embed_tokens.weight", "lm_head.weight")
         tied = self._read(next((name for name in names if name in self._files), names[0]), *shape)
+        tied = tied[tokens.start : tokens.stop]
         head = self._backend.pack_linear([tied])
         return head if head.is_table else tied.clone(), head
 
@@ -195,31 +237,24 @@ class _Builder:
         return not torch.equal(embedding, head)
 
     def _layer(self, index: int) -> DecoderLayer:
-        config, options = self._config, self._config.options
-        hidden, inner, heads = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
-        kv_heads = config.num_kv_heads * config.head_dim
+        config, options, share = self._config, self._config.options, self._share
+        hidden, dim = config.hidden_size, config.head_dim
+        query, key = _Cut(config.num_heads, share.heads, dim), _Cut(config.num_kv_heads, share.kv_heads, dim)
+        inner = _Cut(config.intermediate_size, share.inner)
         prefix = f"model.layers.{index}."
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
         return DecoderLayer(
-            index=index,
+            index=index - share.layers.start,
             sliding_window=config.windows[index],
             input_norm=self._tensor(prefix + "input_layernorm.weight", hidden),
-            qkv=self._linear(
-                attention, {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}, hidden, bias=options.qkv_bias
-            ),
+            qkv=self._linear(attention, {"q_proj": query, "k_proj": key, "v_proj": key}, hidden, bias=options.qkv_bias),
             qk_norms=self._qk_norms(attention),
-            output=self._linear(
-                attention,
-                {"o_proj": hidden},
-                heads,
-                bias=options.output_bias,
-                leaves=count_leaves(heads, config.head_dim),
-            ),
+            output=self._row_parallel(attention + "o_proj", query, share.output_leaves, bias=options.output_bias),
             post_attention_norm=self._tensor(prefix + "post_attention_layernorm.weight", hidden),
             gate_up=self._linear(
                 mlp, {"gate_proj": inner, "up_proj": inner}, hidden, bias=options.mlp_bias, gated=True
             ),
-            down=self._linear(mlp, {"down_proj": hidden}, inner, bias=options.mlp_bias, leaves=count_leaves(inner)),
+            down=self._row_parallel(mlp + "down_proj", inner, share.down_leaves, bias=options.mlp_bias),
         )
 
     def _qk_norms(self, prefix: str) -> tuple[Tensor, Tensor, float] | None:
@@ -230,19 +265,19 @@ class _Builder:
         return query, key, options.norm_epsilon
 
     def _linear(
-        self,
-        prefix: str,
-        parts: dict[str, int],
-        in_features: int,
-        *,
-        bias: bool,
-        gated: bool = False,
-        leaves: int = 1,
+        self, prefix: str, parts: dict[str, _Cut], in_features: int, *, bias: bool, gated: bool = False
     ) -> PackedLinear:
-        """Reads projections of the same input (name and rows of each) and packs them as one."""
-        weights = [self._read(f"{prefix}{name}.weight", num_rows, in_features) for name, num_rows in parts.items()]
-        biases = [self._read(f"{prefix}{name}.bias", num_rows) for name, num_rows in parts.items()] if bias else []
-        return self._backend.pack_linear(weights, torch.cat(biases) if bias else None, gated=gated, leaves=leaves)
+        """Reads projections of the same input (name and outputs of each) and packs this rank's outputs as one."""
+        weights = [self._read(f"{prefix}{name}.weight", cut.size, in_features)[cut.part] for name, cut in parts.items()]
+        biases = [self._read(f"{prefix}{name}.bias", cut.size)[cut.part] for name, cut in parts.items() if bias]
+        return self._backend.pack_linear(weights, torch.cat(biases) if bias else None, gated=gated)
+
+    def _row_parallel(self, name: str, inputs: _Cut, leaves: int, *, bias: bool) -> PackedLinear:
+        """Reads a projection back to the hidden size, and packs this rank's inputs of it, with the whole bias."""
+        hidden = self._config.hidden_size
+        weight = self._read(name + ".weight", hidden, inputs.size)[:, inputs.part]
+        added = self._read(name + ".bias", hidden).clone() if bias else None
+        return self._backend.pack_linear([weight], added, leaves=leaves, partial=self._share.is_cut)
 
     def _tensor(self, name: str, *shape: int) -> Tensor:
         return self._files.read(name, shape).to(self._backend.device, self._config.dtype, copy=True)

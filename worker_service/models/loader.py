@@ -13,7 +13,9 @@ from worker_service.device.memory import room_for_weights
 from worker_service.models.decoder import DecoderModel, build_decoder
 from worker_service.models.model_config import ModelConfig, read_config
 from worker_service.models.random_weights import RandomWeights
+from worker_service.models.share import legal_tensor_sizes
 from worker_service.models.weight_files import WeightFiles
+from worker_service.parallel import ALONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from kernels.ops import Backend
+    from worker_service.parallel import Parallel
 
 __all__ = ["LoadedModel", "ModelConfig", "load_model"]
 
@@ -53,6 +56,7 @@ def load_model(
     cpu_kernels: str = "auto",
     quantization: str = "none",
     load_format: str = "auto",
+    parallel: Parallel = ALONE,
 ) -> LoadedModel:
     """Loads a model, one tensor at a time: memory stays near one copy of the weights.
 
@@ -64,6 +68,7 @@ def load_model(
         cpu_kernels: one of `kernels.select.CPU_KERNELS`, for a device that is a CPU.
         quantization: one of `kernels.select.QUANTIZATIONS`.
         load_format: "auto", or "random" for weights that are made on the device, of a folder that has none.
+        parallel: this rank's place; its share of the weights is loaded.
 
     Raises:
         BlockyardError: MODEL_NOT_LOADED, with a message that says what to do.
@@ -71,14 +76,16 @@ def load_model(
     config = read_config(folder, dtype)
     for remark in config.remarks:
         log.warning(remark)
+    refuse_sizes(config, parallel)
     is_random = load_format == "random"
     files = RandomWeights(config, device, on_progress) if is_random else WeightFiles(folder, on_progress)
-    _check_room(_weights_bytes(files.num_elements, config, quantization), config, quantization, device)
+    weights_bytes = _weights_bytes(files.num_elements, config, quantization) // parallel.world_size
+    _check_room(weights_bytes, config, quantization, device)
     try:
         backend = get_backend(device, config.dtype, cpu_kernels, quantization)
     except ValueError as error:
         raise unusable(str(error)) from None
-    model = build_decoder(config, backend, files)
+    model = build_decoder(config, backend, files, parallel)
     if is_random:
         log.warning("the weights are random: answers have no sense")
     if files.unread:
@@ -86,6 +93,22 @@ def load_model(
     return LoadedModel(
         model, backend, config, files.finish(), model_digest(folder), model.parameter_bytes, quantization
     )
+
+
+def refuse_sizes(config: ModelConfig, parallel: Parallel) -> None:
+    """Refuses a number of ranks, or of stages, that the network cannot be cut for.
+
+    Raises:
+        BlockyardError: MODEL_NOT_LOADED, with the sizes that it can.
+    """
+    sizes = legal_tensor_sizes(config)
+    if parallel.tensor_parallel_size not in sizes:
+        legal = ", ".join(map(str, sizes))
+        raise unusable(f"tensor_parallel_size {parallel.tensor_parallel_size}: this model can be cut for {legal}")
+    if parallel.pipeline_parallel_size > config.num_layers:
+        raise unusable(
+            f"pipeline_parallel_size {parallel.pipeline_parallel_size}: this model has {config.num_layers} layers"
+        )
 
 
 def _weights_bytes(num_elements: int, config: ModelConfig, quantization: str) -> int:

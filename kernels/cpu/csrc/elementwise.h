@@ -10,6 +10,25 @@ void copy_row(const E* table, int64_t index, int64_t width, E* output) {
     memcpy(output, table + index * width, sizeof(E) * width);
 }
 
+// Reads row `index` of a table that has some rows of a larger one: zeros where it has not that one.
+template <class E, class Read>
+void embed_row(const Op& op, int64_t index, E* output, Read read) {
+    const int64_t row = index - op.first_row;
+    if (op.num_rows && (uint64_t)row >= (uint64_t)op.num_rows)
+        memset((void*)output, 0, sizeof(E) * op.out_features);
+    else
+        read(row, output);
+}
+
+template <class E>
+void round_row(const float* input, const E* bias, int64_t width, E* output) {
+    for (int64_t i = 0; i < width; i += VL) {
+        const int n = (int)std::min<int64_t>(VL, width - i);
+        const Floats x = load(input + i, n);
+        store(output + i, bias ? add(x, load(bias + i, n)) : x, n);
+    }
+}
+
 // One over the root of the mean square of a row.
 template <class E>
 float inverse_root_mean_square(const E* row, int64_t width, float epsilon) {

@@ -192,11 +192,21 @@ class Executor : public Work {
         switch (op.kind) {
             case EMBEDDING:
                 for (int64_t i = begin; i < end; i++)
-                    copy_row((const E*)op.weight, index_of(op, i), op.out_features, (E*)op.output + i * op.out_features);
+                    embed_row(op, index_of(op, i), (E*)op.output + i * op.out_features, [&](int64_t row, E* output) {
+                        copy_row((const E*)op.weight, row, op.out_features, output);
+                    });
                 break;
             case EMBEDDING_PACKED:
                 for (int64_t i = begin; i < end; i++)
-                    unpack_row((const E*)op.weight, index_of(op, i), op.out_features, (E*)op.output + i * op.out_features);
+                    embed_row(op, index_of(op, i), (E*)op.output + i * op.out_features, [&](int64_t row, E* output) {
+                        unpack_row((const E*)op.weight, row, op.out_features, output);
+                    });
+                break;
+            case ROUND:
+                for (int64_t i = begin; i < end; i++)
+                    round_row(
+                        (const float*)op.input + i * op.input_stride, (const E*)op.bias, op.out_features,
+                        (E*)op.output + i * op.out_features);
                 break;
             case RMS_NORM:
                 for (int64_t i = begin; i < end; i++) norm_row<E>(op, i);
@@ -289,6 +299,7 @@ class Executor : public Work {
                     value = best.value[lane], id = best.id[lane];
         }
         step_.inputs().best[row] = id == std::numeric_limits<int32_t>::max() ? 0 : id;
+        if (step_.inputs().best_values) step_.inputs().best_values[row] = value;
         step_.inputs().finite[row] = finite;
     }
 

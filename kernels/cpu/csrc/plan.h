@@ -15,6 +15,7 @@ enum Kind : int32_t {
     ROTARY_AND_CACHE,   // rotates queries and keys of input in place, writes keys and values to the pool
     ATTENTION,          // output = attention of the queries in input
     HEAD,               // logits = input x weight, and the best of each row
+    ROUND,              // output = input, which is float32, (+ bias) in the op's type
     NUM_KINDS
 };
 
@@ -52,6 +53,8 @@ struct Op {
     int64_t head_dim;
     int64_t block_size;
     int64_t window;         // keys that a query sees; 0: all
+    int64_t first_row;      // EMBEDDING: what the table's first row is the embedding of
+    int64_t num_rows;       // EMBEDDING: of the table, others being zeros; 0: it has all that indices name
     float epsilon;
     float scale;
     int32_t scheme;         // of the weight of a product
@@ -71,6 +74,7 @@ struct Inputs {
     const int64_t* chosen;          // [R]: rows of which logits are made
     float* logits;                  // [R, vocabulary], or null: only the best are wanted
     int64_t* best;                  // [R]: the likeliest token, the lowest id on ties
+    float* best_values;             // [R]: its logit, or null
     uint8_t* finite;                // [R]: 1 where all logits are finite
     int64_t* positions;             // [T]: written, each row's position
 };

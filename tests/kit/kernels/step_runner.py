@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kernels.ops import Backend, CaptureSizes, StepInputs, kv_pool_shape
+from kernels.ops import Backend, CaptureSizes, StepInputs
 from kernels.select import get_backend
+from worker_service.cache_engine import BlockFormat
 from worker_service.models.decoder import DecoderModel, build_decoder
 from worker_service.models.model_config import read_config
 from worker_service.models.weight_files import WeightFiles
+from worker_service.parallel import ALONE, Parallel
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
@@ -41,7 +43,7 @@ class StepRunner:
         self, model: DecoderModel, backend: Backend, *, block_size: int = 32, num_blocks: int = 400, seed: int = 0
     ) -> None:
         config = model.config
-        shape = kv_pool_shape(num_blocks, config.num_layers, config.num_kv_heads, block_size, config.head_dim)
+        shape = BlockFormat.of(model, block_size).pool_shape(num_blocks)
         self.model = model
         self.pool = torch.full(shape, float("nan"), dtype=config.dtype, device=backend.device)
         self._backend = backend
@@ -59,12 +61,19 @@ class StepRunner:
 
     @classmethod
     def load(
-        cls, folder: Path, dtype: torch.dtype, backend: Backend | None = None, *, block_size: int = 32, seed: int = 0
+        cls,
+        folder: Path,
+        dtype: torch.dtype,
+        backend: Backend | None = None,
+        *,
+        block_size: int = 32,
+        seed: int = 0,
+        parallel: Parallel = ALONE,
     ) -> StepRunner:
-        """Loads a model folder, on the reference backend unless told otherwise."""
+        """Loads a model folder, or a rank's share of it, on the reference backend unless another one is given."""
         backend = backend or get_backend(CPU, torch.float32, "reference")
         files = WeightFiles(folder, lambda done_bytes, total_bytes: None)
-        model = build_decoder(read_config(folder, dtype), backend, files)
+        model = build_decoder(read_config(folder, dtype), backend, files, parallel)
         return cls(model, backend, block_size=block_size, seed=seed)
 
     def capture(self, max_num_tokens: int, max_num_seqs: int = 64, max_length: int = 2048) -> StepRunner:
