@@ -71,10 +71,10 @@ def vocabulary_share(vocab_size: int, size: int) -> int:
 def stage_layers(num_layers: int, num_stages: int, stage: int) -> range:
     """Returns the layers of a stage: sizes differ by at most one, the smaller ones stand at both ends.
 
-    There the embedding and the head are, too.
+    There the embedding and the head are, too; the head costs more.
     """
     least, num_larger = divmod(num_layers, num_stages)
-    first_larger = (num_stages - num_larger + 1) // 2
+    first_larger = (num_stages - num_larger) // 2
     sizes = [least + (first_larger <= index < first_larger + num_larger) for index in range(num_stages)]
     begin = sum(sizes[:stage])
     return range(begin, begin + sizes[stage])
