@@ -151,6 +151,8 @@ class ModelRunner:
         self, shared: SharedVocabulary, logits: Tensor, layout: StepLayout, batch: InputBatch
     ) -> tuple[Sampled, Candidates]:
         """Has rank 0 choose, and takes its choice: the token of each row, or -1 where it failed."""
+        if not len(logits):
+            return Sampled(), Candidates()
         whole = shared.gather(logits)
         num_sampled = len(layout.sampled)
         choice = np.zeros(num_sampled + len(layout.beams), np.int32)

@@ -17,6 +17,7 @@ from blockyard.telemetry import EventLogger
 from kernels.ops import BLOCK_SIZES, CaptureSizes
 from worker_service.batch.input_batch import BatchLimits, InputBatch
 from worker_service.cache_engine import BlockFormat, CacheEngine
+from worker_service.collectives.silent import SilentCollectives
 from worker_service.device import memory
 from worker_service.device.device import check_dtype, choose_device
 from worker_service.model_runner import ModelRunner
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from worker_service.steps.rank_steps import RankSteps
 
 log = EventLogger(__name__)
+
+# What the ranks have to meet in, before the first step.
+FINGERPRINT_SECONDS = 60.0
 
 DEFAULT_BLOCK_SIZE = {"cpu": 32, "cuda": 16}
 # Of a step: what is larger is a mistake, and would be found out only by the memory that it takes.
@@ -130,7 +134,11 @@ def count_blocks(loaded: LoadedModel, choice: DeviceChoice, request: ProfileRequ
     device = choice.device
     block_size = request.block_size or DEFAULT_BLOCK_SIZE[device.type]
     try:
-        activation = ModelRunner(loaded).profile(block_size, request.max_num_batched_tokens, request.max_num_seqs)
+        runner = ModelRunner(loaded)
+        if choice.parallel.world_size > 1:
+            # A rank that fails alone leaves nobody in a collective.
+            runner.join(SilentCollectives(choice.parallel.tensor_rank, choice.parallel.tensor_parallel_size))
+        activation = runner.profile(block_size, request.max_num_batched_tokens, request.max_num_seqs)
     except (MemoryError, RuntimeError) as error:
         if not memory.is_exhausted(error):
             raise
@@ -163,8 +171,10 @@ def make_executor(
     cache = _make_cache(loaded, request)
     loaded.model.reserve_positions(request.max_model_len)
     runner = ModelRunner(loaded)
+    if ranks is not None:
+        runner.join(ranks.silence)
     batch_invariant = runner.prove_batch_invariance()
-    identity = determinism_id(loaded, runner.fingerprint())
+    identity = determinism_id(loaded, _fingerprint(runner, ranks))
     runner.capture(
         cache.device_pool,
         CaptureSizes(
@@ -189,10 +199,22 @@ def make_executor(
     return executor, CacheFacts(request, cache.block_format.block_bytes, identity, batch_invariant)
 
 
-def require_shares(parallel: Parallel) -> None:
-    """Refuses a cache, and so steps, in a world above 1: networks hold whole weights yet, and no rank has a share."""
-    if parallel.world_size > 1:
-        message = f"this version computes a model on one worker, not on {parallel.world_size}: set the sizes to 1"
+def _fingerprint(runner: ModelRunner, ranks: RankSteps | None) -> str:
+    """Computes what all ranks name the same: the one thing before an epoch that they compute together."""
+    if ranks is None:
+        return runner.fingerprint()
+    group = ranks.require_group()
+    runner.join(group.stage)
+    with group.lifetime.work(FINGERPRINT_SECONDS):
+        fingerprint = runner.fingerprint()
+    runner.join(ranks.silence)
+    return fingerprint
+
+
+def require_one_stage(parallel: Parallel) -> None:
+    """Refuses stages: ranks share layers, and none has some of them yet."""
+    if parallel.pipeline_parallel_size > 1:
+        message = "this version has no pipeline of stages: set the pipeline parallel size to 1"
         raise BlockyardError(Reason.FEATURE_DISABLED, message)
 
 

@@ -30,7 +30,7 @@ from worker_service.set_up import (
     count_blocks,
     make_choice,
     make_executor,
-    require_shares,
+    require_one_stage,
     wrong_block_ids,
     wrong_cache_request,
     wrong_profile_request,
@@ -195,12 +195,20 @@ class Worker:
         """Loads a model; calls `on_progress` in the device thread. Goes on to the end even if its caller leaves."""
         with self._lifecycle("LoadModel", State.DEVICE_READY):
             choice = self._choice()
+            require_one_stage(choice.parallel)
 
             def load() -> LoadedModel:
                 folder = resolve_model(model, revision, "config" if load_format == "random" else "weights")
                 check_sizes(read_config(folder, choice.dtype), choice.parallel)
                 loaded = load_model(
-                    folder, choice.dtype, choice.device, on_progress, self._cpu_kernels, quantization, load_format
+                    folder,
+                    choice.dtype,
+                    choice.device,
+                    on_progress,
+                    self._cpu_kernels,
+                    quantization,
+                    load_format,
+                    choice.parallel,
                 )
                 check_dtype(loaded.config.dtype, choice.device)
                 return loaded
@@ -230,7 +238,6 @@ class Worker:
             loaded = self._loaded()
             _refuse(wrong_cache_request(request, loaded.config.max_model_len))
             parallel = self._choice().parallel
-            require_shares(parallel)
             ranks = RankSteps(parallel, self.membership.find) if parallel.world_size > 1 else None
             executor, cache = await self._thread.run(
                 lambda: make_executor(loaded, request, may_choose_threads=self._may_choose_threads, ranks=ranks)

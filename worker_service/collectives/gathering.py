@@ -61,7 +61,7 @@ class GatheringCollectives(ABC):
         if self.size == 1:
             return rows
         gathered = self._gather(rows, to)
-        return None if gathered is None else gathered.transpose(0, 1).reshape(len(rows), -1)
+        return None if gathered is None else gathered.transpose(0, 1).reshape(len(rows), self.size * rows.shape[1])
 
     def exchange_best(
         self, values: npt.NDArray[np.float32], ids: npt.NDArray[np.int64], finite: npt.NDArray[np.bool_]

@@ -106,10 +106,10 @@ class Membership:
         reusable = member.group is not None and not problem and is_idle
         return GroupInfo(member.request.epoch, reusable, problem, _digest(member.request.members))
 
-    def find(self, epoch: int) -> Group | None:
-        """Returns the group of an epoch, whole or broken. For any thread."""
+    def find(self, epoch: int | None = None) -> Group | None:
+        """Returns the group of an epoch, or of whichever was last, whole or broken. For any thread."""
         member = self._member
-        return member.group if member is not None and member.request.epoch == epoch else None
+        return member.group if member is not None and epoch in (None, member.request.epoch) else None
 
     def require_place(self, parallel: Parallel, members: tuple[str, ...]) -> None:
         """Refuses a group of which another process is a part in this worker's place: raises WRONG_STATE."""

@@ -10,12 +10,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason
+from worker_service.collectives.silent import SilentCollectives
 from worker_service.step import StepResult
 from worker_service.steps.step_digest import StepDigest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kernels.collectives import Collectives
     from worker_service.batch.forward_batch import ForwardBatch
     from worker_service.collectives.group import Group
     from worker_service.model_runner import RunnerOutput
@@ -26,8 +28,9 @@ if TYPE_CHECKING:
 class RankSteps:
     """The steps of one rank, under one epoch at a time."""
 
-    def __init__(self, parallel: Parallel, find_group: Callable[[int], Group | None]) -> None:
-        """`find_group`: finds the group of an epoch, which exists before the epoch's first step."""
+    def __init__(self, parallel: Parallel, find_group: Callable[[int | None], Group | None]) -> None:
+        """`find_group`: finds the group of an epoch, which exists before its first step, or whichever was last."""
+        self.silence = SilentCollectives(parallel.tensor_rank, parallel.tensor_parallel_size)
         self._parallel = parallel
         self._find_group = find_group
         self._group: Group | None = None
@@ -36,6 +39,18 @@ class RankSteps:
     def begin_epoch(self, epoch: int) -> None:
         """Takes the group of an epoch, and begins its digests."""
         self._group, self._digest = self._find_group(epoch), StepDigest()
+
+    @property
+    def stage(self) -> Collectives:
+        """The ranks that share this one's layers in this epoch."""
+        return self.silence if self._group is None else self._group.stage
+
+    def require_group(self) -> Group:
+        """Returns the group that is there, before any epoch; raises BlockyardError WRONG_STATE."""
+        group = self._find_group(None)
+        if group is None:
+            raise BlockyardError(Reason.WRONG_STATE, "the ranks compute together from here on: form a group before")
+        return group
 
     def run(self, step: Step, arrival: float, execute: Callable[[], StepResult]) -> StepResult:
         """Executes a step within its time, counted from its arrival, and makes its answer this rank's.

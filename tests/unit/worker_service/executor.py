@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from worker_service.models.loader import LoadedModel
     from worker_service.step import Logprobs, StepResult
+    from worker_service.steps.rank_steps import RankSteps
 
 BLOCK_SIZE = 8
 
@@ -31,11 +32,14 @@ def make_executor(
     num_host_blocks: int = 4,
     max_model_len: int = 96,
     max_captured_tokens: int = 0,
+    ranks: RankSteps | None = None,
 ) -> StepExecutor:
     """An executor of a loaded model, which replays steps of up to so many tokens where its backend can."""
     runner = ModelRunner(loaded)
+    if ranks is not None:
+        runner.join(ranks.silence)
     assert runner.prove_batch_invariance()
-    cache = CacheEngine(BlockFormat.of(loaded.config, BLOCK_SIZE), num_device_blocks, num_host_blocks, loaded.backend)
+    cache = CacheEngine(BlockFormat.of(loaded.model, BLOCK_SIZE), num_device_blocks, num_host_blocks, loaded.backend)
     # Whatever an earlier owner left behind must not matter.
     cache.device_pool.fill_(float("nan"))
     if max_captured_tokens:
@@ -43,7 +47,7 @@ def make_executor(
         sizes = CaptureSizes(max_captured_tokens, 4, BLOCK_SIZE, loaded.config.sliding_window)
         runner.capture(cache.device_pool, sizes)
     limits = BatchLimits(max_model_len, 16, BLOCK_SIZE, loaded.config.vocab_size, 1000)
-    return StepExecutor(InputBatch(limits), cache, runner)
+    return StepExecutor(InputBatch(limits), cache, runner, ranks)
 
 
 def new_sequence(

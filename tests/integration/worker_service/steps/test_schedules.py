@@ -20,6 +20,7 @@ from worker_service.models.loader import load_model
 from worker_service.step import BlockPairs, Fork, NewSequence, SamplingParams, Step
 
 if TYPE_CHECKING:
+    from tests.unit.worker_service.ranks_executor import RanksExecutor
     from worker_service.models.loader import LoadedModel
     from worker_service.step import PromptLogprobs, StepResult
     from worker_service.steps.step_executor import StepExecutor
@@ -103,7 +104,7 @@ def loaded(request: pytest.FixtureRequest) -> LoadedModel:
 class Chaos:
     """Schedules at random, but never against the rules."""
 
-    def __init__(self, executor: StepExecutor, seed: int) -> None:
+    def __init__(self, executor: StepExecutor | RanksExecutor, seed: int) -> None:
         self.random = random.Random(seed)
         self.executor = executor
         self.device = list(range(1, NUM_DEVICE_BLOCKS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,7 +39,9 @@ def alone(model: Path) -> StepExecutor:
 def rank_executor(alone: StepExecutor, parallel: Parallel, group: Group | None) -> StepExecutor:
     """A rank that computes everything, with the cache and the network of the others: here nothing is summed."""
     ranks = RankSteps(parallel, lambda epoch: group)
-    return StepExecutor(InputBatch(alone.batch.limits), alone.cache, alone._runner, ranks)
+    runner = copy.copy(alone._runner)
+    runner.join = lambda collectives: None
+    return StepExecutor(InputBatch(alone.batch.limits), alone.cache, runner, ranks)
 
 
 @pytest.fixture
