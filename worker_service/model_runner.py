@@ -16,7 +16,7 @@ from kernels.ops import CaptureSizes, StepInputs
 from worker_service.batch.row_requests import ROW
 from worker_service.cache_engine import BlockFormat, allocate_pool
 from worker_service.device.memory import read_peak_memory, reset_peak_memory
-from worker_service.models.share import vocabulary_share
+from worker_service.models.parallel_sizes import vocabulary_share
 from worker_service.models.vocabulary import SharedVocabulary
 from worker_service.sampling import logprobs
 from worker_service.sampling.sampler import Candidates, Sampled, Sampler, SampleRows, sampling_bytes

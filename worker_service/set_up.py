@@ -98,6 +98,7 @@ class CacheFacts:
     cache_block_bytes: int
     determinism_id: str
     batch_invariant: bool
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,8 @@ def make_executor(
     if ranks is not None:
         runner.join(ranks.silence)
     batch_invariant = runner.prove_batch_invariance()
-    identity = determinism_id(loaded, _fingerprint(runner, ranks))
+    fingerprint = _fingerprint(runner, ranks)
+    identity = determinism_id(loaded, fingerprint)
     runner.capture(
         cache.device_pool,
         CaptureSizes(
@@ -196,7 +198,7 @@ def make_executor(
     # What lives now lives as long as the process: the collector need not look at it again.
     gc.collect()
     gc.freeze()
-    return executor, CacheFacts(request, cache.block_format.block_bytes, identity, batch_invariant)
+    return executor, CacheFacts(request, cache.block_format.block_bytes, identity, batch_invariant, fingerprint)
 
 
 def _fingerprint(runner: ModelRunner, ranks: RankSteps | None) -> str:
@@ -204,6 +206,9 @@ def _fingerprint(runner: ModelRunner, ranks: RankSteps | None) -> str:
     if ranks is None:
         return runner.fingerprint()
     group = ranks.require_group()
+    if group.fingerprint:
+        # A rank that comes later: the others are at work, or have been.
+        return group.fingerprint.hex()
     runner.join(group.stage)
     with group.lifetime.work(FINGERPRINT_SECONDS):
         fingerprint = runner.fingerprint()

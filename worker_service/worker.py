@@ -19,8 +19,6 @@ from worker_service.device.device import check_dtype, describe_device
 from worker_service.device.thread import DeviceThread
 from worker_service.groups.membership import Membership, wrong_members, wrong_request
 from worker_service.models.loader import load_model
-from worker_service.models.model_config import read_config
-from worker_service.models.parallel_sizes import check_sizes
 from worker_service.observe.metrics import WorkerMetrics
 from worker_service.observe.profiler import Profiler, choose_options
 from worker_service.parallel import ALONE, Parallel, wrong_parallel
@@ -199,7 +197,6 @@ class Worker:
 
             def load() -> LoadedModel:
                 folder = resolve_model(model, revision, "config" if load_format == "random" else "weights")
-                check_sizes(read_config(folder, choice.dtype), choice.parallel)
                 loaded = load_model(
                     folder,
                     choice.dtype,
@@ -243,6 +240,7 @@ class Worker:
                 lambda: make_executor(loaded, request, may_choose_threads=self._may_choose_threads, ranks=ranks)
             )
             self.set_up = replace(self.set_up, executor=executor, cache=cache)
+            self.membership.fingerprint = bytes.fromhex(cache.fingerprint)
             log.info("cache ready", device_blocks=request.num_device_blocks, host_blocks=request.num_host_blocks)
             return cache
 

@@ -12,7 +12,8 @@ from tests.kit.kernels.ranks import Ranks, new_backend
 from tests.kit.kernels.step_runner import StepRunner
 from tests.kit.kernels.tiny_models import VOCAB_SIZE, tiny_model
 from worker_service.models.model_config import read_config
-from worker_service.models.share import Share, legal_tensor_sizes, stage_layers, vocabulary_share
+from worker_service.models.parallel_sizes import legal_tensor_sizes, vocabulary_share
+from worker_service.models.share import Share, stage_layers
 from worker_service.parallel import Parallel
 
 KERNELS = [
@@ -70,8 +71,8 @@ def test_a_share_is_what_the_ranks_have_not_in_common():
 
 
 def test_sizes_that_a_network_can_be_cut_for():
-    assert legal_tensor_sizes(read_config(tiny_model("qwen3"), torch.bfloat16)) == [1, 2, 4]
-    assert legal_tensor_sizes(read_config(tiny_model("llama"), torch.bfloat16)) == [1, 2, 4]
+    assert legal_tensor_sizes(read_config(tiny_model("qwen3"), torch.bfloat16)) == (1, 2, 4)
+    assert legal_tensor_sizes(read_config(tiny_model("llama"), torch.bfloat16)) == (1, 2, 4)
 
 
 def test_the_vocabulary_is_cut_in_whole_panels():

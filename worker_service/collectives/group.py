@@ -20,6 +20,8 @@ class Group:
     lifetime: GroupLifetime
     world: Collectives
     stage: Collectives
+    fingerprint: bytes = b""
+    """What the network computes, as far as a rank knew before; see `DecoderModel.fingerprint`."""
 
 
 def connect_group(

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from worker_service.parallel import Parallel
 
 PROOF_BYTES = 32
+FINGERPRINT_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +125,20 @@ def _compare_set_ups(store: RendezvousStore, parallel: Parallel, kind: str) -> N
             raise BlockyardError(Reason.WRONG_STATE, message)
 
 
-def greet(group: Group, parallel: Parallel, device: torch.device, request: GroupRequest) -> None:
+def greet(group: Group, parallel: Parallel, device: torch.device, request: GroupRequest, fingerprint: bytes) -> bytes:
     """Does the first operation of each kind; raises BlockyardError GROUP_BROKEN for a peer that is not in the group.
 
     The connections between ranks know no passwords, so each rank proves over them that it was told the secret.
+
+    Args:
+        group: of all ranks, which do this at once.
+        parallel: this rank's place.
+        device: where the group's tensors lie.
+        request: what the ranks were told.
+        fingerprint: what this rank knows that the network computes, of FINGERPRINT_BYTES, or empty.
+
+    Returns:
+        The fingerprint that a rank knows, or none if none does.
     """
     group.stage.add(torch.zeros(1, 1, device=device))
     _greet_stages(group, parallel, torch.zeros(1, 1, device=device))
@@ -135,7 +146,7 @@ def greet(group: Group, parallel: Parallel, device: torch.device, request: Group
     seen = torch.zeros_like(proofs)
     seen[parallel.rank] = proofs[parallel.rank]
     seen = seen.to(device)
-    # Last of all and of all ranks: whoever comes back knows that nobody needs the meeting point any more.
+    # Of all ranks: whoever comes back knows that nobody needs the meeting point any more.
     group.world.add_bits(seen)
     seen = seen.cpu()
     if group.world.is_broken:
@@ -143,6 +154,16 @@ def greet(group: Group, parallel: Parallel, device: torch.device, request: Group
     for rank, (proof, known) in enumerate(zip(seen, proofs, strict=True)):
         if not torch.equal(proof, known):
             raise BlockyardError(Reason.GROUP_BROKEN, f"who answers as rank {rank} was not told of this group")
+    return _exchange(group, parallel, device, fingerprint)
+
+
+def _exchange(group: Group, parallel: Parallel, device: torch.device, fingerprint: bytes) -> bytes:
+    known = torch.zeros(parallel.world_size, FINGERPRINT_BYTES // 4, dtype=torch.int32)
+    if fingerprint:
+        known[parallel.rank] = torch.from_numpy(np.frombuffer(fingerprint, np.int32).copy())
+    known = known.to(device)
+    group.world.add_bits(known)
+    return next((row.numpy().tobytes() for row in known.cpu() if row.any()), b"")
 
 
 def _greet_stages(group: Group, parallel: Parallel, rows: torch.Tensor) -> None:

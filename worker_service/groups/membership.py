@@ -87,6 +87,8 @@ class Membership:
     ) -> None:
         """`connect`: opens the way to rank 0, for other ranks. `end_process`: is given the exit code."""
         self.epoch = 0
+        # What this worker's network computes, for ranks that come later; empty: not known yet.
+        self.fingerprint = b""
         self._thread = thread
         self._incarnation = incarnation
         self._settings = settings
@@ -174,7 +176,7 @@ class Membership:
     ) -> None:
         """Connects a member and has the ranks greet each other, in the device thread."""
         try:
-            group = await self._thread.run(lambda: _run(member, connect, parallel, device))
+            group = await self._thread.run(lambda: _run(member, connect, parallel, device, self.fingerprint))
         except BaseException as error:
             # A caller that has left, too. Nobody waits for this end.
             self._end(member, str(error) or "nobody waits for the group any more")
@@ -229,7 +231,13 @@ class Membership:
             self._rendezvous.close(reason)
 
 
-def _run(member: _Member, connect: Callable[[], Group | None], parallel: Parallel, device: torch.device) -> Group:
+def _run(
+    member: _Member,
+    connect: Callable[[], Group | None],
+    parallel: Parallel,
+    device: torch.device,
+    fingerprint: bytes,
+) -> Group:
     """Connects and greets; raises BlockyardError, and then the group has ended."""
     lifetime, failure = member.lifetime, None
     with lifetime.work(member.request.timeout_seconds):
@@ -237,8 +245,7 @@ def _run(member: _Member, connect: Callable[[], Group | None], parallel: Paralle
             lifetime.require_whole()
             group = connect()
             assert group is not None
-            greet(group, parallel, device, member.request)
-            return group
+            return replace(group, fingerprint=greet(group, parallel, device, member.request, fingerprint))
         except BlockyardError as error:
             failure = error
         except (RuntimeError, TimeoutError) as error:

@@ -12,8 +12,8 @@ from kernels.select import get_backend
 from worker_service.device.memory import room_for_weights
 from worker_service.models.decoder import DecoderModel, build_decoder
 from worker_service.models.model_config import ModelConfig, read_config
+from worker_service.models.parallel_sizes import check_sizes
 from worker_service.models.random_weights import RandomWeights
-from worker_service.models.share import legal_tensor_sizes
 from worker_service.models.weight_files import WeightFiles
 from worker_service.parallel import ALONE
 
@@ -76,7 +76,7 @@ def load_model(
     config = read_config(folder, dtype)
     for remark in config.remarks:
         log.warning(remark)
-    refuse_sizes(config, parallel)
+    check_sizes(config, parallel)
     is_random = load_format == "random"
     files = RandomWeights(config, device, on_progress) if is_random else WeightFiles(folder, on_progress)
     weights_bytes = _weights_bytes(files.num_elements, config, quantization) // parallel.world_size
@@ -93,22 +93,6 @@ def load_model(
     return LoadedModel(
         model, backend, config, files.finish(), model_digest(folder), model.parameter_bytes, quantization
     )
-
-
-def refuse_sizes(config: ModelConfig, parallel: Parallel) -> None:
-    """Refuses a number of ranks, or of stages, that the network cannot be cut for.
-
-    Raises:
-        BlockyardError: MODEL_NOT_LOADED, with the sizes that it can.
-    """
-    sizes = legal_tensor_sizes(config)
-    if parallel.tensor_parallel_size not in sizes:
-        legal = ", ".join(map(str, sizes))
-        raise unusable(f"tensor_parallel_size {parallel.tensor_parallel_size}: this model can be cut for {legal}")
-    if parallel.pipeline_parallel_size > config.num_layers:
-        raise unusable(
-            f"pipeline_parallel_size {parallel.pipeline_parallel_size}: this model has {config.num_layers} layers"
-        )
 
 
 def _weights_bytes(num_elements: int, config: ModelConfig, quantization: str) -> int:

@@ -12,20 +12,34 @@ if TYPE_CHECKING:
     from worker_service.parallel import Parallel
 
 
+# Tables are cut in whole panels.
+VOCABULARY_UNIT = 32
+
+
+def vocabulary_share(vocab_size: int, num_ranks: int) -> int:
+    """Returns how many tokens each rank holds; the last one may hold fewer."""
+    return -(-vocab_size // (VOCABULARY_UNIT * num_ranks)) * VOCABULARY_UNIT
+
+
 def legal_tensor_sizes(config: NetworkConfig) -> tuple[int, ...]:
     """Returns how many ranks may share a layer, growing from 1.
 
     Each rank has whole leaves of both products that are cut along K, and whole heads; a head of keys and values stands
-    on several ranks where there are fewer of these than ranks.
+    on several ranks where there are fewer of these than ranks. None is without tokens of the vocabulary.
     """
     heads = config.num_heads * config.head_dim
     most = min(count_leaves(heads, config.head_dim), count_leaves(config.intermediate_size))
     sizes = (1 << power for power in range(most.bit_length()))
-    return tuple(size for size in sizes if config.num_heads % size == 0 and _shares(config.num_kv_heads, size))
+    return tuple(size for size in sizes if _divides_heads(config, size) and _leaves_no_rank_empty(config, size))
 
 
-def _shares(num_kv_heads: int, size: int) -> bool:
-    return num_kv_heads % size == 0 or size % num_kv_heads == 0
+def _divides_heads(config: NetworkConfig, size: int) -> bool:
+    kv_heads = config.num_kv_heads
+    return config.num_heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
+
+
+def _leaves_no_rank_empty(config: NetworkConfig, size: int) -> bool:
+    return (size - 1) * vocabulary_share(config.vocab_size, size) < config.vocab_size
 
 
 def check_sizes(config: NetworkConfig, parallel: Parallel) -> None:

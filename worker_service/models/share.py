@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kernels.leaves import count_leaves
+from worker_service.models.parallel_sizes import vocabulary_share
 
 if TYPE_CHECKING:
     from worker_service.models.model_config import ModelConfig
     from worker_service.parallel import Parallel
-
-# Tables are cut in whole panels.
-VOCABULARY_UNIT = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,7 @@ class Share:
 
     @classmethod
     def of(cls, config: ModelConfig, parallel: Parallel) -> Share:
-        """Cuts a network, of which `illegal_size` finds nothing."""
+        """Cuts a network whose sizes `check_sizes` allows."""
         size, rank = parallel.tensor_parallel_size, parallel.tensor_rank
         unit = vocabulary_share(config.vocab_size, size)
         first_token = min(rank * unit, config.vocab_size)
@@ -63,11 +61,6 @@ def _part(count: int, size: int, rank: int) -> range:
     return range(rank * count // size, (rank + 1) * count // size)
 
 
-def vocabulary_share(vocab_size: int, size: int) -> int:
-    """Returns how many tokens each rank holds; the last one may hold fewer."""
-    return -(-vocab_size // (VOCABULARY_UNIT * size)) * VOCABULARY_UNIT
-
-
 def stage_layers(num_layers: int, num_stages: int, stage: int) -> range:
     """Returns the layers of a stage: sizes differ by at most one, the smaller ones stand at both ends.
 
@@ -78,20 +71,3 @@ def stage_layers(num_layers: int, num_stages: int, stage: int) -> range:
     sizes = [least + (first_larger <= index < first_larger + num_larger) for index in range(num_stages)]
     begin = sum(sizes[:stage])
     return range(begin, begin + sizes[stage])
-
-
-def legal_tensor_sizes(config: ModelConfig) -> list[int]:
-    """Lists the numbers of ranks that may share a layer."""
-    of_output = count_leaves(config.num_heads * config.head_dim, config.head_dim)
-    leaves = min(of_output, count_leaves(config.intermediate_size))
-    sizes = [2**power for power in range(leaves.bit_length())]
-    return [size for size in sizes if _divides_heads(config, size) and _leaves_no_rank_empty(config, size)]
-
-
-def _divides_heads(config: ModelConfig, size: int) -> bool:
-    kv_heads = config.num_kv_heads
-    return config.num_heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
-
-
-def _leaves_no_rank_empty(config: ModelConfig, size: int) -> bool:
-    return (size - 1) * vocabulary_share(config.vocab_size, size) < config.vocab_size

@@ -62,9 +62,9 @@ class Ranks:
             )
 
     async def prepare(self, model: Path, tensor: int, pipeline: int = 1) -> None:
-        """Brings every rank that is CREATED to CACHE_READY: the least that a group of ranks needs for steps."""
+        """Brings every rank that is CREATED to LOADED."""
         for rank, (stub, info) in enumerate(zip(self.stubs, await self.infos(), strict=True)):
-            if info.HasField("cache"):
+            if info.HasField("model"):
                 continue
             parallel = pb.Parallel(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline, rank=rank)
             await stub.InitDevice(
@@ -76,7 +76,11 @@ class Ranks:
                 )
             )
             assert [event async for event in stub.LoadModel(pb.LoadModelRequest(model=str(model)))]
-            await stub.InitializeCache(CACHE)
+
+    async def make_caches(self) -> None:
+        """Brings every rank that is LOADED to CACHE_READY, in a group: the least that steps need."""
+        stubs = [stub for stub, info in zip(self.stubs, await self.infos(), strict=True) if not info.HasField("cache")]
+        await asyncio.gather(*[stub.InitializeCache(CACHE) for stub in stubs])
 
     async def request(self, epoch: int, **fields: Any) -> pb.FormGroupRequest:
         """Opens the meeting point, and makes the request that goes to every rank."""

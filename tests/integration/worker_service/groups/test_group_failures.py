@@ -43,9 +43,7 @@ class Processes:
     def _start(self, rank: int, fault: str = "") -> Service:
         self._num_started += 1
         flags = ["--worker-address", self.address(rank), "--worker-device", "cpu", "--num-threads", "1"]
-        return Service(
-            "tests.kit.processes.whole_ranks", flags, self._folder / f"log{self._num_started}", {VARIABLE: fault}
-        )
+        return Service("worker_service", flags, self._folder / f"log{self._num_started}", {VARIABLE: fault})
 
     def start_second(self, fault: str = "") -> None:
         """Starts another rank 1, which does something to itself."""
@@ -91,13 +89,19 @@ async def set_up(pair: Ranks) -> None:
     await pair.prepare(tiny_model("llama"), 2)
 
 
+async def form(pair: Ranks, epoch: int) -> None:
+    """Forms a group, and has the ranks that have no cache make one."""
+    assert await pair.form(epoch) == [GLOO, GLOO]
+    await pair.make_caches()
+
+
 async def form_again(pair: Ranks, processes: Processes, survivor: str) -> None:
     """Forms the next group of a survivor and whoever is there as rank 1, and does a step."""
     assert (await pair.infos())[0].HasField("cache"), "rank 0 lost what it had loaded"
     await set_up(pair)
     assert (await pair.members())[0] == survivor, "rank 0 was started again"
     epoch = processes.next_epoch()
-    assert await pair.form(epoch) == [GLOO, GLOO]
+    await form(pair, epoch)
     streams = [StepDriver(stub.ExecuteModel(), epoch) for stub in pair.stubs]
     first, second = await asyncio.gather(*[stream.step(**FIRST) for stream in streams])
     assert first.input_digest == second.input_digest
@@ -110,7 +114,7 @@ async def begin_steps(pair: Ranks, processes: Processes) -> tuple[str, list[Step
     await set_up(pair)
     survivor, _ = await pair.members()
     epoch = processes.next_epoch()
-    assert await pair.form(epoch) == [GLOO, GLOO]
+    await form(pair, epoch)
     streams = [StepDriver(stub.ExecuteModel(), epoch) for stub in pair.stubs]
     await asyncio.gather(*[stream.step(**FIRST) for stream in streams])
     return survivor, streams
@@ -119,7 +123,7 @@ async def begin_steps(pair: Ranks, processes: Processes) -> tuple[str, list[Step
 async def test_a_rank_that_is_stopped_between_groups_comes_too_late(pair: Ranks, processes: Processes) -> None:
     await set_up(pair)
     survivor, _ = await pair.members()
-    assert await pair.form(processes.next_epoch()) == [GLOO, GLOO]
+    await form(pair, processes.next_epoch())
     request = await pair.request(processes.next_epoch(), timeout={"seconds": 1})
     processes.signal_second(signal.SIGSTOP)
     calls = [stub.FormGroup(request) for stub in pair.stubs]

@@ -42,7 +42,7 @@ def test_a_small_step_gets_more_threads_only_where_they_gain(seconds: dict[int, 
 
 def test_the_chosen_count_is_in_force(two_threads: None) -> None:
     loaded = load_model(tiny_model("llama"), torch.float32, CPU, lambda done, total: None)
-    pool = allocate_pool(BlockFormat.of(loaded.config, 16), 2, CPU)
+    pool = allocate_pool(BlockFormat.of(loaded.model, 16), 2, CPU)
     chosen = ModelRunner(loaded).settle_threads(pool, 16, 4)
     assert chosen in (1, 2)
     assert torch.get_num_threads() == chosen

@@ -7,13 +7,16 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from blockyard.common.v1 import status_pb2
 from blockyard.errors import Reason
 from blockyard.worker.v1 import worker_pb2 as pb
-from tests.kit.processes.ranks import Ranks
-from tests.kit.processes.whole_ranks import compute_whole
-from tests.unit.worker_service.driver import StepDriver, WorkerDriver, new_sequence, running_worker
+from tests.kit.kernels.backends import REFERENCE, Kernels
+from tests.kit.kernels.ranks import new_backend
+from tests.kit.processes.ranks import CACHE, Ranks
+from tests.unit.worker_service.driver import StepDriver, WorkerDriver, fails, new_sequence, running_worker
+from worker_service.models import loader
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -24,9 +27,15 @@ NEXT = {"sequence_ids": [1], "num_new_tokens": [1]}
 
 
 class Pair(Ranks):
-    """Two ranks with a cache, in this process, and their streams."""
+    """Two ranks in this process, and their streams."""
 
     drivers: list[WorkerDriver]
+
+    async def form(self, epoch: int, **fields: Any) -> list[Any]:
+        """Forms a group, and has the ranks make their caches if they have none."""
+        answers = await super().form(epoch, **fields)
+        await self.make_caches()
+        return answers
 
     def open(self, epoch: int) -> list[StepDriver]:
         return [driver.open(epoch) for driver in self.drivers]
@@ -34,7 +43,9 @@ class Pair(Ranks):
 
 @pytest.fixture
 async def pair(socket_folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
-    compute_whole(monkeypatch.setattr)
+    # In one process both would have one.
+    kernels = Kernels(REFERENCE, torch.float32)
+    monkeypatch.setattr(loader, "get_backend", lambda *_arguments: new_backend(kernels))
     async with AsyncExitStack() as stack:
         drivers: list[WorkerDriver] = []
         for rank in (0, 1):
@@ -75,8 +86,7 @@ async def test_a_quiet_step_has_one_answer(pair: Pair) -> None:
 
 
 async def test_steps_without_a_group_are_refused(pair: Pair) -> None:
-    stream = pair.open(1)[0]
-    assert (await stream.refused(**FIRST)).reason is Reason.WRONG_STATE
+    assert (await fails(pair.stubs[0].InitializeCache(CACHE))).reason is Reason.WRONG_STATE
     await pair.form(2)
     stream = pair.open(3)[0]
     assert "no group was formed for epoch 3" in (await stream.refused(**FIRST)).message

@@ -27,7 +27,7 @@ def greetings(first: GroupRequest, second: GroupRequest) -> list[str]:
     def greet_as(rank: int) -> str:
         with groups[rank].lifetime.work(20.0):
             try:
-                greet(groups[rank], Parallel(2, 1, rank), CPU, requests[rank])
+                greet(groups[rank], Parallel(2, 1, rank), CPU, requests[rank], b"")
             except BlockyardError as error:
                 assert error.reason is Reason.GROUP_BROKEN
                 return error.message

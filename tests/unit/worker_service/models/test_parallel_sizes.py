@@ -44,10 +44,15 @@ def config(model: Path) -> NetworkConfig:
 def test_sizes_follow_from_heads_and_leaves(
     config: NetworkConfig, num_heads: int, num_kv_heads: int, intermediate_size: int, legal: tuple[int, ...]
 ) -> None:
-    shape = replace(
-        config, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=64, intermediate_size=intermediate_size
-    )
+    heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": 64}
+    shape = replace(config, **heads, intermediate_size=intermediate_size, vocab_size=32000)
     assert legal_tensor_sizes(shape) == legal
+
+
+def test_no_rank_is_without_tokens(config: NetworkConfig) -> None:
+    shape = replace(config, num_heads=32, num_kv_heads=4, head_dim=64, intermediate_size=5632)
+    sizes = {vocab_size: legal_tensor_sizes(replace(shape, vocab_size=vocab_size)) for vocab_size in (384, 448, 449)}
+    assert sizes == {384: (1, 2, 4), 448: (1, 2, 4), 449: (1, 2, 4, 8)}
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 2), (4, 1), (1, 2)])
