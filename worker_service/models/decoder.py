@@ -240,7 +240,7 @@ class _Builder:
         config, options, share = self._config, self._config.options, self._share
         hidden, dim = config.hidden_size, config.head_dim
         query, key = _Cut(config.num_heads, share.heads, dim), _Cut(config.num_kv_heads, share.kv_heads, dim)
-        inner = _Cut(config.intermediate_size, share.inner)
+        inner = _Cut(config.intermediate_size, share.mlp)
         prefix = f"model.layers.{index}."
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
         return DecoderLayer(

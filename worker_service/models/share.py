@@ -23,7 +23,7 @@ class Share:
 
     heads: range
     kv_heads: range
-    inner: range
+    mlp: range
     """Of intermediate_size."""
     vocabulary: range
     layers: range
@@ -46,7 +46,7 @@ class Share:
         return cls(
             heads=_part(config.num_heads, size, rank),
             kv_heads=range(first_kv_head, first_kv_head + num_kv_heads),
-            inner=_part(config.intermediate_size, size, rank),
+            mlp=_part(config.intermediate_size, size, rank),
             vocabulary=range(first_token, min(first_token + unit, config.vocab_size)),
             layers=stage_layers(config.num_layers, parallel.pipeline_parallel_size, parallel.pipeline_rank),
             output_leaves=count_leaves(config.num_heads * config.head_dim, config.head_dim) // size,

@@ -157,7 +157,7 @@ class _Worker:
 
     def _make_executor(self) -> StepExecutor:
         loaded = self.loaded
-        block_format = BlockFormat.of(loaded.config, CONFIG.block_size)
+        block_format = BlockFormat.of(loaded.model, CONFIG.block_size)
         cache = CacheEngine(block_format, CONFIG.num_device_blocks, CONFIG.num_host_blocks, loaded.backend)
         cache.device_pool.zero_()
         limits = BatchLimits(

@@ -32,7 +32,13 @@ class PlainBackend(ReferenceBackend):
         super().__init__(torch.device("cpu"))
 
     def pack_linear(
-        self, weight: Tensor | Sequence[Tensor], bias: Tensor | None = None, *, gated: bool = False, leaves: int = 1
+        self,
+        weight: Tensor | Sequence[Tensor],
+        bias: Tensor | None = None,
+        *,
+        gated: bool = False,
+        leaves: int = 1,
+        partial: bool = False,
     ) -> PackedLinear:
         """Keeps the weight as it is."""
         return CountedLinear(join_rows(weight), bias, Method.PLAIN, gated=gated, leaves=leaves)

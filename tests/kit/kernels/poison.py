@@ -65,7 +65,7 @@ class PoisonedFiles(WeightFiles):
 class _Int8Linear:
     """A product as `kernels.reference.int8` defines it."""
 
-    is_table = False
+    is_table = is_partial = False
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, gated: bool, leaves: int) -> None:
         self.is_gated, self.dtype, self._leaves = gated, weight.dtype, leaves
@@ -79,7 +79,13 @@ class Int8Reference(ReferenceBackend):
     """The reference, its products quantized as ours are."""
 
     def pack_linear(
-        self, weight: Tensor | Sequence[Tensor], bias: Tensor | None = None, *, gated: bool = False, leaves: int = 1
+        self,
+        weight: Tensor | Sequence[Tensor],
+        bias: Tensor | None = None,
+        *,
+        gated: bool = False,
+        leaves: int = 1,
+        partial: bool = False,
     ) -> PackedLinear:
         """Keeps a weight."""
         return _Int8Linear(join_rows(weight), bias, gated=gated, leaves=leaves)  # type: ignore[return-value]

@@ -37,7 +37,7 @@ folder, quantization, num_tokens, num_sequences = sys.argv[1], sys.argv[2], int(
 loaded = load_model(Path(folder), torch.bfloat16, torch.device("cpu"), lambda done, total: None, "auto", quantization)
 runner = ModelRunner(loaded)
 promised = runner.profile(32, num_tokens, num_sequences)
-pool = allocate_pool(BlockFormat.of(loaded.config, 32), 1, torch.device("cpu"))
+pool = allocate_pool(BlockFormat.of(loaded.model, 32), 1, torch.device("cpu"))
 runner.capture(pool, CaptureSizes(num_tokens, num_sequences, 32))
 runner.warm_up(pool, 32, num_sequences)
 pool.fill_(0)
