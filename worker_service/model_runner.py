@@ -13,13 +13,12 @@ import numpy as np
 import torch
 
 from kernels.ops import CaptureSizes, StepInputs
+from worker_service.batch.chooser import Chooser
 from worker_service.batch.row_requests import ROW
 from worker_service.cache_engine import BlockFormat, allocate_pool
 from worker_service.device.memory import read_peak_memory, reset_peak_memory
-from worker_service.models.parallel_sizes import vocabulary_share
-from worker_service.models.vocabulary import SharedVocabulary
 from worker_service.sampling import logprobs
-from worker_service.sampling.sampler import Candidates, Sampled, Sampler, SampleRows, sampling_bytes
+from worker_service.sampling.sampler import Candidates, Sampled, SampleRows, sampling_bytes
 from worker_service.sampling.sampling_state import SequenceLists, write_sampling
 from worker_service.step import MAX_LOGPROBS, Logprobs, NewSequence, PromptLogprobs, SamplingParams, no_ids
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
     from kernels.collectives import Collectives
     from kernels.ops import CapturedStep
-    from kernels.sampling import Flags
     from worker_service.batch.forward_batch import ForwardBatch, PromptPiece
     from worker_service.batch.input_batch import InputBatch
     from worker_service.batch.step_layout import StepLayout
@@ -83,16 +81,13 @@ class ModelRunner:
         self.config = loaded.config
         self._model = loaded.model
         self._backend = loaded.backend
-        self._sampler = Sampler(self._backend)
+        self._chooser = Chooser(self._backend, self.config.vocab_size)
         self._captured: CapturedStep | None = None
-        # Of a network that other ranks hold the rest of.
-        self._vocabulary: SharedVocabulary | None = None
 
     def join(self, collectives: Collectives) -> None:
         """Sets the ranks that share the network's layers, from the next step on."""
         self._backend.join(collectives)
-        vocab_size, size = self.config.vocab_size, collectives.size
-        self._vocabulary = SharedVocabulary(vocab_size, vocabulary_share(vocab_size, size), collectives)
+        self._chooser.join(collectives)
 
     def capture(self, kv_pool: Tensor, sizes: CaptureSizes) -> None:
         """Records the network over a pool, where the backend can: steps within these sizes need no Python then."""
@@ -115,7 +110,7 @@ class ModelRunner:
         logits = self._model.compute_logits(hidden[self._to_device(due)])
         self._synchronize()
         computed = time.perf_counter()
-        sampled, candidates = self._choose(logits, layout, batch)
+        sampled, candidates = self._chooser.choose(logits, layout, batch)
         # The rows of prompts need as much memory, so these go first.
         del logits
         prompt_logprobs = self._prompt_logprobs(prompts, hidden) if prompts else ()
@@ -128,56 +123,8 @@ class ModelRunner:
         is_plain = not len(layout.beams) and layout.sampled.is_plain_greedy
         outputs = captured.replay(inputs, with_logits=not is_plain)
         computed = time.perf_counter()
-        if outputs.logits is None:
-            best, finite, shared = outputs.best, outputs.finite, self._vocabulary
-            if shared is not None:
-                ids = best + shared.first_token
-                best, finite = shared.collectives.exchange_best(outputs.best_values, ids, finite)
-            sampled = Sampled(best, ~finite, np.zeros_like(finite), finite=finite)
-            candidates = Candidates()
-        else:
-            sampled, candidates = self._choose(outputs.logits, layout, batch, outputs.finite)
+        sampled, candidates = self._chooser.choose_replayed(outputs, layout, batch)
         return RunnerOutput(sampled, candidates, (), computed - started, time.perf_counter() - computed)
-
-    def _choose(
-        self, logits: Tensor, layout: StepLayout, batch: InputBatch, finite: Flags | None = None
-    ) -> tuple[Sampled, Candidates]:
-        """Samples the first rows and finds the candidates of the others, which are beams'."""
-        if self._vocabulary is not None:
-            return self._choose_together(self._vocabulary, logits, layout, batch)
-        return self._choose_here(logits, layout, batch, finite)
-
-    def _choose_together(
-        self, shared: SharedVocabulary, logits: Tensor, layout: StepLayout, batch: InputBatch
-    ) -> tuple[Sampled, Candidates]:
-        """Has rank 0 choose, and takes its choice: the token of each row, or -1 where it failed."""
-        if not len(logits):
-            return Sampled(), Candidates()
-        whole = shared.gather(logits)
-        num_sampled = len(layout.sampled)
-        choice = np.zeros(num_sampled + len(layout.beams), np.int32)
-        if whole is not None:
-            sampled, candidates = self._choose_here(whole, layout, batch, None)
-            choice[:num_sampled] = np.where(sampled.failed, -1, sampled.token_ids)
-            choice[num_sampled:] = np.where(candidates.failed, -1, 0)
-            shared.collectives.broadcast(choice)
-            return sampled, candidates
-        choice = shared.collectives.broadcast(choice)
-        token_ids, failed = choice[:num_sampled].astype(np.int64), choice < 0
-        of_sampled, of_beams = failed[:num_sampled], failed[num_sampled:]
-        sampled = Sampled(token_ids, of_sampled, np.zeros_like(of_sampled), finite=~of_sampled)
-        return sampled, Candidates(of_beams, finite=~of_beams)
-
-    def _choose_here(
-        self, logits: Tensor, layout: StepLayout, batch: InputBatch, finite: Flags | None
-    ) -> tuple[Sampled, Candidates]:
-        sampled, candidates, num_sampled = Sampled(), Candidates(), len(layout.sampled)
-        of_sampled, of_beams = (None, None) if finite is None else (finite[:num_sampled], finite[num_sampled:])
-        if num_sampled:
-            sampled = self._sampler.sample(logits[:num_sampled], batch.sample_rows(layout.sampled), of_sampled)
-        if len(layout.beams):
-            candidates = self._sampler.candidates(logits[num_sampled:], batch.sample_rows(layout.beams), of_beams)
-        return sampled, candidates
 
     def _prompt_logprobs(self, pieces: Sequence[PromptPiece], hidden: Tensor) -> tuple[PromptLogprobs, ...]:
         lengths = [len(piece.token_ids) for piece in pieces]
@@ -202,16 +149,12 @@ class ModelRunner:
         parts: list[Logprobs] = []
         for start in range(0, len(places), most):
             some = slice(start, start + most)
-            logits = self._whole(self._model.compute_logits(hidden[self._to_device(places[some])]))
+            logits = self._chooser.whole(self._model.compute_logits(hidden[self._to_device(places[some])]))
             if logits is None:
                 continue
             rows = np.arange(len(logits))
             parts.append(logprobs.of_tokens(self._backend.sampling, logits, rows, token_ids[some], num_best[some]))
         return logprobs.concatenate(parts) if parts else None
-
-    def _whole(self, logits: Tensor) -> Tensor | None:
-        """Returns logits over the whole vocabulary; None where another rank has them."""
-        return logits if self._vocabulary is None else self._vocabulary.gather(logits)
 
     def _max_prompt_rows(self) -> int:
         return max(1, min(MAX_PROMPT_ROWS, MAX_PROMPT_LOGITS // self.config.vocab_size))
@@ -239,7 +182,7 @@ class ModelRunner:
 
     def fingerprint(self) -> str:
         """Hashes what this machine computes for fixed tokens."""
-        return self._model.fingerprint(self._vocabulary)
+        return self._model.fingerprint(self._chooser.shared)
 
     @torch.inference_mode()
     def warm_up(self, kv_pool: Tensor, block_size: int, max_num_seqs: int) -> None:
@@ -285,9 +228,9 @@ class ModelRunner:
     ) -> None:
         """Does a step of `num_tokens` whose sequences all write to block 0, with samples and log probabilities."""
         hidden, part = self._dry_forward(kv_pool, block_size, num_sequences, num_tokens)
-        logits = self._whole(part)
+        logits = self._chooser.whole(part)
         if logits is not None:
-            self._sampler.sample(logits, worst_rows(num_sequences, self.config.vocab_size))
+            self._chooser.sampler.sample(logits, worst_rows(num_sequences, self.config.vocab_size))
         del logits, part
         if num_prompt_rows:
             places = np.zeros(num_prompt_rows, np.int64)

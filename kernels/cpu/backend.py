@@ -1,6 +1,6 @@
 """The op set in C++ for x86-64: see csrc/. One object for each dtype and instruction set.
 
-Owns the team of threads and the current recording. Each op is one descriptor: executed at once, or recorded.
+Each op is one descriptor: executed at once, or recorded (`OpStream`).
 """
 
 from __future__ import annotations
@@ -8,9 +8,7 @@ from __future__ import annotations
 import logging
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
-from weakref import WeakSet
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,9 +16,10 @@ from kernels import blocks, planning
 from kernels.cpu import self_test
 from kernels.cpu.build import library_path
 from kernels.cpu.huge_pages import WeightMemory
-from kernels.cpu.library import Inputs, Joint, Kind, Library, Op, Rows, Scheme, TilesRefused, op_array
+from kernels.cpu.library import Joint, Kind, Library, Op, Scheme, TilesRefused
+from kernels.cpu.op_stream import OpStream
 from kernels.cpu.packed import ELEMENT_TYPES, CpuLinear
-from kernels.cpu.plan import CapturedPlan, Recording
+from kernels.cpu.plan import Recording
 from kernels.cpu.processors import chosen_instruction_sets, supported_instruction_sets
 from kernels.cpu.quantized import Int8Linear
 from kernels.cpu.sampling import CpuSampling
@@ -29,6 +28,7 @@ from kernels.invariance import NUM_ROWS, attention_keeps_rows, keeps_rows, rando
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy as np
     import numpy.typing as npt
 
     from kernels.collectives import Collectives
@@ -105,13 +105,10 @@ class CpuBackend:
         self.name = f"cpu/{instruction_set}" + ("" if quantization == "none" else f"/{quantization}")
         self._linear_type = Int8Linear if quantization == "int8" else CpuLinear
         self._dtype = dtype
-        self._type = ELEMENT_TYPES[dtype]
-        self._executor = self._library.create_executor(torch.get_num_threads())
-        self.sampling = CpuSampling(self._executor)
+        executor = self._library.create_executor(torch.get_num_threads())
+        self._ops = OpStream(executor, ELEMENT_TYPES[dtype])
+        self.sampling = CpuSampling(executor)
         self._memory = WeightMemory()
-        self._recording: Recording | None = None
-        self._collectives: Collectives | None = None
-        self._plans = WeakSet[CapturedPlan]()
         # None: not one that the library knows.
         self.arithmetic = self_test.find_arithmetic(
             self._library, self._product, dtype, self_test.candidates(instruction_set, dtype, quantization)
@@ -120,16 +117,15 @@ class CpuBackend:
 
     def _product(self, rows: Tensor, weight: Tensor, leaves: int) -> Tensor:
         # Beside the memory of weights, whose places in pages show in how fast they are read.
-        packed = self._linear_type(self._executor, WeightMemory(), [weight], None, gated=False, leaves=leaves)
+        packed = self._linear_type(self._ops.executor, WeightMemory(), [weight], None, gated=False, leaves=leaves)
         return self.linear(rows, packed, wide=True)
 
     def set_num_threads(self, num_threads: int) -> None:
         """Sets how many threads compute, torch's own among them."""
         torch.set_num_threads(num_threads)
-        if num_threads != self._executor.num_threads:
-            self._executor = self.sampling.executor = self._library.create_executor(num_threads)
-            for plan in self._plans:
-                plan.executor = self._executor
+        if num_threads != self._ops.executor.num_threads:
+            executor = self.sampling.executor = self._library.create_executor(num_threads)
+            self._ops.set_executor(executor)
 
     def plan_attention(
         self,
@@ -154,7 +150,7 @@ class CpuBackend:
         """Packs a weight and a bias."""
         parts = [weight] if isinstance(weight, Tensor) else weight
         memory = self._memory
-        return self._linear_type(self._executor, memory, parts, bias, gated=gated, leaves=leaves, partial=partial)
+        return self._linear_type(self._ops.executor, memory, parts, bias, gated=gated, leaves=leaves, partial=partial)
 
     def linear(self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False) -> Tensor:
         """Multiplies rows by a packed weight."""
@@ -167,19 +163,19 @@ class CpuBackend:
         bias = op.bias
         if weight.is_partial:
             op.bias = None
-        self._emit(op, output)
+        self._ops.emit(op, output)
         if not weight.is_partial:
             return output
-        self._meet(Joint.ADD, output)
+        self._ops.meet(Joint.ADD, output)
         rounded = torch.empty_like(output, dtype=self._dtype)
         width = weight.out_features
-        op = self._op(Kind.ROUND, input=output.data_ptr(), bias=bias, out_features=width, input_stride=width)
+        op = self._ops.make(Kind.ROUND, input=output.data_ptr(), bias=bias, out_features=width, input_stride=width)
         op.output = rounded.data_ptr()
-        self._emit(op, rounded)
+        self._ops.emit(op, rounded)
         return rounded
 
     def _linear_op(self, kind: Kind, rows: Tensor, weight: CpuLinear | Int8Linear) -> Op:
-        op = self._op(
+        op = self._ops.make(
             kind,
             input=rows.data_ptr(),
             weight=weight.weight.data_ptr(),
@@ -202,32 +198,19 @@ class CpuBackend:
             kind, address = Kind.EMBEDDING_PACKED, weight.weight.data_ptr()
             num_rows, width = weight.num_rows, weight.in_features
         output = torch.empty(len(indices), width, dtype=self._dtype)
-        op = self._op(kind, weight=address, indices=indices.data_ptr(), output=output.data_ptr(), out_features=width)
+        op = self._ops.make(
+            kind, weight=address, indices=indices.data_ptr(), output=output.data_ptr(), out_features=width
+        )
         if first_row is not None:
             op.first_row, op.num_rows = first_row, num_rows
-        self._emit(op, output)
+        self._ops.emit(op, output)
         if first_row is not None:
-            self._meet(Joint.ADD_BITS, output)
+            self._ops.meet(Joint.ADD_BITS, output)
         return output
 
     def join(self, collectives: Collectives) -> None:
         """Sets the group of ranks."""
-        self._collectives = collectives
-        for plan in self._plans:
-            plan.collectives = collectives
-
-    def _meet(self, joint: Joint, rows: Tensor) -> None:
-        """Records, or does, what the ranks do together with rows."""
-        if self._recording is not None:
-            address = rows.data_ptr()
-            op = self._op(joint, input=address, output=address, out_features=rows.shape[1])
-            self._recording.ops.append(op)
-            return
-        assert self._collectives is not None, "a share of a model, and no group"
-        if joint is Joint.ADD:
-            self._collectives.add(rows)
-        else:
-            self._collectives.add_bits(rows)
+        self._ops.join(collectives)
 
     def rms_norm(
         self, hidden: Tensor, weight: Tensor, epsilon: float, residual: Tensor | None = None
@@ -235,7 +218,7 @@ class CpuBackend:
         """Adds the residual, then normalises."""
         hidden = hidden.contiguous()
         output = torch.empty_like(hidden)
-        op = self._op(
+        op = self._ops.make(
             Kind.RMS_NORM,
             input=hidden.data_ptr(),
             weight=weight.data_ptr(),
@@ -244,25 +227,25 @@ class CpuBackend:
             epsilon=epsilon,
         )
         if residual is None:
-            self._emit(op, output)
+            self._ops.emit(op, output)
             return output, hidden
         total, added = torch.empty_like(hidden), residual.contiguous()
         op.residual, op.total = added.data_ptr(), total.data_ptr()
-        self._emit(op, output, total)
+        self._ops.emit(op, output, total)
         return output, total
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """Computes `silu(gate) * up`."""
         gate_up = gate_up.contiguous()
         output = torch.empty(gate_up.shape[0], gate_up.shape[1] // 2, dtype=self._dtype)
-        op = self._op(
+        op = self._ops.make(
             Kind.SILU_AND_MUL,
             input=gate_up.data_ptr(),
             output=output.data_ptr(),
             out_features=output.shape[1],
             input_stride=gate_up.shape[1],
         )
-        self._emit(op, output)
+        self._ops.emit(op, output)
         return output
 
     def rotary_and_cache(
@@ -281,7 +264,7 @@ class CpuBackend:
         op.input, op.residual, op.input_stride = qkv.data_ptr(), rotary.data_ptr(), qkv.shape[1]
         if norms is not None:
             op.query_norm, op.key_norm, op.epsilon = norms[0].data_ptr(), norms[1].data_ptr(), norms[2]
-        self._emit(op, batch=batch)
+        self._ops.emit(op, batch=batch)
         return qkv.as_strided((len(qkv), shape.num_heads, shape.head_dim), (qkv.shape[1], shape.head_dim, 1))
 
     def paged_attention(
@@ -300,11 +283,11 @@ class CpuBackend:
         op = self._pool_op(Kind.ATTENTION, kv_pool, layer, shape)
         op.input, op.input_stride, op.output = query.data_ptr(), query.stride(0), output.data_ptr()
         op.window = sliding_window or 0
-        self._emit(op, output, batch=batch)
+        self._ops.emit(op, output, batch=batch)
         return output
 
     def _pool_op(self, kind: Kind, kv_pool: Tensor, layer: int, shape: AttentionShape) -> Op:
-        return self._op(
+        return self._ops.make(
             kind,
             pool=kv_pool.data_ptr(),
             block_stride=kv_pool.stride(0),
@@ -330,15 +313,12 @@ class CpuBackend:
         """Records a network's step."""
         token_ids = torch.zeros(1, dtype=torch.int64)
         batch = self.plan_attention([1], [1], [[0]], sizes.block_size, sizes.sliding_window)
-        recording = self._recording = Recording(token_ids, batch.positions)
-        try:
-            hidden = forward(token_ids, batch)
-        finally:
-            self._recording = None
-        op = self._linear_op(Kind.HEAD, hidden, cast("CpuLinear | Int8Linear", head))
-        plan = CapturedPlan(recording, op, sizes, self._executor, self._collectives)
-        self._plans.add(plan)
-        return plan
+        return self._ops.record(
+            Recording(token_ids, batch.positions),
+            lambda: forward(token_ids, batch),
+            lambda hidden: self._linear_op(Kind.HEAD, hidden, cast("CpuLinear | Int8Linear", head)),
+            sizes,
+        )
 
     def probe(self, linears: Sequence[PackedLinear], shape: AttentionShape) -> bool:
         """Results are batch-invariant by construction, every sum having one order: where the arithmetic is known.
@@ -358,36 +338,3 @@ class CpuBackend:
     def _keeps_rows(self, linear: PackedLinear) -> bool:
         rows = random_numbers(NUM_ROWS, linear.in_features, seed=7).to(self._dtype)
         return keeps_rows(lambda part: self.linear(part, linear), rows, self.set_num_threads)
-
-    def _op(self, kind: Kind | Joint, **fields: Any) -> Op:
-        return Op(kind=kind, type=self._type, rows=Rows.TOKENS, **fields)
-
-    def _emit(self, op: Op, *results: Tensor, batch: AttentionBatch | None = None) -> None:
-        """Records an op, or executes it: over the rows of its first result, or over those of a batch."""
-        if self._recording is not None:
-            self._recording.ops.append(op)
-            self._recording.results.extend(results)
-            return
-        if batch is not None:
-            inputs = batch.work_lists.get(_INPUTS)
-            if inputs is None:
-                inputs = batch.work_lists[_INPUTS] = _batch_inputs(batch)
-            self._executor.run(op_array([op]), inputs[0])
-        elif len(results[0]):
-            op.rows = Rows.CHOSEN
-            self._executor.run(op_array([op]), Inputs(num_chosen=len(results[0])))
-
-
-def _batch_inputs(batch: AttentionBatch) -> tuple[Inputs, tuple[npt.NDArray[Any], ...]]:
-    """The inputs of a batch, and the arrays that they point to."""
-    tables = np.ascontiguousarray(batch.block_tables, np.int32)
-    arrays = (np.ascontiguousarray(batch.num_new_tokens), np.ascontiguousarray(batch.seq_lens), tables)
-    inputs = Inputs(
-        num_sequences=len(batch.seq_lens),
-        num_new_tokens=arrays[0].ctypes.data,
-        seq_lens=arrays[1].ctypes.data,
-        block_tables=tables.ctypes.data,
-        table_stride=tables.shape[1],
-        positions=batch.positions.data_ptr(),
-    )
-    return inputs, arrays

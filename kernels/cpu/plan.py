@@ -128,18 +128,10 @@ class CapturedPlan:
         )
         for segment in self._segments:
             self.executor.run(segment.ops, inputs)
-            if segment.joint is not None:
-                self._meet(segment, num_chosen if segment.of_chosen else len(step.token_ids))
+            if segment.joint is not None and segment.buffer is not None:
+                num_rows = num_chosen if segment.of_chosen else len(step.token_ids)
+                meet(self.collectives, segment.joint, segment.buffer[:num_rows])
         return StepOutputs(best, best_values, finite, logits)
-
-    def _meet(self, segment: _Segment, num_rows: int) -> None:
-        assert self.collectives is not None, "a share of a model, and no group"
-        assert segment.buffer is not None
-        rows = segment.buffer[:num_rows]
-        if segment.joint is Joint.ADD:
-            self.collectives.add(rows)
-        else:
-            self.collectives.add_bits(rows)
 
     def _cut(self, ops: list[Op]) -> Iterator[_Segment]:
         """Cuts ops after those that only all ranks together can do."""
@@ -160,6 +152,15 @@ class CapturedPlan:
         """Returns the op and the seconds of each phase of the last segment that was replayed, in order."""
         ops = self._segments[-1].ops
         return [(ops[op], seconds) for op, seconds in self.executor.phase_seconds()]
+
+
+def meet(collectives: Collectives | None, joint: Joint, rows: Tensor) -> None:
+    """Does with rows what all ranks do together."""
+    assert collectives is not None, "a share of a model, and no group"
+    if joint is Joint.ADD:
+        collectives.add(rows)
+    else:
+        collectives.add_bits(rows)
 
 
 def _address(array: npt.NDArray[np.generic]) -> int:

@@ -1,0 +1,105 @@
+"""Where a backend's ops go: executed at once, or recorded into a plan, which is then replayed as a whole.
+
+Owns the team of threads, the recording of the moment, the plans that were made, and the group of ranks that some ops
+end in.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import numpy as np
+
+from kernels.cpu.library import Inputs, Joint, Op, Rows, op_array
+from kernels.cpu.plan import CapturedPlan, Recording, meet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from kernels.collectives import Collectives
+    from kernels.cpu.library import Executor, Kind
+    from kernels.ops import AttentionBatch, CaptureSizes
+
+_INPUTS = "inputs"
+
+
+class OpStream:
+    """The ops of one backend, whose rows are of one element type."""
+
+    def __init__(self, executor: Executor, element_type: int) -> None:
+        self.executor = executor
+        self._type = element_type
+        self._recording: Recording | None = None
+        self._collectives: Collectives | None = None
+        self._plans = WeakSet[CapturedPlan]()
+
+    def set_executor(self, executor: Executor) -> None:
+        """Sets the team, for plans too."""
+        self.executor = executor
+        for plan in self._plans:
+            plan.executor = executor
+
+    def join(self, collectives: Collectives) -> None:
+        """Sets the group of ranks, for plans too."""
+        self._collectives = collectives
+        for plan in self._plans:
+            plan.collectives = collectives
+
+    def make(self, kind: Kind | Joint, **fields: Any) -> Op:
+        """Makes an op over all rows."""
+        return Op(kind=kind, type=self._type, rows=Rows.TOKENS, **fields)
+
+    def emit(self, op: Op, *results: Tensor, batch: AttentionBatch | None = None) -> None:
+        """Records an op, or executes it: over the rows of its first result, or over those of a batch."""
+        if self._recording is not None:
+            self._recording.ops.append(op)
+            self._recording.results.extend(results)
+            return
+        if batch is not None:
+            inputs = batch.work_lists.get(_INPUTS)
+            if inputs is None:
+                inputs = batch.work_lists[_INPUTS] = _batch_inputs(batch)
+            self.executor.run(op_array([op]), inputs[0])
+        elif len(results[0]):
+            op.rows = Rows.CHOSEN
+            self.executor.run(op_array([op]), Inputs(num_chosen=len(results[0])))
+
+    def meet(self, joint: Joint, rows: Tensor) -> None:
+        """Records, or does, what the ranks do together with rows."""
+        if self._recording is not None:
+            address = rows.data_ptr()
+            self._recording.ops.append(self.make(joint, input=address, output=address, out_features=rows.shape[1]))
+        else:
+            meet(self._collectives, joint, rows)
+
+    def record(
+        self, recording: Recording, forward: Callable[[], Tensor], head: Callable[[Tensor], Op], sizes: CaptureSizes
+    ) -> CapturedPlan:
+        """Records the ops that `forward` emits, with those that `head` makes of its rows behind them."""
+        self._recording = recording
+        try:
+            hidden = forward()
+        finally:
+            self._recording = None
+        plan = CapturedPlan(recording, head(hidden), sizes, self.executor, self._collectives)
+        self._plans.add(plan)
+        return plan
+
+
+def _batch_inputs(batch: AttentionBatch) -> tuple[Inputs, tuple[npt.NDArray[Any], ...]]:
+    """The inputs of a batch, and the arrays that they point to."""
+    tables = np.ascontiguousarray(batch.block_tables, np.int32)
+    arrays = (np.ascontiguousarray(batch.num_new_tokens), np.ascontiguousarray(batch.seq_lens), tables)
+    inputs = Inputs(
+        num_sequences=len(batch.seq_lens),
+        num_new_tokens=arrays[0].ctypes.data,
+        seq_lens=arrays[1].ctypes.data,
+        block_tables=tables.ctypes.data,
+        table_stride=tables.shape[1],
+        positions=batch.positions.data_ptr(),
+    )
+    return inputs, arrays
