@@ -31,6 +31,7 @@ from blockyard.settings import load
 from worker_service import server
 from worker_service.config import WorkerConfiguration
 from worker_service.device import memory
+from worker_service.parallel import ALONE, Parallel
 from worker_service.set_up import CacheFacts, DeviceChoice, SetUp
 from worker_service.step import Step, StepResult, StepTimes
 from worker_service.worker import Worker
@@ -113,6 +114,10 @@ class SleepingExecutor:
         _LEDGER.pack_into(self._ledger, 0, *self._entry)
         return result
 
+    def is_silent(self, step: Step, result: StepResult) -> bool:
+        """Returns whether nobody waits for the answer to a step: a worker that is alone always answers."""
+        return False
+
     def _execute(self, step: Step) -> StepResult:
         for sequence_id in step.finished_sequence_ids:
             self._rows.pop(sequence_id, None)
@@ -133,7 +138,9 @@ class SleepingWorker(Worker):
         super().__init__(num_threads=1)
         self._sleeper: Any = executor
 
-    async def init_device(self, device_type: str, dtype: torch.dtype | None, configuration_digest: str) -> None:
+    async def init_device(
+        self, device_type: str, dtype: torch.dtype | None, configuration_digest: str, parallel: Parallel = ALONE
+    ) -> None:
         """Has none."""
         self.set_up = SetUp(configuration_digest, DeviceChoice(torch.device("cpu"), dtype, 0))
 
