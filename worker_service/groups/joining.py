@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 PROOF_BYTES = 32
 FINGERPRINT_BYTES = 32
+# Ranks that have met are connected in milliseconds; nothing but this time frees one that waits for that.
+CONNECT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ def join(
     faults.reach(faults.BEFORE_JOIN)
     _compare_set_ups(store, parallel, route.kind)
     if route.kind == "gloo":
-        return join_gloo(store, parallel, lifetime, route.host, max(1.0, store.seconds_left))
+        return join_gloo(store, parallel, lifetime, route.host, min(CONNECT_SECONDS, max(1.0, store.seconds_left)))
     nccl.set_environment(route.host)
     return nccl.join_nccl(store, parallel, lifetime, device)
 
