@@ -100,9 +100,10 @@ class Planner:
     def _admit_before_others(self, sequence: Sequence, step: StepBuilder) -> bool:
         if self._fits(sequence, step):
             return True
-        if not self.preemption.may_make_way(sequence, step):
+        rich = self.preemption.find_rich(sequence)
+        if not self.preemption.may_make_way(sequence, step, rich):
             return False
-        while self.preemption.make_way(sequence, step):
+        while self.preemption.make_way(sequence, step, rich):
             if self._fits(sequence, step):
                 return True
         return False

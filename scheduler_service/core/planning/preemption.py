@@ -118,12 +118,13 @@ class Preemption:
                 return False
         return True
 
-    def may_make_way(self, sequence: Sequence, step: StepBuilder) -> bool:
-        """Whether a waiting sequence could be admitted if all that it outranks gave way: if not, none should."""
+    def may_make_way(self, sequence: Sequence, step: StepBuilder, rich: set[str]) -> bool:
+        """Whether a waiting sequence could be admitted if all that it outranks gave way, and all of the tenants that
+        are `rich`: if not, none should."""
         queues, blocks, group = self._queues, self._blocks, sequence.group
-        candidates = self._find_below(sequence, step)
+        candidates = self._find_below(sequence, step, rich)
         num_rows = queues.num_rows - sum(other.group.num_rows for other in candidates)
-        swapped = self._find_swapped_below(sequence)
+        swapped = self._find_swapped_below(sequence, rich)
         if not (candidates or swapped) or num_rows + group.num_rows > queues.max_rows:
             return False
         num_left = len(queues.running) - len(candidates)
@@ -131,30 +132,35 @@ class Preemption:
         num_needed += group.num_rows if num_left else 0
         return blocks.may_free([*reversed(candidates), *swapped], num_needed)
 
-    def make_way(self, sequence: Sequence, step: StepBuilder) -> bool:
-        """Let one more of those that it outranks give way, or of those that only hold blocks. False: there is none."""
+    def make_way(self, sequence: Sequence, step: StepBuilder, rich: set[str]) -> bool:
+        """Let one more of those that it outranks give way, or of those that only hold blocks. False: there is none.
+
+        `rich`: as before the first gave way. Who is no longer rich by then would stop, and nobody had gained anything.
+        """
         queues = self._queues
-        candidates = queues.find_lowest(self._find_below(sequence, step))
+        candidates = queues.find_lowest(self._find_below(sequence, step, rich))
         if not candidates:
-            return self._reclaim(self._find_swapped_below(sequence) if queues.running else queues.swapped, step)
+            swapped = self._find_swapped_below(sequence, rich) if queues.running else queues.swapped
+            return self._reclaim(swapped, step)
         self.preempt_one(candidates, step)
         return True
 
-    def _find_below(self, sequence: Sequence, step: StepBuilder) -> list[Sequence]:
+    def _find_below(self, sequence: Sequence, step: StepBuilder, rich: set[str]) -> list[Sequence]:
         """Finds who may give way to a waiting sequence of those that run, in their order."""
         queues = self._queues
         below = queues.find_below(sequence, step.step_id)
         running = [other for other in queues.running if other.last_step_id != step.step_id]
-        return self._with_rich(sequence, below, running)
+        return self._with_rich(sequence, below, running, rich)
 
-    def _find_swapped_below(self, sequence: Sequence) -> list[Sequence]:
+    def _find_swapped_below(self, sequence: Sequence, rich: set[str]) -> list[Sequence]:
         """Finds who is swapped out and would give up for it what it still holds, in their order."""
         queues = self._queues
-        return self._with_rich(sequence, queues.find_swapped_below(sequence), queues.swapped)
+        return self._with_rich(sequence, queues.find_swapped_below(sequence), queues.swapped, rich)
 
-    def _with_rich(self, sequence: Sequence, below: list[Sequence], queue: list[Sequence]) -> list[Sequence]:
+    def _with_rich(
+        self, sequence: Sequence, below: list[Sequence], queue: list[Sequence], rich: set[str]
+    ) -> list[Sequence]:
         """Adds to those that give way the ones of a queue whose tenants hold more than their share."""
-        rich = self._find_rich(sequence)
         if not rich:
             return below
         chosen = set(below)
@@ -164,7 +170,7 @@ class Preemption:
             if other in chosen or (other.group.spec.tenant in rich and self._queues.gives_way_to(other, sequence))
         ]
 
-    def _find_rich(self, sequence: Sequence) -> set[str]:
+    def find_rich(self, sequence: Sequence) -> set[str]:
         """Tenants that hold more than their share of rows or blocks, where a waiting sequence may have of that.
 
         Few tenants have it all, its own has nothing, and it asks for no more than a share: once, when it begins. One

@@ -49,6 +49,21 @@ def test_it_gets_one_row_and_then_waits_its_turn() -> None:
     bench.check_tokens()
 
 
+@pytest.mark.parametrize("chunk", [0, 1])
+def test_who_gives_way_does_so_for_somebody(chunk: int) -> None:
+    """What the first gives is not enough, and leaves its tenant no more than a share."""
+    bench = Bench(configure(num_device_blocks=7, preemption_mode="recompute", max_prefill_chunk=chunk))
+    bench.add(make_spec("rich", 8, 4, n=2, tenant="rich"))
+    while not bench.tokens["rich", 1]:
+        bench.step()
+    bench.step()
+    poor = bench.add(make_spec("poor", 1, 2, n=3, tenant="poor"))
+    assert poor in [new.sequence_id for new in bench.step().new_sequences]
+    bench.run()
+    bench.check_tokens()
+    assert bench.scheduler.stats().num_preemptions_total == 2
+
+
 def test_nobody_is_robbed_of_a_share() -> None:
     bench = Bench(configure(max_num_seqs=4))
     for name in ("a.1", "a.2", "b.1", "b.2"):
