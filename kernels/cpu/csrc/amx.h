@@ -54,17 +54,18 @@ class EmulatedTiles {
     // Even and odd products are summed apart, from zero; both sums are added, then added to what was there.
     template <class E, int SUM, int LEFT, int RIGHT>
     void multiply() {
+        const FlushDenormals flushing;
         for (int row = 0; row < shapes_.rows[LEFT]; row++) {
             if constexpr (sizeof(E) == 2) {
                 const Words high = _mm512_set1_epi32((int)0xffff0000);
                 Floats even = zero(), odd = zero();
                 for (int k = 0; k < TILE_WORDS; k++) {
                     const Words a = broadcast_word(words_[LEFT][row][k]), b = load_words(words_[RIGHT][k]);
-                    even = flush(fma(normal(_mm512_slli_epi32(a, 16)), normal(_mm512_slli_epi32(b, 16)), even));
-                    odd = flush(fma(normal(_mm512_and_si512(a, high)), normal(_mm512_and_si512(b, high)), odd));
+                    even = fma(_mm512_castsi512_ps(_mm512_slli_epi32(a, 16)), _mm512_castsi512_ps(_mm512_slli_epi32(b, 16)), even);
+                    odd = fma(_mm512_castsi512_ps(_mm512_and_si512(a, high)), _mm512_castsi512_ps(_mm512_and_si512(b, high)), odd);
                 }
                 float* sums = (float*)words_[SUM][row];
-                ::store(sums, flush(add(flush(::load(sums)), flush(add(even, odd)))));
+                ::store(sums, add(::load(sums), add(even, odd)));
             } else {
                 int32_t* sums = (int32_t*)words_[SUM][row];
                 for (int k = 0; k < TILE_WORDS; k++) {
@@ -79,12 +80,22 @@ class EmulatedTiles {
     }
 
    private:
-    // Zeros of the same sign where numbers are denormal.
-    static Floats flush(Floats x) {
-        const Floats sign = _mm512_and_ps(x, _mm512_castsi512_ps(_mm512_set1_epi32((int)0x80000000)));
-        return _mm512_mask_mov_ps(x, _mm512_fpclass_ps_mask(x, 0x20), sign);
-    }
-    static Floats normal(Words bits) { return flush(_mm512_castsi512_ps(bits)); }
+    // Has the thread take denormals for zeros and write zeros for them, while it lives. What is denormal before it is
+    // rounded counts: zeroed afterwards, a number that rounding brings up to a normal one would stay.
+    class FlushDenormals {
+       public:
+        FlushDenormals() : before_(_mm_getcsr()) {
+            _mm_setcsr(0x9fc0);
+            asm volatile("" ::: "memory");  // Nothing is read, hence multiplied, before.
+        }
+        ~FlushDenormals() {
+            asm volatile("" ::: "memory");
+            _mm_setcsr(before_);
+        }
+
+       private:
+        const unsigned before_;
+    };
 
     TileShapes shapes_;
     alignas(64) uint32_t words_[NUM_TILES][TILE_ROWS][TILE_WORDS];
