@@ -86,9 +86,13 @@ class Trial:
             if count > 1:
                 values[-1] *= 2.0**-62
                 values[-1, ::7] = 2.0**-130
-            return values.to(dtype)
+            return values
 
-        return cls(numbers(num_rows), numbers(out_features), leaves)
+        rows, weight = numbers(num_rows), numbers(out_features)
+        # A sum below the least normal number, to which only its rounding as a denormal would bring it up.
+        rows[-1, :4] = torch.tensor([2.0**-63, 0, 1.5 * 2.0**-75, 0])
+        weight[-1, :4] = torch.tensor([2.0**-63, 0, -(2.0**-76), 0])
+        return cls(rows.to(dtype), weight.to(dtype), leaves)
 
     def spell_out(self, library: Library, arithmetic: Arithmetic) -> Tensor:
         """Computes it one number at a time -> [R, N] float32."""

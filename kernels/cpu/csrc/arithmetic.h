@@ -4,10 +4,11 @@
 // the same bits however it is batched, since nothing here knows of other rows.
 #pragma once
 
+#include <immintrin.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <vector>
 
 #include "plan.h"
@@ -48,22 +49,29 @@ inline float value_of(const void* values, int64_t index, int32_t type) {
     return value;
 }
 
-// Zero of the same sign where a number is denormal.
-inline float flush(float x) { return std::fabs(x) < std::numeric_limits<float>::min() ? std::copysign(0.0f, x) : x; }
+// Has the thread take denormals for zeros and write zeros for them, while it lives: as instructions for bfloat16 do,
+// whatever the thread's own setting. What is denormal before it is rounded counts, so zeroing results would not do.
+class FlushDenormals {
+   public:
+    FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(0x9fc0); }
+    ~FlushDenormals() { _mm_setcsr(before_); }
 
-inline float add_product(float sum, float a, float b) { return flush(std::fma(flush(a), flush(b), sum)); }
+   private:
+    const unsigned before_;
+};
 
 // Even and odd products are summed apart, each from zero; both sums are added, and that to the sum before.
 inline float add_piece_of_tiles(float sum, const float* a, const float* b, int64_t count) {
     float even = 0, odd = 0;
     for (int64_t k = 0; k < count; k += 2) {
-        even = add_product(even, a[k], b[k]);
-        odd = add_product(odd, a[k + 1], b[k + 1]);
+        even = std::fma(a[k], b[k], even);
+        odd = std::fma(a[k + 1], b[k + 1], odd);
     }
-    return flush(flush(sum) + flush(even + odd));
+    return sum + (even + odd);
 }
 
-inline float sum_of_leaf(Arithmetic arithmetic, const float* a, const float* b, int64_t count) {
+// Not inline: nothing of it may move to where another setting of denormals holds.
+__attribute__((noinline)) inline float sum_as_set(Arithmetic arithmetic, const float* a, const float* b, int64_t count) {
     float sum = 0;
     switch (arithmetic) {
         case TILES:
@@ -73,14 +81,20 @@ inline float sum_of_leaf(Arithmetic arithmetic, const float* a, const float* b, 
         case PAIRS_EVEN_FIRST:
             for (int64_t k = 0; k < count; k += 2) {
                 const int first = arithmetic == PAIRS_ODD_FIRST;
-                sum = add_product(sum, a[k + first], b[k + first]);
-                sum = add_product(sum, a[k + 1 - first], b[k + 1 - first]);
+                sum = std::fma(a[k + first], b[k + first], sum);
+                sum = std::fma(a[k + 1 - first], b[k + 1 - first], sum);
             }
             break;
         default:
             for (int64_t k = 0; k < count; k++) sum = std::fma(a[k], b[k], sum);
     }
     return sum;
+}
+
+inline float sum_of_leaf(Arithmetic arithmetic, const float* a, const float* b, int64_t count) {
+    if (arithmetic == FUSED) return sum_as_set(arithmetic, a, b, count);
+    const FlushDenormals flushing;
+    return sum_as_set(arithmetic, a, b, count);
 }
 
 // Replaces values by whole numbers to 127, and gives what 1 is worth. Of finite values only.
