@@ -200,13 +200,15 @@ class Library {
         std::vector<float> scales(columns.size());
         std::vector<int32_t> totals(columns.size());
         if (scheme == INT8)
-            find<void(void*, const void* const*, int64_t, int64_t, int32_t, void*, float*, int32_t*)>("blockyard_pack_int8")(
-                executor_, columns.data(), num_panels, width, BFLOAT16, packed.data(), scales.data(), totals.data());
+            find<void(
+                void*, const void* const*, int64_t, int64_t, int32_t, int32_t, void*, float*, int32_t*)>(
+                "blockyard_pack_int8")(
+                executor_, columns.data(), num_panels, width, BFLOAT16, 1, packed.data(), scales.data(), totals.data());
         else
             find<void(void*, const void* const*, int64_t, int64_t, void*)>("blockyard_pack")(
                 executor_, columns.data(), num_panels, width / 2, packed.data());
         Op op{};
-        op.kind = LINEAR, op.type = BFLOAT16, op.wide = 1, op.scheme = scheme;
+        op.kind = LINEAR, op.type = BFLOAT16, op.wide = 1, op.scheme = scheme, op.leaves = 1;
         op.input = input.data(), op.output = sums.data(), op.weight = packed.data();
         op.scales = scales.data(), op.sums = totals.data();
         op.in_features = op.input_stride = width, op.out_features = outputs;
