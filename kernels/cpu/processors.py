@@ -1,8 +1,8 @@
 """Says which instruction set serves a processor, by a table of its features and its maker alone.
 
 Never by a race at start: a restart under load, another rank, or a replica on the same kind of machine must compute the
-same bits. `benchmarks/instruction_sets.py` says whether the table is right on a machine: AMD's rows were measured by it,
-those of Intel's follow from the rates of single instructions and a prototype on tiles.
+same bits. `benchmarks/instruction_sets.py` says whether the table is right on a machine: AMD's rows were measured by
+it, those of Intel's follow from the rates of single instructions and a prototype on tiles.
 """
 
 from __future__ import annotations
