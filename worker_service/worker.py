@@ -180,6 +180,7 @@ class Worker:
         _refuse([*wrong_members(epoch, members, choice.parallel), *violations])
         self.membership.require_place(choice.parallel, members)
         self._streams.prepare(epoch)
+        self.membership.suspend()
         return choice
 
     async def load_model(

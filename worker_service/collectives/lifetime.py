@@ -100,6 +100,7 @@ class GroupLifetime:
             with self._lock:
                 self.is_in_operation = False
         if failure:
+            log.warning("an operation of the group failed", rank=self._rank, reason=failure)
             self.abort(f"rank {self._rank} lost its group: {failure}")
         if self.problem:
             self._release()
@@ -117,7 +118,7 @@ class GroupLifetime:
                 return
             self.problem = reason
             groups = list(self._groups)
-        log.warning("the group ends", rank=self._rank, reason=reason)
+        log.info("the group ends", rank=self._rank, reason=reason)
         if self._abort_groups is not None:
             self._abort_groups(groups)
         groups.clear()

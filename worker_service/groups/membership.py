@@ -168,7 +168,6 @@ class Membership:
             raise BlockyardError(Reason.WRONG_STATE, "there is no whole and idle group of these members to take over")
         kept = replace(request, secret=self._member.request.secret)
         self._member = replace(self._member, request=kept)
-        self._member.lifetime.resume()
         return self._member
 
     async def _greet(
@@ -192,6 +191,11 @@ class Membership:
             self._close_rendezvous(reason)
         if self._member is not None and self._member.request.epoch <= epoch:
             await self._end(self._member, reason)
+
+    def suspend(self) -> None:
+        """Lets no step begin in the present group any more: its epoch is over."""
+        if self._member is not None:
+            self._member.lifetime.suspend()
 
     def on_epoch(self, epoch: int) -> None:
         """Ends the group of an epoch before this one, whose steps begin."""
@@ -240,9 +244,10 @@ def _run(
 ) -> Group:
     """Connects and greets; raises BlockyardError, and then the group has ended."""
     lifetime, failure = member.lifetime, None
+    # Behind whatever step of the epoch before was about to begin in this thread: it has found the group suspended.
+    lifetime.resume()
     with lifetime.work(member.request.timeout_seconds):
         try:
-            lifetime.require_whole()
             group = connect()
             assert group is not None
             return replace(group, fingerprint=greet(group, parallel, device, member.request, fingerprint))

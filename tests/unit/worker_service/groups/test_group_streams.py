@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from blockyard.common.v1 import status_pb2
-from blockyard.errors import Reason
+from blockyard.errors import BlockyardError, Reason
 from blockyard.worker.v1 import worker_pb2 as pb
 from tests.kit.kernels.backends import REFERENCE, Kernels
 from tests.kit.kernels.ranks import new_backend
@@ -105,6 +105,17 @@ async def test_a_group_outlives_a_stream_that_ends_between_steps(pair: Pair) -> 
         isinstance(each, pb.FormGroupResponse) for each in await pair.each(lambda _, stub: stub.FormGroup(request))
     )
     await both(pair.open(2), **FIRST)
+
+
+async def test_no_step_of_an_epoch_begins_once_the_next_is_prepared(pair: Pair) -> None:
+    await pair.form(1)
+    await both(pair.open(1), **FIRST)
+    await pair.stubs[0].OpenRendezvous(pb.OpenRendezvousRequest(epoch=2, members=await pair.members()))
+    group = pair.drivers[0].server.worker.membership.find(1)
+    assert group is not None
+    # As a step would that had left the queue before its stream was stopped.
+    with pytest.raises(BlockyardError, match="the epoch of the group is over"), group.lifetime.work(1):
+        pass
 
 
 async def test_a_stream_that_ends_in_a_step_ends_the_group(pair: Pair) -> None:
