@@ -143,7 +143,8 @@ class Membership:
             return member.route.kind
         if self._member is not None:
             await self._end(self._member, f"epoch {request.epoch} forms another group")
-        route = find_route(self._settings, device, request.rendezvous_address)
+        # It may have to ask for a name.
+        route = await asyncio.to_thread(find_route, self._settings, device, request.rendezvous_address)
         link = None if parallel.rank == 0 else self._connect(request)
         point = link or self.meeting_point(request.epoch, request.secret)
         store = RendezvousStore(point, asyncio.get_running_loop(), request.timeout_seconds)

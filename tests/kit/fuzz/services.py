@@ -23,6 +23,9 @@ from scheduler_service.servicer import SchedulerServicer
 from tests.kit.fakes.fake_worker import FakeWorker, FakeWorkerOptions
 from tests.kit.fuzz.gateway import Context
 from tests.kit.fuzz.mutations import mutate
+from worker_service.groups.joining import GroupSettings
+from worker_service.groups.membership import Membership
+from worker_service.parallel import Parallel
 from worker_service.servicer import WorkerServicer
 from worker_service.set_up import CacheFacts, CacheRequest, DeviceChoice, SetUp, State
 from worker_service.worker import Worker
@@ -159,12 +162,34 @@ class _NoDevice:
         raise BlockyardError(Reason.NEVER_FITS, "there is no device here")
 
 
+# The worker is the first of two.
+_MEMBERS = ["this", "that"]
 _LIFECYCLE: dict[str, tuple[State, Message]] = {
     "GetWorkerInfo": (State.CREATED, worker_pb2.GetWorkerInfoRequest()),
     "InitDevice": (
         State.CREATED,
-        worker_pb2.InitDeviceRequest(device_type=worker_pb2.DEVICE_TYPE_CPU, configuration_digest="d"),
+        worker_pb2.InitDeviceRequest(
+            device_type=worker_pb2.DEVICE_TYPE_CPU,
+            configuration_digest="d",
+            parallel=worker_pb2.Parallel(tensor_parallel_size=2, pipeline_parallel_size=1, rank=1),
+        ),
     ),
+    "OpenRendezvous": (State.DEVICE_READY, worker_pb2.OpenRendezvousRequest(epoch=1, members=_MEMBERS)),
+    "SetRendezvousKey": (
+        State.DEVICE_READY,
+        worker_pb2.SetRendezvousKeyRequest(epoch=1, secret=b"0123456789abcdef", key="k", value=b"v"),
+    ),
+    "FormGroup": (
+        State.DEVICE_READY,
+        worker_pb2.FormGroupRequest(
+            epoch=1,
+            rendezvous_address="unix:/nowhere",
+            secret=b"0123456789abcdef",
+            members=_MEMBERS,
+            timeout={"seconds": 1},
+        ),
+    ),
+    "LeaveGroup": (State.DEVICE_READY, worker_pb2.LeaveGroupRequest(epoch=1, reason="over")),
     "LoadModel": (State.DEVICE_READY, worker_pb2.LoadModelRequest(model="/nowhere", revision="main")),
     "DetermineNumAvailableBlocks": (
         State.LOADED,
@@ -188,8 +213,11 @@ _LIFECYCLE: dict[str, tuple[State, Message]] = {
 
 async def fuzz_lifecycle(report: Report) -> None:
     """Unary requests of schedulers to a worker, changed: all of the worker but its device."""
-    worker = Worker()
-    worker._thread = _NoDevice()  # type: ignore[assignment]
+    no_device: Any = _NoDevice()
+    # A host of its own, so that no name is asked for.
+    group = GroupSettings(host="127.0.0.1")
+    worker = Worker(make_membership=lambda thread, incarnation: Membership(no_device, _MEMBERS[0], group))
+    worker._thread = no_device
     servicer = WorkerServicer(worker, "fuzz", lambda: None)
     for _ in range(report.num_cases):
         rpc, (state, base) = report.rng.choice(list(_LIFECYCLE.items()))
@@ -211,7 +239,7 @@ class _Loaded:
         max_model_len = 2048
 
 
-_CHOICE = DeviceChoice(torch.device("cpu"), None, 0)
+_CHOICE = DeviceChoice(torch.device("cpu"), None, 0, Parallel(2, 1, 0))
 _LOADED = SetUp(choice=_CHOICE, loaded=cast("LoadedModel", _Loaded()))
 _SET_UPS = {
     State.CREATED: SetUp(),

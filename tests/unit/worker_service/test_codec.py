@@ -12,7 +12,7 @@ from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import BlockyardError, Reason, from_status
 from blockyard.worker.v1 import worker_pb2 as pb
 from worker_service import codec
-from worker_service.step import SamplingParams, StepResult, StepTimes
+from worker_service.step import DEFAULT_TIMEOUT_SECONDS, SamplingParams, StepResult, StepTimes
 
 
 def test_a_step_arrives_whole() -> None:
@@ -180,6 +180,22 @@ def test_a_steady_step_is_read_at_once_and_one_with_anything_more_whole(field: s
     assert step.num_new_tokens.tolist() == told.get("num_new_tokens", [])
     read = {name for name in MORE if len(getattr(step, name))}
     assert read == ({field} if field else set())
+
+
+@pytest.mark.parametrize("more", [{}, {"finished_sequence_ids": [4]}])
+def test_what_a_rank_needs_of_a_step_arrives_with_whatever_else_it_has(more: dict[str, Any]) -> None:
+    timeout = {"seconds": 2, "nanos": 500_000_000}
+    told = pb.ExecuteModelRequest(epoch=1, step_id=2, sequence_ids=[3], num_new_tokens=[1], quiet=True, **more)
+    assert codec.decode_step(told).timeout_seconds == DEFAULT_TIMEOUT_SECONDS
+    told.MergeFrom(pb.ExecuteModelRequest(step_timeout=timeout))
+    step = codec.decode_step(told)
+    assert (step.quiet, step.timeout_seconds, step.sequence_ids) == (True, 2.5, (3,))
+    assert step.finished_sequence_ids == tuple(more.get("finished_sequence_ids", ()))
+
+
+def test_digests_leave_with_their_answer() -> None:
+    message = codec.encode_result(StepResult(1, 2, digests=(2**64 - 1, 3)))
+    assert (message.input_digest, message.output_digest) == (2**64 - 1, 3)
 
 
 def test_columns_that_are_empty_are_one_and_cannot_be_written() -> None:
