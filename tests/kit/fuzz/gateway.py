@@ -82,6 +82,9 @@ class Context:
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return ()
 
+    def peer(self) -> str:
+        return "unix:"
+
     def time_remaining(self) -> None:
         return None
 
