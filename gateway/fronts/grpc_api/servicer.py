@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from gateway.codec import public as codec
-from gateway.fronts.grpc_api.corks import Connections
 from gateway.fronts.grpc_api.handlers import add_service, tenant_of
 from gateway.request import Accepted, Delta, Finished, OnDisconnect, PromptLogprobs
 
@@ -31,7 +30,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     def __init__(self, generation: GenerationService) -> None:
         self._generation = generation
-        self._connections = Connections()
 
     async def _start(self, request: GenerationRequest, context: Any) -> Reader:
         request = replace(request, tenant=tenant_of(context))
@@ -51,7 +49,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> None:
         """Generates as a stream of events."""
         reader = await self._start(codec.decode_generation(request.spec), context)
-        await self._write(reader, context, inference_pb2.StreamGenerateResponse)
+        await _write(reader, context, inference_pb2.StreamGenerateResponse)
 
     async def Chat(  # type: ignore[override]
         self, request: inference_pb2.ChatRequest, context: Any
@@ -65,7 +63,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> None:
         """Generates an answer to a conversation as a stream of events."""
         reader = await self._start(codec.decode_chat(request.spec), context)
-        await self._write(reader, context, inference_pb2.StreamChatResponse)
+        await _write(reader, context, inference_pb2.StreamChatResponse)
 
     async def ResumeGenerate(  # type: ignore[override]
         self, request: inference_pb2.ResumeGenerateRequest, context: Any
@@ -75,19 +73,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         if resume.request is not None:
             resume = replace(resume, request=replace(resume.request, tenant=resume.tenant))
         reader = _watched(await self._generation.resume(resume), context)
-        await self._write(reader, context, inference_pb2.ResumeGenerateResponse)
-
-    async def _write(self, reader: Reader, context: Any, response: type[StreamResponse]) -> None:
-        """Writes a reader's events; a call that ends interrupts it in a write."""
-        seq = 0
-        try:
-            with self._connections.writing_to(context.peer()) as connection:
-                async for event in reader:
-                    connection.hold()
-                    await context.write(response(event=codec.encode_event(event, seq)))
-                    seq += 1
-        finally:
-            reader.close()
+        await _write(reader, context, inference_pb2.ResumeGenerateResponse)
 
     async def CancelGenerate(  # type: ignore[override]
         self, request: inference_pb2.CancelGenerateRequest, context: Any
@@ -144,6 +130,17 @@ async def _read_whole(reader: Reader, response: W) -> W:
         reader.close()
     response.choices.extend(sorted(choices, key=lambda choice: choice.index))
     return response
+
+
+async def _write(reader: Reader, context: Any, response: type[StreamResponse]) -> None:
+    """Writes a reader's events; a call that ends interrupts it in a write."""
+    seq = 0
+    try:
+        async for event in reader:
+            await context.write(response(event=codec.encode_event(event, seq)))
+            seq += 1
+    finally:
+        reader.close()
 
 
 def add_inference_service(server: grpc.aio.Server, servicer: InferenceServicer) -> None:
