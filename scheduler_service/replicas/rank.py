@@ -209,10 +209,10 @@ class Rank:
                 self._loading = None
 
     def stop_loading(self) -> None:
-        """Cancels what goes on."""
-        if self._loading is not None:
-            self._loading.cancel()
-            self._loading = None
+        """Cancels what goes on; how it ended matters to nobody then."""
+        loading, self._loading = self._loading, None
+        if loading is not None and not loading.cancel() and not loading.cancelled():
+            loading.exception()
 
     async def _load(self) -> LoadedModel:
         with self._explained():

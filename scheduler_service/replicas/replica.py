@@ -131,7 +131,8 @@ class Replica:
 
     def _report_progress(self) -> None:
         who = "workers are" if self._is_group else "worker is"
-        self._report(f"the {who} loading the model: {min(rank.loaded_share for rank in self.ranks):.0%}")
+        if all(self.incarnations):
+            self._report(f"the {who} loading the model: {min(rank.loaded_share for rank in self.ranks):.0%}")
 
     async def _each(self, work: Callable[[Rank], Coroutine[Any, Any, T]], ranks: Sequence[Rank] = ()) -> list[T]:
         """Does something at all ranks at once. Raises what one of them raised first, and cancels it at the others."""
@@ -151,14 +152,12 @@ class Replica:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _set_up_once(self) -> tuple[ModelFacts, CacheInfo]:
-        await self._each(Rank.ask)
-        await self._each(lambda rank: rank.check(self._may_claim))
-        self._check_members()
         try:
             with ExitStack() as spans:
-                for rank in self.ranks:
-                    spans.enter_context(rank.begin_set_up())
-                model, cache = await self._set_up_ranks()
+                models = await self._each(lambda rank: self._load(rank, spans))
+                if self._hopeless and self._hopeless[0] == self.incarnations:
+                    raise NotReady(self._hopeless[1])
+                model, cache = await self._set_up_loaded(models)
         except Misconfigured as error:
             self._hopeless = (self.incarnations, str(error))
             raise
@@ -170,15 +169,16 @@ class Replica:
         self.message, self._reported = "", ("", False)
         return facts, cache
 
-    def _check_members(self) -> None:
-        members = self.incarnations
-        if len(set(members)) < len(members):
+    async def _load(self, rank: Rank, spans: ExitStack) -> LoadedModel:
+        """Loads the model at one rank, whoever else is there yet."""
+        await rank.ask()
+        if self.incarnations.count(rank.incarnation) > 1:
             raise NotReady("two ranks are one worker, found by two names")
-        if self._hopeless and self._hopeless[0] == members:
-            raise NotReady(self._hopeless[1])
+        await rank.check(self._may_claim)
+        spans.enter_context(rank.begin_set_up())
+        return await rank.load()
 
-    async def _set_up_ranks(self) -> tuple[LoadedModel, CacheInfo]:
-        models = await self._each(Rank.load)
+    async def _set_up_loaded(self, models: Sequence[LoadedModel]) -> tuple[LoadedModel, CacheInfo]:
         _demand_equal(models, _OF_THE_MODEL)
         if not self._is_group:
             return models[0], await self._initialize_caches(models[0])

@@ -7,6 +7,8 @@ import hashlib
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+import grpc.aio
+
 from blockyard.common.v1 import status_pb2
 from blockyard.errors import BlockyardError, Reason
 from blockyard.service.servers import internal_channel
@@ -135,6 +137,8 @@ class FakeGroup:
             )
             for rank in range(self.world_size):
                 await stub.GetRendezvousKey(worker_pb2.GetRendezvousKeyRequest(key=str(rank), **told), timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            raise BlockyardError(Reason.GROUP_BROKEN, f"not all ranks have come: {error.details()}") from None
         finally:
             await channel.close()
 

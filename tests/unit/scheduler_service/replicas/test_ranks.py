@@ -285,6 +285,17 @@ async def test_a_group_that_is_given_up_is_left_by_all(configuration: SchedulerC
 # One rank in trouble.
 
 
+async def test_a_rank_loads_before_the_others_are_there(configuration: SchedulerConfiguration) -> None:
+    async with group_of(configuration) as group:
+        first = await group.start(Loading)
+        setting_up = asyncio.create_task(group.set_up())
+        await until(lambda: first.num_asked == 1)
+        await group.start()
+        first.done.put_nowait(100)
+        await setting_up
+        assert first.num_asked == 1
+
+
 class Stopping(FakeWorker):
     """Stops at one call, for ever; `stopped` is set there."""
 
