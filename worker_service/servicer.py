@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
+# It is kept, told to whoever asks, and logged.
+MAX_REASON_LENGTH = 1000
+
 Context = Any
 T = TypeVar("T")
 
@@ -81,7 +84,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
     async def LeaveGroup(self, request: worker_pb2.LeaveGroupRequest, context: Context) -> Any:
         """Ends a group."""
-        await self._worker.membership.leave(request.epoch, request.reason or "the scheduler said so")
+        reason = request.reason[:MAX_REASON_LENGTH] or "the scheduler said so"
+        await self._worker.membership.leave(request.epoch, reason)
         return worker_pb2.LeaveGroupResponse()
 
     async def LoadModel(self, request: worker_pb2.LoadModelRequest, context: Context) -> AsyncIterator[Any]:

@@ -118,6 +118,9 @@ async def test_leaving_is_idempotent_and_keeps_a_later_group(pair: Ranks) -> Non
     await pair.leave(2, "first")
     await pair.leave(2, "second")
     assert {info.group.problem for info in await pair.infos()} == {"first"}
+    await pair.form(3)
+    await pair.leave(3, "x" * 10**6)
+    assert all(len(info.group.problem) <= 1000 for info in await pair.infos())
 
 
 async def test_a_caller_that_leaves_ends_what_it_began(pair: Ranks) -> None:
