@@ -154,7 +154,7 @@ class Replica:
     async def _set_up_once(self) -> tuple[ModelFacts, CacheInfo]:
         try:
             with ExitStack() as spans:
-                models = await self._each(lambda rank: self._load(rank, spans))
+                models = await self._load(spans)
                 if self._hopeless and self._hopeless[0] == self.incarnations:
                     raise NotReady(self._hopeless[1])
                 model, cache = await self._set_up_loaded(models)
@@ -169,14 +169,22 @@ class Replica:
         self.message, self._reported = "", ("", False)
         return facts, cache
 
-    async def _load(self, rank: Rank, spans: ExitStack) -> LoadedModel:
-        """Loads the model at one rank, whoever else is there yet."""
-        await rank.ask()
-        if self.incarnations.count(rank.incarnation) > 1:
-            raise NotReady("two ranks are one worker, found by two names")
-        await rank.check(self._may_claim)
-        spans.enter_context(rank.begin_set_up())
-        return await rank.load()
+    async def _load(self, spans: ExitStack) -> list[LoadedModel]:
+        """Loads the model at all ranks. Where some do not answer, it raises that once the others have begun."""
+        answers = await asyncio.gather(*(rank.ask() for rank in self.ranks), return_exceptions=True)
+        missing = {rank: error for rank, error in zip(self.ranks, answers, strict=True) if error is not None}
+
+        async def load(rank: Rank) -> LoadedModel:
+            if rank in missing:
+                raise missing[rank]
+            if self.incarnations.count(rank.incarnation) > 1:
+                raise NotReady("two ranks are one worker, found by two names")
+            await rank.check(self._may_claim)
+            spans.enter_context(rank.begin_set_up())
+            return await rank.load()
+
+        # Tasks begin in this order.
+        return await self._each(load, sorted(self.ranks, key=missing.__contains__))
 
     async def _set_up_loaded(self, models: Sequence[LoadedModel]) -> tuple[LoadedModel, CacheInfo]:
         _demand_equal(models, _OF_THE_MODEL)
