@@ -59,13 +59,13 @@ class GroupInfo:
     members_digest: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Member:
-    """A group that this worker is in, or is joining: then without `group`."""
+    """A group that this worker is in, or is joining: then without `group`, and with a `store` while the ranks meet."""
 
     request: GroupRequest
-    route: Route
     lifetime: GroupLifetime
+    kind: str = ""
     store: RendezvousStore | None = None
     group: Group | None = None
 
@@ -137,54 +137,69 @@ class Membership:
     async def form(self, parallel: Parallel, device: torch.device, request: GroupRequest) -> str:
         """Joins a group that was checked, and returns its kind. Raises BlockyardError, and then there is no group."""
         self.epoch = max(self.epoch, request.epoch)
+        before = self._member
         if request.reuse:
             member = self._take_over(request)
-            await self._greet(member, lambda: member.group, parallel, device)
-            return member.route.kind
-        if self._member is not None:
-            await self._end(self._member, f"epoch {request.epoch} forms another group")
-        # It may have to ask for a name.
-        route = await asyncio.to_thread(find_route, self._settings, device, request.rendezvous_address)
-        link = None if parallel.rank == 0 else self._connect(request)
-        point = link or self.meeting_point(request.epoch, request.secret)
-        store = RendezvousStore(point, asyncio.get_running_loop(), request.timeout_seconds)
-        lifetime = GroupLifetime(parallel.rank, abort_nccl if route.kind == "nccl" else None)
-        self._member = member = _Member(request, route, lifetime, store)
+        else:
+            member = _Member(request, GroupLifetime(parallel.rank, abort_nccl if device.type == "cuda" else None))
+        # Whatever ends groups ends this one from here on, though it is not there yet.
+        self._member = member
         try:
-            await self._greet(member, lambda: join(store, parallel, route, device, lifetime), parallel, device)
-        except BlockyardError as error:
-            # Those who still wait here are told why.
-            self._close_rendezvous(error.message)
-            raise
-        finally:
-            self._close_rendezvous("the group was formed, or given up")
-            if link is not None:
-                await link.close()
-        return route.kind
-
-    def _take_over(self, request: GroupRequest) -> _Member:
-        """Brings the present group into another epoch."""
-        info = self.info
-        if self._member is None or info is None or not info.reusable or _digest(request.members) != info.members_digest:
-            raise BlockyardError(Reason.WRONG_STATE, "there is no whole and idle group of these members to take over")
-        kept = replace(request, secret=self._member.request.secret)
-        self._member = replace(self._member, request=kept)
-        return self._member
-
-    async def _greet(
-        self, member: _Member, connect: Callable[[], Group | None], parallel: Parallel, device: torch.device
-    ) -> None:
-        """Connects a member and has the ranks greet each other, in the device thread."""
-        try:
-            group = await self._thread.run(lambda: _run(member, connect, parallel, device, self.fingerprint))
+            if before is not None and before is not member:
+                await self._end(before, f"epoch {request.epoch} forms another group")
+            group = member.group = await self._connect_member(member, parallel, device)
         except BaseException as error:
             # A caller that has left, too. Nobody waits for this end.
             self._end(member, str(error) or "nobody waits for the group any more")
             raise
-        if self._member is not member:
-            raise BlockyardError(Reason.GROUP_BROKEN, "another group was formed in its place")
-        self._member = replace(member, group=group, store=None)
-        log.info("group formed", epoch=member.request.epoch, kind=member.route.kind, rank=parallel.rank)
+        finally:
+            member.store = None
+        log.info("group formed", epoch=request.epoch, kind=member.kind, rank=group.world.rank)
+        return member.kind
+
+    def _take_over(self, request: GroupRequest) -> _Member:
+        """Brings the present group into another epoch."""
+        member, info = self._member, self.info
+        if member is None or info is None or not info.reusable or _digest(request.members) != info.members_digest:
+            raise BlockyardError(Reason.WRONG_STATE, "there is no whole and idle group of these members to take over")
+        member.request = replace(request, secret=member.request.secret)
+        return member
+
+    async def _connect_member(self, member: _Member, parallel: Parallel, device: torch.device) -> Group:
+        """Meets the other ranks, unless they are connected already, and greets them."""
+        request, group = member.request, member.group
+        if group is not None:
+            return await self._run(member, lambda: group, parallel, device)
+        # It may have to ask for a name.
+        route = await asyncio.to_thread(find_route, self._settings, device, request.rendezvous_address)
+        member.kind = route.kind
+        if parallel.rank != 0:
+            link = self._connect(request)
+            try:
+                return await self._join(member, link, route, parallel, device)
+            finally:
+                await link.close()
+        point, reason = self.meeting_point(request.epoch, request.secret), "the group was formed, or given up"
+        try:
+            return await self._join(member, point, route, parallel, device)
+        except BlockyardError as error:
+            # Those who still wait here are told why.
+            reason = error.message
+            raise
+        finally:
+            point.close(reason)
+
+    async def _join(
+        self, member: _Member, point: MeetingPoint, route: Route, parallel: Parallel, device: torch.device
+    ) -> Group:
+        store = member.store = RendezvousStore(point, asyncio.get_running_loop(), member.request.timeout_seconds)
+        return await self._run(member, lambda: join(store, parallel, route, device, member.lifetime), parallel, device)
+
+    async def _run(
+        self, member: _Member, connect: Callable[[], Group], parallel: Parallel, device: torch.device
+    ) -> Group:
+        """Connects to the other ranks and greets them, in the device thread."""
+        return await self._thread.run(lambda: _join_in_thread(member, connect, parallel, device, self.fingerprint))
 
     async def leave(self, epoch: int, reason: str) -> None:
         """Ends the group of this epoch, or of one before."""
@@ -236,9 +251,9 @@ class Membership:
             self._rendezvous.close(reason)
 
 
-def _run(
+def _join_in_thread(
     member: _Member,
-    connect: Callable[[], Group | None],
+    connect: Callable[[], Group],
     parallel: Parallel,
     device: torch.device,
     fingerprint: bytes,
@@ -250,7 +265,6 @@ def _run(
     with lifetime.work(member.request.timeout_seconds):
         try:
             group = connect()
-            assert group is not None
             return replace(group, fingerprint=greet(group, parallel, device, member.request, fingerprint))
         except BlockyardError as error:
             failure = error

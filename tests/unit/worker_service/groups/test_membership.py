@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
+from blockyard.errors import BlockyardError
 from tests.kit.waiting import until
 from worker_service.device.thread import DeviceThread
 from worker_service.groups import membership as module
-from worker_service.groups.joining import GroupRequest
+from worker_service.groups.joining import GroupRequest, Route
 from worker_service.groups.membership import Membership
 from worker_service.parallel import Parallel
 
@@ -127,3 +128,37 @@ async def test_steps_of_a_later_epoch_end_the_group(formed: Formed) -> None:
     member.on_epoch(2)
     await until(lambda: group.world.is_broken, 20)
     assert member.find(2) is None
+
+
+async def test_a_group_is_ended_before_it_has_begun(thread: DeviceThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def find_route_late(*arguments: Any) -> Route:
+        begun.set()
+        go_on.wait(20)
+        return Route("gloo", "127.0.0.1")
+
+    monkeypatch.setattr(module, "find_route", find_route_late)
+    member = Membership(thread, "a")
+    secret = member.open_rendezvous(Parallel(2, 1, 0), 1)
+    request = GroupRequest(1, "unix:/nowhere", secret, ("a", "b"), 60.0)
+    forming = asyncio.create_task(member.form(Parallel(2, 1, 0), CPU, request))
+    await asyncio.to_thread(begun.wait, 20)
+    await member.leave(1, "a test")
+    go_on.set()
+    with pytest.raises(BlockyardError, match="a test"):
+        await forming
+
+
+async def test_a_group_that_fails_leaves_the_next_meeting_point_open(thread: DeviceThread) -> None:
+    member = Membership(thread, "a")
+    secret = member.open_rendezvous(Parallel(2, 1, 0), 1)
+    request = GroupRequest(1, "unix:/nowhere", secret, ("a", "b"), 60.0)
+    forming = asyncio.create_task(member.form(Parallel(2, 1, 0), CPU, request))
+    await until(lambda: member.info is not None, 20)
+    next_secret = member.open_rendezvous(Parallel(2, 1, 0), 2)
+    with pytest.raises(BlockyardError):
+        await forming
+    point = member.meeting_point(2, next_secret)
+    await point.set("k", b"v")
+    assert await point.get("k") == b"v"
