@@ -71,6 +71,16 @@ def test_each_service_of_a_system_with_two_workers_comes_back() -> None:
             assert [completion.text for completion in answers] == expected, child.service.name
 
 
+def test_two_workers_of_one_replica_answer_as_one_and_outlive_each_other() -> None:
+    with LLM(**SMALL) as llm:
+        expected = [completion.text for completion in llm.generate(PROMPTS, max_tokens=12, temperature=0)]
+    with LLM(**SMALL, tensor_parallel_size=2) as llm:
+        answers = llm.generate(PROMPTS, max_tokens=12, temperature=0)
+        assert [completion.text for completion in answers] == expected
+        for child in children(llm)[:2]:
+            assert answers_through(llm, child, signal.SIGKILL) == expected, child.service.name
+
+
 def test_a_worker_that_is_told_to_stop_loses_nothing_and_is_replaced() -> None:
     with LLM(**SMALL, data_parallel_size=2) as llm:
         expected = [completion.text for completion in llm.generate(PROMPTS, max_tokens=12, temperature=0)]
