@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _CPU = torch.device("cpu")
-_INPUTS = "inputs"
 
 
 @cache
