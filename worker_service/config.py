@@ -26,7 +26,9 @@ class WorkerSettings(WorkerProcessSettings):
         -1, "port of Prometheus' /metrics, from a thread of its own, on the same host; 0: a free port, -1: none"
     )
     worker_group: str = option("", "name of the replica that this worker is a part of, where a replica has many")
-    worker_index: Annotated[int, Field(ge=0, le=MAX_INDEX)] = option(0, "its place among the workers of --worker-group")
+    worker_index: Annotated[int, Field(ge=0, le=MAX_INDEX)] = option(
+        0, "its place among the workers of --worker-group; of several replicas the second goes on where the first ends"
+    )
     worker_group_host: str = option(
         "", "address at which the replica's other workers reach this one; empty: that from which it reaches the first"
     )

@@ -140,20 +140,26 @@ class Fleet:
 
 
 def make_groups(placements: Mapping[str, Placement], world_size: int) -> tuple[list[str], list[str]]:
-    """Makes replicas of workers that belong together; returns them, and what each group that is not whole has."""
-    groups: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+    """Makes replicas of workers that belong together; returns them, and what each that is not whole has.
+
+    Indices of a group go on from one replica to the next, so that the ordinals of a StatefulSet need no arithmetic.
+    """
+    groups: defaultdict[tuple[str, int], list[tuple[int, str]]] = defaultdict(list)
     for address, placement in placements.items():
-        groups[placement.group].append((placement.index, address))
+        groups[placement.group, placement.index // world_size].append((placement.index, address))
     replicas: list[str] = []
     incomplete: list[str] = []
-    for name, members in sorted(groups.items()):
+    for (name, number), members in sorted(groups.items()):
         members.sort()
         indices = [index for index, _ in members]
-        if indices == list(range(world_size)):
+        wanted = range(number * world_size, (number + 1) * world_size)
+        if indices == list(wanted):
             replicas.append(PLUS.join(address for _, address in members))
         else:
             there = ", ".join(map(str, indices))
-            incomplete.append(f"group {name} has workers of index {there} where a replica has 0 to {world_size - 1}")
+            incomplete.append(
+                f"group {name} has workers of index {there} where a replica has {wanted[0]} to {wanted[-1]}"
+            )
     return replicas, incomplete
 
 

@@ -113,7 +113,13 @@ def test_workers_of_one_group_are_a_replica_in_the_order_of_their_indices() -> N
     assert make_groups(placements, 2) == (["z:1+x:1", "y:1+w:1"], [])
 
 
-@pytest.mark.parametrize("indices", [(1,), (0, 1, 2), (0, 0), (1, 2), (0, 1, 1)])
+def test_indices_of_a_group_go_on_from_one_replica_to_the_next() -> None:
+    placements = {f"x:{index}": Placement("g", index) for index in (5, 3, 1, 0, 2)}
+    missing = ["group g has workers of index 5 where a replica has 4 to 5"]
+    assert make_groups(placements, 2) == (["x:0+x:1", "x:2+x:3"], missing)
+
+
+@pytest.mark.parametrize("indices", [(1,), (0, 0), (0, 1, 1)])
 def test_a_group_that_is_not_whole_is_named(indices: tuple[int, ...]) -> None:
     placements = {f"x:{number}": Placement("g", index) for number, index in enumerate(indices)}
     there = ", ".join(map(str, indices))
