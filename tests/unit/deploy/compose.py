@@ -9,7 +9,9 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).parents[3]
-PROFILES = ("cpu", "gpu", "monitoring")
+# Those that serve, with the workers of each.
+WORKERS = {"cpu": ("worker",), "gpu": ("worker",), "tp2": ("worker-0", "worker-1")}
+PROFILES = (*WORKERS, "monitoring")
 
 
 def interpolate(text: str) -> str:
@@ -34,4 +36,9 @@ def services_of(profile: str) -> dict[str, dict[str, Any]]:
 
 def name_of(profile: str, service: str) -> str:
     """How a profile's service is called in the file."""
-    return service if profile == "cpu" else f"{service}-{profile}"
+    return service if f"{service}-{profile}" not in COMPOSE["services"] else f"{service}-{profile}"
+
+
+def kind_of(service: str) -> str:
+    """Which of the three services it is: worker-0 is a worker."""
+    return service.partition("-")[0]

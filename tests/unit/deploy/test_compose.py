@@ -9,16 +9,26 @@ import pytest
 import yaml
 
 from blockyard.settings import make_parser, resolve, settings_of
-from tests.unit.deploy.compose import COMPOSE, DEFAULTS, PROFILES, ROOT, interpolate, name_of, services_of
+from tests.unit.deploy.compose import (
+    COMPOSE,
+    DEFAULTS,
+    PROFILES,
+    ROOT,
+    WORKERS,
+    interpolate,
+    kind_of,
+    name_of,
+    services_of,
+)
 from tests.unit.deploy.services import CONFIGURATIONS, option_of
 
-SERVING = [(profile, name) for profile in ("cpu", "gpu") for name in CONFIGURATIONS]
+SERVING = [(profile, name) for profile in WORKERS for name in (*WORKERS[profile], "scheduler", "gateway")]
 ALL = [*SERVING, ("monitoring", "prometheus")]
 
 
-@pytest.mark.parametrize("profile", ["cpu", "gpu"])
+@pytest.mark.parametrize("profile", WORKERS)
 def test_a_profile_has_the_three_services(profile: str) -> None:
-    assert set(services_of(profile)) == set(CONFIGURATIONS)
+    assert set(services_of(profile)) == {*WORKERS[profile], "scheduler", "gateway"}
 
 
 def test_nothing_is_outside_of_the_profiles() -> None:
@@ -41,7 +51,7 @@ def test_the_oldest_compose_takes_it() -> None:
 @pytest.mark.parametrize(("profile", "name"), SERVING)
 def test_is_started_with_settings_that_exist(profile: str, name: str) -> None:
     service = services_of(profile)[name]
-    module, configuration = CONFIGURATIONS[name]
+    module, configuration = CONFIGURATIONS[kind_of(name)]
     assert service["command"][:3] == ["python", "-m", module]
     flags = vars(make_parser(configuration, module, "").parse_args(service["command"][3:]))
     environment = service.get("environment", {})
@@ -75,22 +85,23 @@ def test_comes_back_and_does_not_fill_the_disk_with_logs(profile: str, name: str
     assert {"max-size", "max-file"} <= service["logging"]["options"].keys()
 
 
-@pytest.mark.parametrize("profile", ["cpu", "gpu"])
+@pytest.mark.parametrize("profile", WORKERS)
 def test_each_starts_when_the_one_behind_it_is_healthy(profile: str) -> None:
     services = services_of(profile)
-    for name, other in {"gateway": "scheduler", "scheduler": "worker"}.items():
-        assert services[name]["depends_on"] == {name_of(profile, other): {"condition": "service_healthy"}}
-    assert "depends_on" not in services["worker"]
+    for name, others in {"gateway": ("scheduler",), "scheduler": WORKERS[profile]}.items():
+        wanted = {name_of(profile, other): {"condition": "service_healthy"} for other in others}
+        assert services[name]["depends_on"] == wanted
+    assert not [name for name in WORKERS[profile] if "depends_on" in services[name]]
 
 
 @pytest.mark.parametrize(("profile", "name"), SERVING)
 def test_health_is_asked_on_the_health_port(profile: str, name: str) -> None:
     service = services_of(profile)[name]
-    address = f"127.0.0.1:{option_of(service['command'], f'{name}_health_port')}"
+    address = f"127.0.0.1:{option_of(service['command'], f'{kind_of(name)}_health_port')}"
     assert service["healthcheck"]["test"] == ["CMD", "python", "-m", "blockyard.service.healthcheck", address]
 
 
-@pytest.mark.parametrize("profile", ["cpu", "gpu"])
+@pytest.mark.parametrize("profile", WORKERS)
 def test_only_the_gateway_is_published_and_only_on_this_machine(profile: str) -> None:
     services = services_of(profile)
     assert [name for name in services if "ports" in services[name]] == ["gateway"]
@@ -100,17 +111,28 @@ def test_only_the_gateway_is_published_and_only_on_this_machine(profile: str) ->
     assert services["gateway"]["ports"] == [f"127.0.0.1:{port}:{port}" for port in ports]
 
 
-@pytest.mark.parametrize("profile", ["cpu", "gpu"])
+@pytest.mark.parametrize("profile", WORKERS)
 def test_the_services_find_one_another(profile: str) -> None:
     services = services_of(profile)
-    scheduler, gateway, worker = (services[name]["command"] for name in ("scheduler", "gateway", "worker"))
-    for command, name, host in ((scheduler, "worker_address", "worker"), (gateway, "scheduler_address", "scheduler")):
-        listens = option_of({"worker": worker, "scheduler": scheduler}[host], name)
-        assert option_of(command, name) == listens.replace("0.0.0.0", host)
+    scheduler, gateway = (services[name]["command"] for name in ("scheduler", "gateway"))
+    listens = [option_of(services[name]["command"], "worker_address") for name in WORKERS[profile]]
+    named = [address.replace("0.0.0.0", name) for address, name in zip(listens, WORKERS[profile], strict=True)]
+    assert option_of(scheduler, "worker_address") == "+".join(named)
+    assert option_of(gateway, "scheduler_address") == option_of(scheduler, "scheduler_address").replace(
+        "0.0.0.0", "scheduler"
+    )
     assert option_of(gateway, "model") == option_of(scheduler, "model")
     if profile != "cpu":
         aliases = {name: service["networks"]["default"]["aliases"] for name, service in services.items()}
-        assert aliases == {name: [name] for name in services}
+        assert aliases == {name: [kind_of(name)] for name in services}
+
+
+def test_two_workers_are_one_replica() -> None:
+    services = services_of("tp2")
+    assert option_of(services["scheduler"]["command"], "tensor_parallel_size") == 2
+    # Each is in a container of its own, and reaches the other over the project's network.
+    assert all("--allow-insecure-group" in services[name]["command"] for name in WORKERS["tp2"])
+    assert services["worker-0"] == services["worker-1"]
 
 
 def test_a_gpu_is_reserved_where_it_is_used() -> None:
@@ -128,7 +150,7 @@ def test_each_device_has_its_own_build_of_torch() -> None:
     assert {services_of(profile)["scheduler"]["image"] for profile in workers} == {"blockyard-control:dev"}
 
 
-@pytest.mark.parametrize("profile", ["cpu", "gpu"])
+@pytest.mark.parametrize("profile", WORKERS)
 def test_the_gateway_may_drain(profile: str) -> None:
     seconds = int(services_of(profile)["gateway"]["stop_grace_period"].removesuffix("s"))
     assert seconds > CONFIGURATIONS["gateway"][1]().service.drain_seconds
@@ -168,8 +190,8 @@ def test_prometheus_is_told_where_the_services_tell_their_numbers() -> None:
     found = {
         job["job_name"]: (sd["names"], sd["port"]) for job in told["scrape_configs"] for sd in job["dns_sd_configs"]
     }
-    for profile in ("cpu", "gpu"):
-        commands = {name: service["command"] for name, service in services_of(profile).items()}
+    for profile in WORKERS:
+        commands = {kind_of(name): service["command"] for name, service in services_of(profile).items()}
         assert found == {name: ([name], option_of(commands[name], f"{name}_metrics_port")) for name in CONFIGURATIONS}
     mounted = services_of("monitoring")["prometheus"]["volumes"][0]
     assert mounted == "./docker/prometheus.yml:/etc/prometheus/prometheus.yml:ro"
