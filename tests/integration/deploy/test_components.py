@@ -16,6 +16,7 @@ from scheduler_service.catalogue import CATALOGUE
 from scheduler_service.config import SchedulerConfiguration
 from tests.kit.fakes.fake_hub import fake_hub
 from tests.unit.deploy import manifests
+from tests.unit.deploy.groups import makes_whole_groups
 from tests.unit.deploy.manifests import HAS_KUBECTL, K8S, NAME_LABEL, OVERLAYS, ROOT, Manifests, read_yaml
 from tests.unit.deploy.reachability import selects
 
@@ -174,7 +175,7 @@ def worker_of(overlay: str) -> tuple[Manifests, dict[str, Any]]:
     return rendered, rendered.container("worker")
 
 
-@pytest.mark.parametrize("name", [pytest.param("gpu", marks=needs_kubectl)])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=needs_kubectl) for name in ("gpu", "gpu-tp")])
 def test_a_gpu_worker_has_a_gpu(name: str) -> None:
     rendered, worker = worker_of(name)
     assert worker["resources"]["limits"]["nvidia.com/gpu"] == "1"
@@ -195,3 +196,52 @@ def test_a_cpu_worker_has_as_many_threads_as_processors(name: str) -> None:
         "resource": "requests.cpu",
         "divisor": "1",
     }
+
+
+@pytest.mark.parametrize("name", [pytest.param("gpu-tp", marks=needs_kubectl)])
+def test_half_a_group_is_told(name: str) -> None:
+    rendered, _ = worker_of(name)
+    pod = "spec.template.spec"
+    shared = [volume["name"] for volume in rendered.pod("worker")["volumes"]].index("shared-memory")
+    wrong: tuple[tuple[str, Any], ...] = (
+        ("spec.replicas", 3),
+        (f"{pod}.containers.0.env", None),
+        (f"{pod}.containers.0.env.0.valueFrom.fieldRef.fieldPath", "metadata.name"),
+        (f"{pod}.containers.0.envFrom", None),
+        (f"{pod}.volumes.{shared}.emptyDir.medium", None),
+    )
+    assert not list(makes_whole_groups(rendered))
+    for path, value in wrong:
+        assert list(makes_whole_groups(rendered.changed("StatefulSet", "blockyard-worker", path, value))), path
+
+
+@pytest.mark.parametrize("overlay", [pytest.param("gpu-tp", marks=needs_kubectl)])
+def test_a_leader_worker_set_has_the_pods_of_the_stateful_set(overlay: str, tmp_path: Path) -> None:
+    plain = manifests.render(K8S / "overlays" / overlay)
+    rendered = manifests.render_with(overlay, ("leader-worker-set",), tmp_path)
+    assert rendered.workloads.keys() == plain.workloads.keys()
+    assert not rendered.of_kind("StatefulSet")
+    pods = [each.pod("worker") for each in (plain, rendered)]
+    names = [[item["name"] for item in pod["containers"][0].pop("env")] for pod in pods]
+    assert names == [["BLOCKYARD_WORKER_INDEX"], ["BLOCKYARD_WORKER_GROUP", "BLOCKYARD_WORKER_INDEX"]]
+    assert pods[0] == pods[1]
+    # Its own fields, as leaderworkerset.x-k8s.io/v1 has them; the schema is not here to look them up.
+    workload = rendered.workloads["worker"]
+    assert workload["apiVersion"] == "leaderworkerset.x-k8s.io/v1"
+    assert workload["spec"].pop("leaderWorkerTemplate").keys() == {"size", "restartPolicy", "workerTemplate"}
+    assert workload["spec"] == {"replicas": 1, "startupPolicy": "LeaderCreated"}
+    path = "spec.leaderWorkerTemplate"
+    for key, value in (("size", 4), ("restartPolicy", "RecreateGroupOnPodRestart")):
+        wrong = manifests.render_with(overlay, ("leader-worker-set",), tmp_path)
+        assert list(makes_whole_groups(wrong.changed("LeaderWorkerSet", "blockyard-worker", f"{path}.{key}", value)))
+
+
+@pytest.mark.parametrize("overlay", [pytest.param("gpu-tp", marks=needs_kubectl)])
+def test_rdma_is_a_device_and_no_right(overlay: str, tmp_path: Path) -> None:
+    plain = manifests.render(K8S / "overlays" / overlay).container("worker")
+    worker = manifests.render_with(overlay, ("gpu-rdma",), tmp_path).container("worker")
+    limits = worker["resources"]["limits"]
+    assert limits == {**plain["resources"]["limits"], "rdma/ib": "1"}
+    assert worker["securityContext"] == plain["securityContext"]
+    added = {item["name"] for item in worker["env"]} - {item["name"] for item in plain["env"]}
+    assert added == {"NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_NET_GDR_LEVEL"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.deploy import manifests
-from tests.unit.deploy.manifests import COMPONENTS, HAS_KUBECTL, OVERLAYS, Manifests
+from tests.unit.deploy.manifests import COMPONENTS, HAS_KUBECTL, NEEDED_OVERLAYS, OVERLAYS, Manifests
 from tests.unit.deploy.policies import RULES, lets_the_protocol_through
 from tests.unit.deploy.reachability import ADDED
 from tests.unit.deploy.updates import can_be_changed_into
@@ -22,20 +22,22 @@ SETS = [
         ("model-volume", "monitoring", "queue-scaling"),
         ("model-from-hub", "monitoring", "queue-scaling"),
         ("api-keys", "tls", "internal-tls", "monitoring", "gateway-api"),
+        ("gpu-rdma", "model-from-hub", "internal-tls", "monitoring", "leader-worker-set"),
     )
+    if {NEEDED_OVERLAYS.get(name, overlay) for name in components} <= {overlay}
 ]
 
 
 @pytest.fixture(scope="module", params=SETS)
 def rendered(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifests, set[str]]:
     overlay, components = request.param
-    return manifests.render_with(overlay, components, tmp_path_factory.mktemp("k8s")), set(components)
+    return manifests.render_with(overlay, components, tmp_path_factory.mktemp("k8s")), {overlay, *components}
 
 
 def test_what_is_rendered_keeps_to_every_rule(rendered: tuple[Manifests, set[str]]) -> None:
-    resources, components = rendered
+    resources, names = rendered
     assert {rule.__name__: told for rule in RULES if (told := list(rule(resources)))} == {}
-    added = set[tuple[str, str, str]]().union(*(ADDED.get(name, set()) for name in components))
+    added = set[tuple[str, str, str]]().union(*(ADDED.get(name, set()) for name in names))
     assert not list(lets_the_protocol_through(resources, added))
 
 

@@ -24,7 +24,9 @@ K8S = ROOT / "k8s"
 OVERLAYS = sorted(folder.name for folder in (K8S / "overlays").iterdir())
 COMPONENTS = sorted(folder.name for folder in (K8S / "components").iterdir())
 NAME_LABEL = "app.kubernetes.io/name"
-WORKLOAD_KINDS = ("Deployment", "StatefulSet")
+WORKLOAD_KINDS = ("Deployment", "StatefulSet", "LeaderWorkerSet")
+# What a component needs beside it: it changes what that overlay brings.
+NEEDED_OVERLAYS = {"gpu-rdma": "gpu-tp", "leader-worker-set": "gpu-tp"}
 HAS_KUBECTL = shutil.which("kubectl") is not None
 
 
@@ -43,13 +45,17 @@ class Manifests:
         """What makes pods, by the name of the service in them."""
         return {name.removeprefix("blockyard-"): item for name, item in self.of_kind(*WORKLOAD_KINDS).items()}
 
+    def template(self, service: str) -> Resource:
+        """What a service's pods are made of."""
+        return template_of(self.workloads[service])
+
     def pod(self, service: str) -> Resource:
         """The specification of a service's pods."""
-        return self.workloads[service]["spec"]["template"]["spec"]
+        return self.template(service)["spec"]
 
     def labels(self, service: str) -> dict[str, str]:
         """The labels of a service's pods."""
-        return self.workloads[service]["spec"]["template"]["metadata"]["labels"]
+        return self.template(service)["metadata"]["labels"]
 
     def container(self, service: str) -> Resource:
         """The one container that runs all along."""
@@ -84,6 +90,12 @@ class Manifests:
         else:
             node[last] = value
         return Manifests(resources)
+
+
+def template_of(workload: Resource) -> Resource:
+    """What a workload's pods are made of."""
+    spec = workload["spec"]
+    return spec["leaderWorkerTemplate"]["workerTemplate"] if "leaderWorkerTemplate" in spec else spec["template"]
 
 
 def read_yaml(file: Path) -> list[Resource]:

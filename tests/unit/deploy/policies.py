@@ -17,7 +17,8 @@ from pydantic.types import ByteSize
 from blockyard.service.health import Heartbeat
 from blockyard.settings import SettingsError, make_parser, resolve, settings_of
 from tests.unit.deploy.exposure import has_files_that_are_mounted, routes_to_what_there_is, speaks_as_it_says
-from tests.unit.deploy.manifests import NAME_LABEL, ROOT
+from tests.unit.deploy.groups import makes_whole_groups
+from tests.unit.deploy.manifests import NAME_LABEL, ROOT, template_of
 from tests.unit.deploy.reachability import PROTOCOL, arrows, selects
 from tests.unit.deploy.services import CONFIGURATIONS, option_of
 from tests.unit.deploy.updates import waits_for_the_load
@@ -45,10 +46,15 @@ READINESS = {"gateway": "readiness", "scheduler": "readiness", "worker": "loaded
 def is_valid(manifests: Manifests) -> Iterator[str]:
     """Kubernetes' own schema takes every built-in resource, and every field of it is known."""
     for item in manifests.resources:
-        if item["apiVersion"].startswith(CUSTOM):
+        if item["kind"] == "LeaderWorkerSet":
+            # Its pods are Kubernetes' own.
+            built_in = {"apiVersion": "v1", "kind": "PodTemplate", "template": template_of(item)}
+        elif item["apiVersion"].startswith(CUSTOM):
             continue
+        else:
+            built_in = item
         for version in VERSIONS:
-            if told := _invalid(json.dumps(item), version):
+            if told := _invalid(json.dumps(built_in), version):
                 yield f"{item['kind']} {item['metadata']['name']} in {version}: {told}"
 
 
@@ -157,9 +163,9 @@ def selects_its_pods(manifests: Manifests) -> Iterator[str]:
             found = {service for service in manifests.workloads if selects(selector, manifests.labels(service))}
             if not found or (name and found != {name.removeprefix("blockyard-")}):
                 yield f"{where}: {selector} selects {found or 'nothing'}"
-    headless = manifests.workloads["worker"]["spec"].get("serviceName")
-    if headless not in manifests.of_kind("Service"):
-        yield f"worker: there is no service {headless}"
+    for item in manifests.of_kind("StatefulSet").values():
+        if (headless := item["spec"].get("serviceName")) not in manifests.of_kind("Service"):
+            yield f"worker: there is no service {headless}"
 
 
 def _selectors(item: Resource) -> Iterator[dict[str, Any]]:
@@ -388,4 +394,5 @@ RULES: tuple[Rule, ...] = (
     routes_to_what_there_is,
     speaks_as_it_says,
     waits_for_the_load,
+    makes_whole_groups,
 )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 OWN_NAMESPACE = "blockyard"
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 Arrow = tuple[str, str, str]
+METRICS_PORTS = (50054, 50062, 50072)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,19 +107,21 @@ def _is_open(policies: Iterable[Resource], pod: Peer, direction: str, peer: Peer
 def arrows(manifests: Manifests) -> set[Arrow]:
     """Every (from, to, port/protocol) that is let through and has one of our pods at one of its ends.
 
-    Tried with all ports that anybody here listens on, OTLP's, DNS, HTTPS, SSH, and a port that nothing listens on.
+    From a service to itself is from one of its pods to another one.
+
+    Tried with all ports that anybody here may listen on, OTLP's, DNS, HTTPS, SSH, and a port that nothing listens on.
     """
     policies = list(manifests.of_kind("NetworkPolicy").values())
     ours = [Peer(service, manifests.labels(service)) for service in manifests.workloads]
     numbers = {port for service in manifests.workloads for port in manifests.ports(service).values()}
-    ports = [*(f"{number}/TCP" for number in {*numbers, 22, 53, 443, 4317, 9999}), "53/UDP", "443/UDP"]
+    ports = [*(f"{number}/TCP" for number in {*numbers, *METRICS_PORTS, 22, 53, 443, 4317, 9999}), "53/UDP", "443/UDP"]
     everybody = [*ours, *OTHERS]
     return {
         (source.name, target.name, port)
         for source in everybody
         for target in everybody
         for port in ports
-        if (source in ours or target in ours) and source is not target
+        if source in ours or target in ours
         if _is_open(policies, source, "Egress", target, port) and _is_open(policies, target, "Ingress", source, port)
     }
 
@@ -137,8 +140,16 @@ PROTOCOL = {
     ("scheduler", "worker", "50070/TCP"),
     *between(["gateway", "scheduler"], ["dns", "dns cache"], "53/UDP", "53/TCP"),
 }
-# What components add.
+# What overlays and components add.
 ADDED = {
+    # Of those that were tried: any.
+    "gpu-tp": between(
+        ["worker"],
+        ["worker"],
+        *(f"{port}/TCP" for port in (22, 53, 443, 4317, 9999)),
+        *(f"{port}/TCP" for port in (50051, 8000, 50052, 50053, 50060, 50061, 50070, 50071, *METRICS_PORTS)),
+        *("53/UDP", "443/UDP"),
+    ),
     "monitoring": {
         ("prometheus", "gateway", "50054/TCP"),
         ("prometheus", "scheduler", "50062/TCP"),

@@ -45,7 +45,8 @@ def test_there_are_three_services() -> None:
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_kustomization_names_every_file(folder: Path) -> None:
     told = manifests.kustomization(folder)
-    named = [*told.get("resources", []), *(item["path"] for item in told.get("patches", []) if "path" in item)]
+    named = [*told.get("resources", []), *told.get("configurations", [])]
+    named += [*(item["path"] for item in told.get("patches", []) if "path" in item)]
     made = [file for item in told.get("configMapGenerator", []) for file in item.get("files", [])]
     assert {file.rpartition("=")[2] for file in made} == {file.name for file in folder.glob("*.json")}
     files = {file.name for file in folder.glob("*.yaml")} - {"kustomization.yaml"}
@@ -68,7 +69,7 @@ def test_a_patch_changes_something_that_exists(folder: Path) -> None:
 def test_a_patch_changes_nothing_of_a_stateful_set_that_cannot_be_changed(folder: Path) -> None:
     patched = [item for file in folder.glob("*.yaml") for item in manifests.read_yaml(file)]
     for item in patched:
-        if item["kind"] == "StatefulSet":
+        if item.get("kind") == "StatefulSet":
             assert item["spec"].keys() <= CHANGEABLE
 
 

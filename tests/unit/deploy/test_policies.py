@@ -186,6 +186,10 @@ MUTATIONS: dict[str, list[tuple[str, str, str, Any]]] = {
         ("StatefulSet", WORKER, "spec.minReadySeconds", 20),
         ("StatefulSet", WORKER, "spec.updateStrategy", {"type": "OnDelete"}),
     ],
+    "makes_whole_groups": [
+        ("ConfigMap", SCHEDULER, "data.BLOCKYARD_TENSOR_PARALLEL_SIZE", "2"),
+        ("ConfigMap", SCHEDULER, "data.BLOCKYARD_PIPELINE_PARALLEL_SIZE", "3"),
+    ],
     "lets_the_protocol_through": [
         ("NetworkPolicy", GATEWAY, "spec.ingress.0.from", None),
         ("NetworkPolicy", GATEWAY, "spec.ingress.0.from.0", ANY_POD),

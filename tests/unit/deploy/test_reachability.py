@@ -67,7 +67,7 @@ def test_pods_of_other_namespaces_need_a_selector_of_namespaces() -> None:
          if target == "a"}
         for peer in (own, every)
     ]  # fmt: skip
-    assert reach[0] == {"b", "neighbour"}
+    assert reach[0] == {"a", "b", "neighbour"}
     assert {"stranger", "dns", "prometheus"} <= reach[1]
     assert "internet" not in reach[1]
 
