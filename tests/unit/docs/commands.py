@@ -258,6 +258,17 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
         "blockyard admin …": OPERATE,
         "blockyard top": OPERATE,
     },
+    "docs/guides/parallel.md": {
+        ".venv/bin/blockyard serve --tensor-parallel-size 2": SETTINGS,
+        ".venv/bin/python -m worker_service …": SETTINGS,
+        ".venv/bin/python -m scheduler_service …": SETTINGS,
+        "COMPOSE_PROFILES=tp2 docker compose up --build --detach": NotRun(
+            "it is the profile `cpu` with other flags, which tests/unit/deploy/test_compose.py looks at"
+        ),
+        "kubectl apply --kustomize k8s/overlays/gpu-tp": By(
+            "tests/integration/deploy/test_rendered.py::test_what_is_rendered_keeps_to_every_rule"
+        ),
+    },
     "docs/guides/playground.md": {"curl http://127.0.0.1:8000/status": AT_SERVICES},
     "docs/guides/restart.md": {
         "pkill -TERM -f 'worker_service .*/worker-0'": By(
