@@ -50,7 +50,7 @@ if runner._captured is not None:
     step = StepInputs(lengths, lengths, tables, np.zeros(num_tokens, np.int64), last)
     with torch.inference_mode():
         outputs = runner._captured.replay(step, with_logits=True)
-        runner._sampler.sample(outputs.logits, worst_rows(num_sequences, loaded.config.vocab_size))
+        runner._chooser.sampler.sample(outputs.logits, worst_rows(num_sequences, loaded.config.vocab_size))
     del outputs
 rows = min(runner._max_prompt_rows(), num_tokens)
 runner._dry_step(pool, 32, num_sequences=num_sequences, num_tokens=num_tokens, num_prompt_rows=rows)
