@@ -28,7 +28,7 @@ class RendezvousLink:
         self._secret = secret
 
     async def set(self, key: str, value: bytes) -> None:
-        """Tells something; raises BlockyardError."""
+        """Sets a value under a key; raises BlockyardError."""
         request = worker_pb2.SetRendezvousKeyRequest(epoch=self._epoch, secret=self._secret, key=key, value=value)
         try:
             await self._stub.SetRendezvousKey(request, timeout=SET_SECONDS)

@@ -113,7 +113,7 @@ def join(
 
 
 def _compare_set_ups(store: RendezvousStore, parallel: Parallel, kind: str) -> None:
-    """Tells the others how this rank is set up: ranks that differ would wait for each other in vain."""
+    """Sends the others how this rank is set up: ranks that differ would wait for each other in vain."""
     mine = f"{kind}, {parallel.tensor_parallel_size} × {parallel.pipeline_parallel_size}"
     store.set(f"set-up {parallel.rank}", mine)
     for rank in range(parallel.world_size):

@@ -21,7 +21,7 @@ class MeetingPoint(Protocol):
     """What a rank tells and reads there, from the event loop."""
 
     async def set(self, key: str, value: bytes) -> None:
-        """Tells something; raises BlockyardError where there is no meeting point any more."""
+        """Sets a value under a key; raises BlockyardError where there is no meeting point any more."""
         ...
 
     async def get(self, key: str, seconds: float) -> bytes:

@@ -42,7 +42,7 @@ class RendezvousStore(c10d.Store):
         return max(0.0, self._deadline - time.monotonic())
 
     def set(self, key: str, value: bytes | str) -> None:
-        """Tells something to the other ranks."""
+        """Sets a value under a key, for the other ranks to read."""
         self._run(self._point.set(key, value.encode() if isinstance(value, str) else bytes(value)))
 
     def get(self, key: str) -> bytes:
