@@ -50,7 +50,7 @@ HOST = "127.0.0.1"
 
 
 async def form(folder: Path, size: int, num_groups: int) -> list[float]:
-    """Forms groups, one after another, and gives the milliseconds of each."""
+    """Forms groups, one after another, and returns the milliseconds that each took."""
     addresses = [f"unix:{folder}/w{rank}" for rank in range(size)]
     services: list[Service] = []
     try:
@@ -141,7 +141,7 @@ def _exchange(connection: socket.socket, num_bytes: int) -> None:
 
 
 def operate(size: int, num_operations: int) -> dict[str, Any]:
-    """Runs the ranks' processes, and gives what they cost."""
+    """Runs the ranks' processes, and returns what they cost."""
     with tempfile.TemporaryDirectory(prefix="group-cost-") as folder:
         command = [sys.executable, __file__, "--operations", str(num_operations), "--sizes", str(size)]
         ranks = [

@@ -24,7 +24,7 @@ FLAGS = (
 
 @cache
 def name() -> str:
-    """Returns the processor's name with its family and model, where Linux tells them: names alone are often cut."""
+    """Returns the processor's name with its family and model, where Linux lists them: names alone are often cut."""
     try:
         first, _, _ = Path("/proc/cpuinfo").read_text().partition("\n\n")
     except OSError:

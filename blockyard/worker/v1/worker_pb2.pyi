@@ -490,7 +490,7 @@ Global___OpenRendezvousResponse: _TypeAlias = OpenRendezvousResponse  # noqa: Y0
 
 @_typing.final
 class SetRendezvousKeyRequest(_message.Message):
-    """Tells something to the ranks."""
+    """Sets a value under a key of a meeting point."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -505,7 +505,7 @@ class SetRendezvousKeyRequest(_message.Message):
     key: _builtins.str
     """Of what."""
     value: _builtins.bytes
-    """What is told."""
+    """The value."""
     def __init__(
         self,
         *,
@@ -524,7 +524,7 @@ Global___SetRendezvousKeyRequest: _TypeAlias = SetRendezvousKeyRequest  # noqa: 
 
 @_typing.final
 class SetRendezvousKeyResponse(_message.Message):
-    """It is told."""
+    """The value is set."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -541,7 +541,7 @@ Global___SetRendezvousKeyResponse: _TypeAlias = SetRendezvousKeyResponse  # noqa
 
 @_typing.final
 class GetRendezvousKeyRequest(_message.Message):
-    """Asks what a rank told."""
+    """Reads the value under a key of a meeting point."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -571,7 +571,7 @@ Global___GetRendezvousKeyRequest: _TypeAlias = GetRendezvousKeyRequest  # noqa: 
 
 @_typing.final
 class GetRendezvousKeyResponse(_message.Message):
-    """What a rank told."""
+    """The value under a key."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -163,15 +163,15 @@ class WorkerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SetRendezvousKey(self, request, context):
-        """Tells something to the ranks that meet here. For ranks; without the meeting point, or with another secret:
-        PERMISSION_DENIED. Any state.
+        """Sets a value under a key, for the ranks that meet here to read. For ranks; without the meeting point, or with another
+        secret: PERMISSION_DENIED. Any state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRendezvousKey(self, request, context):
-        """Reads what a rank told; waits for it until the deadline of the call. Refused as SetRendezvousKey is.
+        """Reads the value under a key; waits for one until the deadline of the call. Refused as SetRendezvousKey is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -51,11 +51,11 @@ class WorkerServiceStub:
     above 1: DEVICE_READY, LOADED, CACHE_READY, RUNNING.
     """
     SetRendezvousKey: _grpc.UnaryUnaryMultiCallable[_worker_pb2.SetRendezvousKeyRequest, _worker_pb2.SetRendezvousKeyResponse]
-    """Tells something to the ranks that meet here. For ranks; without the meeting point, or with another secret:
-    PERMISSION_DENIED. Any state.
+    """Sets a value under a key, for the ranks that meet here to read. For ranks; without the meeting point, or with another
+    secret: PERMISSION_DENIED. Any state.
     """
     GetRendezvousKey: _grpc.UnaryUnaryMultiCallable[_worker_pb2.GetRendezvousKeyRequest, _worker_pb2.GetRendezvousKeyResponse]
-    """Reads what a rank told; waits for it until the deadline of the call. Refused as SetRendezvousKey is."""
+    """Reads the value under a key; waits for one until the deadline of the call. Refused as SetRendezvousKey is."""
     FormGroup: _grpc.UnaryUnaryMultiCallable[_worker_pb2.FormGroupRequest, _worker_pb2.FormGroupResponse]
     """Joins a group, at all ranks at once: answers when all have met and a first collective has succeeded, else
     GROUP_BROKEN. Ends any group before it, unless that is taken over, and the step stream of an epoch before. In a world
@@ -112,11 +112,11 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     above 1: DEVICE_READY, LOADED, CACHE_READY, RUNNING.
     """
     SetRendezvousKey: _aio.UnaryUnaryMultiCallable[_worker_pb2.SetRendezvousKeyRequest, _worker_pb2.SetRendezvousKeyResponse]  # type: ignore[assignment]
-    """Tells something to the ranks that meet here. For ranks; without the meeting point, or with another secret:
-    PERMISSION_DENIED. Any state.
+    """Sets a value under a key, for the ranks that meet here to read. For ranks; without the meeting point, or with another
+    secret: PERMISSION_DENIED. Any state.
     """
     GetRendezvousKey: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetRendezvousKeyRequest, _worker_pb2.GetRendezvousKeyResponse]  # type: ignore[assignment]
-    """Reads what a rank told; waits for it until the deadline of the call. Refused as SetRendezvousKey is."""
+    """Reads the value under a key; waits for one until the deadline of the call. Refused as SetRendezvousKey is."""
     FormGroup: _aio.UnaryUnaryMultiCallable[_worker_pb2.FormGroupRequest, _worker_pb2.FormGroupResponse]  # type: ignore[assignment]
     """Joins a group, at all ranks at once: answers when all have met and a first collective has succeeded, else
     GROUP_BROKEN. Ends any group before it, unless that is taken over, and the step stream of an epoch before. In a world
@@ -206,8 +206,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.SetRendezvousKeyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.SetRendezvousKeyResponse, _abc.Awaitable[_worker_pb2.SetRendezvousKeyResponse]]:
-        """Tells something to the ranks that meet here. For ranks; without the meeting point, or with another secret:
-        PERMISSION_DENIED. Any state.
+        """Sets a value under a key, for the ranks that meet here to read. For ranks; without the meeting point, or with another
+        secret: PERMISSION_DENIED. Any state.
         """
 
     @_abc_1.abstractmethod
@@ -216,7 +216,7 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.GetRendezvousKeyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.GetRendezvousKeyResponse, _abc.Awaitable[_worker_pb2.GetRendezvousKeyResponse]]:
-        """Reads what a rank told; waits for it until the deadline of the call. Refused as SetRendezvousKey is."""
+        """Reads the value under a key; waits for one until the deadline of the call. Refused as SetRendezvousKey is."""
 
     @_abc_1.abstractmethod
     def FormGroup(
