@@ -1,4 +1,4 @@
-"""The three real services as processes of a test: started with chosen flags, watched through their logs, stopped."""
+"""The real services as processes of a test: started with chosen flags, watched through their logs, stopped."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 # A laptop under load loads torch in some seconds.
 START_SECONDS = 60.0
+_MODULES = {"gateway": "gateway", "scheduler": "scheduler_service"}
 
 
 class Service:
@@ -82,9 +83,10 @@ class Service:
 
 @dataclass
 class System:
-    """Gateway, scheduler and worker on Unix sockets and free loopback ports. Use as a context manager.
+    """Gateway, scheduler and the workers of one replica on Unix sockets and free loopback ports.
 
-    `access`: what the public gRPC port asks for.
+    Use as a context manager. Rank 0 is `worker`, the others are `worker1`, `worker2`, ...; `access`: what the public
+    gRPC port asks for.
     """
 
     model: Path
@@ -93,6 +95,8 @@ class System:
     worker_flags: Sequence[str] = ()
     gateway_flags: Sequence[str] = ()
     access: ClientAccess = field(default_factory=ClientAccess)
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     services: dict[str, Service] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -101,52 +105,55 @@ class System:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     @property
+    def workers(self) -> list[str]:
+        """The workers' names, by rank."""
+        world = self.tensor_parallel_size * self.pipeline_parallel_size
+        return ["worker", *(f"worker{rank}" for rank in range(1, world))]
+
+    @property
     def worker_address(self) -> str:
-        """Where the worker listens."""
-        return f"unix:{self._sockets.name}/worker"
+        """Where the workers listen."""
+        return "+".join(map(self._address, self.workers))
 
     @property
     def scheduler_address(self) -> str:
         """Where the scheduler listens."""
-        return f"unix:{self._sockets.name}/scheduler"
+        return self._address("scheduler")
+
+    def _address(self, name: str) -> str:
+        return f"unix:{self._sockets.name}/{name}"
 
     def _flags(self, *names: str) -> list[str]:
         return [part for name in names for part in ("--" + name.replace("_", "-"), str(getattr(self, name)))]
 
     def start_service(self, name: str) -> Service:
-        """Starts one of worker, scheduler, gateway."""
-        module, flags = {
-            "worker": ("worker_service", [*self._flags("worker_address"), *self.worker_flags]),
-            "scheduler": (
-                "scheduler_service",
-                [
-                    *self._flags("model", "worker_address", "scheduler_address"),
-                    *("--device", "cpu"),
-                    *self.scheduler_flags,
-                ],
-            ),
-            "gateway": (
-                "gateway",
-                [
-                    *self._flags("model", "scheduler_address"),
-                    *("--grpc-port", "0", "--http-port", "0", "--admin-port", "0"),
-                    *self.gateway_flags,
-                ],
-            ),
-        }[name]
-        restarts = len(list(self.folder.glob(f"{name}*.log")))
-        service = Service(module, [*flags, "--log-level", "debug"], self.folder / f"{name}{restarts}.log")
+        """Starts the gateway, the scheduler or a worker, again if it has died."""
+        restarts = len(list(self.folder.glob(f"{name}-*.log")))
+        flags = [*self._flags_of(name), "--log-level", "debug"]
+        service = Service(_MODULES.get(name, "worker_service"), flags, self.folder / f"{name}-{restarts}.log")
         self.services[name] = service
         return service
 
+    def _flags_of(self, name: str) -> list[str]:
+        match name:
+            case "gateway":
+                ports = ("--grpc-port", "0", "--http-port", "0", "--admin-port", "0")
+                return [*self._flags("model", "scheduler_address"), *ports, *self.gateway_flags]
+            case "scheduler":
+                own = self._flags("model", "worker_address", "scheduler_address")
+                sizes = self._flags("tensor_parallel_size", "pipeline_parallel_size")
+                return [*own, *sizes, "--device", "cpu", *self.scheduler_flags]
+            case _:
+                return ["--worker-address", self._address(name), *self.worker_flags]
+
     def __enter__(self) -> System:
-        for name in ("worker", "scheduler", "gateway"):
+        for name in (*self.workers, "scheduler", "gateway"):
             self.start_service(name)
         self.wait_until_ready()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in ("gateway", "scheduler", "worker"):
+        for name in ("gateway", "scheduler", *self.workers):
             if name in self.services:
                 self.services[name].stop()
         self._sockets.cleanup()
@@ -179,4 +186,4 @@ class System:
 
     def log(self, name: str) -> str:
         """The log of a service, of all its processes."""
-        return "".join(file.read_text(errors="replace") for file in sorted(self.folder.glob(f"{name}*.log")))
+        return "".join(file.read_text(errors="replace") for file in sorted(self.folder.glob(f"{name}-*.log")))
