@@ -297,7 +297,7 @@ class ReplicaSettings:
     """How many copies of the model there are, where the services run together."""
 
     data_parallel_size: Annotated[int, Field(ge=1, le=64)] = option(
-        1, "replicas, each with the whole model; they share this machine's memory, and its processors evenly"
+        1, "replicas, each with the whole model; they share this machine's processors, memory and GPUs evenly"
     )
 
 
@@ -334,6 +334,7 @@ CHOSEN_TOGETHER = {
         "the workers of a replica are known, and reach each other on this machine alone",
     ),
     "worker_device": "--device says it",
+    "worker_device_index": "each worker has a GPU of its own, as far as there are",
     "wait_for_repair": "what is wrong with a model is said at once, and ends the services",
 }
 

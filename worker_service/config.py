@@ -7,7 +7,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from blockyard.configuration import InternalSecuritySettings, LogSettings, TracingSettings, WorkerProcessSettings
+from blockyard.configuration import (
+    InternalSecuritySettings,
+    LogSettings,
+    NotNegative,
+    TracingSettings,
+    WorkerProcessSettings,
+)
 from blockyard.settings import option
 
 MAX_INDEX = 8191
@@ -19,6 +25,7 @@ class WorkerSettings(WorkerProcessSettings):
 
     worker_address: str = option("127.0.0.1:50070", "address to listen on: host:port (0: a free one) or unix:/path")
     worker_device: str = option("auto", "which device the scheduler may choose", choices=("auto", "cpu", "cuda"))
+    worker_device_index: NotNegative = option(0, "which of the GPUs that it sees a worker computes on")
     worker_health_port: Annotated[int, Field(ge=-1, le=65535)] = option(
         -1, "port of grpc.health.v1 in a thread of its own, on the same host; 0: a free one; -1: none"
     )

@@ -19,6 +19,7 @@ from blockyard.settings import load
 from blockyard.telemetry import EventLogger
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from worker_service.config import WorkerConfiguration
+from worker_service.device.device import AllowedDevice
 from worker_service.groups.joining import GroupRequest, GroupSettings
 from worker_service.groups.membership import Membership
 from worker_service.rendezvous_link import RendezvousLink
@@ -53,7 +54,7 @@ class Server:
         self.address = self._settings.worker_address
         self.stopping = asyncio.Event()
         self.worker = Worker(
-            allowed_device=self._settings.worker_device,
+            allowed_device=AllowedDevice(self._settings.worker_device, self._settings.worker_device_index),
             num_threads=self._settings.num_threads,
             cpu_kernels=self._settings.cpu_kernels,
             debug=self._settings.enable_debug_rpcs,

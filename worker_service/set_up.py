@@ -19,7 +19,7 @@ from worker_service.batch.input_batch import BatchLimits, InputBatch
 from worker_service.cache_engine import BlockFormat, CacheEngine
 from worker_service.collectives.silent import SilentCollectives
 from worker_service.device import memory
-from worker_service.device.device import check_dtype, choose_device
+from worker_service.device.device import AllowedDevice, check_dtype, choose_device
 from worker_service.model_runner import ModelRunner
 from worker_service.models.determinism import determinism_id
 from worker_service.parallel import ALONE, Parallel
@@ -122,10 +122,10 @@ class SetUp:
 
 
 def make_choice(
-    device_type: str, dtype: torch.dtype | None, allowed_device: str, parallel: Parallel = ALONE
+    device_type: str, dtype: torch.dtype | None, allowed: AllowedDevice, parallel: Parallel = ALONE
 ) -> DeviceChoice:
     """Chooses the device; raises BlockyardError FIELD_INVALID where it is missing or cannot compute in `dtype`."""
-    device = choose_device(device_type, allowed_device)
+    device = choose_device(device_type, allowed)
     check_dtype(dtype, device)
     return DeviceChoice(device, dtype, memory.gpu_foreign_bytes(device) if device.type == "cuda" else 0, parallel)
 

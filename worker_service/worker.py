@@ -15,7 +15,7 @@ from blockyard.errors import BlockyardError, Reason, invalid
 from blockyard.model_files import resolve_model
 from blockyard.telemetry import EventLogger
 from worker_service.device import memory
-from worker_service.device.device import check_dtype, describe_device
+from worker_service.device.device import ANY_DEVICE, AllowedDevice, check_dtype, describe_device
 from worker_service.device.thread import DeviceThread
 from worker_service.groups.membership import Membership, wrong_members, wrong_request
 from worker_service.models.loader import load_model
@@ -62,7 +62,7 @@ class Worker:
     def __init__(
         self,
         *,
-        allowed_device: str = "auto",
+        allowed_device: AllowedDevice = ANY_DEVICE,
         num_threads: int = 0,
         cpu_kernels: str = "auto",
         debug: bool = False,

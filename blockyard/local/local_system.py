@@ -27,6 +27,7 @@ from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.configuration import (
     DeviceSettings,
     InternalSecuritySettings,
+    ParallelSettings,
     PublicSettings,
     SystemConfiguration,
     WorkerProcessSettings,
@@ -38,7 +39,7 @@ from blockyard.model_config.network import read_network
 from blockyard.model_files import resolve_model
 from blockyard.security.exposure import check_admin
 from blockyard.service.servers import PortTaken, internal_channel
-from blockyard.settings import ENVIRONMENT_PREFIX, settings_of, to_flags
+from blockyard.settings import ENVIRONMENT_PREFIX, SettingsError, settings_of, to_flags
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -49,7 +50,7 @@ MAX_FOLDER_BYTES = 107 - len("/scheduler")
 _PRIVATE = InternalSecuritySettings()
 # This package came by pip: nobody has run what `make setup` runs.
 IS_INSTALLED = bool({"site-packages", "dist-packages"} & set(ROOT.parts))
-GPU_CONTROL = Path("/dev/nvidiactl")
+DEVICES = Path("/dev")
 # What a gateway gets to stop after it has drained.
 GRACE_SECONDS = 10.0
 
@@ -79,6 +80,7 @@ class LocalSystem:
         # The services do the same; here it costs a moment, and fails before anything has started.
         folder = resolve_model(configuration.model.model, configuration.model.revision, "config")
         read_network(folder, configuration.device.dtype)
+        check_num_gpus(configuration.device, configuration.parallel)
         check_admin(configuration.public, configuration.security)
         public = choose_ports(configuration.public)
         self.configuration = dataclasses.replace(configuration, public=public)
@@ -97,6 +99,10 @@ class LocalSystem:
     @property
     def _num_workers(self) -> int:
         return self.configuration.replicas.data_parallel_size * self.configuration.parallel.world_size
+
+    @property
+    def _num_devices(self) -> int:
+        return max(1, count_gpus(os.environ)) if uses_gpu(self.configuration.device) else 1
 
     def _choose_metrics_ports(self) -> dict[str, int]:
         """Gives each service that is not the gateway its port; -1: none. Raises PortTaken."""
@@ -117,7 +123,8 @@ class LocalSystem:
         scheduler = f"--scheduler-address=unix:{self._folder}/scheduler"
         # Whoever started this system waits for it: an error that needs repair ends it at once.
         scheduling = [scheduler, f"--worker-address={','.join(replicas)}", "--no-wait-for-repair"]
-        device = divide_memory(configuration.device, len(workers))
+        # Workers of one GPU share its memory, all of those on processors the machine's.
+        device = divide_memory(configuration.device, -(-len(workers) // self._num_devices))
         own = (
             configuration.model,
             configuration.load,
@@ -161,7 +168,8 @@ class LocalSystem:
     def _worker(self, number: int, address: str) -> Service:
         configuration = self.configuration
         settings = divide_processors(configuration.worker, self._num_workers)
-        flags = [f"--worker-address={address}", *to_flags(settings)]
+        flags = [f"--worker-address={address}", f"--worker-device-index={number % self._num_devices}"]
+        flags += to_flags(settings)
         for section in self._shared_sections:
             flags += to_flags(section)
         flags.append(f"--worker-metrics-port={self._ports[f'worker-{number}']}")
@@ -223,11 +231,27 @@ class LocalSystem:
 
 def uses_gpu(device: DeviceSettings) -> bool:
     """Whether the workers of this machine will compute on a GPU."""
-    return device.device == "cuda" or (device.device == "auto" and GPU_CONTROL.exists())
+    return device.device == "cuda" or (device.device == "auto" and (DEVICES / "nvidiactl").exists())
+
+
+def count_gpus(environment: Mapping[str, str]) -> int:
+    """Counts the GPUs that CUDA shows to a process with this environment."""
+    if (visible := environment.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return len([name for name in visible.split(",") if name.strip()])
+    return len(list(DEVICES.glob("nvidia[0-9]*")))
+
+
+def check_num_gpus(device: DeviceSettings, parallel: ParallelSettings) -> None:
+    """Raises SettingsError for a replica of more workers than this machine has GPUs: NCCL connects no two on one."""
+    if uses_gpu(device) and 1 < parallel.world_size > (num_gpus := count_gpus(os.environ)):
+        raise SettingsError(
+            f"a replica of {parallel.world_size} workers needs as many GPUs, and there are {num_gpus} here:"
+            " choose a smaller --tensor-parallel-size, or --device cpu"
+        )
 
 
 def divide_memory(device: DeviceSettings, num_workers: int) -> DeviceSettings:
-    """Gives each of several workers on one device its part of the memory."""
+    """Gives each of the workers on one device its part of the memory."""
     return dataclasses.replace(device, device_memory_utilization=device.device_memory_utilization / num_workers)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,26 +14,46 @@ from blockyard.errors import Violation, invalid
 BFLOAT16_CAPABILITY = (8, 0)
 
 
-def choose_device(requested: str, allowed: str) -> torch.device:
-    """Chooses a device.
+@dataclass(frozen=True, slots=True)
+class AllowedDevice:
+    """What whoever started a worker lets its scheduler choose: `kind` is "auto", "cpu" or "cuda".
+
+    `index`: which GPU it would be, of those that this process sees.
+    """
+
+    kind: str = "auto"
+    index: int = 0
+
+
+ANY_DEVICE = AllowedDevice()
+
+
+def choose_device(requested: str, allowed: AllowedDevice) -> torch.device:
+    """Chooses a device, and makes a GPU the current one of this thread: kernels of Triton's go to that one.
 
     Args:
         requested: "auto", "cpu" or "cuda", by the scheduler.
-        allowed: the same, by whoever started this worker.
+        allowed: by whoever started this worker.
 
     Raises:
-        BlockyardError: FIELD_INVALID, where they contradict each other or there is no GPU.
+        BlockyardError: FIELD_INVALID, where they contradict each other or there is no such GPU.
     """
-    if "auto" not in (requested, allowed) and requested != allowed:
+    if "auto" not in (requested, allowed.kind) and requested != allowed.kind:
         raise invalid(
-            [Violation("device_type", f"{requested}, but this worker was started with --worker-device {allowed}")]
+            [Violation("device_type", f"{requested}, but this worker was started with --worker-device {allowed.kind}")]
         )
-    wanted = allowed if requested == "auto" else requested
+    wanted = allowed.kind if requested == "auto" else requested
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     if wanted == "cuda" and not torch.cuda.is_available():
         raise invalid([Violation("device_type", "cuda, but torch sees no GPU here: use cpu, or a CUDA build of torch")])
-    return torch.device("cuda", torch.cuda.current_device()) if wanted == "cuda" else torch.device("cpu")
+    if wanted == "cpu":
+        return torch.device("cpu")
+    if allowed.index >= (num_gpus := torch.cuda.device_count()):
+        reason = f"torch sees {num_gpus} GPUs here, and this worker was started with --worker-device-index"
+        raise invalid([Violation("device_type", f"{reason} {allowed.index}")])
+    torch.cuda.set_device(allowed.index)
+    return torch.device("cuda", allowed.index)
 
 
 def describe_device(device: torch.device) -> str:

@@ -16,7 +16,7 @@ from blockyard.common.v1 import status_pb2
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.worker.v1 import worker_pb2 as pb
 from tests.unit.worker_service.driver import BLOCK_SIZE, WorkerDriver, fails, running_worker
-from worker_service.device.device import check_gpu_dtype, choose_device
+from worker_service.device.device import AllowedDevice, check_gpu_dtype, choose_device
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -313,13 +313,25 @@ async def test_the_device_must_be_allowed(fresh_worker: WorkerDriver) -> None:
 
 @pytest.mark.parametrize(("requested", "allowed"), [("auto", "cpu"), ("cpu", "auto"), ("cpu", "cpu")])
 def test_the_cpu_is_chosen(requested: str, allowed: str) -> None:
-    assert choose_device(requested, allowed) == torch.device("cpu")
+    assert choose_device(requested, AllowedDevice(allowed)) == torch.device("cpu")
 
 
 @pytest.mark.parametrize(("requested", "allowed"), [("cpu", "cuda"), ("cuda", "cpu")])
 def test_contradictions_are_refused(requested: str, allowed: str) -> None:
     with pytest.raises(BlockyardError, match=f"--worker-device {allowed}"):
-        choose_device(requested, allowed)
+        choose_device(requested, AllowedDevice(allowed))
+
+
+def test_a_worker_computes_on_the_gpu_that_it_was_started_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    made_current: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", made_current.append)
+    assert choose_device("auto", AllowedDevice("auto", 1)) == torch.device("cuda", 1)
+    assert made_current == [1]
+    assert choose_device("cpu", AllowedDevice("auto", 1)) == torch.device("cpu")
+    with pytest.raises(BlockyardError, match=r"sees 2 GPUs here, .* --worker-device-index 2"):
+        choose_device("cuda", AllowedDevice("auto", 2))
 
 
 def test_bfloat16_needs_an_ampere_gpu() -> None:

@@ -173,6 +173,56 @@ async def test_the_workers_of_a_replica_are_named_together() -> None:
     await local.close()
 
 
+@pytest.fixture(params=[3])
+def gpus(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of device files as a machine with so many GPUs has them."""
+    for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{number}" for number in range(request.param))):
+        (tmp_path / name).touch()
+    monkeypatch.setattr("blockyard.local.local_system.DEVICES", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("num_replicas", "size", "visible", "indices", "share"),
+    [
+        (1, 1, None, "0", 0.6),
+        (3, 1, None, "012", 0.6),
+        (2, 2, None, "0120", 0.3),
+        (2, 1, "1", "00", 0.3),
+        (2, 2, "GPU-a,GPU-b", "0101", 0.3),
+        (2, 1, "", "00", 0.3),
+    ],
+)
+async def test_each_worker_has_a_gpu_of_its_own_as_far_as_there_are(
+    gpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    num_replicas: int,
+    size: int,
+    visible: str | None,
+    indices: str,
+    share: float,
+) -> None:
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    sections = {"replicas": ReplicaSettings(num_replicas), "parallel": ParallelSettings(size)}
+    local = system(**sections, device=DeviceSettings(device_memory_utilization=0.6))
+    *workers, scheduler, _ = local.make_services()
+    assert "".join(flag_of(worker, "worker-device-index") for worker in workers) == indices
+    assert float(flag_of(scheduler, "device-memory-utilization")) == pytest.approx(share)
+    await local.close()
+
+
+async def test_a_replica_of_more_workers_than_gpus_is_refused(gpus: Path) -> None:
+    parallel = ParallelSettings(4)
+    with pytest.raises(SettingsError, match=r"4 workers needs as many GPUs, and there are 3 here.*--device cpu"):
+        system(parallel=parallel)
+    local = system(parallel=parallel, device=DeviceSettings("cpu"))
+    *workers, _, _ = local.make_services()
+    assert {flag_of(worker, "worker-device-index") for worker in workers} == {"0"}
+    await local.close()
+
+
 @pytest.mark.parametrize(
     ("told", "workers"),
     [((50062, 50072), ["50072", "50073", "50074"]), ((-1, -1), ["-1"] * 3)],
@@ -323,7 +373,7 @@ async def prepared(monkeypatch: pytest.MonkeyPatch, compiler: str, folder: Path,
     script.write_text(compiler)
     script.chmod(0o755)
     monkeypatch.setattr("blockyard.local.local_system.IS_INSTALLED", True)
-    monkeypatch.setattr("blockyard.local.local_system.GPU_CONTROL", folder / "no-gpu")
+    monkeypatch.setattr("blockyard.local.local_system.DEVICES", folder / "no-gpu")
     monkeypatch.setenv("CXX", str(script))
     monkeypatch.setenv("BLOCKYARD_KERNELS_DIR", str(folder / "kernels"))
     lines: list[str] = []
