@@ -6,6 +6,7 @@ which each rank has a subtree; `Collectives.add` goes on where that ends, so tha
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Collectives(Protocol):
 
     @property
     def size(self) -> int:
-        """How many ranks there are, a power of two."""
+        """How many ranks there are; where they add, a power of two."""
         ...
 
     @property
@@ -90,3 +91,26 @@ class Collectives(Protocol):
         From any thread; idempotent.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The ranks of a network, as one of them sees them: all of them, and those of its stage, which share its layers.
+
+    A stage's ranks follow those of the stage before.
+    """
+
+    world: Collectives
+    stage: Collectives
+
+    def receive(self, rows: Tensor) -> None:
+        """Fills rows with those of the stage before."""
+        self.world.receive(rows, self.world.rank - self.stage.size)
+
+    def send(self, rows: Tensor) -> None:
+        """Sends rows to the stage after."""
+        self.world.send(rows, self.world.rank + self.stage.size)
+
+    def broadcast_end(self, array: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Returns at all ranks the array [n] of the last stage's first; the others' say how long it is."""
+        return self.world.broadcast(array, self.world.size - self.stage.size)

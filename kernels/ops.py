@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from kernels.collectives import Collectives
+    from kernels.collectives import Ranks
     from kernels.sampling import SamplingOps
 
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
@@ -229,8 +229,16 @@ class Backend(Protocol):
         """
         ...
 
-    def join(self, collectives: Collectives) -> None:
-        """Sets the group of ranks with which partial weights and tables are shared, captured steps' among them."""
+    def join(self, ranks: Ranks) -> None:
+        """Sets the ranks with which partial weights and tables are shared, and the stages; for captured steps too."""
+        ...
+
+    def receive(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor:
+        """Receives rows [num_rows, width] from the stage before this one."""
+        ...
+
+    def send(self, rows: Tensor) -> None:
+        """Sends rows [T, width] to the stage after this one."""
         ...
 
     def rms_norm(
@@ -325,14 +333,14 @@ class Backend(Protocol):
         ...
 
     def capture(
-        self, forward: Callable[[Tensor, AttentionBatch], Tensor], head: PackedLinear, sizes: CaptureSizes
+        self, forward: Callable[[Tensor, AttentionBatch], Tensor], head: PackedLinear | None, sizes: CaptureSizes
     ) -> CapturedStep | None:
         """Records a network's step, to be replayed with other inputs; None: this backend runs its ops one by one.
 
         Args:
             forward: computes hidden rows [T, hidden_size], normed, from token ids [T] and a batch, by this backend's
                 ops alone. Called once. What it refers to (weights, the pool) must live as long as what is returned.
-            head: makes logits of the hidden rows.
+            head: makes logits of the hidden rows; None: another stage does, and this one has no outputs.
             sizes: of the steps to come.
         """
         ...

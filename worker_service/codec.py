@@ -117,6 +117,7 @@ def decode_step(message: worker_pb2.ExecuteModelRequest, max_num_seqs: int = 2**
         input_sequence_ids=tuple(message.input_sequence_ids[:]),
         input_token_ids=_decode_column(message.input_token_ids),
         quiet=quiet,
+        ids_from_scheduler=message.ids_from_scheduler,
         timeout_seconds=timeout_seconds,
     )
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kernels.collectives import Collectives
+    from kernels.collectives import Ranks
     from kernels.ops import CapturedStep
     from worker_service.batch.forward_batch import ForwardBatch, PromptPiece
     from worker_service.batch.input_batch import InputBatch
@@ -83,11 +83,15 @@ class ModelRunner:
         self._backend = loaded.backend
         self._chooser = Chooser(self._backend, self.config.vocab_size)
         self._captured: CapturedStep | None = None
+        self._ranks: Ranks | None = None
+        # Logits and all that is made of them are the last stage's.
+        self._has_head = loaded.model.share.is_last_stage
 
-    def join(self, collectives: Collectives) -> None:
-        """Sets the ranks that share the network's layers, from the next step on."""
-        self._backend.join(collectives)
-        self._chooser.join(collectives)
+    def join(self, ranks: Ranks) -> None:
+        """Sets the ranks of the network, from the next step on."""
+        self._ranks = ranks
+        self._backend.join(ranks)
+        self._chooser.join(ranks.stage)
 
     def capture(self, kv_pool: Tensor, sizes: CaptureSizes) -> None:
         """Records the network over a pool, where the backend can: steps within these sizes need no Python then."""
@@ -95,7 +99,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, forward_batch: ForwardBatch, batch: InputBatch, kv_pool: Tensor) -> RunnerOutput:
-        """Computes a step's tokens and writes their KV, then samples, or finds the candidates of beams."""
+        """Computes a step's tokens and writes their KV; the last stage samples, or finds the candidates of beams."""
         started = time.perf_counter()
         layout, prompts = forward_batch.layout, forward_batch.prompts
         if not len(layout.rows):
@@ -107,6 +111,9 @@ class ModelRunner:
             if self._captured.takes(inputs):
                 return self._replay(self._captured, inputs, layout, batch, started)
         hidden = self._forward(forward_batch, batch.limits.block_size, kv_pool)
+        if not self._has_head:
+            self._synchronize()
+            return RunnerOutput(forward_seconds=time.perf_counter() - started)
         logits = self._model.compute_logits(hidden[self._to_device(due)])
         self._synchronize()
         computed = time.perf_counter()
@@ -123,6 +130,8 @@ class ModelRunner:
         is_plain = not len(layout.beams) and layout.sampled.is_plain_greedy
         outputs = captured.replay(inputs, with_logits=not is_plain)
         computed = time.perf_counter()
+        if not self._has_head:
+            return RunnerOutput(forward_seconds=computed - started)
         sampled, candidates = self._chooser.choose_replayed(outputs, layout, batch)
         return RunnerOutput(sampled, candidates, (), computed - started, time.perf_counter() - computed)
 
@@ -182,7 +191,7 @@ class ModelRunner:
 
     def fingerprint(self) -> str:
         """Hashes what this machine computes for fixed tokens."""
-        return self._model.fingerprint(self._chooser.shared)
+        return self._model.fingerprint(self._ranks)
 
     @torch.inference_mode()
     def warm_up(self, kv_pool: Tensor, block_size: int, max_num_seqs: int) -> None:
@@ -228,6 +237,8 @@ class ModelRunner:
     ) -> None:
         """Does a step of `num_tokens` whose sequences all write to block 0, with samples and log probabilities."""
         hidden, part = self._dry_forward(kv_pool, block_size, num_sequences, num_tokens)
+        if part is None:
+            return
         logits = self._chooser.whole(part)
         if logits is not None:
             self._chooser.sampler.sample(logits, worst_rows(num_sequences, self.config.vocab_size))
@@ -238,15 +249,16 @@ class ModelRunner:
 
     def _dry_forward(
         self, kv_pool: Tensor, block_size: int, num_sequences: int, num_tokens: int
-    ) -> tuple[Tensor, Tensor]:
-        """Returns the hidden rows, and the logits of each sequence's last."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns the hidden rows, and the last stage's logits of each sequence's last."""
         lengths = np.full(num_sequences, num_tokens // num_sequences, np.int64)
         lengths[: num_tokens % num_sequences] += 1
         tables = np.zeros((num_sequences, -(-int(lengths.max()) // block_size)), np.int64)
         plan = self._backend.plan_attention(lengths, lengths, tables, block_size, self.config.sliding_window)
         token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=self._backend.device)
         hidden = self._model.forward(token_ids, plan, kv_pool)
-        return hidden, self._model.compute_logits(hidden[self._to_device(np.cumsum(lengths) - 1)])
+        last = self._to_device(np.cumsum(lengths) - 1)
+        return hidden, self._model.compute_logits(hidden[last]) if self._has_head else None
 
     def profile(self, block_size: int, max_num_batched_tokens: int, max_num_seqs: int) -> int:
         """Returns the most bytes that a step takes: all tokens and sequences allowed, each sampled.

@@ -17,7 +17,7 @@ from blockyard.telemetry import EventLogger
 from kernels.ops import BLOCK_SIZES, CaptureSizes
 from worker_service.batch.input_batch import BatchLimits, InputBatch
 from worker_service.cache_engine import BlockFormat, CacheEngine
-from worker_service.collectives.silent import SilentCollectives
+from worker_service.collectives.silent import make_silence
 from worker_service.device import memory
 from worker_service.device.device import AllowedDevice, check_dtype, choose_device
 from worker_service.model_runner import ModelRunner
@@ -138,7 +138,7 @@ def count_blocks(loaded: LoadedModel, choice: DeviceChoice, request: ProfileRequ
         runner = ModelRunner(loaded)
         if choice.parallel.world_size > 1:
             # A rank that fails alone leaves nobody in a collective.
-            runner.join(SilentCollectives(choice.parallel.tensor_rank, choice.parallel.tensor_parallel_size))
+            runner.join(make_silence(choice.parallel))
         activation = runner.profile(block_size, request.max_num_batched_tokens, request.max_num_seqs)
     except (MemoryError, RuntimeError) as error:
         if not memory.is_exhausted(error):
@@ -209,18 +209,11 @@ def _fingerprint(runner: ModelRunner, ranks: RankSteps | None) -> str:
     if group.fingerprint:
         # A rank that comes later: the others are at work, or have been.
         return group.fingerprint.hex()
-    runner.join(group.stage)
+    runner.join(group)
     with group.lifetime.work(FINGERPRINT_SECONDS):
         fingerprint = runner.fingerprint()
     runner.join(ranks.silence)
     return fingerprint
-
-
-def require_one_stage(parallel: Parallel) -> None:
-    """Refuses stages: ranks share layers, and none has some of them yet."""
-    if parallel.pipeline_parallel_size > 1:
-        message = "this version has no pipeline of stages: set the pipeline parallel size to 1"
-        raise BlockyardError(Reason.FEATURE_DISABLED, message)
 
 
 def _make_cache(loaded: LoadedModel, request: CacheRequest) -> CacheEngine:

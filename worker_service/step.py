@@ -133,6 +133,8 @@ class Step:
     input_token_ids: Array = field(default_factory=no_ids)
     decode_error: BlockyardError | None = None
     quiet: bool = False
+    ids_from_scheduler: bool = False
+    """Of an epoch's first step: nothing that is sampled is appended here, the next steps bring it."""
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
 
 

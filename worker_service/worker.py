@@ -28,7 +28,6 @@ from worker_service.set_up import (
     count_blocks,
     make_choice,
     make_executor,
-    require_one_stage,
     wrong_block_ids,
     wrong_cache_request,
     wrong_profile_request,
@@ -194,7 +193,6 @@ class Worker:
         """Loads a model; calls `on_progress` in the device thread. Goes on to the end even if its caller leaves."""
         with self._lifecycle("LoadModel", State.DEVICE_READY):
             choice = self._choice()
-            require_one_stage(choice.parallel)
 
             def load() -> LoadedModel:
                 folder = resolve_model(model, revision, "config" if load_format == "random" else "weights")

@@ -31,11 +31,10 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from kernels.collectives import Collectives
+    from kernels.collectives import Ranks
     from kernels.ops import (
         AttentionBatch,
         AttentionShape,
-        BlockPairs,
         BlockTables,
         CapturedStep,
         CaptureSizes,
@@ -207,9 +206,19 @@ class CpuBackend:
             self._ops.meet(Joint.ADD_BITS, output)
         return output
 
-    def join(self, collectives: Collectives) -> None:
-        """Sets the group of ranks."""
-        self._ops.join(collectives)
+    def join(self, ranks: Ranks) -> None:
+        """Sets the ranks."""
+        self._ops.join(ranks)
+
+    def receive(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor:
+        """Receives rows."""
+        rows = torch.empty(num_rows, width, dtype=dtype)
+        self._ops.meet(Joint.RECEIVE, rows)
+        return rows
+
+    def send(self, rows: Tensor) -> None:
+        """Sends rows."""
+        self._ops.meet(Joint.SEND, rows)
 
     def rms_norm(
         self, hidden: Tensor, weight: Tensor, epsilon: float, residual: Tensor | None = None
@@ -298,24 +307,20 @@ class CpuBackend:
             scale=shape.scale,
         )
 
-    def swap_blocks(self, source_pool: Tensor, destination_pool: Tensor, pairs: BlockPairs) -> None:
-        """Copies whole blocks between two pools."""
-        blocks.swap_blocks(source_pool, destination_pool, pairs)
-
-    def copy_blocks(self, pool: Tensor, pairs: BlockPairs) -> None:
-        """Copies whole blocks within a pool."""
-        blocks.copy_blocks(pool, pairs)
+    swap_blocks = staticmethod(blocks.swap_blocks)
+    copy_blocks = staticmethod(blocks.copy_blocks)
 
     def capture(
-        self, forward: Callable[[Tensor, AttentionBatch], Tensor], head: PackedLinear, sizes: CaptureSizes
+        self, forward: Callable[[Tensor, AttentionBatch], Tensor], head: PackedLinear | None, sizes: CaptureSizes
     ) -> CapturedStep | None:
         """Records a network's step."""
         token_ids = torch.zeros(1, dtype=torch.int64)
         batch = self.plan_attention([1], [1], [[0]], sizes.block_size, sizes.sliding_window)
+        weight = cast("CpuLinear | Int8Linear | None", head)
         return self._ops.record(
             Recording(token_ids, batch.positions),
             lambda: forward(token_ids, batch),
-            lambda hidden: self._linear_op(Kind.HEAD, hidden, cast("CpuLinear | Int8Linear", head)),
+            lambda hidden: None if weight is None else self._linear_op(Kind.HEAD, hidden, weight),
             sizes,
         )
 

@@ -41,6 +41,10 @@ class Joint(IntEnum):
     """Adds up float32 rows, as the tree does."""
     ADD_BITS = 101
     """Puts together rows of which one rank has the numbers and the others zeros."""
+    RECEIVE = 102
+    """Fills rows with those of the stage before."""
+    SEND = 103
+    """Sends rows to the stage after."""
 
 
 class Rows(IntEnum):

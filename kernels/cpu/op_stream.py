@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from kernels.collectives import Collectives
+    from kernels.collectives import Ranks
     from kernels.cpu.library import Executor, Kind
     from kernels.ops import AttentionBatch, CaptureSizes
 
@@ -34,7 +34,7 @@ class OpStream:
         self.executor = executor
         self._type = element_type
         self._recording: Recording | None = None
-        self._collectives: Collectives | None = None
+        self._ranks: Ranks | None = None
         self._plans = WeakSet[CapturedPlan]()
 
     def set_executor(self, executor: Executor) -> None:
@@ -43,11 +43,11 @@ class OpStream:
         for plan in self._plans:
             plan.executor = executor
 
-    def join(self, collectives: Collectives) -> None:
-        """Sets the group of ranks, for plans too."""
-        self._collectives = collectives
+    def join(self, ranks: Ranks) -> None:
+        """Sets the ranks, for plans too."""
+        self._ranks = ranks
         for plan in self._plans:
-            plan.collectives = collectives
+            plan.ranks = ranks
 
     def make(self, kind: Kind | Joint, **fields: Any) -> Op:
         """Makes an op over all rows."""
@@ -71,21 +71,31 @@ class OpStream:
     def meet(self, joint: Joint, rows: Tensor) -> None:
         """Records, or does, what the ranks do together with rows."""
         if self._recording is not None:
-            address = rows.data_ptr()
-            self._recording.ops.append(self.make(joint, input=address, output=address, out_features=rows.shape[1]))
+            op = self.make(joint, out_features=rows.shape[1])
+            if joint is not Joint.RECEIVE:
+                op.input = rows.data_ptr()
+            if joint is not Joint.SEND:
+                op.output = rows.data_ptr()
+            self._recording.ops.append(op)
+            if joint is Joint.RECEIVE:
+                self._recording.results.append(rows)
         else:
-            meet(self._collectives, joint, rows)
+            meet(self._ranks, joint, rows)
 
     def record(
-        self, recording: Recording, forward: Callable[[], Tensor], head: Callable[[Tensor], Op], sizes: CaptureSizes
+        self,
+        recording: Recording,
+        forward: Callable[[], Tensor],
+        head: Callable[[Tensor], Op | None],
+        sizes: CaptureSizes,
     ) -> CapturedPlan:
-        """Records the ops that `forward` emits, with those that `head` makes of its rows behind them."""
+        """Records the ops that `forward` emits, with the one that `head` makes of its rows, if any, behind them."""
         self._recording = recording
         try:
             hidden = forward()
         finally:
             self._recording = None
-        plan = CapturedPlan(recording, head(hidden), sizes, self.executor, self._collectives)
+        plan = CapturedPlan(recording, head(hidden), sizes, self.executor, self._ranks)
         self._plans.add(plan)
         return plan
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from kernels.collectives import Collectives
+    from kernels.collectives import Ranks
     from kernels.cpu.library import Executor
 
 # Fields of an op that may point into a row of another op's result.
@@ -67,24 +67,25 @@ class _Segment:
 
 
 class CapturedPlan:
-    """See `kernels.ops.CapturedStep`. `executor` gives the team of the moment, `collectives` the group."""
+    """See `kernels.ops.CapturedStep`. `executor` gives the team of the moment, `ranks` the group."""
 
     def __init__(
         self,
         recording: Recording,
-        head: Op,
+        head: Op | None,
         sizes: CaptureSizes,
         executor: Executor,
-        collectives: Collectives | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self._sizes = sizes
         self._max_rows = max(sizes.max_num_tokens, sizes.max_num_seqs)
         self._token_ids = np.zeros(self._max_rows, np.int64)
         self._positions = np.zeros(self._max_rows, np.int64)
-        self._vocab_size = head.out_features
+        self._vocab_size = head.out_features if head else 0
         self.executor = executor
-        self.collectives = collectives
-        ops = _prune([*recording.ops, head], recording)
+        self.ranks = ranks
+        # Another stage reads all rows.
+        ops = _prune([*recording.ops, head], recording) if head else recording.ops
         self._arena = _lay_out(ops, recording, self._max_rows)
         inputs = {
             recording.token_ids.data_ptr(): _address(self._token_ids),
@@ -107,7 +108,7 @@ class CapturedPlan:
 
     def replay(self, step: StepInputs, *, with_logits: bool) -> StepOutputs:
         """Computes a step."""
-        num_chosen = len(step.chosen)
+        num_chosen = len(step.chosen) if self._vocab_size else 0
         self._token_ids[: len(step.token_ids)] = step.token_ids
         logits = torch.empty(num_chosen, self._vocab_size) if with_logits else None
         best, finite = np.empty(num_chosen, np.int64), np.empty(num_chosen, np.bool_)
@@ -130,7 +131,7 @@ class CapturedPlan:
             self.executor.run(segment.ops, inputs)
             if segment.joint is not None and segment.buffer is not None:
                 num_rows = num_chosen if segment.of_chosen else len(step.token_ids)
-                meet(self.collectives, segment.joint, segment.buffer[:num_rows])
+                meet(self.ranks, segment.joint, segment.buffer[:num_rows])
         return StepOutputs(best, best_values, finite, logits)
 
     def _cut(self, ops: list[Op]) -> Iterator[_Segment]:
@@ -142,7 +143,8 @@ class CapturedPlan:
                 continue
             joint = Joint(op.kind)
             dtype = torch.float32 if joint is Joint.ADD else _DTYPES[op.type]
-            begin, row_bytes = op.input - self._arena.data_ptr(), op.out_features * dtype.itemsize
+            place = op.output if op.input is None else op.input
+            begin, row_bytes = place - self._arena.data_ptr(), op.out_features * dtype.itemsize
             buffer = self._arena[begin : begin + self._max_rows * row_bytes].view(dtype).view(-1, op.out_features)
             yield _Segment(op_array(some), joint, op.rows == Rows.CHOSEN, buffer)
             some = []
@@ -154,13 +156,18 @@ class CapturedPlan:
         return [(ops[op], seconds) for op, seconds in self.executor.phase_seconds()]
 
 
-def meet(collectives: Collectives | None, joint: Joint, rows: Tensor) -> None:
-    """Does with rows what all ranks do together."""
-    assert collectives is not None, "a share of a model, and no group"
-    if joint is Joint.ADD:
-        collectives.add(rows)
-    else:
-        collectives.add_bits(rows)
+def meet(ranks: Ranks | None, joint: Joint, rows: Tensor) -> None:
+    """Does with rows what ranks do together."""
+    assert ranks is not None, "a share of a model, and no group"
+    match joint:
+        case Joint.ADD:
+            ranks.stage.add(rows)
+        case Joint.ADD_BITS:
+            ranks.stage.add_bits(rows)
+        case Joint.RECEIVE:
+            ranks.receive(rows)
+        case Joint.SEND:
+            ranks.send(rows)
 
 
 def _address(array: npt.NDArray[np.generic]) -> int:

@@ -22,11 +22,10 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from kernels.collectives import Collectives
+    from kernels.collectives import Ranks
     from kernels.ops import (
         AttentionBatch,
         AttentionShape,
-        BlockPairs,
         BlockTables,
         CapturedStep,
         CaptureSizes,
@@ -47,7 +46,7 @@ class ReferenceBackend:
         # What the tiles of attention are padded to a multiple of, where the probe found that more is needed.
         self._row_multiples: dict[AttentionShape, int] = {}
         self._method = _first_method(device)
-        self._collectives: Collectives | None = None
+        self._joined: Ranks | None = None
 
     def plan_attention(
         self,
@@ -81,7 +80,7 @@ class ReferenceBackend:
         weight = cast("ReferenceLinear", packed)
         if weight.is_partial:
             sums = weight.unrounded(hidden).float()
-            self._group().add(sums)
+            self._ranks.stage.add(sums)
             return weight.rounded(sums)
         if wide:
             return weight.unrounded(hidden).float()
@@ -97,16 +96,27 @@ class ReferenceBackend:
         is_here = (places >= 0) & (places < len(rows))
         found = rows.index_select(0, places.where(is_here, 0))
         found[~is_here] = 0
-        self._group().add_bits(found)
+        self._ranks.stage.add_bits(found)
         return found
 
-    def join(self, collectives: Collectives) -> None:
-        """Sets the group of ranks."""
-        self._collectives = collectives
+    def join(self, ranks: Ranks) -> None:
+        """Sets the ranks."""
+        self._joined = ranks
 
-    def _group(self) -> Collectives:
-        assert self._collectives is not None, "a share of a model, and no group"
-        return self._collectives
+    def receive(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor:
+        """Receives rows."""
+        rows = torch.empty(num_rows, width, dtype=dtype, device=self.device)
+        self._ranks.receive(rows)
+        return rows
+
+    def send(self, rows: Tensor) -> None:
+        """Sends rows."""
+        self._ranks.send(rows.contiguous())
+
+    @property
+    def _ranks(self) -> Ranks:
+        assert self._joined is not None, "a share of a model, and no group"
+        return self._joined
 
     def rms_norm(
         self, hidden: Tensor, weight: Tensor, epsilon: float, residual: Tensor | None = None
@@ -144,16 +154,11 @@ class ReferenceBackend:
         row_multiple = self._row_multiples.get(shape, attention.ROW_MULTIPLES[0])
         return attention.paged_attention(query, batch, kv_pool, layer, shape, sliding_window, row_multiple)
 
-    def swap_blocks(self, source_pool: Tensor, destination_pool: Tensor, pairs: BlockPairs) -> None:
-        """Copies whole blocks between two pools."""
-        blocks.swap_blocks(source_pool, destination_pool, pairs)
-
-    def copy_blocks(self, pool: Tensor, pairs: BlockPairs) -> None:
-        """Copies whole blocks within a pool."""
-        blocks.copy_blocks(pool, pairs)
+    swap_blocks = staticmethod(blocks.swap_blocks)
+    copy_blocks = staticmethod(blocks.copy_blocks)
 
     def capture(
-        self, forward: Callable[[Tensor, AttentionBatch], Tensor], head: PackedLinear, sizes: CaptureSizes
+        self, forward: Callable[[Tensor, AttentionBatch], Tensor], head: PackedLinear | None, sizes: CaptureSizes
     ) -> CapturedStep | None:
         """Records nothing: torch runs its ops one by one."""
         return None

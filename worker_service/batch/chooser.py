@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from worker_service.models.parallel_sizes import vocabulary_share
 from worker_service.models.vocabulary import SharedVocabulary
 from worker_service.sampling.sampler import Candidates, Sampled, Sampler
 
@@ -35,8 +34,7 @@ class Chooser:
 
     def join(self, collectives: Collectives) -> None:
         """Sets the ranks that share the vocabulary."""
-        share = vocabulary_share(self._vocab_size, collectives.size)
-        self.shared = SharedVocabulary(self._vocab_size, share, collectives)
+        self.shared = SharedVocabulary(self._vocab_size, collectives) if collectives.size > 1 else None
 
     def whole(self, logits: Tensor) -> Tensor | None:
         """Returns logits over the whole vocabulary; None where another rank has them."""

@@ -77,6 +77,9 @@ class InputBatch:
 
     def __init__(self, limits: BatchLimits) -> None:
         self.limits = limits
+        # What is sampled comes back with the scheduler's next steps: nothing is appended here, and nothing ends here,
+        # since other stages do not see what is sampled.
+        self.takes_ids = False
         self._row_of: dict[int, int] = {}
         self._free: list[int] = []
         self._requests = RequestTable(limits.vocab_size)
@@ -95,8 +98,9 @@ class InputBatch:
         return sequence_id in self._row_of
 
     def clear(self) -> None:
-        """Forgets every sequence."""
+        """Forgets every sequence, and whose task it is to append what was sampled."""
         self.forget(tuple(self._row_of))
+        self.takes_ids = False
 
     def unknown(self, sequence_ids: set[int]) -> set[int]:
         """Returns the sequences that have no row."""
@@ -133,6 +137,7 @@ class InputBatch:
         its parent's ids without the one that this step appends to the parent, and the step may append another to the
         child. A replaced table wins over appended blocks.
         """
+        self.takes_ids |= step.ids_from_scheduler
         new = {sequence.sequence_id for sequence in step.new_sequences}
         for fork in step.forks:
             if fork.parent_id not in new:
@@ -276,6 +281,8 @@ class InputBatch:
         """Takes what a step computed and sampled: [R] each. Rows that failed or sampled a stop token have ended."""
         progress, layout = self._progress, forward_batch.layout
         progress["num_computed_tokens"][layout.computed_rows] = forward_batch.computed_lengths
+        if self.takes_ids:
+            return
         sampled = layout.sampled
         is_stop = sampled.are_stops(token_ids, progress["num_tokens"][sampled.rows])
         progress["ended"][sampled.rows] = failed | is_stop
@@ -283,4 +290,6 @@ class InputBatch:
 
     def end(self, requests: RowRequests, failed: Flags) -> None:
         """Ends the rows that failed."""
+        if self.takes_ids:
+            return
         self._progress["ended"][requests.rows[failed]] = True

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kernels.collectives import Ranks
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -14,12 +16,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """The collectives of all ranks, and of those that share this rank's layers: the same where there is one stage."""
+class Group(Ranks):
+    """The ranks of a replica. Where there is one stage, its collectives are those of all."""
 
     lifetime: GroupLifetime
-    world: Collectives
-    stage: Collectives
     fingerprint: bytes = b""
     """What the network computes, as far as a rank knew before; see `DecoderModel.fingerprint`."""
 
@@ -30,6 +30,6 @@ def connect_group(
     """Makes a group of what `connect` makes: given a name that no other has, this rank's place, and the size."""
     world = connect("world", parallel.rank, parallel.world_size)
     if parallel.pipeline_parallel_size == 1:
-        return Group(lifetime, world, world)
+        return Group(world, world, lifetime)
     name = f"stage {parallel.pipeline_rank}"
-    return Group(lifetime, world, connect(name, parallel.tensor_rank, parallel.tensor_parallel_size))
+    return Group(world, connect(name, parallel.tensor_rank, parallel.tensor_parallel_size), lifetime)

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kernels.collectives import Ranks
 from worker_service.collectives.gathering import GatheringCollectives
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from worker_service.parallel import Parallel
 
 
 class SilentCollectives(GatheringCollectives):
@@ -36,3 +39,11 @@ class SilentCollectives(GatheringCollectives):
 
     def abort(self, reason: str) -> None:
         """Does nothing: nobody waits."""
+
+
+def make_silence(parallel: Parallel) -> Ranks:
+    """Makes ranks of which this one hears nothing."""
+    return Ranks(
+        SilentCollectives(parallel.rank, parallel.world_size),
+        SilentCollectives(parallel.tensor_rank, parallel.tensor_parallel_size),
+    )

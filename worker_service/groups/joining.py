@@ -171,9 +171,9 @@ def _exchange(group: Group, parallel: Parallel, device: torch.device, fingerprin
 def _greet_stages(group: Group, parallel: Parallel, rows: torch.Tensor) -> None:
     """Uses the connections of the pipeline once, in its direction."""
     if parallel.pipeline_rank > 0:
-        group.world.receive(rows, parallel.rank - parallel.tensor_parallel_size)
+        group.receive(rows)
     if not parallel.is_last_stage:
-        group.world.send(rows, parallel.rank + parallel.tensor_parallel_size)
+        group.send(rows)
 
 
 def _proof(request: GroupRequest, rank: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from kernels.ops import AttentionShape, kv_pool_shape
 from worker_service.models.layers import DecoderLayer, StepContext
 from worker_service.models.rotary import PART, rotary_table
 from worker_service.models.share import Share
+from worker_service.models.vocabulary import SharedVocabulary
 from worker_service.parallel import ALONE
 
 if TYPE_CHECKING:
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from kernels.collectives import Ranks
     from kernels.ops import AttentionBatch, Backend, CapturedStep, CaptureSizes, PackedLinear
     from worker_service.models.model_config import ModelConfig
-    from worker_service.models.vocabulary import SharedVocabulary
     from worker_service.parallel import Parallel
 
 
@@ -39,6 +40,10 @@ class Weights(Protocol):
 
     def read(self, name: str, shape: Sequence[int]) -> Tensor:
         """Returns a tensor of this shape, which may be shared: copy what is to stay."""
+        ...
+
+    def pass_over(self, name: str, shape: Sequence[int]) -> None:
+        """Takes note of a tensor that another stage reads."""
         ...
 
 
@@ -54,10 +59,9 @@ class DecoderModel:
         self,
         config: ModelConfig,
         backend: Backend,
-        embedding: Tensor | PackedLinear,
+        embedding: Tensor | PackedLinear | None,
         layers: Sequence[DecoderLayer],
-        final_norm: Tensor,
-        head: PackedLinear,
+        ending: tuple[Tensor, PackedLinear] | None,
         share: Share,
     ) -> None:
         self.config = config
@@ -65,19 +69,19 @@ class DecoderModel:
         self._backend = backend
         self._embedding = embedding
         self._layers = layers
-        self._final_norm = final_norm
-        self._head = head
+        # The last stage's: its norm and its head.
+        self._ending = ending
         num_heads, num_kv_heads = len(share.heads), len(share.kv_heads)
         self._shape = AttentionShape(num_heads, num_kv_heads, config.head_dim, config.head_dim**-0.5)
         self._first_token = share.vocabulary.start if share.is_cut else None
-        self._rotary = final_norm.new_empty(0, 2 * config.head_dim)
+        self._rotary = layers[0].input_norm.new_empty(0, 2 * config.head_dim)
 
     @property
     def parameter_bytes(self) -> int:
         """Bytes of the weights as they are held: a tied table is held twice where its packed form is no table."""
-        tensors = [self._final_norm, *(norm for layer in self._layers for norm in layer.norms)]
-        if isinstance(self._embedding, torch.Tensor):
-            tensors.append(self._embedding)
+        tensors = [norm for layer in self._layers for norm in layer.norms]
+        tensors += [self._ending[0]] if self._ending else []
+        tensors += [self._embedding] if isinstance(self._embedding, torch.Tensor) else []
         return sum(tensor.nbytes for tensor in tensors) + sum(linear.num_bytes for linear in self._linears())
 
     def reserve_positions(self, num_positions: int) -> None:
@@ -101,21 +105,30 @@ class DecoderModel:
             kv_pool: the pool, of which the step's slots are written.
 
         Returns:
-            [T, hidden_size]: each row after the final norm, in the model's dtype.
+            [T, hidden_size]: each row after the final norm, in the model's dtype; before the last stage as it was sent.
         """
         backend, config = self._backend, self.config
         self.reserve_positions(int(batch.seq_lens.max(initial=0)))
         rotary = backend.embedding(batch.positions, self._rotary).view(-1, 2, config.head_dim)
         context = StepContext(backend, batch, kv_pool, rotary, self._shape, config.options.norm_epsilon)
-        hidden, residual = backend.embedding(token_ids, self._embedding, self._first_token), None
+        if self._embedding is not None:
+            hidden, residual = backend.embedding(token_ids, self._embedding, self._first_token), None
+        else:
+            hidden, residual = backend.receive(len(token_ids), config.hidden_size, config.dtype), None
         for layer in self._layers:
             hidden, residual = layer.forward(hidden, residual, context)
-        return backend.rms_norm(hidden, self._final_norm, config.options.norm_epsilon, residual)[0]
+        if self._ending is not None:
+            return backend.rms_norm(hidden, self._ending[0], config.options.norm_epsilon, residual)[0]
+        # What travels is the sum, which is all that the next layer begins with; the norm beside it is of no use.
+        total = backend.rms_norm(hidden, self._layers[-1].input_norm, config.options.norm_epsilon, residual)[1]
+        backend.send(total)
+        return total
 
     @torch.no_grad()
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Computes the logits [R, tokens of the share] float32 of rows [R, hidden_size] that `forward` gave."""
-        return self._backend.linear(hidden, self._head, wide=True)
+        """Computes the logits [R, tokens of the share] float32 of rows [R, hidden_size] of the last stage."""
+        assert self._ending is not None, "the last stage has the head"
+        return self._backend.linear(hidden, self._ending[1], wide=True)
 
     @torch.no_grad()
     def capture(self, kv_pool: Tensor, sizes: CaptureSizes) -> CapturedStep | None:
@@ -123,7 +136,8 @@ class DecoderModel:
 
         The rotary table must reach as far as any step will.
         """
-        return self._backend.capture(lambda ids, batch: self.forward(ids, batch, kv_pool), self._head, sizes)
+        head = self._ending[1] if self._ending else None
+        return self._backend.capture(lambda ids, batch: self.forward(ids, batch, kv_pool), head, sizes)
 
     @torch.no_grad()
     def probe(self) -> bool:
@@ -133,20 +147,20 @@ class DecoderModel:
         """
         return self._backend.probe(self._linears(), self._shape)
 
-    def fingerprint(self, vocabulary: SharedVocabulary | None = None) -> str:
+    def fingerprint(self, ranks: Ranks | None = None) -> str:
         """Hashes the logits of a fixed list of tokens, in hex: equal where two workers compute the same bits.
 
         It differs between weights, dtypes, backends, libraries and the instruction sets that they chose. Call it after
-        `probe`; where ranks share a network, at all of them, with their vocabulary.
+        `probe`; where ranks share a network, at all of them.
         """
-        logits = self._fixed_logits()
-        if vocabulary is None:
-            return _hash(logits).hex()
-        whole = vocabulary.gather(logits)
-        digest = bytes(DIGEST_BYTES) if whole is None else _hash(whole)
-        return vocabulary.collectives.broadcast(np.frombuffer(digest, np.int32)).tobytes().hex()
+        hidden = self._fixed_rows()
+        logits = self.compute_logits(hidden) if self._ending else None
+        if ranks is not None and logits is not None:
+            logits = SharedVocabulary(self.config.vocab_size, ranks.stage).gather(logits)
+        digest = bytes(DIGEST_BYTES) if logits is None else _hash(logits)
+        return (digest if ranks is None else ranks.broadcast_end(np.frombuffer(digest, np.int32)).tobytes()).hex()
 
-    def _fixed_logits(self) -> Tensor:
+    def _fixed_rows(self) -> Tensor:
         token_ids = torch.arange(1, FINGERPRINT_TOKENS + 1, device=self._backend.device) * 7919 % self.config.vocab_size
         num_blocks = FINGERPRINT_TOKENS // FINGERPRINT_BLOCK_SIZE
         block_tables = [list(range(num_blocks))]
@@ -157,10 +171,11 @@ class DecoderModel:
         heads = len(share.kv_heads), FINGERPRINT_BLOCK_SIZE, config.head_dim
         shape = kv_pool_shape(num_blocks, len(share.layers), *heads)
         pool = torch.empty(shape, dtype=config.dtype, device=self._backend.device)
-        return self.compute_logits(self.forward(token_ids, batch, pool))
+        return self.forward(token_ids, batch, pool)
 
     def _linears(self) -> list[PackedLinear]:
-        return [*(linear for layer in self._layers for linear in layer.linears), self._head]
+        linears = [linear for layer in self._layers for linear in layer.linears]
+        return [*linears, self._ending[1]] if self._ending else linears
 
 
 def _hash(logits: Tensor) -> bytes:
@@ -203,27 +218,43 @@ class _Builder:
         self._backend = backend
         self._files = files
         self._share = share
+        # Tensors are another stage's: they count in the digest of the weights, and are not read.
+        self._passes_over = False
 
     def build(self) -> DecoderModel:
-        config = self._config
+        config, share = self._config, self._share
         # The largest come first, while there is room for a file's pages beside them.
         embedding, head = self._embedding_and_head()
-        layers = [self._layer(index) for index in self._share.layers]
+        layers: list[DecoderLayer] = []
+        for index in range(config.num_layers):
+            self._passes_over = index not in share.layers
+            layer = self._layer(index)
+            layers += [] if self._passes_over else [layer]
+        self._passes_over = not share.is_last_stage
         final_norm = self._tensor("model.norm.weight", config.hidden_size)
-        return DecoderModel(config, self._backend, embedding, layers, final_norm, head, self._share)
+        ending = (final_norm, head) if head is not None and share.is_last_stage else None
+        return DecoderModel(config, self._backend, embedding, layers, ending, share)
 
-    def _embedding_and_head(self) -> tuple[Tensor | PackedLinear, PackedLinear]:
-        config, tokens = self._config, self._share.vocabulary
-        shape = (config.vocab_size, config.hidden_size)
+    def _embedding_and_head(self) -> tuple[Tensor | PackedLinear | None, PackedLinear | None]:
+        config, share = self._config, self._share
+        shape, tokens = (config.vocab_size, config.hidden_size), slice(share.vocabulary.start, share.vocabulary.stop)
         if not config.options.tied_embeddings or self._has_two_tables(shape):
-            table = self._read("model.embed_tokens.weight", *shape)[tokens.start : tokens.stop].clone()
-            head = {"lm_head": _Cut(config.vocab_size, tokens)}
-            return table, self._linear("", head, config.hidden_size, bias=False)
+            self._passes_over = not share.is_first_stage
+            table = self._read("model.embed_tokens.weight", *shape)[tokens].clone()
+            self._passes_over = not share.is_last_stage
+            head = self._linear("", {"lm_head": _Cut(config.vocab_size, share.vocabulary)}, shape[1], bias=False)
+            return (table if share.is_first_stage else None), (head if share.is_last_stage else None)
         names = ("model.embed_tokens.weight", "lm_head.weight")
-        tied = self._read(next((name for name in names if name in self._files), names[0]), *shape)
-        tied = tied[tokens.start : tokens.stop]
-        head = self._backend.pack_linear([tied])
-        return head if head.is_table else tied.clone(), head
+        self._passes_over = not (share.is_first_stage or share.is_last_stage)
+        tied = self._read(next((name for name in names if name in self._files), names[0]), *shape)[tokens]
+        head = self._pack([tied]) if share.is_last_stage else None
+        if not share.is_first_stage:
+            return None, head
+        return (head if head is not None and head.is_table else tied.clone()), head
+
+    def _pack(self, weights: Sequence[Tensor], bias: Tensor | None = None, **how: Any) -> PackedLinear:
+        """Packs a weight, unless it is another stage's: then the result is of no use, and is not kept."""
+        return cast("PackedLinear", None) if self._passes_over else self._backend.pack_linear(weights, bias, **how)
 
     def _has_two_tables(self, shape: tuple[int, int]) -> bool:
         """Returns whether files that should tie their two tables hold two that differ; then both are used.
@@ -270,18 +301,21 @@ class _Builder:
         """Reads projections of the same input (name and outputs of each) and packs this rank's outputs as one."""
         weights = [self._read(f"{prefix}{name}.weight", cut.size, in_features)[cut.part] for name, cut in parts.items()]
         biases = [self._read(f"{prefix}{name}.bias", cut.size)[cut.part] for name, cut in parts.items() if bias]
-        return self._backend.pack_linear(weights, torch.cat(biases) if bias else None, gated=gated)
+        return self._pack(weights, torch.cat(biases) if bias else None, gated=gated)
 
     def _row_parallel(self, name: str, inputs: _Cut, leaves: int, *, bias: bool) -> PackedLinear:
         """Reads a projection back to the hidden size, and packs this rank's inputs of it, with the whole bias."""
         hidden = self._config.hidden_size
         weight = self._read(name + ".weight", hidden, inputs.size)[:, inputs.part]
         added = self._read(name + ".bias", hidden).clone() if bias else None
-        return self._backend.pack_linear([weight], added, leaves=leaves, partial=self._share.is_cut)
+        return self._pack([weight], added, leaves=leaves, partial=self._share.is_cut)
 
     def _tensor(self, name: str, *shape: int) -> Tensor:
-        return self._files.read(name, shape).to(self._backend.device, self._config.dtype, copy=True)
+        return self._read(name, *shape).clone()
 
     def _read(self, name: str, *shape: int) -> Tensor:
-        """Returns a tensor in the model's dtype: perhaps the file itself, mapped."""
+        """Returns a tensor in the model's dtype: perhaps the file itself, mapped; without numbers if passed over."""
+        if self._passes_over:
+            self._files.pass_over(name, shape)
+            return torch.empty(shape, dtype=self._config.dtype, device="meta")
         return self._files.read(name, shape).to(self._backend.device, self._config.dtype)

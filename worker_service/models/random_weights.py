@@ -57,10 +57,15 @@ class RandomWeights:
         else:
             spread = BIAS_SPREAD if len(shape) == 1 else shape[-1] ** -0.5
             tensor = random_tensor(f"{self._seed} {name}", shape, spread, dtype, self._device)
-        self._digest.update(f"{self._seed} {name} {list(shape)} {dtype}\n".encode())
-        self._num_made += tensor.numel()
-        self._on_progress(self._num_made * dtype.itemsize, self.num_elements * dtype.itemsize)
+        self.pass_over(name, shape)
         return tensor
+
+    def pass_over(self, name: str, shape: Sequence[int]) -> None:
+        """Takes note of a tensor that another process makes."""
+        dtype = self._config.dtype
+        self._digest.update(f"{self._seed} {name} {list(shape)} {dtype}\n".encode())
+        self._num_made += math.prod(shape)
+        self._on_progress(self._num_made * dtype.itemsize, self.num_elements * dtype.itemsize)
 
     def finish(self) -> str:
         """Returns the digest of what all tensors were made from, in hex."""

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch.nn import functional
 
+from worker_service.models.parallel_sizes import vocabulary_share
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -15,19 +17,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SharedVocabulary:
-    """The vocabulary of a network whose ranks hold `rank_tokens` tokens each, the last one perhaps fewer."""
+    """The vocabulary of a network whose ranks hold equal shares of it, the last one perhaps less."""
 
     vocab_size: int
-    rank_tokens: int
     collectives: Collectives
 
     @property
     def first_token(self) -> int:
         """Of this rank."""
-        return self.collectives.rank * self.rank_tokens
+        return self.collectives.rank * self._rank_tokens
+
+    @property
+    def _rank_tokens(self) -> int:
+        return vocabulary_share(self.vocab_size, self.collectives.size)
 
     def gather(self, logits: Tensor) -> Tensor | None:
         """Returns the logits [R, vocab_size] of all ranks' [R, tokens] at rank 0, None elsewhere."""
-        missing = self.rank_tokens - logits.shape[1]
+        if self.collectives.size == 1:
+            return logits
+        missing = self._rank_tokens - logits.shape[1]
         whole = self.collectives.gather(functional.pad(logits, (0, missing)) if missing else logits)
         return None if whole is None else whole[:, : self.vocab_size].contiguous()

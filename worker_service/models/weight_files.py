@@ -91,6 +91,26 @@ class WeightFiles:
         Raises:
             BlockyardError: MODEL_NOT_LOADED, where the tensor is missing, or of another shape or kind.
         """
+        entry = self._find(name, shape)
+        tensor = _map(entry, reads_ahead=True)
+        self._note(name, entry, tensor)
+        return tensor
+
+    def pass_over(self, name: str, shape: Sequence[int]) -> None:
+        """Takes note of a tensor that another process reads: of it no more is read than the digest needs.
+
+        Raises:
+            BlockyardError: as `read`.
+        """
+        entry = self._find(name, shape)
+        self._note(name, entry, _map(entry, reads_ahead=False))
+
+    def _note(self, name: str, entry: _Entry, tensor: Tensor) -> None:
+        self._digests[name] = _sample_digest(name, entry, tensor)
+        self._done_bytes += entry.num_bytes
+        self._on_progress(self._done_bytes, self._total_bytes)
+
+    def _find(self, name: str, shape: Sequence[int]) -> _Entry:
         entry = self._entries.get(name)
         if entry is None:
             raise unusable(f"{self._folder} has no tensor {name}: the weights do not belong to its config.json")
@@ -104,11 +124,7 @@ class WeightFiles:
                 f"{entry.path.name}: {name} is stored as {entry.stored_dtype}; supported are "
                 f"{', '.join(STORED_DTYPES)}: load the model's original weights instead"
             )
-        tensor = _map(entry)
-        self._digests[name] = _sample_digest(name, entry, tensor)
-        self._done_bytes += entry.num_bytes
-        self._on_progress(self._done_bytes, self._total_bytes)
-        return tensor
+        return entry
 
     def finish(self) -> str:
         """Reports that all is read, and gives the digest of the weights in hex.
@@ -132,7 +148,7 @@ def _sample_digest(name: str, entry: _Entry, tensor: Tensor) -> bytes:
     return digest.digest()
 
 
-def _map(entry: _Entry) -> Tensor:
+def _map(entry: _Entry, *, reads_ahead: bool) -> Tensor:
     """Maps a tensor and nothing else of its file, so that its pages go with it."""
     dtype = STORED_DTYPES[entry.stored_dtype]
     if not entry.num_bytes:
@@ -146,7 +162,7 @@ def _map(entry: _Entry) -> Tensor:
             )
     except OSError as error:
         raise unusable(f"{entry.path} cannot be read: {error.strerror}") from None
-    if hasattr(mmap, "MADV_WILLNEED"):
+    if reads_ahead and hasattr(mmap, "MADV_WILLNEED"):
         memory.madvise(mmap.MADV_WILLNEED)
     return torch.frombuffer(memory, dtype=dtype, offset=begin, count=math.prod(entry.shape)).view(entry.shape)
 

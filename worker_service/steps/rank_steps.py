@@ -10,14 +10,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason
-from worker_service.collectives.silent import SilentCollectives
+from worker_service.collectives.silent import make_silence
 from worker_service.step import StepResult
 from worker_service.steps.step_digest import StepDigest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernels.collectives import Collectives
+    from kernels.collectives import Ranks
     from worker_service.batch.forward_batch import ForwardBatch
     from worker_service.collectives.group import Group
     from worker_service.model_runner import RunnerOutput
@@ -30,7 +30,7 @@ class RankSteps:
 
     def __init__(self, parallel: Parallel, find_group: Callable[[int | None], Group | None]) -> None:
         """`find_group`: finds the group of an epoch, which exists before its first step, or whichever was last."""
-        self.silence = SilentCollectives(parallel.tensor_rank, parallel.tensor_parallel_size)
+        self.silence = make_silence(parallel)
         self._parallel = parallel
         self._find_group = find_group
         self._group: Group | None = None
@@ -41,9 +41,9 @@ class RankSteps:
         self._group, self._digest = self._find_group(epoch), StepDigest()
 
     @property
-    def stage(self) -> Collectives:
-        """The ranks that share this one's layers in this epoch."""
-        return self.silence if self._group is None else self._group.stage
+    def ranks(self) -> Ranks:
+        """The ranks of this epoch."""
+        return self.silence if self._group is None else self._group
 
     def require_group(self) -> Group:
         """Returns the group that is there, before any epoch; raises BlockyardError WRONG_STATE."""
@@ -59,6 +59,8 @@ class RankSteps:
         """
         if self._group is None:
             raise BlockyardError(Reason.WRONG_STATE, f"no group was formed for epoch {step.epoch}")
+        if step.step_id == 1 and self._parallel.pipeline_parallel_size > 1 and not step.ids_from_scheduler:
+            raise BlockyardError(Reason.WRONG_STATE, "stages see no samples: their ids come from the scheduler")
         lifetime = self._group.lifetime
         with lifetime.work(step.timeout_seconds - (time.perf_counter() - arrival)):
             result = execute()

@@ -62,7 +62,7 @@ class StepExecutor:
         self._epoch, self._last_step_id, self._refused = epoch, 0, None
         if self._ranks is not None:
             self._ranks.begin_epoch(epoch)
-            self._runner.join(self._ranks.stage)
+            self._runner.join(self._ranks.ranks)
 
     def forget(self) -> None:
         """Forgets every sequence. What their blocks hold stays until it is written over."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from kernels.collectives import Ranks as JoinedRanks
 from kernels.cpu.backend import CpuBackend
 from kernels.reference.backend import ReferenceBackend
 from tests.kit.kernels.backends import CPU, Kernels, build_kernels
@@ -33,7 +34,7 @@ class Ranks:
         self.runners: list[StepRunner] = []
         for rank, collectives in enumerate(self._meeting.make_collectives()):
             backend = new_backend(kernels, quantization)
-            backend.join(collectives)
+            backend.join(JoinedRanks(collectives, collectives))
             parallel = Parallel(tensor_parallel_size=size, rank=rank)
             self.runners.append(StepRunner.load(folder, kernels.dtype, backend, parallel=parallel))
 

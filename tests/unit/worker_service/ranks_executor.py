@@ -23,20 +23,29 @@ if TYPE_CHECKING:
 class RanksExecutor:
     """Sends each step to every rank, and returns the sampling rank's answer once all agree: as a scheduler does."""
 
-    def __init__(self, size: int, make_rank: Callable[[Parallel, RankSteps], StepExecutor]) -> None:
+    def __init__(
+        self, make_rank: Callable[[Parallel, RankSteps], StepExecutor], tensor_size: int, pipeline_size: int = 1
+    ) -> None:
         """`make_rank`: makes the executor of a rank, with what joins it to the others."""
-        self._meeting = ThreadMeeting(size)
-        self._pool = ThreadPoolExecutor(size)
+        world = ThreadMeeting(tensor_size * pipeline_size)
+        stages = [ThreadMeeting(tensor_size) for _ in range(pipeline_size)] if pipeline_size > 1 else [world]
+        self._meetings = {world, *stages}
+        self._pool = ThreadPoolExecutor(world.size)
+        self.takes_ids = pipeline_size > 1
+        """Whether a step brings the ids that the one before sampled."""
         self.ranks: list[StepExecutor] = []
-        for rank, collectives in enumerate(self._meeting.make_collectives()):
-            parallel = Parallel(size, 1, rank)
-            group = Group(GroupLifetime(rank), collectives, collectives)
+        places = [collectives for stage in stages for collectives in stage.make_collectives()]
+        for rank, (everybody, neighbours) in enumerate(zip(world.make_collectives(), places, strict=True)):
+            parallel = Parallel(tensor_size, pipeline_size, rank)
+            group = Group(everybody, neighbours, GroupLifetime(rank))
             self.ranks.append(make_rank(parallel, RankSteps(parallel, lambda _epoch, group=group: group)))
+            if parallel.is_sampling_rank:
+                self._sampling_rank = rank
 
     @property
     def batch(self) -> Any:
         """The rows of the sampling rank."""
-        return self.ranks[0].batch
+        return self.ranks[self._sampling_rank].batch
 
     def begin_epoch(self, epoch: int) -> None:
         """Begins an epoch at every rank."""
@@ -50,9 +59,11 @@ class RanksExecutor:
             torch.set_num_threads(1)
             result = rank.execute(step, arrival)
             if result.refusal is not None:
-                self._meeting.abort(str(result.refusal))
+                for meeting in self._meetings:
+                    meeting.abort(str(result.refusal))
             return result
 
         results = list(self._pool.map(one, self.ranks))
-        assert len({result.digests for result in results}) == 1, "the ranks do not agree"
-        return results[0]
+        assert len({result.digests[0] for result in results}) == 1, "the ranks do not agree"
+        assert len({result.digests[1] for result in results if result.digests[1]}) == 1, "the last stage does not agree"
+        return results[self._sampling_rank]

@@ -41,7 +41,8 @@ class Case:
     model: str
     kernels: Kernels
     quantization: str
-    size: int
+    tensor_size: int
+    pipeline_size: int = 1
 
     def load(self, monkeypatch: pytest.MonkeyPatch, parallel: Parallel = ALONE) -> LoadedModel:
         """Loads a rank's share, with a backend of its own: in one process ranks would share it."""
@@ -66,7 +67,7 @@ class Case:
         )
 
     def __str__(self) -> str:
-        return f"{self.model}-{self.kernels}-{self.quantization}-{self.size}"
+        return f"{self.model}-{self.kernels}-{self.quantization}-{self.tensor_size}x{self.pipeline_size}"
 
 
 CASES = [
@@ -75,6 +76,11 @@ CASES = [
     Case("llama_bias", Kernels(BEST, torch.float32), "none", 2),
     Case("qwen3", Kernels(BEST, torch.bfloat16), "none", 4),
     Case("qwen3", Kernels(BEST, torch.bfloat16), "int8", 2),
+    Case("llama", Kernels(REFERENCE, torch.bfloat16), "none", 1, 2),
+    Case("qwen3", Kernels(REFERENCE, torch.float32), "none", 2, 2),
+    Case("llama_bias", Kernels(BEST, torch.bfloat16), "none", 1, 2),
+    Case("qwen3", Kernels(BEST, torch.float32), "none", 2, 2),
+    Case("qwen3", Kernels(BEST, torch.bfloat16), "int8", 1, 2),
 ]
 
 
@@ -87,7 +93,9 @@ def test_any_schedule_on_any_number_of_ranks_gives_the_tokens_of_one(case: Case,
     told = [one.told for one in chosen]
     for one in chosen:
         one.told = {}
-    ranks = RanksExecutor(case.size, lambda parallel, steps: case.make_rank(monkeypatch, parallel, steps))
+    ranks = RanksExecutor(
+        lambda parallel, steps: case.make_rank(monkeypatch, parallel, steps), case.tensor_size, case.pipeline_size
+    )
     chaos = Chaos(ranks, seed=1)
     chaos.run(chosen)
     assert [one.output for one in chosen] == expected

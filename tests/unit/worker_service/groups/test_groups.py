@@ -250,13 +250,6 @@ async def test_a_model_is_not_loaded_at_sizes_that_it_does_not_allow(fresh_worke
     assert "1 or 2 or 4" in error.message
 
 
-async def test_a_stage_of_a_pipeline_loads_nothing_yet(fresh_worker: WorkerDriver, model: Path) -> None:
-    parallel = pb.Parallel(tensor_parallel_size=1, pipeline_parallel_size=2)
-    await fresh_worker.stub.InitDevice(pb.InitDeviceRequest(device_type=pb.DEVICE_TYPE_CPU, parallel=parallel))
-    call = fresh_worker.stub.LoadModel(pb.LoadModelRequest(model=str(model)))
-    assert (await fails(call.read())).reason is Reason.FEATURE_DISABLED
-
-
 async def test_ranks_do_not_talk_in_the_clear_beyond_this_machine_unless_told_to(socket_folder: Path) -> None:
     async with running_ranks(socket_folder, 2, worker_group_host="192.0.2.1") as ranks:
         await ranks.init(2)

@@ -92,9 +92,16 @@ def test_digests_begin_anew_with_an_epoch(alone: StepExecutor, groups: list[Grou
 
 def test_only_the_last_stage_tells_what_was_sampled(alone: StepExecutor, groups: list[Group]) -> None:
     first, last = (Epoch(rank_executor(alone, Parallel(1, 2, rank), groups[rank]), 1) for rank in (0, 1))
-    before, after = first.execute(**FIRST), last.execute(**FIRST)
+    before, after = (stage.execute(**FIRST, ids_from_scheduler=True) for stage in (first, last))
     assert before.digests == (after.digests[0], 0)
     assert (before.token_ids, len(after.token_ids)) == ((), 1)
+
+
+def test_a_stage_refuses_steps_that_leave_samples_to_it(alone: StepExecutor, groups: list[Group]) -> None:
+    refusal = Epoch(rank_executor(alone, Parallel(1, 2, 0), groups[0]), 1).answer(**FIRST).refusal
+    assert refusal is not None
+    assert refusal.reason is Reason.WRONG_STATE
+    assert groups[0].world.is_broken
 
 
 def test_a_quiet_step_is_answered_by_the_sampling_rank_alone(alone: StepExecutor, groups: list[Group]) -> None:
