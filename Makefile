@@ -81,7 +81,9 @@ soak: setup
 bench: setup
 	$(BIN)/python benchmarks/schedule_cost.py --write
 	$(BIN)/python benchmarks/boundary.py --write
-	$(BIN)/python benchmarks/rank_cost.py --write
+	$(BIN)/python benchmarks/groups/rank_cost.py --write
+	$(BIN)/python benchmarks/groups/group_cost.py --write
+	$(BIN)/python benchmarks/groups/rank_speed.py --write
 	$(BIN)/python benchmarks/gateway_rate.py --write
 	$(BIN)/python benchmarks/host_cost.py --write
 	$(BIN)/python benchmarks/start.py --write

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 import grpc.aio
 
 from benchmarks.kit.processes import cpu_seconds, peak_memory_bytes
+from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.client.targets import client_channel_options
 from blockyard.common.v1 import sampling_pb2
 from blockyard.configuration import SystemConfiguration
@@ -68,8 +69,9 @@ class WholeSystem:
     `async with WholeSystem(settings) as system`; raises StartError when a service does not start.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        settings: dict[str, Any] = {
+    def __init__(self, settings: Settings, **more: Any) -> None:
+        """`more`: settings of `blockyard serve` beside these."""
+        values: dict[str, Any] = {
             **dict.fromkeys(("grpc_port", "http_port", "admin_port"), 0),
             **{name: getattr(settings, name) for name in ("model", "dtype", "num_threads", "block_size")},
             **{name: getattr(settings, name) for name in ("cpu_kernels", "num_device_blocks", "max_num_seqs")},
@@ -78,8 +80,9 @@ class WholeSystem:
             "device": "cpu",
             "num_host_blocks": 0,
             "log_level": "warning",
+            **more,
         }
-        self._local = LocalSystem(resolve(SystemConfiguration, settings))
+        self._local = LocalSystem(resolve(SystemConfiguration, values))
         self._supervisor = Supervisor(
             self._local.make_services(),
             self._local.is_ready,
@@ -127,7 +130,7 @@ class WholeSystem:
             await asyncio.sleep(POLL_SECONDS)
 
     def peak_memory_bytes(self) -> int:
-        """The most memory that the worker has had resident since its start."""
+        """The most memory that the first worker has had resident since its start."""
         pid = self._supervisor.children[0].pid
         self._peak_bytes = max(self._peak_bytes, peak_memory_bytes(pid) if pid else 0)
         return self._peak_bytes
@@ -156,9 +159,17 @@ class WholeSystem:
         return num_tokens
 
     def cpu_seconds(self) -> dict[str, float]:
-        """What each process has cost so far, this one as the client."""
-        pids = dict(zip(SERVICES, (child.pid for child in self._supervisor.children), strict=True))
-        return {name: cpu_seconds(pid) for name, pid in {**pids, "client": os.getpid()}.items()}
+        """What each service has cost so far, all workers together, and this process as the client."""
+        *workers, scheduler, gateway = (child.pid for child in self._supervisor.children)
+        pids = zip((*SERVICES, "client"), (workers, [scheduler], [gateway], [os.getpid()]), strict=True)
+        return {name: sum(map(cpu_seconds, of_service)) for name, of_service in pids}
+
+    async def weights_bytes(self) -> list[int]:
+        """Asks what each worker holds of the model."""
+        async with grpc.aio.insecure_channel(self._local.endpoints.admin) as channel:
+            stub: Any = admin_pb2_grpc.AdminServiceStub(channel)
+            status = await stub.GetStatus(admin_pb2.GetStatusRequest())
+        return [worker.weights_bytes for replica in status.scheduler.replicas for worker in replica.workers]
 
 
 def _hello() -> inference_pb2.GenerationSpec:

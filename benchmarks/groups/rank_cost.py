@@ -1,6 +1,6 @@
 """What further ranks cost the scheduler: its CPU time for a step to replicas of 1, 2, 4 and 8 ranks.
 
-    python benchmarks/rank_cost.py [--steps 2000] [--rounds 7] [--write]
+    python benchmarks/groups/rank_cost.py [--steps 2000] [--rounds 7] [--write]
 
 The ranks are servers on Unix sockets in a process of their own. They answer each step at once: the sampling rank with
 what was sampled of 64 sequences, the others with their hashes alone. The scheduler's half is its own: steps are encoded
@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.kit import record

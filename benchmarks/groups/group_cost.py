@@ -1,6 +1,6 @@
 """What a group of ranks costs: to form one, to add over its ranks, to free the others when one of them ends it.
 
-    python benchmarks/group_cost.py [--sizes 2 4] [--groups 20] [--operations 500] [--write]
+    python benchmarks/groups/group_cost.py [--sizes 2 4] [--groups 20] [--operations 500] [--write]
 
 Groups are formed by worker processes, asked as a scheduler asks them: the time is that of OpenRendezvous and of
 FormGroup at all ranks. Sums are those of a step's partial products, float32, over gloo, by processes without a worker.
@@ -24,7 +24,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 import torch

@@ -1,8 +1,8 @@
-"""A short cut of benchmarks/group_cost.py: processes form a group, add, and one of them ends it."""
+"""A short cut of benchmarks/groups/group_cost.py: processes form a group, add, and one of them ends it."""
 
 from __future__ import annotations
 
-from benchmarks import group_cost
+from benchmarks.groups import group_cost
 
 
 def test_adding_and_freeing_are_measured() -> None:

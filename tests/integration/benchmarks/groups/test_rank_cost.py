@@ -1,10 +1,10 @@
-"""A short cut of benchmarks/rank_cost.py: real streams to as many servers as the largest world has ranks."""
+"""A short cut of benchmarks/groups/rank_cost.py: real streams to as many servers as the largest world has ranks."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchmarks import rank_cost
+from benchmarks.groups import rank_cost
 
 if TYPE_CHECKING:
     import pytest
