@@ -334,6 +334,7 @@ CHOSEN_TOGETHER = {
         "the workers of a replica are known, and reach each other on this machine alone",
     ),
     "worker_device": "--device says it",
+    "num_workers": "--data-parallel-size and --tensor-parallel-size say it",
     "worker_device_index": "each worker has a GPU of its own, as far as there are",
     "wait_for_repair": "what is wrong with a model is said at once, and ends the services",
 }

@@ -16,10 +16,23 @@ os.environ.setdefault("GOMP_SPINCOUNT", "500")
 # What the imports make stays as long as the process: to look through it again and again is a tenth of the start.
 gc.disable()
 
-from worker_service.server import main  # noqa: E402
+from blockyard.settings import load  # noqa: E402
+from worker_service.config import WorkerConfiguration  # noqa: E402
 
-gc.freeze()
-gc.enable()
+
+def main() -> None:
+    """The program: one worker, or the parent of several."""
+    description = "Holds the weights and the KV cache of one device, or of several by a child process for each."
+    configuration = load(WorkerConfiguration, "worker_service", description)
+    # Either is imported alone: several need no torch, whose import takes longer than all else.
+    if configuration.worker.num_workers > 1:
+        from worker_service.processes import run  # noqa: PLC0415
+    else:
+        from worker_service.server import run  # noqa: PLC0415
+    gc.freeze()
+    gc.enable()
+    run(configuration)
+
 
 if __name__ == "__main__":
     main()

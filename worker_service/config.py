@@ -24,6 +24,11 @@ class WorkerSettings(WorkerProcessSettings):
     """Where the worker is reached, and what it computes with."""
 
     worker_address: str = option("127.0.0.1:50070", "address to listen on: host:port (0: a free one) or unix:/path")
+    num_workers: Annotated[int, Field(ge=1, le=64)] = option(
+        1,
+        "workers to start together, each with a GPU: the second listens at the next port (or at a socket of the same "
+        "name with its number), has the next --worker-index, and so on; --worker-health-port answers for all",
+    )
     worker_device: str = option("auto", "which device the scheduler may choose", choices=("auto", "cpu", "cuda"))
     worker_device_index: NotNegative = option(0, "which of the GPUs that it sees a worker computes on")
     worker_health_port: Annotated[int, Field(ge=-1, le=65535)] = option(

@@ -15,10 +15,8 @@ from blockyard.service.call_metrics import CallCounter
 from blockyard.service.process import Monitoring, run_process
 from blockyard.service.servers import bind, make_server
 from blockyard.service.signals import on_stop_signal
-from blockyard.settings import load
 from blockyard.telemetry import EventLogger
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
-from worker_service.config import WorkerConfiguration
 from worker_service.device.device import AllowedDevice
 from worker_service.groups.joining import GroupRequest, GroupSettings
 from worker_service.groups.membership import Membership
@@ -28,6 +26,7 @@ from worker_service.set_up import State
 from worker_service.worker import Worker
 
 if TYPE_CHECKING:
+    from worker_service.config import WorkerConfiguration
     from worker_service.device.thread import DeviceThread
 
 log = EventLogger(__name__)
@@ -151,11 +150,8 @@ async def serve(configuration: WorkerConfiguration) -> bool:
     return await server.stop()
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """The program: `python -m worker_service`."""
-    configuration = load(
-        WorkerConfiguration, "worker_service", "Holds the weights and the KV cache of one device.", arguments
-    )
+def run(configuration: WorkerConfiguration) -> None:
+    """Runs one worker to its end."""
     has_ended = run_process("worker", configuration, serve)
     if not has_ended:
         # The interpreter's own end takes torch away under the thread that computes, which aborts the process.

@@ -16,7 +16,7 @@ import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 import grpc.aio
@@ -44,6 +44,8 @@ from blockyard.settings import ENVIRONMENT_PREFIX, SettingsError, settings_of, t
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+# A worker's settings, with or without those that it alone has.
+Settings = TypeVar("Settings", bound=WorkerProcessSettings)
 # What the kernel takes as the path of a Unix socket, with room for the longest name in the folder.
 MAX_FOLDER_BYTES = 107 - len("/scheduler")
 # Between sockets that only this user can open nobody needs a certificate, whatever the environment says.
@@ -255,7 +257,7 @@ def divide_memory(device: DeviceSettings, num_workers: int) -> DeviceSettings:
     return dataclasses.replace(device, device_memory_utilization=device.device_memory_utilization / num_workers)
 
 
-def divide_processors(worker: WorkerProcessSettings, num_workers: int) -> WorkerProcessSettings:
+def divide_processors(worker: Settings, num_workers: int) -> Settings:
     """Gives each of several workers its part of the processors. One alone finds out how many it gains from."""
     if worker.num_threads or num_workers == 1:
         return worker

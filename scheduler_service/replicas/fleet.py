@@ -1,7 +1,7 @@
 """Finds the workers of replicas: a list of addresses and DNS names, the names looked up again every few seconds.
 
 A replica of several workers is named by their addresses, joined by plus signs, in the order of their ranks. Workers
-that are found by one DNS name say themselves which group they belong to. Knows addresses only. Its `FleetEvents` adds a
+that are found by DNS names say themselves which group they belong to. Knows addresses only. Its `FleetEvents` adds a
 replica for each, and removes one that is no longer listed once it does not serve.
 """
 
@@ -85,7 +85,7 @@ class Fleet:
         """Looks the targets up, for ever if there are names among them."""
         while True:
             problems: list[str] = []
-            self._compare([replica for target in self._targets for replica in await self._find(target, problems)])
+            self._compare(await self._find(problems))
             if (missing := "; ".join(problems)) != self._missing:
                 self._missing = missing
                 if missing:
@@ -95,11 +95,18 @@ class Fleet:
                 return
             await asyncio.sleep(LOOKUP_SECONDS)
 
-    async def _find(self, target: str, problems: list[str]) -> list[str]:
-        """The replicas of a target; adds what they lack to the problems. A name that cannot be looked up keeps those
-        that it had."""
-        if not _is_name(target):
-            return [target]
+    async def _find(self, problems: list[str]) -> list[str]:
+        """The replicas of all targets; adds what they lack to the problems."""
+        replicas = [target for target in self._targets if not _is_name(target)]
+        found = [await self._look_up(target) for target in self._targets if _is_name(target)]
+        if None in found:
+            # A name that cannot be looked up keeps those that it had.
+            replicas += self._known
+        addresses = sorted({address for each in found if each for address in each})
+        # A replica may have workers at several ports of one machine, and so of several names.
+        return replicas + (addresses if self._world_size == 1 else await self._group(addresses, problems))
+
+    async def _look_up(self, target: str) -> list[str] | None:
         host, _, port = target.rpartition(":")
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -107,10 +114,9 @@ class Fleet:
             if target not in self._unknown:
                 self._unknown.add(target)
                 log.warning("a name of workers cannot be looked up", target=target, error=error)
-            return self._known
+            return None
         self._unknown.discard(target)
-        addresses = sorted({_join(info[4][0], port) for info in found})
-        return addresses if self._world_size == 1 else await self._group(addresses, problems)
+        return [_join(info[4][0], port) for info in found]
 
     async def _group(self, addresses: list[str], problems: list[str]) -> list[str]:
         self._placements = {address: self._placements[address] for address in addresses if address in self._placements}

@@ -80,6 +80,8 @@ import sys
 import torch
 import worker_service.server as server
 import worker_service.worker
+from blockyard.settings import load
+from worker_service.config import WorkerConfiguration
 
 def compute(loaded, choice, request):
     while True:
@@ -87,7 +89,7 @@ def compute(loaded, choice, request):
 
 server.STOP_SECONDS = float(sys.argv.pop())
 worker_service.worker.count_blocks = compute
-server.main()
+server.run(load(WorkerConfiguration, "worker", ""))
 """
 
 

@@ -33,6 +33,9 @@ def stop(*_):
     note("stops")
     if "stubborn" in acts:
         return
+    for other in (act.removeprefix("after:") for act in acts if act.startswith("after:")):
+        while f"{other} stops" not in open(os.path.join(here, "journal")).read():
+            time.sleep(0.01)
     if "slow" in acts and not os.path.exists(os.path.join(here, "slow")):
         open(os.path.join(here, "slow"), "w").close()
         return
@@ -73,7 +76,9 @@ class House:
         self.environment = {**os.environ, "PYTHONPATH": str(folder)}
 
     def service(self, name: str, *acts: str, grace_seconds: float = 20.0) -> Service:
-        return Service(name, "stand_in", (name, *acts), grace_seconds)
+        module = f"stand_in_{name.partition('-')[0]}"
+        (self.folder / f"{module}.py").write_text(STAND_IN)
+        return Service(name, module, (name, *acts), grace_seconds)
 
     def supervisor(self, *services: Service, ready: Callable[[], bool] | None = None) -> Supervisor:
         async def is_ready() -> bool:
@@ -127,6 +132,18 @@ async def test_starts_in_order_and_stops_in_the_reverse(house: House) -> None:
     assert [line for line in house.journal if "stops" in line] == ["gateway stops", "scheduler stops", "worker stops"]
     assert not any(is_running(child.pid) for child in supervisor.children)
     await supervisor.stop()
+
+
+async def test_those_of_one_module_stop_together(house: House) -> None:
+    """Each of them ends when the other one was told to as well."""
+    workers = [house.service("worker-0", "after:worker-1"), house.service("worker-1", "after:worker-0")]
+    supervisor = house.supervisor(*workers, house.service("gateway"))
+    await supervisor.start()
+    await supervisor.stop()
+    stops = [line for line in house.journal if "stops" in line]
+    assert stops[0] == "gateway stops"
+    assert sorted(stops[1:]) == ["worker-0 stops", "worker-1 stops"]
+    assert [await child.wait() for child in supervisor.children] == [0, 0, 0]
 
 
 async def test_one_log_of_whole_lines(house: House) -> None:

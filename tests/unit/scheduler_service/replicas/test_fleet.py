@@ -160,6 +160,26 @@ async def test_workers_of_a_name_make_groups_as_they_come(names: Names) -> None:
     running.cancel()
 
 
+async def test_workers_at_several_ports_of_a_name_make_groups(names: Names) -> None:
+    """As those of pods that have several each."""
+    names["pods"] = ["10.0.0.2", "10.0.0.1"]
+    asked: list[str] = []
+
+    async def find_placement(address: str) -> Placement | None:
+        asked.append(address)
+        host, _, port = address.partition(":")
+        return Placement(f"pod at {host}", int(port))
+
+    events = FoundReplicas()
+    running = asyncio.create_task(Fleet("pods:0,pods:1", 2, events, find_placement).run())
+    await until(lambda: len(events.addresses) == 2)
+    names["pods"].append("10.0.0.3")
+    await until(lambda: len(events.addresses) == 3)
+    assert events.addresses == [f"10.0.0.{number}:0+10.0.0.{number}:1" for number in (1, 2, 3)]
+    assert len(asked) == 6, "who is in place is asked again"
+    running.cancel()
+
+
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Names]:
     """What names mean."""
