@@ -26,6 +26,19 @@ def spread_of(values: Sequence[float], divisors: Sequence[float] | None = None) 
     return Spread(median=statistics.median(values), min=min(values), max=max(values))
 
 
+class Quantiles(TypedDict):
+    """Of many values: the one in the middle, and the one that a hundredth exceed."""
+
+    median: float
+    p99: float
+
+
+def quantiles(values: Sequence[float]) -> Quantiles:
+    """Returns the median and the 99th percentile."""
+    ordered = sorted(values)
+    return Quantiles(median=statistics.median(ordered), p99=ordered[int(0.99 * (len(ordered) - 1))])
+
+
 def round_figures(value: Any) -> Any:
     """Rounds every float in nested lists and objects."""
     if isinstance(value, dict):

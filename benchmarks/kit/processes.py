@@ -14,5 +14,14 @@ def cpu_seconds(pid: int) -> float:
 
 def peak_memory_bytes(pid: int) -> int:
     """The most memory that a process has had resident since it started, or since it reset its peak."""
+    return _status_bytes(pid, "VmHWM")
+
+
+def memory_bytes(pid: int) -> int:
+    """Returns the memory that a process has resident."""
+    return _status_bytes(pid, "VmRSS")
+
+
+def _status_bytes(pid: int, name: str) -> int:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), 0)
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:")), 0)
