@@ -85,7 +85,7 @@ bench: setup
 	$(BIN)/python benchmarks/groups/group_cost.py --write
 	$(BIN)/python benchmarks/groups/rank_speed.py --write
 	$(BIN)/python benchmarks/fleet.py --write
-	$(BIN)/python benchmarks/gateway_rate.py --write
+	$(BIN)/python benchmarks/gateway/rate.py --write
 	$(BIN)/python benchmarks/host_cost.py --write
 	$(BIN)/python benchmarks/start.py --write
 	$(BIN)/python benchmarks/throughput.py --model llama-135m --write

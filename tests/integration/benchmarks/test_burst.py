@@ -1,8 +1,8 @@
-"""A short cut of benchmarks/burst.py: two thousand streams at once, on a gateway's process and a fake scheduler's."""
+"""A short cut of benchmarks/gateway/burst.py: two thousand streams at once, on a gateway and a fake scheduler."""
 
 from __future__ import annotations
 
-from benchmarks import burst
+from benchmarks.gateway import burst
 
 NUM_STREAMS, NUM_TAKEN = 2_000, 1_700
 

@@ -4,9 +4,9 @@ scheduler.
 Processes: a fake scheduler as the source, `python -m gateway`, clients that read every stream, and some that only
 burn CPU. The source waits with its first token until every stream is queued or refused.
 
-    python benchmarks/burst.py --streams 10000 --connections 100
-    python benchmarks/burst.py --streams 10000 --max-requests 4000          # what is too much is refused
-    python benchmarks/burst.py --streams 1000 --seconds 120 --busy 2        # streams without end, beside other work
+    python benchmarks/gateway/burst.py --streams 10000 --connections 100
+    python benchmarks/gateway/burst.py --streams 10000 --max-requests 4000      # what is too much is refused
+    python benchmarks/gateway/burst.py --streams 1000 --seconds 120 --busy 2    # endless ones, beside other work
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from typing import Any
 
 import grpc.aio
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks import gateway_rate
+from benchmarks.gateway import rate
 from benchmarks.kit import record
 from benchmarks.kit.processes import cpu_seconds, peak_memory_bytes
 from blockyard.errors import from_rpc_error
@@ -96,7 +96,7 @@ class Readers:
         own = [("grpc.use_local_subchannel_pool", 1)]
         channels = [grpc.aio.insecure_channel(options.address, own) for _ in range(options.connections)]
         stubs = [inference_pb2_grpc.InferenceServiceStub(channel) for channel in channels]
-        await asyncio.gather(*(gateway_rate.wait_until_served(stub) for stub in stubs))
+        await asyncio.gather(*(rate.wait_until_served(stub) for stub in stubs))
         streams = asyncio.gather(*(self._read(stubs[number % len(stubs)]) for number in range(options.streams)))
         await self._have_begun.wait()
         print("queued", flush=True)
@@ -161,8 +161,8 @@ class System:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._stack = ExitStack()
-        self.http_port = gateway_rate.free_port()
-        self.grpc_address = f"127.0.0.1:{gateway_rate.free_port()}"
+        self.http_port = rate.free_port()
+        self.grpc_address = f"127.0.0.1:{rate.free_port()}"
 
     def __enter__(self) -> System:
         options = self._options
@@ -182,7 +182,7 @@ class System:
         self._stack.close()
 
     def _spawn(self, *arguments: str, **streams: Any) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen([sys.executable, *arguments], cwd=gateway_rate.ROOT, **streams)
+        process = subprocess.Popen([sys.executable, *arguments], cwd=rate.ROOT, **streams)
         self._stack.callback(process.wait)
         self._stack.callback(process.kill)
         return process

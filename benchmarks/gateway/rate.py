@@ -4,8 +4,8 @@ Three processes: a fake scheduler as the source, `python -m gateway`, and client
 gives every sequence a token a step, as fast as it is taken or at a fixed rate. A delivered token counts once, however
 deltas merged. CPU time is that of the gateway process, all of its threads, between the first and the last token.
 
-    python benchmarks/gateway_rate.py --streams 128 --tokens 800
-    python benchmarks/gateway_rate.py --rate 20000 --stop "never to be seen"
+    python benchmarks/gateway/rate.py --streams 128 --tokens 800
+    python benchmarks/gateway/rate.py --rate 20000 --stop "never to be seen"
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from typing import Any
 import grpc.aio
 import psutil
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.kit import record
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from blockyard.model_files import DEMO_FOLDER, model_digest
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 START_SECONDS = 30.0
 
 
