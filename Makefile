@@ -86,6 +86,7 @@ bench: setup
 	$(BIN)/python benchmarks/groups/rank_speed.py --write
 	$(BIN)/python benchmarks/fleet.py --write
 	$(BIN)/python benchmarks/gateway/rate.py --write
+	$(BIN)/python benchmarks/gateway/open_streams.py --write
 	$(BIN)/python benchmarks/host_cost.py --write
 	$(BIN)/python benchmarks/start.py --write
 	$(BIN)/python benchmarks/throughput.py --model llama-135m --write

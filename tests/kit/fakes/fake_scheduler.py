@@ -48,6 +48,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         failing: sequences, by name and index, that fail instead of getting their third token.
         has_just_begun: it says of names that it does not know that it may hear of them yet.
         accepts: off, what comes is left without an answer.
+        rows_per_step: requests that a step gives a token, each in its turn; 0: all of them.
         admin: answers operators from the next start on.
     """
 
@@ -75,6 +76,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         )
         self.script = script
         self.accepts = accepts
+        self.rows_per_step = 0
         self.address = "127.0.0.1:0"
         self.num_steps = 0
         self.added: list[scheduler_pb2.AddRequest] = []
@@ -94,6 +96,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._readiness = scheduler_pb2.Readiness(ready=ready, message="" if ready else "the worker loads")
         self._gateways: set[Gateway] = set()
         self._next_sequence_id = 1
+        self._num_turns = 0
         self._running = asyncio.Event()
         if not paused:
             self._running.set()
@@ -187,20 +190,29 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         return len(self._gateways)
 
     async def step(self, count: int = 1) -> None:
-        """Gives every sequence one token, in one message to each gateway."""
+        """Gives every sequence whose turn it is one token, in one message to each gateway."""
         for _ in range(count):
             for gateway in list(self._gateways):
                 await gateway.wait_for_room()
             # From here on nothing waits, so that what each gateway is told is in order.
             self.num_steps += 1
             told = {gateway: StepColumns() for gateway in self._gateways}
-            for request in list(self.live.values()):
+            for request in self._take_turns():
                 self._step(request, [told[gateway] for gateway in request.readers])
             for gateway, columns in told.items():
                 if columns.sequence_ids or columns.ended:
                     gateway.put(columns.message())
 
     # How it works.
+
+    def _take_turns(self) -> list[FakeRequest]:
+        """Chooses the requests of the next step."""
+        requests = list(self.live.values())
+        if not 0 < self.rows_per_step < len(requests):
+            return requests
+        first = self._num_turns % len(requests)
+        self._num_turns = first + self.rows_per_step
+        return (requests + requests)[first : self._num_turns]
 
     def _step(self, request: FakeRequest, told: list[StepColumns]) -> None:
         for sequence in tuple(request.running):
