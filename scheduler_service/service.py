@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError
@@ -54,7 +55,7 @@ class SchedulerService:
             num_requests=lambda: len(self.requests.live),
             num_gateways=lambda: len(self.requests.outboxes),
         )
-        self._fleet = Fleet(service.worker_address, configuration.parallel.world_size, self, self._find_placement)
+        self._fleet = Fleet(service.worker_address, configuration.parallel, self, self._find_placement)
         self._num_replicas = 0
         self._running: dict[Engine, asyncio.Task[None]] = {}
         self._tasks: asyncio.TaskGroup | None = None
@@ -121,10 +122,14 @@ class SchedulerService:
     def on_replica_found(self, address: str) -> None:
         """Adds a replica for workers that were found."""
         assert self._tasks is not None
+        links = [self._make_link(each) for each in address.split(PLUS)]
+        parallel = self._configuration.parallel
+        # A replica may have fewer workers than the others.
+        parallel = replace(parallel, tensor_parallel_size=len(links) // parallel.pipeline_parallel_size)
         engine = Engine(
             self._num_replicas,
-            [self._make_link(each) for each in address.split(PLUS)],
-            self._configuration,
+            links,
+            replace(self._configuration, parallel=parallel),
             self.dispatcher,
             self.dispatcher.suspects,
             StepMeter(self.metrics.steps),

@@ -19,6 +19,7 @@ from blockyard.telemetry import EventLogger
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
+    from blockyard.configuration import ParallelSettings
     from scheduler_service.replicas.facts import Placement
 
 log = EventLogger(__name__)
@@ -26,6 +27,7 @@ log = EventLogger(__name__)
 LOOKUP_SECONDS = 2.0
 # Between the addresses of one replica's workers.
 PLUS = "+"
+TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
 
 
 class FleetEvents(Protocol):
@@ -50,17 +52,17 @@ class Fleet:
     def __init__(
         self,
         targets: str,
-        world_size: int,
+        parallel: ParallelSettings,
         events: FleetEvents,
         find_placement: Callable[[str], Awaitable[Placement | None]],
     ) -> None:
-        """Raises SettingsError where a replica does not have `world_size` workers.
+        """Raises SettingsError for a replica that has more workers than `parallel` says, or where none has all.
 
         `targets`: host:port, DNS name with a port, or unix:/path, separated by commas, those of one replica by plus
         signs. `find_placement`: asks a worker where it belongs; None: it does not answer.
         """
         self._targets = [target.strip() for target in targets.split(",") if target.strip()]
-        self._world_size = world_size
+        self._world_size = parallel.world_size
         self._events = events
         self._find_placement = find_placement
         self._known: list[str] = []
@@ -69,17 +71,21 @@ class Fleet:
         # Of workers that were found by names and have said where they belong.
         self._placements: dict[str, Placement] = {}
         self._missing = ""
-        for target in self._targets:
-            self._check_size(target)
+        self._check_sizes(may_be_smaller=parallel.pipeline_parallel_size == 1)
 
-    def _check_size(self, target: str) -> None:
-        num_workers = len(target.split(PLUS))
-        if num_workers != self._world_size and not _is_name(target):
-            raise SettingsError(
-                f"--worker-address: {target} names {num_workers} of the {self._world_size} workers of a replica"
-                " (see --tensor-parallel-size and --pipeline-parallel-size);"
-                " plus signs join the workers of one replica, commas separate replicas"
-            )
+    def _check_sizes(self, *, may_be_smaller: bool) -> None:
+        """Demands replicas of the size that was asked for. Where one is, others may have a smaller one."""
+        sizes = {target: target.count(PLUS) + 1 for target in self._targets if not _is_name(target)}
+        legal = {self._world_size}
+        if may_be_smaller and (self._world_size in sizes.values() or self._has_names):
+            legal |= {size for size in TENSOR_PARALLEL_SIZES if size < self._world_size}
+        for target, num_workers in sizes.items():
+            if num_workers not in legal:
+                raise SettingsError(
+                    f"--worker-address: {target} names {num_workers} of the {self._world_size} workers of a replica"
+                    " (see --tensor-parallel-size and --pipeline-parallel-size);"
+                    " plus signs join the workers of one replica, commas separate replicas"
+                )
 
     async def run(self) -> None:
         """Looks the targets up, for ever if there are names among them."""

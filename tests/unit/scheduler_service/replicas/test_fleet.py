@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from blockyard.configuration import ParallelSettings
 from blockyard.settings import SettingsError
 from scheduler_service.replicas.facts import Placement
 from scheduler_service.replicas.fleet import Fleet, make_groups
@@ -48,7 +49,7 @@ class FoundReplicas:
 
 async def test_addresses_are_taken_as_they_are() -> None:
     events = FoundReplicas()
-    await Fleet(" unix:/a, 127.0.0.1:50070 ,localhost:1,[::1]:5,", 1, events, nowhere).run()
+    await Fleet(" unix:/a, 127.0.0.1:50070 ,localhost:1,[::1]:5,", ParallelSettings(), events, nowhere).run()
     assert events.addresses == ["unix:/a", "127.0.0.1:50070", "localhost:1", "[::1]:5"]
 
 
@@ -64,7 +65,7 @@ async def test_workers_join_and_leave_as_their_name_tells(monkeypatch: pytest.Mo
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
     monkeypatch.setattr("scheduler_service.replicas.fleet.LOOKUP_SECONDS", 0.01)
     events = FoundReplicas()
-    running = asyncio.create_task(Fleet("unix:/a,workers:50070", 1, events, nowhere).run())
+    running = asyncio.create_task(Fleet("unix:/a,workers:50070", ParallelSettings(), events, nowhere).run())
     await asyncio.wait_for(events.changed.wait(), 5)
     assert events.addresses == ["unix:/a", "10.0.0.1:50070", "10.0.0.2:50070"]
     told = None
@@ -85,22 +86,31 @@ async def test_workers_join_and_leave_as_their_name_tells(monkeypatch: pytest.Mo
 
 async def test_the_workers_of_a_replica_are_joined() -> None:
     events = FoundReplicas()
-    await Fleet("unix:/a+unix:/b, c:1+d:2", 2, events, nowhere).run()
+    await Fleet("unix:/a+unix:/b, c:1+d:2", ParallelSettings(2), events, nowhere).run()
     assert events.addresses == ["unix:/a+unix:/b", "c:1+d:2"]
 
 
 @pytest.mark.parametrize(
-    ("targets", "world_size", "named"),
+    ("targets", "tensor_size", "pipeline_size", "named"),
     [
-        ("unix:/a", 2, "unix:/a names 1 of the 2 workers"),
-        ("a:1+b:1,10.0.0.1:1+b:2+c:2", 2, "10.0.0.1:1.b:2.c:2 names 3 of the 2"),
-        ("a:1+b:1", 1, "names 2 of the 1 workers"),
-        ("localhost:1", 4, "see --tensor-parallel-size"),
+        ("unix:/a", 2, 1, "unix:/a names 1 of the 2 workers"),
+        ("unix:/a,unix:/b", 2, 1, "unix:/a names 1 of the 2 workers"),
+        ("a:1+b:1,10.0.0.1:1+b:2+c:2", 2, 1, "10.0.0.1:1.b:2.c:2 names 3 of the 2"),
+        ("a:1+b:1", 1, 1, "names 2 of the 1 workers"),
+        ("localhost:1", 4, 1, "see --tensor-parallel-size"),
+        ("a:1+b:1+c:1+d:1,e:1+f:1+g:1", 4, 1, "names 3 of the 4"),
+        ("a:1+b:1,localhost:1", 1, 2, "localhost:1 names 1 of the 2"),
     ],
 )
-def test_a_replica_has_all_its_workers(targets: str, world_size: int, named: str) -> None:
+def test_a_replica_has_all_its_workers(targets: str, tensor_size: int, pipeline_size: int, named: str) -> None:
     with pytest.raises(SettingsError, match=named):
-        Fleet(targets, world_size, FoundReplicas(), nowhere)
+        Fleet(targets, ParallelSettings(tensor_size, pipeline_size), FoundReplicas(), nowhere)
+
+
+async def test_replicas_may_be_smaller_than_the_largest() -> None:
+    events = FoundReplicas()
+    await Fleet("unix:/a, b:1+c:1+d:1+e:1, f:1+g:1", ParallelSettings(4), events, nowhere).run()
+    assert events.addresses == ["unix:/a", "b:1+c:1+d:1+e:1", "f:1+g:1"]
 
 
 def test_workers_of_one_group_are_a_replica_in_the_order_of_their_indices() -> None:
@@ -135,7 +145,7 @@ async def test_workers_of_a_name_make_groups_as_they_come(names: Names) -> None:
         return asked[address]
 
     events = FoundReplicas()
-    running = asyncio.create_task(Fleet("workers:1,a:1+b:1", 2, events, find_placement).run())
+    running = asyncio.create_task(Fleet("workers:1,a:1+b:1", ParallelSettings(2), events, find_placement).run())
     await until(lambda: bool(events.missing))
     assert events.addresses == ["a:1+b:1"]
     assert events.missing.split("; ") == [
@@ -171,7 +181,7 @@ async def test_workers_at_several_ports_of_a_name_make_groups(names: Names) -> N
         return Placement(f"pod at {host}", int(port))
 
     events = FoundReplicas()
-    running = asyncio.create_task(Fleet("pods:0,pods:1", 2, events, find_placement).run())
+    running = asyncio.create_task(Fleet("pods:0,pods:1", ParallelSettings(2), events, find_placement).run())
     await until(lambda: len(events.addresses) == 2)
     names["pods"].append("10.0.0.3")
     await until(lambda: len(events.addresses) == 3)
