@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason, invalid
 from blockyard.model_files import resolve_model
+from blockyard.service import faults
 from blockyard.telemetry import EventLogger
 from worker_service.device import memory
 from worker_service.device.device import ANY_DEVICE, AllowedDevice, check_dtype, describe_device
@@ -195,6 +196,7 @@ class Worker:
             choice = self._choice()
 
             def load() -> LoadedModel:
+                faults.reach(faults.BEFORE_LOAD)
                 folder = resolve_model(model, revision, "config" if load_format == "random" else "weights")
                 loaded = load_model(
                     folder,
@@ -211,6 +213,7 @@ class Worker:
 
             loaded = await self._thread.run(load)
             self.set_up = replace(self.set_up, loaded=loaded)
+            self.metrics.on_load()
             log.info(
                 "model loaded",
                 architecture=loaded.config.architecture,

@@ -35,12 +35,23 @@ AFTER_ANSWER = "step.after_answer"
 BEFORE_PUBLISH = "step.before_publish"
 """Scheduler: a step's tokens are taken, and no gateway has them."""
 
+BEFORE_LOAD = "model.before_load"
+"""Worker: its device is chosen, and no weight is loaded."""
 BEFORE_JOIN = "group.before_join"
 """Worker: a group is to be joined, and no other rank has heard of this one."""
 IN_COLLECTIVE = "group.in_collective"
 """Worker: an operation of the group is about to begin, for which other ranks may wait already."""
 
-POINTS = (BEFORE_SEND, AFTER_SEND, BEFORE_ANSWER, AFTER_ANSWER, BEFORE_PUBLISH, BEFORE_JOIN, IN_COLLECTIVE)
+POINTS = (
+    BEFORE_SEND,
+    AFTER_SEND,
+    BEFORE_ANSWER,
+    AFTER_ANSWER,
+    BEFORE_PUBLISH,
+    BEFORE_LOAD,
+    BEFORE_JOIN,
+    IN_COLLECTIVE,
+)
 
 
 class Action(StrEnum):

@@ -27,12 +27,16 @@ COMPUTED_TOKENS = counter("blockyard_worker_computed_tokens_total", "Tokens of p
 SAMPLED_TOKENS = counter("blockyard_worker_sampled_tokens_total", "Tokens that were chosen.")
 STATE = gauge("blockyard_worker_state", "1 for the state that the worker is in, 0 for the others.", "state")
 EPOCH = gauge("blockyard_worker_epoch", "The highest epoch that it has seen: it grows when a scheduler attaches anew.")
+LOADS = counter(
+    "blockyard_worker_model_loads_total",
+    "Models that were loaded: one in a process's life, whatever becomes of others.",
+)
 WEIGHTS = gauge("blockyard_worker_weights_bytes", "The weights; 0 before they are loaded.")
 POOLS = gauge(
     "blockyard_worker_pool_bytes", "The KV blocks of a pool, `device` or `host`; 0 before they exist.", "pool"
 )
 
-CATALOGUE = (STEPS, REFUSED_STEPS, STEP_SECONDS, COMPUTED_TOKENS, SAMPLED_TOKENS, STATE, EPOCH, WEIGHTS, POOLS)
+CATALOGUE = (STEPS, REFUSED_STEPS, STEP_SECONDS, COMPUTED_TOKENS, SAMPLED_TOKENS, STATE, EPOCH, LOADS, WEIGHTS, POOLS)
 
 
 class WorkerMetrics:
@@ -46,6 +50,11 @@ class WorkerMetrics:
         self._refused = registry.counter(REFUSED_STEPS)
         self._computed = registry.counter(COMPUTED_TOKENS)
         self._sampled = registry.counter(SAMPLED_TOKENS)
+        self._loads = registry.counter(LOADS)
+
+    def on_load(self) -> None:
+        """Counts a model that was loaded."""
+        self._loads.add()
 
     def on_step(self, step: Step, result: StepResult) -> None:
         """Counts a step that was executed or refused."""

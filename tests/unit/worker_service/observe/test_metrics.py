@@ -27,7 +27,8 @@ async def test_a_fresh_worker_tells_all_it_has(fresh_worker: WorkerDriver) -> No
     assert fresh_worker.server.worker.metrics.registry.find_missing == []
     assert [metric.name for metric in CATALOGUE if not seen.has(metric)] == []
     assert seen.sum("blockyard_worker_state", state="CREATED") == seen.sum("blockyard_worker_state") == 1
-    assert seen.sum("blockyard_worker_weights_bytes") == seen.sum("blockyard_worker_pool_bytes") == 0
+    for name in ("weights_bytes", "pool_bytes", "model_loads_total"):
+        assert seen.sum(f"blockyard_worker_{name}") == 0
     assert seen.sum("blockyard_ready") == 1
 
 
@@ -41,6 +42,7 @@ async def test_weights_and_pools_are_told_in_bytes(fresh_worker: WorkerDriver, m
     assert seen.sum("blockyard_worker_pool_bytes", pool="device") == 65 * block_bytes
     assert seen.sum("blockyard_worker_pool_bytes", pool="host") == 16 * block_bytes
     assert seen.sum("blockyard_worker_state", state="CACHE_READY") == 1
+    assert seen.sum("blockyard_worker_model_loads_total") == 1
 
 
 async def test_steps_and_tokens_are_counted(worker: WorkerDriver) -> None:
