@@ -42,7 +42,7 @@ async def test_streams_outlive_kills_freezes_and_partitions_of_everything(tmp_pa
 @pytest.mark.timeout(240)
 async def test_streams_outlive_cuts_of_their_connections_at_any_byte(tmp_path: Path) -> None:
     flags = ["--dtype", "bfloat16", "--num-device-blocks", "400", "--num-host-blocks", "32"]
-    async with Cluster(tiny_model("llama"), tmp_path, num_workers=1, scheduler_flags=flags) as cluster:
+    async with Cluster(tiny_model("llama"), tmp_path, replica_sizes=[1], scheduler_flags=flags) as cluster:
         report = await run_cuts(cluster, seed=1, num_cuts=150, num_requests=16)
         cluster.check()
     assert not report.failures, str(report)

@@ -100,7 +100,7 @@ LOSSES = [["gateway-0"], ["gateway-0", "gateway-1", "scheduler"]]
 
 async def test_a_chat_outlives_its_gateway_and_all_that_remembers_it(tmp_path: Path) -> None:
     options = ChatOptions(max_tokens=250, temperature=0.9, seed=7, ignore_eos=True)
-    async with Cluster(DEMO, tmp_path, num_workers=1, num_gateways=2, scheduler_flags=FLAGS) as cluster:
+    async with Cluster(DEMO, tmp_path, replica_sizes=[1], num_gateways=2, scheduler_flags=FLAGS) as cluster:
         await cluster.wait_until_ready()
         async with AsyncClient(cluster.targets) as client:
             undisturbed = await client.chat(MESSAGES, **options)

@@ -32,7 +32,9 @@ def state_of(pid: int) -> str:
 
 
 async def test_what_dies_is_back_at_its_address_and_nothing_is_left(tmp_path: Path) -> None:
-    async with Cluster(tiny_model("llama"), tmp_path, num_workers=1, num_gateways=2, scheduler_flags=FLAGS) as cluster:
+    async with Cluster(
+        tiny_model("llama"), tmp_path, replica_sizes=[1], num_gateways=2, scheduler_flags=FLAGS
+    ) as cluster:
         await cluster.wait_until_ready()
         before = {name: pid_of(cluster, name) for name in cluster.members}
         for name in ("gateway-0", "gateway-1", "scheduler", "worker-0"):
@@ -55,7 +57,7 @@ async def test_what_dies_is_back_at_its_address_and_nothing_is_left(tmp_path: Pa
 
 
 async def test_what_is_frozen_stands_still_until_it_is_thawed(tmp_path: Path) -> None:
-    async with Cluster(tiny_model("llama"), tmp_path, num_workers=1, num_gateways=1) as cluster:
+    async with Cluster(tiny_model("llama"), tmp_path, replica_sizes=[1], num_gateways=1) as cluster:
         await cluster.wait_until_ready()
         pid = pid_of(cluster, "gateway-0")
         cluster.freeze("gateway-0")
@@ -67,7 +69,9 @@ async def test_what_is_frozen_stands_still_until_it_is_thawed(tmp_path: Path) ->
 
 
 async def test_a_fault_is_for_one_life_only(tmp_path: Path) -> None:
-    async with Cluster(tiny_model("llama"), tmp_path, num_workers=1, num_gateways=1, scheduler_flags=FLAGS) as cluster:
+    async with Cluster(
+        tiny_model("llama"), tmp_path, replica_sizes=[1], num_gateways=1, scheduler_flags=FLAGS
+    ) as cluster:
         await cluster.wait_until_ready()
         cluster.arm("worker-0", "step.before_answer:kill@2")
         cluster.kill("worker-0")
@@ -81,6 +85,6 @@ async def test_a_fault_is_for_one_life_only(tmp_path: Path) -> None:
 
 
 async def test_a_process_that_ends_by_itself_is_told_with_its_log(tmp_path: Path) -> None:
-    async with Cluster(tmp_path, tmp_path / "logs", num_workers=1, num_gateways=1) as cluster:
+    async with Cluster(tmp_path, tmp_path / "logs", replica_sizes=[1], num_gateways=1) as cluster:
         with pytest.raises(ClusterError, match=r"(?s)gateway-0 ended with \[1.*config\.json"):
             await cluster.wait_until_ready()

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 from blockyard import AsyncClient
 from tests.kit.chaos.chaos_requests import make_requests
 from tests.kit.kernels.tiny_models import tiny_model
-from tests.kit.oracles.answers import Known, run_alone
+from tests.kit.oracles.answers import Known, check_all, run_alone
 from tests.kit.processes.cluster import ROOT, Cluster
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.kit.chaos.fault_proxy import FaultProxy
-    from tests.kit.oracles.transcript import Transcript
 
 DEADLINE_SECONDS = 1.5
 FLAGS = [
@@ -43,19 +41,6 @@ FAULTS = (
 UNNAMEABLE = str.maketrans("@", "-")
 
 
-async def check_all(client: AsyncClient, known: list[Known], name: str) -> list[Transcript]:
-    """Runs all requests at a time; every answer is the undisturbed one."""
-    checked = await asyncio.gather(*(one.check(client, f"{name}-{one.request.number}") for one in known))
-    assert not [wrong for _, wrong in checked if wrong]
-    return [transcript for transcript, _ in checked]
-
-
-async def until_busy(link: FaultProxy) -> None:
-    """Waits until a worker has some dozens of steps behind it."""
-    num_bytes = sum(link.stats.num_bytes.values())
-    await until(lambda: sum(link.stats.num_bytes.values()) > num_bytes + 5_000)
-
-
 async def strike(cluster: Cluster, client: AsyncClient, known: list[Known], name: str, fault: str) -> None:
     """Gives a member's next life a fault, has it meet requests, and wakes the member where it hangs."""
     cluster.arm(name, fault)
@@ -73,7 +58,9 @@ async def strike(cluster: Cluster, client: AsyncClient, known: list[Known], name
 
 
 async def test_a_fault_at_each_point_of_a_step_costs_a_pause(tmp_path: Path) -> None:
-    async with Cluster(tiny_model("llama"), tmp_path, num_workers=1, num_gateways=1, scheduler_flags=FLAGS) as cluster:
+    async with Cluster(
+        tiny_model("llama"), tmp_path, replica_sizes=[1], num_gateways=1, scheduler_flags=FLAGS
+    ) as cluster:
         await cluster.wait_until_ready()
         async with AsyncClient(cluster.targets) as client:
             known = await run_alone(client, make_requests(1, 8))
@@ -84,14 +71,14 @@ async def test_a_fault_at_each_point_of_a_step_costs_a_pause(tmp_path: Path) -> 
 async def test_a_partition_before_a_worker_heals_and_gives_no_token_twice(tmp_path: Path) -> None:
     """The worker is given up, taken over in a new epoch, and what was held on its way belongs to the old one."""
     async with Cluster(
-        tiny_model("llama"), tmp_path, num_workers=1, num_gateways=1, scheduler_flags=FLAGS, with_links=True
+        tiny_model("llama"), tmp_path, replica_sizes=[1], num_gateways=1, scheduler_flags=FLAGS, with_links=True
     ) as cluster:
         await cluster.wait_until_ready()
         async with AsyncClient(cluster.targets) as client:
             known = await run_alone(client, make_requests(2, 8))
             link = cluster.links["worker-0"]
             answers = asyncio.create_task(check_all(client, known, "parted"))
-            await until_busy(link)
+            await link.until_busy()
             link.partition()
             await until(lambda: "was not answered within 1.5 s" in cluster.log("scheduler"))
             assert not answers.done()
@@ -111,7 +98,7 @@ async def test_another_replica_takes_over_at_once_or_after_a_step_deadline(tmp_p
             # A death is noticed by its connection, before the deadline of a step; a hung worker by that.
             for strike_at, waits in ((cluster.kill, False), (cluster.freeze, True)):
                 answers = asyncio.create_task(check_all(client, known, strike_at.__name__))
-                await until_busy(cluster.links["worker-0"])
+                await cluster.links["worker-0"].until_busy()
                 strike_at("worker-0")
                 transcripts = await answers
                 assert any(transcript.recoveries for transcript in transcripts)

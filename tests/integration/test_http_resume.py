@@ -77,7 +77,7 @@ async def kill_all_that_remember(cluster: Cluster) -> None:
 
 
 async def test_a_client_goes_on_when_gateways_and_scheduler_died_at_once(tmp_path: Path) -> None:
-    async with Cluster(ROOT / "models" / "demo", tmp_path, num_workers=1) as cluster:
+    async with Cluster(ROOT / "models" / "demo", tmp_path, replica_sizes=[1]) as cluster:
         await cluster.wait_until_ready()
         async with (
             httpx.AsyncClient(base_url=cluster.http_urls[0], timeout=60, verify=False) as first,

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 import grpc.aio
 
 from blockyard import AsyncClient, RetryPolicy
+from tests.kit.chaos import rank_faults
 from tests.kit.chaos.chaos_requests import make_requests
 from tests.kit.chaos.fault_schedule import Kind, Rates, Strike, make_schedule
 from tests.kit.oracles.answers import Known, noted_losses, run_alone
@@ -223,6 +224,10 @@ class ChaosRun:
                 cluster.kill(name)
             case Kind.CUT:
                 cluster.links[name].end()
+            case Kind.CUT_GROUP:
+                cluster.kill(name, rank_faults.CUT)
+            case Kind.FREEZE_GROUP:
+                cluster.kill(name, rank_faults.FREEZE)
             case Kind.FREEZE:
                 cluster.freeze(name)
                 healing.create_task(_after(strike.seconds, lambda: cluster.thaw(name)))
@@ -272,11 +277,21 @@ def _what_is_busy(status: admin_pb2.GetStatusResponse) -> list[str]:
 
 
 async def run_chaos(
-    plan: Plan, model: Path, folder: Path, scheduler_flags: tuple[str, ...] = (), tell: Callable[[str], object] = print
+    plan: Plan,
+    model: Path,
+    folder: Path,
+    scheduler_flags: tuple[str, ...] = (),
+    tell: Callable[[str], object] = print,
+    tensor_parallel_size: int = 1,
 ) -> Report:
-    """Runs a plan on a cluster of two workers and two gateways; the logs go to `folder`."""
+    """Runs a plan on a cluster of two replicas and two gateways; the logs go to `folder`."""
     async with Cluster(
-        model, folder, scheduler_flags=(*POOLS, *scheduler_flags), with_links=True, num_workers=2, num_gateways=2
+        model,
+        folder,
+        scheduler_flags=(*POOLS, *scheduler_flags),
+        with_links=True,
+        replica_sizes=[tensor_parallel_size] * 2,
+        num_gateways=2,
     ) as cluster:
         return await ChaosRun(plan, cluster, tell).run()
 
@@ -287,6 +302,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0, help="how long there are strikes")
     parser.add_argument("--seed", type=int, default=1, help="of the traffic and the strikes")
     parser.add_argument("--streams", type=int, default=64, help="how many at a time")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, help="workers of each of two replicas")
     parser.add_argument("--model", type=Path, help="a folder; default: a tiny model with random weights")
     parser.add_argument("--logs", type=Path, help="where the services' logs go; default: a new folder")
     arguments = parser.parse_args()
@@ -298,7 +314,8 @@ def main() -> None:
         print(f"[{time.monotonic() - begin:7.1f}] {text}", flush=True)  # noqa: T201
 
     tell(f"seed {plan.seed}; logs in {folder}")
-    report = asyncio.run(run_chaos(plan, arguments.model or _tiny_model(), folder, tell=tell))
+    model, size = arguments.model or _tiny_model(), arguments.tensor_parallel_size
+    report = asyncio.run(run_chaos(plan, model, folder, tell=tell, tensor_parallel_size=size))
     sys.stdout.write(f"{report}\n")
     sys.exit(bool(report.failures))
 

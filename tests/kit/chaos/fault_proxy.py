@@ -33,6 +33,7 @@ from tests.kit.chaos.faulty_connection import (
     parse_address,
     random_rules,
 )
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -108,6 +109,11 @@ class FaultProxy:
         self.connections.discard(connection)
         # Its task may have been cancelled before it began, or while it ended.
         connection.close()
+
+    async def until_busy(self, num_bytes: int = 5_000) -> None:
+        """Waits until so many more bytes have come through: between services, those of some dozens of steps."""
+        before = sum(self.stats.num_bytes.values())
+        await until(lambda: sum(self.stats.num_bytes.values()) > before + num_bytes)
 
     def freeze(self) -> None:
         """Freezes every open connection; new ones go through."""

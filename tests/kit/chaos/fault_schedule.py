@@ -30,15 +30,22 @@ class Kind(StrEnum):
     """Nothing comes through to it for a while."""
     CUT = "cut"
     """Its connections are reset; it goes on."""
+    CUT_GROUP = "cut from its group"
+    """Its connections to the other ranks of its replica end."""
+    FREEZE_GROUP = "freeze with its group"
+    """Nothing comes in any more over its connections to the other ranks."""
 
 
+_ALONE = (Kind.KILL, Kind.FREEZE, Kind.ARM, Kind.PARTITION, Kind.CUT)
 POINTS = {
     "worker": (faults.BEFORE_ANSWER, faults.AFTER_ANSWER),
+    "rank": (faults.BEFORE_ANSWER, faults.AFTER_ANSWER, faults.IN_COLLECTIVE),
     "scheduler": (faults.BEFORE_SEND, faults.AFTER_SEND, faults.BEFORE_PUBLISH),
 }
 KINDS_OF = {
-    "worker": tuple(Kind),
-    "scheduler": tuple(Kind),
+    "worker": _ALONE,
+    "rank": tuple(Kind),
+    "scheduler": _ALONE,
     "gateway": (Kind.KILL, Kind.FREEZE),
 }
 
@@ -73,13 +80,13 @@ class Rates:
         mean_seconds: between two strikes.
         max_freeze_seconds: of a freeze or a partition.
         kinds: those that come at all.
-        roles: what is struck: worker, scheduler, gateway.
+        roles: what is struck, where it is there: worker, rank, scheduler, gateway.
     """
 
     mean_seconds: float = 2.0
     max_freeze_seconds: float = 4.0
     kinds: Collection[Kind] = tuple(Kind)
-    roles: Collection[str] = ("worker", "scheduler", "gateway")
+    roles: Collection[str] = ("worker", "rank", "scheduler", "gateway")
 
 
 def make_schedule(seed: int, seconds: float, names: Sequence[str], rates: Rates) -> list[Strike]:
@@ -88,17 +95,15 @@ def make_schedule(seed: int, seconds: float, names: Sequence[str], rates: Rates)
 
 
 def _strikes(draw: random.Random, seconds: float, names: Sequence[str], rates: Rates) -> Iterator[Strike]:
+    roles = [role for role in KINDS_OF if role in rates.roles and role in map(_role, names)]
     choices = [
-        (kind, name)
-        for name in names
-        for kind in KINDS_OF[_role(name)]
-        if kind in rates.kinds and _role(name) in rates.roles
+        (kind, name) for name in names for kind in KINDS_OF[_role(name)] if kind in rates.kinds and _role(name) in roles
     ]
     rested_at = dict.fromkeys(names, 0.0)
     now = 0.5
     while now < seconds:
         # By kind and role first, so that two workers are not struck twice as often as one scheduler.
-        role = draw.choice([role for role in KINDS_OF if role in rates.roles])
+        role = draw.choice(roles)
         able = [(kind, name) for kind, name in choices if _role(name) == role and rested_at[name] <= now]
         if able:
             kind, name = draw.choice(able)

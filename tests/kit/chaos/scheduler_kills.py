@@ -117,7 +117,7 @@ async def _end_of(stream: Any) -> Reason | None:
 
 async def run_scheduler_kills(num_kills: int, folder: Path) -> Report:
     """Starts a cluster and strikes so often."""
-    cluster = Cluster(tiny_model("llama"), folder, num_workers=1, num_gateways=2, scheduler_flags=FLAGS)
+    cluster = Cluster(tiny_model("llama"), folder, replica_sizes=[1], num_gateways=2, scheduler_flags=FLAGS)
     async with cluster:
         await cluster.wait_until_ready()
         here, there = cluster.targets

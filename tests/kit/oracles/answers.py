@@ -5,6 +5,7 @@ Reads streams as a user of the client library does.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -54,6 +55,13 @@ async def read_answer(client: AsyncClient, request: ChaosRequest, request_id: st
 async def run_alone(client: AsyncClient, requests: Iterable[ChaosRequest]) -> list[Known]:
     """Runs each request by itself, one after another, and chooses the stop strings from what comes."""
     return [await _run_alone(client, request) for request in requests]
+
+
+async def check_all(client: AsyncClient, known: Iterable[Known], name: str) -> list[Transcript]:
+    """Runs requests at a time. Raises AssertionError unless every answer is the undisturbed one."""
+    checked = await asyncio.gather(*(one.check(client, f"{name}-{one.request.number}") for one in known))
+    assert not [wrong for _, wrong in checked if wrong]
+    return [transcript for transcript, _ in checked]
 
 
 async def _run_alone(client: AsyncClient, request: ChaosRequest) -> Known:

@@ -7,6 +7,7 @@ born with. An address is chosen once, so that a process that comes back is found
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import signal
@@ -26,6 +27,7 @@ from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.service import faults
 from blockyard.service.servers import internal_channel
 from tests.kit.chaos.fault_proxy import FaultProxy
+from tests.kit.chaos.rank_faults import GROUP_HOST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,7 +107,9 @@ class Member:
 
 
 class Cluster:
-    """Workers `worker-0`…, the `scheduler` and gateways `gateway-0`…: `async with Cluster(model, folder) as cluster`.
+    """Workers, the `scheduler` and gateways `gateway-0`…: `async with Cluster(model, folder) as cluster`.
+
+    A worker that is a replica by itself is `worker-N`; `rank-N` is one of a replica of several. N counts all workers.
 
     Attributes:
         members: by name.
@@ -117,7 +121,7 @@ class Cluster:
         model: Path,
         folder: Path,
         *,
-        num_workers: int = 2,
+        replica_sizes: Sequence[int] = (1, 1),
         num_gateways: int = 2,
         scheduler_flags: Sequence[str] = (),
         worker_flags: Sequence[str] = ("--num-threads", "1"),
@@ -129,7 +133,7 @@ class Cluster:
         Args:
             model: a folder.
             folder: made if need be; gets the logs.
-            num_workers: one replica each.
+            replica_sizes: the workers of each replica.
             num_gateways: all before the one scheduler.
             scheduler_flags: beside addresses, model and device.
             worker_flags: beside the address.
@@ -140,12 +144,17 @@ class Cluster:
         self.links: dict[str, FaultProxy] = {}
         self._model = model
         self._folder = folder
-        self._num_workers = num_workers
-        self._flags = {"worker": worker_flags, "scheduler": scheduler_flags, "gateway": gateway_flags}
+        self._replicas = name_workers(replica_sizes)
+        self._flags = {
+            "worker": worker_flags,
+            "rank": [*worker_flags, "--worker-group-host", GROUP_HOST],
+            "scheduler": ["--tensor-parallel-size", str(max(replica_sizes)), *scheduler_flags],
+            "gateway": gateway_flags,
+        }
         self._with_links = with_links
         self._ports = choose_ports(3 * num_gateways)
         self._stack = AsyncExitStack()
-        self._supervising: list[asyncio.Task[None]] = []
+        self._supervising: dict[str, asyncio.Task[None]] = {}
         self._channels: list[grpc.aio.Channel] = []
         self._sockets = ""
 
@@ -190,20 +199,23 @@ class Cluster:
         self._folder.mkdir(parents=True, exist_ok=True)
         # A Unix socket's path must stay below 108 bytes, which a test's own folder may not.
         self._sockets = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="by"))
-        workers = [f"worker-{number}" for number in range(self._num_workers)]
+        workers = [name for names in self._replicas for name in names]
         if self._with_links:
             await self._start_links([*workers, "scheduler"])
         for name in workers:
             self._add(name, "worker_service", ["--worker-address", self._own_address(name)])
         model = ["--model", str(self._model)]
-        addresses = ["--worker-address", ",".join(self._address(name) for name in workers)]
+        replicas = ["+".join(map(self._address, names)) for names in self._replicas]
+        addresses = ["--worker-address", ",".join(replicas)]
         listen = ["--scheduler-address", self._own_address("scheduler")]
         self._add("scheduler", "scheduler_service", [*model, *addresses, *listen, "--device", "cpu"])
         dial = ["--scheduler-address", self._address("scheduler")]
         for number in range(len(self.targets)):
             self._add(f"gateway-{number}", "gateway", [*model, *dial, *self._port_flags(number)])
         self._channels = [internal_channel(address) for address in self.admin_addresses]
-        self._supervising = [asyncio.create_task(member.live_again_and_again()) for member in self.members.values()]
+        self._supervising = {
+            name: asyncio.create_task(member.live_again_and_again()) for name, member in self.members.items()
+        }
 
     async def _start_links(self, names: list[str]) -> None:
         for name in names:
@@ -220,9 +232,9 @@ class Cluster:
 
     async def stop(self) -> None:
         """Kills everything and waits for it."""
-        for task in self._supervising:
+        for task in self._supervising.values():
             task.cancel()
-        await asyncio.gather(*self._supervising, return_exceptions=True)
+        await asyncio.gather(*self._supervising.values(), return_exceptions=True)
         for member in self.members.values():
             member.send(signal.SIGKILL)
         for member in self.members.values():
@@ -237,6 +249,11 @@ class Cluster:
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
         """Sends a signal to a process; where that ends it, it is started again at once."""
         self.members[name].send(number)
+
+    def end(self, name: str) -> None:
+        """Kills a process for good."""
+        self._supervising[name].cancel()
+        self.kill(name)
 
     def freeze(self, name: str) -> None:
         """Stops a process (SIGSTOP): it hangs, and its connections stay open."""
@@ -253,13 +270,17 @@ class Cluster:
 
     # What is seen.
 
+    def admin(self, gateway: int = 0) -> admin_pb2_grpc.AdminServiceAsyncStub:
+        """A gateway's admin API."""
+        return admin_pb2_grpc.AdminServiceStub(self._channels[gateway])
+
     async def status(self, gateway: int = 0, seconds: float = 5.0) -> admin_pb2.GetStatusResponse:
         """Asks a gateway's admin API how things are. Raises grpc.aio.AioRpcError."""
-        stub: admin_pb2_grpc.AdminServiceAsyncStub = admin_pb2_grpc.AdminServiceStub(self._channels[gateway])
-        return await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=seconds, wait_for_ready=True)
+        return await self.admin(gateway).GetStatus(admin_pb2.GetStatusRequest(), timeout=seconds, wait_for_ready=True)
 
-    async def wait_until_ready(self, seconds: float = START_SECONDS) -> None:
-        """Waits until every gateway takes requests and every replica takes steps. Raises ClusterError."""
+    async def wait_until_ready(self, seconds: float = START_SECONDS, num_replicas: int = 0) -> None:
+        """Waits until every gateway takes requests and so many replicas (0: all) take steps. Raises ClusterError."""
+        num_replicas = num_replicas or len(self._replicas)
         deadline = time.monotonic() + seconds
         told = "nothing answered"
         while time.monotonic() < deadline:
@@ -268,7 +289,7 @@ class Cluster:
             except grpc.aio.AioRpcError as error:
                 told = str(error.details())
             else:
-                if all(_is_ready(status, self._num_workers) for status in statuses):
+                if all(_is_ready(status, num_replicas) for status in statuses):
                     return
                 told = "\n".join(map(str, statuses))
             self.check()
@@ -296,9 +317,15 @@ class Cluster:
         return self.members[name].log
 
 
-def _is_ready(status: admin_pb2.GetStatusResponse, num_workers: int) -> bool:
+def _is_ready(status: admin_pb2.GetStatusResponse, num_replicas: int) -> bool:
     replicas = status.scheduler.replicas
-    return status.gateway.ready and sum(replica.ready for replica in replicas) == num_workers
+    return status.gateway.ready and sum(replica.ready for replica in replicas) == num_replicas
+
+
+def name_workers(replica_sizes: Sequence[int]) -> list[list[str]]:
+    """Names the workers of each replica by their ranks."""
+    numbers = itertools.count()
+    return [[f"{'rank' if size > 1 else 'worker'}-{next(numbers)}" for _ in range(size)] for size in replica_sizes]
 
 
 def choose_ports(number: int) -> list[int]:

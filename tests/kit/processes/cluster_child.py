@@ -2,6 +2,7 @@
 
 Unlike `blockyard.local.child` it is killed when its parent dies: a frozen process does not heed SIGTERM. With token
 ids in BLOCKYARD_TEST_POISON, separated by commas, a worker kills itself when it is to compute a prompt that begins so.
+A worker does to itself what signals say: see `tests.kit.chaos.rank_faults`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from blockyard.local.child import die_with_parent
+from tests.kit.chaos.rank_faults import obey_signals
 
 if TYPE_CHECKING:
     from worker_service.step import Step, StepResult
@@ -39,8 +41,10 @@ def main() -> None:
     parent_pid, module, *flags = sys.argv[1:]
     die_with_parent(int(parent_pid), signal.SIGKILL)
     sys.argv = [module, *flags]
-    if module == "worker_service" and (poison := os.environ.get(POISON_VARIABLE)):
-        die_of([int(token_id) for token_id in poison.split(",")])
+    if module == "worker_service":
+        obey_signals()
+        if poison := os.environ.get(POISON_VARIABLE):
+            die_of([int(token_id) for token_id in poison.split(",")])
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

@@ -6,9 +6,10 @@ import pytest
 
 from blockyard.service import faults
 from tests.kit.chaos.chaos_requests import KINDS, SHARED_PREFIX_LENGTH, make_requests
-from tests.kit.chaos.fault_schedule import KINDS_OF, MIN_REST_SECONDS, Kind, Rates, make_schedule
+from tests.kit.chaos.fault_schedule import KINDS_OF, MIN_REST_SECONDS, POINTS, Kind, Rates, make_schedule
 
-NAMES = ["worker-0", "worker-1", "scheduler", "gateway-0", "gateway-1"]
+OTHERS = ["scheduler", "gateway-0", "gateway-1"]
+NAMES = ["worker-0", "worker-1", *OTHERS]
 
 
 def test_a_schedule_is_a_function_of_its_seed() -> None:
@@ -18,15 +19,15 @@ def test_a_schedule_is_a_function_of_its_seed() -> None:
     assert make_schedule(1, 50, NAMES, Rates()) == [strike for strike in schedules[0] if strike.at_seconds < 50]
 
 
-def test_every_member_is_struck_in_every_way() -> None:
-    strikes = make_schedule(3, 2000, NAMES, Rates())
-    roles = {name: name.partition("-")[0] for name in NAMES}
+@pytest.mark.parametrize("names", [NAMES, ["rank-0", "rank-1", *OTHERS]])
+def test_every_member_is_struck_in_every_way(names: list[str]) -> None:
+    strikes = make_schedule(3, 3000, names, Rates())
+    roles = {name: name.partition("-")[0] for name in names}
     assert {(strike.kind, strike.name) for strike in strikes} == {
-        (kind, name) for name in NAMES for kind in KINDS_OF[roles[name]]
+        (kind, name) for name in names for kind in KINDS_OF[roles[name]]
     }
     points = {fault.point for strike in strikes for fault in faults.parse(strike.armed)}
-    # Workers that are a whole replica form no groups.
-    assert points == {point for point in faults.POINTS if not point.startswith("group.")}
+    assert points == {point for role in roles.values() for point in POINTS.get(role, ())}
 
 
 def test_a_member_rests_after_a_strike() -> None:
