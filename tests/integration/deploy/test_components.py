@@ -175,14 +175,17 @@ def worker_of(overlay: str) -> tuple[Manifests, dict[str, Any]]:
     return rendered, rendered.container("worker")
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=needs_kubectl) for name in ("gpu", "gpu-tp")])
-def test_a_gpu_worker_has_a_gpu(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "num_gpus"),
+    [pytest.param(*each, marks=needs_kubectl) for each in (("gpu", 1), ("gpu-tp", 1), ("gpu-nvlink", 4))],
+)
+def test_a_gpu_worker_has_a_gpu(name: str, num_gpus: int) -> None:
     rendered, worker = worker_of(name)
-    assert worker["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert worker["resources"]["limits"]["nvidia.com/gpu"] == str(num_gpus)
     scheduler = rendered.configured(rendered.container("scheduler"))
     assert scheduler["BLOCKYARD_DEVICE"] == "cuda"
     gibibytes = int(worker["resources"]["limits"]["memory"].removesuffix("Gi"))
-    assert gibibytes > int(scheduler["BLOCKYARD_SWAP_SPACE_GIB"])
+    assert gibibytes > num_gpus * int(scheduler["BLOCKYARD_SWAP_SPACE_GIB"])
 
 
 @pytest.mark.parametrize("name", [pytest.param("cpu", marks=needs_kubectl)])
@@ -209,6 +212,23 @@ def test_half_a_group_is_told(name: str) -> None:
         (f"{pod}.containers.0.env.0.valueFrom.fieldRef.fieldPath", "metadata.name"),
         (f"{pod}.containers.0.envFrom", None),
         (f"{pod}.volumes.{shared}.emptyDir.medium", None),
+    )
+    assert not list(makes_whole_groups(rendered))
+    for path, value in wrong:
+        assert list(makes_whole_groups(rendered.changed("StatefulSet", "blockyard-worker", path, value))), path
+
+
+@pytest.mark.parametrize("name", [pytest.param("gpu-nvlink", marks=needs_kubectl)])
+def test_half_a_pod_of_workers_is_told(name: str) -> None:
+    rendered, _ = worker_of(name)
+    container = "spec.template.spec.containers.0"
+    wrong: tuple[tuple[str, Any], ...] = (
+        (f"{container}.args.3", "--num-workers=6"),
+        (f"{container}.args.4", "--worker-address=0.0.0.0:50088"),
+        (f"{container}.resources.limits.nvidia~com/gpu", "1"),
+        (f"{container}.env.0.valueFrom.fieldRef.fieldPath", "metadata.uid"),
+        (f"{container}.envFrom", None),
+        (f"{container}.volumeMounts.0", {"name": "tmp", "mountPath": "/dev/shm"}),
     )
     assert not list(makes_whole_groups(rendered))
     for path, value in wrong:

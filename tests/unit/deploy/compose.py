@@ -10,7 +10,7 @@ import yaml
 
 ROOT = Path(__file__).parents[3]
 # Those that serve, with the workers of each.
-WORKERS = {"cpu": ("worker",), "gpu": ("worker",), "tp2": ("worker-0", "worker-1")}
+WORKERS = {"cpu": ("worker",), "gpu": ("worker",), "gpu-tp2": ("worker",), "tp2": ("worker-0", "worker-1")}
 PROFILES = (*WORKERS, "monitoring")
 
 

@@ -216,10 +216,17 @@ def listens_where_it_is_looked_for(manifests: Manifests) -> Iterator[str]:
         if not manifests.ports(service).get(port) == listens == default:
             yield f"{service}: {port} is not {listens} or not {default}: {manifests.ports(service)}"
     for service, behind in (("gateway", "scheduler"), ("scheduler", "worker")):
-        port = manifests.ports(behind).get(f"grpc-{behind}")
+        first = manifests.ports(behind).get(f"grpc-{behind}", -1)
         target = option_of(manifests.container(service)["args"], f"{behind}_address")
-        if target != f"blockyard-{behind}:{port}" or f"blockyard-{behind}" not in services:
+        ports = range(first, first + (_num_workers(manifests) if behind == "worker" else 1))
+        if target != ",".join(f"blockyard-{behind}:{port}" for port in ports) or f"blockyard-{behind}" not in services:
             yield f"{service}: looks for its {behind} at {target}"
+
+
+def _num_workers(manifests: Manifests) -> int:
+    """The workers of a pod."""
+    told = [argument for argument in manifests.container("worker")["args"] if argument.startswith("--num-workers=")]
+    return int(told[0].partition("=")[2]) if told else 1
 
 
 def _listeners(manifests: Manifests) -> Iterator[tuple[str, str, int, int]]:
@@ -231,7 +238,10 @@ def _listeners(manifests: Manifests) -> Iterator[tuple[str, str, int, int]]:
     defaults = CONFIGURATIONS["scheduler"][1]().service
     for service, default in (("scheduler", defaults.scheduler_address), ("worker", defaults.worker_address)):
         host, _, port = option_of(args[service], f"{service}_address").rpartition(":")
-        yield service, f"grpc-{service}", int(port) if host == "0.0.0.0" else -1, int(default.rpartition(":")[2])
+        listens = int(port) if host == "0.0.0.0" else -1
+        # Where workers listen side by side, behind one another's ports, no default has room for them.
+        has_default = service != "worker" or _num_workers(manifests) == 1
+        yield service, f"grpc-{service}", listens, int(default.rpartition(":")[2]) if has_default else listens
     for service in args:
         health = option_of(args[service], f"{service}_health_port")
         yield service, "grpc-health", health, health

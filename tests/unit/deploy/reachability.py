@@ -21,6 +21,8 @@ OWN_NAMESPACE = "blockyard"
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 Arrow = tuple[str, str, str]
 METRICS_PORTS = (50054, 50062, 50072)
+# A worker's, and of a pod that has several the first and the last that a policy lets through, and those beside them.
+WORKER_PORTS = (50070, 50079, 50080, 50087, 50088)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,11 @@ def _is_meant(rule_peer: dict[str, Any], peer: Peer) -> bool:
 
 
 def _lets(rule: dict[str, Any], key: str, peer: Peer, port: str) -> bool:
-    ports = [f"{item['port']}/{item.get('protocol', 'TCP')}" for item in rule.get("ports", [])]
+    ports = [
+        f"{number}/{item.get('protocol', 'TCP')}"
+        for item in rule.get("ports", [])
+        for number in range(item["port"], item.get("endPort", item["port"]) + 1)
+    ]
     peers = rule.get(key, [])
     return (not ports or port in ports) and (not peers or any(_is_meant(item, peer) for item in peers))
 
@@ -114,7 +120,11 @@ def arrows(manifests: Manifests) -> set[Arrow]:
     policies = list(manifests.of_kind("NetworkPolicy").values())
     ours = [Peer(service, manifests.labels(service)) for service in manifests.workloads]
     numbers = {port for service in manifests.workloads for port in manifests.ports(service).values()}
-    ports = [*(f"{number}/TCP" for number in {*numbers, *METRICS_PORTS, 22, 53, 443, 4317, 9999}), "53/UDP", "443/UDP"]
+    ports = [
+        *(f"{number}/TCP" for number in {*numbers, *METRICS_PORTS, *WORKER_PORTS, 22, 53, 443, 4317, 9999}),
+        "53/UDP",
+        "443/UDP",
+    ]
     everybody = [*ours, *OTHERS]
     return {
         (source.name, target.name, port)
@@ -147,9 +157,10 @@ ADDED = {
         ["worker"],
         ["worker"],
         *(f"{port}/TCP" for port in (22, 53, 443, 4317, 9999)),
-        *(f"{port}/TCP" for port in (50051, 8000, 50052, 50053, 50060, 50061, 50070, 50071, *METRICS_PORTS)),
+        *(f"{port}/TCP" for port in (50051, 8000, 50052, 50053, 50060, 50061, 50071, *METRICS_PORTS, *WORKER_PORTS)),
         *("53/UDP", "443/UDP"),
     ),
+    "gpu-nvlink": between(["scheduler"], ["worker"], "50080/TCP", "50087/TCP"),
     "monitoring": {
         ("prometheus", "gateway", "50054/TCP"),
         ("prometheus", "scheduler", "50062/TCP"),

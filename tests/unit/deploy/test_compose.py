@@ -21,6 +21,8 @@ from tests.unit.deploy.compose import (
     services_of,
 )
 from tests.unit.deploy.services import CONFIGURATIONS, option_of
+from worker_service.config import WorkerConfiguration
+from worker_service.processes import divide
 
 SERVING = [(profile, name) for profile in WORKERS for name in (*WORKERS[profile], "scheduler", "gateway")]
 ALL = [*SERVING, ("monitoring", "prometheus")]
@@ -111,13 +113,22 @@ def test_only_the_gateway_is_published_and_only_on_this_machine(profile: str) ->
     assert services["gateway"]["ports"] == [f"127.0.0.1:{port}:{port}" for port in ports]
 
 
+def addresses_of(worker: dict[str, Any]) -> list[str]:
+    """Where the workers of a container listen."""
+    flags = vars(make_parser(WorkerConfiguration, "worker_service", "").parse_args(worker["command"][3:]))
+    settings = resolve(WorkerConfiguration, flags, environment={}).worker
+    several = divide(settings) if settings.num_workers > 1 else [settings]
+    return [each.worker_address for each in several]
+
+
 @pytest.mark.parametrize("profile", WORKERS)
 def test_the_services_find_one_another(profile: str) -> None:
     services = services_of(profile)
     scheduler, gateway = (services[name]["command"] for name in ("scheduler", "gateway"))
-    listens = [option_of(services[name]["command"], "worker_address") for name in WORKERS[profile]]
-    named = [address.replace("0.0.0.0", name) for address, name in zip(listens, WORKERS[profile], strict=True)]
-    assert option_of(scheduler, "worker_address") == "+".join(named)
+    listens = [
+        address.replace("0.0.0.0", name) for name in WORKERS[profile] for address in addresses_of(services[name])
+    ]
+    assert option_of(scheduler, "worker_address") == "+".join(listens)
     assert option_of(gateway, "scheduler_address") == option_of(scheduler, "scheduler_address").replace(
         "0.0.0.0", "scheduler"
     )
@@ -135,11 +146,20 @@ def test_two_workers_are_one_replica() -> None:
     assert services["worker-0"] == services["worker-1"]
 
 
-def test_a_gpu_is_reserved_where_it_is_used() -> None:
-    (device,) = services_of("gpu")["worker"]["deploy"]["resources"]["reservations"]["devices"]
-    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
-    devices = {profile: services_of(profile)["scheduler"]["environment"] for profile in ("cpu", "gpu")}
-    assert devices == {"cpu": {"BLOCKYARD_DEVICE": "cpu"}, "gpu": {"BLOCKYARD_DEVICE": "cuda"}}
+def test_two_workers_of_one_container_are_one_replica() -> None:
+    services = services_of("gpu-tp2")
+    assert option_of(services["scheduler"]["command"], "tensor_parallel_size") == 2
+    assert option_of(services["worker"]["command"], "num_workers") == 2
+    assert option_of(services["worker"]["command"], "worker_group_host") == "127.0.0.1"
+    assert services["worker"]["shm_size"] == "8gb"
+
+
+@pytest.mark.parametrize(("profile", "count"), [("gpu", 1), ("gpu-tp2", 2)])
+def test_a_gpu_is_reserved_where_it_is_used(profile: str, count: int) -> None:
+    (device,) = services_of(profile)["worker"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": count, "capabilities": ["gpu"]}
+    devices = [services_of(each)["scheduler"]["environment"] for each in ("cpu", profile)]
+    assert devices == [{"BLOCKYARD_DEVICE": "cpu"}, {"BLOCKYARD_DEVICE": "cuda"}]
 
 
 def test_each_device_has_its_own_build_of_torch() -> None:

@@ -139,6 +139,7 @@ METRICS = By("tests/integration/test_metrics.py::test_what_is_told_is_what_happe
 SECURITY = "tests/unit/docs/test_security_guide.py::"
 COMPOSE = "tests/e2e/containers/test_compose.py::"
 EXAMPLES = By("tests/e2e/test_examples.py::test_a_text_streams")
+RENDERED = By("tests/integration/deploy/test_rendered.py::test_what_is_rendered_keeps_to_every_rule")
 KUBECTL = By("tests/integration/deploy/test_kubernetes_guide.py::test_what_its_commands_name_exists")
 
 ADDED_MODEL = By("tests/kernels/test_add_a_model_guide.py::test_what_it_says_comes")
@@ -265,9 +266,8 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
         "COMPOSE_PROFILES=tp2 docker compose up --build --detach": NotRun(
             "it is the profile `cpu` with other flags, which tests/unit/deploy/test_compose.py looks at"
         ),
-        "kubectl apply --kustomize k8s/overlays/gpu-tp": By(
-            "tests/integration/deploy/test_rendered.py::test_what_is_rendered_keeps_to_every_rule"
-        ),
+        "kubectl apply --kustomize k8s/overlays/gpu-tp": RENDERED,
+        "kubectl apply --kustomize k8s/overlays/gpu-nvlink": RENDERED,
     },
     "docs/guides/playground.md": {"curl http://127.0.0.1:8000/status": AT_SERVICES},
     "docs/guides/restart.md": {
