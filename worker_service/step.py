@@ -178,6 +178,8 @@ class StepTimes:
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
     begun_at: float = 0.0
+    stage_wait_seconds: float = 0.0
+    """For the rows of the stage before; no part of the forward pass."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import math
 import re
 import threading
 import time
+from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ log = EventLogger(__name__)
 
 # What an operation gets that begins at the last moment.
 MIN_SECONDS = 0.001
+# Sends that may be on their way together: a stage runs on to its next steps while the one behind it is busy.
+MAX_QUEUED_SENDS = 4
 
 
 class GroupLifetime:
@@ -38,10 +41,14 @@ class GroupLifetime:
         # A thread that aborts may hold it already: where the collector runs finalizers.
         self._lock = threading.RLock()
         self._groups: list[Any] = []
+        # Each send with its rows, which stay until then; it holds the group's connections too.
+        self._sends: deque[tuple[Any, Any]] = deque()
         self.is_in_operation = False
         self._is_suspended = False
         self._deadline = math.inf
         self.problem = ""
+        self.waited_seconds = 0.0
+        """How long the work that runs has waited for the stage before."""
 
     def own(self, group: Any) -> int:
         """Takes a process group over, of which the caller keeps no reference, and returns its place."""
@@ -66,6 +73,7 @@ class GroupLifetime:
             if self._is_suspended:
                 raise BlockyardError(Reason.GROUP_BROKEN, "the epoch of the group is over")
             self._deadline = time.monotonic() + seconds
+            self.waited_seconds = 0.0
         try:
             yield
         finally:
@@ -106,6 +114,11 @@ class GroupLifetime:
             self._release()
             self.require_whole()
 
+    def queue(self, work: Any, rows: Any) -> Any | None:
+        """Takes a send that has begun, in an operation, and returns the one to wait for where there are many."""
+        self._sends.append((work, rows))
+        return self._sends.popleft()[0] if len(self._sends) > MAX_QUEUED_SENDS else None
+
     def require_whole(self) -> None:
         """Raises BlockyardError GROUP_BROKEN once the group is of no use."""
         if self.problem:
@@ -130,7 +143,9 @@ class GroupLifetime:
             if self.is_in_operation:
                 return
             groups, self._groups = self._groups, []
+            sends, self._sends = self._sends, deque()
         # Outside of the lock, since it takes milliseconds.
+        sends.clear()
         groups.clear()
 
 

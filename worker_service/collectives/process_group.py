@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -74,13 +75,20 @@ class ProcessGroupCollectives(GatheringCollectives):
 
     def send(self, rows: Tensor, rank: int) -> None:
         """See Collectives."""
-        mine, timeout = _bytes(rows.contiguous()), self._timeout()
-        self._lifetime.run(self._place, lambda group: group.send([mine], rank, 0).wait(timeout))
+        mine, timeout = _bytes(rows.clone(memory_format=torch.contiguous_format)), self._timeout()
+
+        def begin(group: Any) -> None:
+            oldest = self._lifetime.queue(group.send([mine], rank, 0), mine)
+            if oldest is not None:
+                oldest.wait(timeout)
+
+        self._lifetime.run(self._place, begin)
 
     def receive(self, rows: Tensor, rank: int) -> None:
         """See Collectives. `rows` is contiguous."""
-        theirs, timeout = _bytes(rows), self._timeout()
+        theirs, timeout, begin = _bytes(rows), self._timeout(), time.perf_counter()
         self._lifetime.run(self._place, lambda group: group.recv([theirs], rank, 0).wait(timeout))
+        self._lifetime.waited_seconds += time.perf_counter() - begin
 
 
 def _bytes(rows: Tensor) -> Tensor:

@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from worker_service.set_up import CacheFacts, SetUp, State
     from worker_service.step import Step, StepResult
 
-PHASES = ("queue", "cache_operations", "forward", "sample")
+PHASES = ("queue", "cache_operations", "forward", "sample", "stage_wait")
 
 STEP_SECONDS = histogram(
     "blockyard_worker_step_seconds",
     "A step by phase: `queue` is from its arrival to its start, behind the step before it; `cache_operations` are swaps"
-    " and copies; `forward` has the preparation of its inputs; `sample` chooses tokens.",
+    " and copies; `forward` has the preparation of its inputs; `sample` chooses tokens; of a stage"
+    " behind another, `stage_wait` waits for its rows.",
     geometric(20e-6, 10),
     "phase",
 )
@@ -45,7 +46,7 @@ class WorkerMetrics:
     def __init__(self) -> None:
         self.registry = registry = Registry("worker", CATALOGUE)
         phases = (registry.histogram(STEP_SECONDS, phase) for phase in PHASES)
-        self._queue, self._cache_operations, self._forward, self._sample = phases
+        self._queue, self._cache_operations, self._forward, self._sample, self._stage_wait = phases
         self._steps = registry.counter(STEPS)
         self._refused = registry.counter(REFUSED_STEPS)
         self._computed = registry.counter(COMPUTED_TOKENS)
@@ -66,6 +67,7 @@ class WorkerMetrics:
         self._cache_operations.observe(times.cache_operations_seconds)
         self._forward.observe(times.forward_seconds)
         self._sample.observe(times.sample_seconds)
+        self._stage_wait.observe(times.stage_wait_seconds)
         self._steps.add()
         self._computed.add(count=int(step.num_new_tokens.sum()))
         self._sampled.add(count=len(result.token_ids))

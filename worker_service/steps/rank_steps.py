@@ -66,6 +66,8 @@ class RankSteps:
             result = execute()
             # An operation that was aborted may have left anything in its buffers, and said nothing.
             lifetime.require_whole()
+            result.times.forward_seconds -= lifetime.waited_seconds
+            result.times.stage_wait_seconds = lifetime.waited_seconds
         return self._as_rank(step, result)
 
     def on_inputs(self, step: Step, forward_batch: ForwardBatch) -> None:

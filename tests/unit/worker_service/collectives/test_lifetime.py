@@ -13,7 +13,7 @@ from torch._C import _distributed_c10d as c10d
 from blockyard.errors import BlockyardError, Reason
 from tests.kit.waiting import wait_until
 from tests.unit.worker_service.collectives.ranks import all_ranks, begun, gloo_groups, make_collectives
-from worker_service.collectives.lifetime import GroupLifetime
+from worker_service.collectives.lifetime import MAX_QUEUED_SENDS, GroupLifetime
 from worker_service.collectives.nccl import abort_nccl, find_interface, join_nccl
 from worker_service.parallel import Parallel
 
@@ -80,6 +80,40 @@ def test_an_abort_during_an_operation_ends_the_group_behind_it() -> None:
     thread.join(SECONDS)
     assert errors.get().message == "a test"
     assert error_of(second.world).reason is Reason.GROUP_BROKEN
+
+
+def test_a_stage_goes_on_before_its_rows_are_received() -> None:
+    first, second = gloo_groups(1, 2)
+    sent = torch.arange(5.0).view(1, 5)
+    for number in range(MAX_QUEUED_SENDS):
+        first.send(sent + number)
+    sent.zero_()
+    received = torch.empty(1, 5)
+    for number in range(MAX_QUEUED_SENDS):
+        second.receive(received)
+        assert received.tolist() == [[number + place for place in range(5)]]
+
+
+def test_rows_that_nobody_receives_hold_up_neither_the_group_nor_its_end() -> None:
+    first, second = gloo_groups(1, 2)
+    for _ in range(MAX_QUEUED_SENDS):
+        first.send(torch.ones(1, 1 << 20))
+    with first.lifetime.work(0.05), pytest.raises(BlockyardError, match="Timed out"):
+        first.send(torch.ones(1, 1))
+    with pytest.raises(BlockyardError):
+        second.receive(torch.ones(1, 1))
+
+
+def test_it_is_known_how_long_a_stage_waits() -> None:
+    first, second = gloo_groups(1, 2)
+    with second.lifetime.work(SECONDS):
+        thread = begun(lambda: second.receive(torch.empty(1, 1)))
+        wait_until(lambda: second.lifetime.is_in_operation)
+        first.send(torch.ones(1, 1))
+        thread.join(SECONDS)
+        assert second.lifetime.waited_seconds > 0
+    with second.lifetime.work(SECONDS):
+        assert second.lifetime.waited_seconds == 0
 
 
 def test_work_does_not_begin_in_a_group_whose_epoch_is_over() -> None:

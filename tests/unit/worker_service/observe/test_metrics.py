@@ -75,11 +75,11 @@ async def test_calls_are_counted(worker: WorkerDriver) -> None:
 def test_the_phases_are_those_of_the_answer() -> None:
     metrics = WorkerMetrics()
     step = Step(1, 1, num_new_tokens=np.array([1, 7, 0], np.int64))
-    metrics.on_step(step, StepResult(1, 1, token_ids=(5, 6), times=StepTimes(0.1, 0.02, 0.003, 0.0004)))
+    metrics.on_step(step, StepResult(1, 1, token_ids=(5, 6), times=StepTimes(0.1, 0.02, 0.003, 0.0004, 0.0, 5e-5)))
     metrics.on_step(step, StepResult(1, 2, refusal=BlockyardError(Reason.WRONG_STATE, "no"), times=StepTimes(9.0)))
     seen = Scrape.of(metrics.registry)
     told = {phase: seen.sum("blockyard_worker_step_seconds_sum", phase=phase) for phase in PHASES}
-    assert told == {"queue": 0.1, "cache_operations": 0.02, "forward": 0.003, "sample": 0.0004}
+    assert told == {"queue": 0.1, "cache_operations": 0.02, "forward": 0.003, "sample": 0.0004, "stage_wait": 5e-5}
     assert seen.sum("blockyard_worker_computed_tokens_total") == 8
     assert seen.sum("blockyard_worker_sampled_tokens_total") == 2
     assert seen.sum("blockyard_worker_refused_steps_total") == seen.sum("blockyard_worker_steps_total") == 1
