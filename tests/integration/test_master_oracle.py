@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 # Of 8 heads and 2 KV heads, so that four ranks hold each KV head twice.
 MODEL = "qwen3"
 COMMON = ("--dtype", "bfloat16", "--block-size", "16", "--max-model-len", "256", "--max-num-seqs", "64")
-FEW_BLOCKS = ("--num-device-blocks", "80", "--debug-integrity")
 SWAPPED = ("num_swapped_out_blocks", "num_swapped_in_blocks")
+# 32 requests with 64 sequences want about 450 blocks of 16 tokens.
+FEW_BLOCKS = ("--num-device-blocks", "80", "--debug-integrity")
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,19 @@ class Way:
 
     flags: tuple[str, ...] = ()
     happens: tuple[str, ...] = ()
+    num_requests: int = 32
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
 
 
-# 32 requests with 64 sequences want about 450 blocks of 16 tokens. "everything" swaps while the host has room, which is
-# not for long. Left to choose, the scheduler goes by what it measures.
+# Swaps while the host has room, which is not for long. Left to choose, the scheduler goes by what it measures.
 EVERYTHING = Way(
-    (*FEW_BLOCKS, "--num-host-blocks", "8", "--preemption-mode", "swap", "--max-prefill-chunk", "16"),
+    (
+        *("--num-device-blocks", "32", "--num-host-blocks", "6", "--preemption-mode", "swap"),
+        *("--max-prefill-chunk", "16", "--debug-integrity"),
+    ),
     (*SWAPPED, "num_recomputed_sequences"),
+    num_requests=16,
 )
 WAYS = {
     "batched": Way(),
@@ -52,6 +58,8 @@ WAYS = {
     "everything": EVERYTHING,
     "everything on 2 ranks": replace(EVERYTHING, tensor_parallel_size=2),
     "everything on 4 ranks": replace(EVERYTHING, tensor_parallel_size=4),
+    "everything in 2 stages": replace(EVERYTHING, pipeline_parallel_size=2),
+    "everything in 2 stages of 2 ranks": replace(EVERYTHING, tensor_parallel_size=2, pipeline_parallel_size=2),
 }
 # A process, a thread.
 OURS = ("--cpu-kernels", BEST, "--num-threads", "1")
@@ -88,19 +96,19 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_any_way_gives_the_answers_of_running_alone(way: Way, alone: list[Answer], tmp_path: Path) -> None:
-    replica = System(
-        tiny_model(MODEL), tmp_path, [*COMMON, *way.flags], OURS, tensor_parallel_size=way.tensor_parallel_size
-    )
+    sizes = {"tensor_parallel_size": way.tensor_parallel_size, "pipeline_parallel_size": way.pipeline_parallel_size}
+    replica = System(tiny_model(MODEL), tmp_path, [*COMMON, *way.flags], OURS, **sizes)
     with replica as system:
-        answers = asyncio.run(run(system.grpc_target, make_specs(VOCAB_SIZE), concurrent=True))
+        specs = make_specs(VOCAB_SIZE, way.num_requests)
+        answers = asyncio.run(run(system.grpc_target, specs, concurrent=True))
         status = scheduler_status(system).replicas[0]
-    assert_same(answers, alone)
+    assert_same(answers, alone[: way.num_requests])
     # The proof that it did happen.
     assert [worker.world_size for worker in status.workers] == [len(system.workers)] * len(system.workers)
     for counter in ("num_cached_tokens", "num_copied_blocks", *way.happens):
         assert getattr(status, counter) > 0, counter
     if "--max-prefill-chunk" in way.flags:
-        assert status.num_prefill_pieces > 2 * len(answers)
+        assert status.num_prefill_pieces > 2 * way.num_requests
     assert status.device_blocks.num_free_blocks == status.device_blocks.num_blocks
     assert status.host_blocks.num_free_blocks == status.host_blocks.num_blocks
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -31,8 +31,6 @@ class RanksExecutor:
         stages = [ThreadMeeting(tensor_size) for _ in range(pipeline_size)] if pipeline_size > 1 else [world]
         self._meetings = {world, *stages}
         self._pool = ThreadPoolExecutor(world.size)
-        self.takes_ids = pipeline_size > 1
-        """Whether a step brings the ids that the one before sampled."""
         self.ranks: list[StepExecutor] = []
         places = [collectives for stage in stages for collectives in stage.make_collectives()]
         for rank, (everybody, neighbours) in enumerate(zip(world.make_collectives(), places, strict=True)):
@@ -41,11 +39,6 @@ class RanksExecutor:
             self.ranks.append(make_rank(parallel, RankSteps(parallel, lambda _epoch, group=group: group)))
             if parallel.is_sampling_rank:
                 self._sampling_rank = rank
-
-    @property
-    def batch(self) -> Any:
-        """The rows of the sampling rank."""
-        return self.ranks[self._sampling_rank].batch
 
     def begin_epoch(self, epoch: int) -> None:
         """Begins an epoch at every rank."""

@@ -20,7 +20,6 @@ from worker_service.models.loader import load_model
 from worker_service.step import BlockPairs, Fork, NewSequence, SamplingParams, Step
 
 if TYPE_CHECKING:
-    from tests.unit.worker_service.ranks_executor import RanksExecutor
     from worker_service.models.loader import LoadedModel
     from worker_service.step import PromptLogprobs, StepResult
     from worker_service.steps.step_executor import StepExecutor
@@ -56,8 +55,6 @@ class Live:
     computed: int = 0
     table: list[int] = field(default_factory=list)
     host: list[int] = field(default_factory=list)
-    num_sent: int = 0
-    """Of the known ids, those that the worker has."""
     told: dict[tuple[str, int], Any] = field(default_factory=dict)
     """Log probabilities, by what they are of and the token's position. What is told again must be the same."""
 
@@ -106,10 +103,9 @@ def loaded(request: pytest.FixtureRequest) -> LoadedModel:
 class Chaos:
     """Schedules at random, but never against the rules."""
 
-    def __init__(self, executor: StepExecutor | RanksExecutor, seed: int) -> None:
+    def __init__(self, executor: StepExecutor, seed: int) -> None:
         self.random = random.Random(seed)
         self.executor = executor
-        self.takes_ids = getattr(executor, "takes_ids", False)
         self.device = list(range(1, NUM_DEVICE_BLOCKS))
         self.host = list(range(NUM_HOST_BLOCKS))
         self.step_id = 0
@@ -118,7 +114,6 @@ class Chaos:
 
     def execute(self, **fields: Any) -> StepResult:
         self.step_id += 1
-        fields["ids_from_scheduler"] = self.takes_ids and self.step_id == 1
         result = self.executor.execute(Step(self.epoch, self.step_id, **fields), 0.0)
         assert result.refusal is None, result.refusal
         assert not result.failures
@@ -161,12 +156,7 @@ class Chaos:
             piece = self.piece(one, fields)
             if piece:
                 scheduled.append((one, piece))
-        inputs = [one for one, _ in scheduled if self.takes_ids and one.num_sent < len(one.known)]
-        for one in inputs:
-            one.num_sent = len(one.known)
         result = self.execute(
-            input_sequence_ids=tuple(one.sequence_id for one in inputs),
-            input_token_ids=np.array([one.known[-1] for one in inputs], np.int64),
             new_sequences=tuple(fields["new"]),
             finished_sequence_ids=tuple(fields["finished"]),
             sequence_ids=tuple(one.sequence_id for one, _ in scheduled),
@@ -212,7 +202,6 @@ class Chaos:
         starts = not one.table
         one.table += grown
         if starts:
-            one.num_sent = len(one.known)
             fields["new"].append(new_of(one))
         elif not any(i == one.sequence_id for i, _ in fields["replaced"]):
             fields["appended"] += [(one.sequence_id, block) for block in grown]
