@@ -18,6 +18,7 @@ from blockyard.service.health import Heartbeat
 from blockyard.settings import SettingsError, make_parser, resolve, settings_of
 from tests.unit.deploy.exposure import has_files_that_are_mounted, routes_to_what_there_is, speaks_as_it_says
 from tests.unit.deploy.groups import makes_whole_groups
+from tests.unit.deploy.leader_worker_set import is_leader_worker_set
 from tests.unit.deploy.manifests import NAME_LABEL, ROOT, template_of
 from tests.unit.deploy.reachability import PROTOCOL, arrows, selects
 from tests.unit.deploy.services import CONFIGURATIONS, option_of
@@ -47,6 +48,7 @@ def is_valid(manifests: Manifests) -> Iterator[str]:
     """Kubernetes' own schema takes every built-in resource, and every field of it is known."""
     for item in manifests.resources:
         if item["kind"] == "LeaderWorkerSet":
+            yield from is_leader_worker_set(item)
             # Its pods are Kubernetes' own.
             built_in = {"apiVersion": "v1", "kind": "PodTemplate", "template": template_of(item)}
         elif item["apiVersion"].startswith(CUSTOM):
