@@ -87,6 +87,7 @@ bench: setup
 	$(BIN)/python benchmarks/groups/rank_cost.py --write
 	$(BIN)/python benchmarks/groups/group_cost.py --write
 	$(BIN)/python benchmarks/groups/rank_speed.py --write
+	$(BIN)/python benchmarks/groups/tree_cost.py --write
 	$(BIN)/python benchmarks/fleet.py --write
 	$(BIN)/python benchmarks/gateway/rate.py --write
 	$(BIN)/python benchmarks/gateway/open_streams.py --write
