@@ -59,7 +59,7 @@ class _RankStream:
 
 
 class GroupSteps:
-    """See `Steps`. `find_timeout`: how long the step that was scheduled last may take from its arrival on."""
+    """See `Steps`. `find_timeout`: how long ranks may take for the step that was scheduled last."""
 
     def __init__(
         self,
@@ -159,13 +159,14 @@ class GroupSteps:
 
     async def _find_cause(self) -> Exception:
         """The error to end the epoch with. The first is the cause, unless it tells of another rank's."""
-        try:
+        causes: list[_RankStream] = []
+        with suppress(TimeoutError):
             async with asyncio.timeout(CAUSE_SECONDS):
                 while not (causes := [rank for rank in self._ranks if rank.error and not _is_effect(rank.error)]):
+                    if all(rank.error for rank in self._ranks):
+                        break
                     await self._wait()
-        except TimeoutError:
-            causes = [rank for rank in self._ranks if rank.error]
-        rank = causes[0]
+        rank = next(rank for rank in causes or self._ranks if rank.error)
         assert rank.error is not None
         log.warning("a rank ended the epoch", epoch=self.epoch, rank=rank.rank, reason=str(rank.error))
         return rank.error

@@ -213,6 +213,16 @@ async def test_what_was_answered_before_a_rank_broke_still_counts() -> None:
             await group.receive()
 
 
+async def test_no_cause_is_waited_for_where_all_ranks_name_an_effect() -> None:
+    async with group_of(2) as group:
+        await group.send(1)
+        for call in group:
+            call.put(refusal(1, BROKEN))
+        with pytest.raises(BlockyardError) as caught:
+            await asyncio.wait_for(group.receive(), 20)
+        assert caught.value.reason is Reason.GROUP_BROKEN
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
