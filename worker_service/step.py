@@ -113,7 +113,7 @@ NO_PAIRS = BlockPairs()
 class Step:
     """The work of one step; worker.proto says what each field means, and in which order it is done.
 
-    `decode_error` says why it was too large to be read. `timeout_seconds` counts from its arrival.
+    `decode_error` says why it was too large to be read. `timeout_seconds` counts from when it begins.
     """
 
     epoch: int

@@ -165,7 +165,7 @@ class Engine:
         scheduler = self._prepare(cache)
         self.conduct.begin_epoch(self.replica.incarnations)
         limits = AnswerLimits(facts.vocab_size, facts.max_model_len, scheduler.config.max_rows)
-        steps = self.replica.open_steps(limits, lambda: self.step_loop.in_flight.seconds)
+        steps = self.replica.open_steps(limits, lambda: self.step_loop.in_flight.timeout_seconds)
         self.facts = facts
         self._set_readiness(Readiness(True))
         log.info(

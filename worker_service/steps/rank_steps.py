@@ -5,7 +5,6 @@ Used by the device thread alone. A world of one has none of this.
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -52,8 +51,8 @@ class RankSteps:
             raise BlockyardError(Reason.WRONG_STATE, "the ranks compute together from here on: form a group before")
         return group
 
-    def run(self, step: Step, arrival: float, execute: Callable[[], StepResult]) -> StepResult:
-        """Executes a step within its time, counted from its arrival, and makes its answer this rank's.
+    def run(self, step: Step, execute: Callable[[], StepResult]) -> StepResult:
+        """Executes a step within its time, which begins now, and makes its answer this rank's.
 
         Raises BlockyardError GROUP_BROKEN where the group was of no use before or after, and WRONG_STATE without one.
         """
@@ -62,7 +61,7 @@ class RankSteps:
         if step.step_id == 1 and self._parallel.pipeline_parallel_size > 1 and not step.ids_from_scheduler:
             raise BlockyardError(Reason.WRONG_STATE, "stages see no samples: their ids come from the scheduler")
         lifetime = self._group.lifetime
-        with lifetime.work(step.timeout_seconds - (time.perf_counter() - arrival)):
+        with lifetime.work(step.timeout_seconds):
             result = execute()
             # An operation that was aborted may have left anything in its buffers, and said nothing.
             lifetime.require_whole()

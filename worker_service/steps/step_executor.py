@@ -80,7 +80,7 @@ class StepExecutor:
         try:
             refusal = self._find_refusal(step)
             if refusal is None:
-                result = self._execute_as_rank(step, arrival, times)
+                result = self._execute_as_rank(step, times)
                 if self.recorder is not None:
                     self.recorder.record(step, begin, times)
                 return result
@@ -117,10 +117,10 @@ class StepExecutor:
                 self._ranks.on_refusal(refusal)
         return StepResult(step.epoch, step.step_id, refusal=refusal, times=times)
 
-    def _execute_as_rank(self, step: Step, arrival: float, times: StepTimes) -> StepResult:
+    def _execute_as_rank(self, step: Step, times: StepTimes) -> StepResult:
         if self._ranks is None:
             return self._execute(step, times)
-        return self._ranks.run(step, arrival, lambda: self._execute(step, times))
+        return self._ranks.run(step, lambda: self._execute(step, times))
 
     def _execute(self, step: Step, times: StepTimes) -> StepResult:
         """Executes a checked step, in this order."""

@@ -1129,8 +1129,8 @@ class ExecuteModelRequest(_message.Message):
 
     @_builtins.property
     def step_timeout(self) -> _duration_pb2.Duration:
-        """How long the step may take from its arrival on, while the ranks wait for each other. In worlds above 1; absent: an
-        hour.
+        """How long the step may take, from when this rank begins it, while the ranks wait for each other. In worlds above 1;
+        absent: an hour.
         """
 
     def __init__(

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # A watch that wakes so much too late was stopped itself, with its whole process or machine.
 _LATE_SECONDS = 0.5
+# What ranks get beyond a step's deadline.
+_RANKS_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +61,10 @@ class StepsInFlight:
         return {sequence_id for step in self._sent for sequence_id in step.output.sequence_ids}
 
     @property
-    def seconds(self) -> float:
-        """How long the step that was sent last may take, those before it included."""
-        return sum(step.seconds for step in self._sent)
+    def timeout_seconds(self) -> float:
+        """How long ranks may wait for each other in the step that was sent last: until it is missed here, and a little
+        longer, so that it is missed here first."""
+        return self._sent[-1].seconds + _RANKS_SECONDS
 
     def describe(self) -> list[tuple[int, int, int]]:
         """Returns the id, the sequences and the tokens of each step, oldest first."""

@@ -109,6 +109,13 @@ async def test_a_step_is_not_charged_for_those_before_it() -> None:
         await asyncio.wait_for(steps.watch(), 5)
 
 
+def test_ranks_give_a_step_up_a_little_later_than_it_is_missed_whatever_is_before_it() -> None:
+    steps = StepsInFlight(StepDeadline(10.0), lambda: 0.0)
+    for number in (1, 2):
+        steps.on_sent(step(number))
+        assert 10.0 < steps.timeout_seconds < 11.0
+
+
 async def test_a_watch_that_was_stopped_itself_waits_once_more() -> None:
     now = 0.0
     steps = StepsInFlight(StepDeadline(10.0), lambda: now)
