@@ -16,7 +16,7 @@ from blockyard.security.identity import InternalIdentity
 from blockyard.security.keys import KeyFileError
 from blockyard.service.call_metrics import CallCounter
 from blockyard.service.file_limit import raise_file_limit
-from blockyard.service.process import Monitoring, freeze_heap, run_process
+from blockyard.service.process import Monitoring, run_process, tune_collector
 from blockyard.service.servers import bind, make_server
 from blockyard.service.signals import on_stop_signal
 from blockyard.settings import SettingsError, load
@@ -217,7 +217,7 @@ async def serve(configuration: GatewayConfiguration) -> None:
     raise_file_limit()
     gateway = Server(configuration)
     await gateway.start()
-    freeze_heap()
+    tune_collector()
     try:
         await stopping.wait()
         hurry = asyncio.create_task(hurrying.wait())

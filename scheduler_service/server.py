@@ -10,7 +10,7 @@ from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.channels import INTERNAL_MESSAGE_BYTES
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from blockyard.service.call_metrics import CallCounter
-from blockyard.service.process import Monitoring, freeze_heap, run_process
+from blockyard.service.process import Monitoring, run_process, tune_collector
 from blockyard.service.servers import bind, make_server
 from blockyard.service.signals import on_stop_signal
 from blockyard.settings import SettingsError, load
@@ -104,7 +104,7 @@ async def serve(configuration: SchedulerConfiguration) -> None:
     on_stop_signal(stopping.set)
     server = Server(configuration)
     await server.start()
-    freeze_heap()
+    tune_collector()
     try:
         await server.run_until(stopping)
     finally:
