@@ -10,11 +10,9 @@ import re
 import shutil
 import signal
 import sys
-import time
 import urllib.parse
 import urllib.request
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 import pytest
 from google.protobuf import json_format
@@ -23,9 +21,9 @@ from blockyard import AsyncClient, Client
 from blockyard.admin.v1 import admin_pb2
 from blockyard.errors import BlockyardError, Reason
 from tests.e2e.containers.conftest import BASE_IMAGE
-from tests.kit.chaos.chaos_requests import TEXTS, ChaosRequest
-from tests.kit.oracles.answers import read_answer, run_alone
-from tests.kit.oracles.transcript import Transcript, difference
+from tests.e2e.containers.streams import Streams, make_requests
+from tests.kit.chaos.chaos_requests import TEXTS
+from tests.kit.oracles.answers import run_alone
 from tests.kit.processes.containers import BUILD_SECONDS, ROOT, now, wait_until
 
 if TYPE_CHECKING:
@@ -48,43 +46,6 @@ RUN install --directory --owner nobody /prometheus
 USER nobody
 ENTRYPOINT ["prometheus"]
 """
-# As many as the demo model's length allows: long enough to be struck in their midst.
-OPTIONS: Any = {"max_tokens": 960, "ignore_eos": True, "return_token_ids": True}
-
-
-@dataclass
-class Streams:
-    """Streams that run at once, each held against its undisturbed answer. Use as a context manager."""
-
-    client: AsyncClient
-    known: list[Known]
-    name: str
-    transcripts: list[Transcript] = field(default_factory=list)
-    ended_at: float = 0.0
-
-    async def __aenter__(self) -> Self:
-        self.transcripts = [Transcript() for _ in self.known]
-        self._reading = asyncio.gather(*(self._read(number) for number in range(len(self.known))))
-        async with asyncio.timeout(60):
-            while not all(transcript.num_tokens > 20 for transcript in self.transcripts):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        assert not self._reading.done(), "they ended before they could be struck"
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._reading.cancel()
-        await asyncio.gather(self._reading, return_exceptions=True)
-
-    async def _read(self, number: int) -> None:
-        transcript = self.transcripts[number]
-        await read_answer(self.client, self.known[number].request, f"{self.name}-{number}", transcript)
-
-    async def differences(self) -> list[str]:
-        """Waits for all ends; tells what is not as it was undisturbed."""
-        await self._reading
-        self.ended_at = time.time()
-        pairs = zip(self.transcripts, self.known, strict=True)
-        return [told for transcript, known in pairs if (told := difference(transcript, known.answer))]
 
 
 @pytest.fixture(scope="module")
@@ -126,11 +87,7 @@ def undisturbed() -> list[Known]:
 async def known(client: AsyncClient, undisturbed: list[Known]) -> list[Known]:
     """Requests, and what each was answered alone."""
     if not undisturbed:
-        requests = [
-            ChaosRequest(number, "seeded", TEXTS[number % len(TEXTS)], {**OPTIONS, "seed": number})
-            for number in range(NUM_STREAMS)
-        ]
-        undisturbed += await run_alone(client, requests)
+        undisturbed += await run_alone(client, make_requests(NUM_STREAMS))
     return undisturbed
 
 

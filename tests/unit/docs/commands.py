@@ -263,8 +263,8 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
         ".venv/bin/blockyard serve --tensor-parallel-size 2": SETTINGS,
         ".venv/bin/python -m worker_service …": SETTINGS,
         ".venv/bin/python -m scheduler_service …": SETTINGS,
-        "COMPOSE_PROFILES=tp2 docker compose up --build --detach": NotRun(
-            "it is the profile `cpu` with other flags, which tests/unit/deploy/test_compose.py looks at"
+        "COMPOSE_PROFILES=tp2 docker compose up --build --detach": By(
+            "tests/e2e/containers/test_ranks.py::test_two_ranks_answer_as_one_worker_and_outlive_each_other"
         ),
         "kubectl apply --kustomize k8s/overlays/gpu-tp": RENDERED,
         "kubectl apply --kustomize k8s/overlays/gpu-nvlink": RENDERED,
