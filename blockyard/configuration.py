@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from blockyard.parallel import ParallelSizes
 from blockyard.settings import option
 
 Positive = Annotated[int, Field(ge=1)]
@@ -270,7 +271,7 @@ def _check_power_of_two(size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class ParallelSettings:
+class ParallelSettings(ParallelSizes):
     """How many workers hold one copy of the model together. Read by the scheduler."""
 
     tensor_parallel_size: Annotated[int, Field(ge=1, le=8), AfterValidator(_check_power_of_two)] = option(
@@ -280,16 +281,6 @@ class ParallelSettings:
     pipeline_parallel_size: Annotated[int, Field(ge=1, le=64)] = option(
         1, "stages of a replica, each with a run of the layers; at most as many as the model has layers"
     )
-
-    @property
-    def world_size(self) -> int:
-        """The workers of a replica."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
-
-    @property
-    def num_virtual_engines(self) -> int:
-        """The steps that share the decodes: with several stages one more than these, which hides the way between."""
-        return self.pipeline_parallel_size + 1 if self.pipeline_parallel_size > 1 else 1
 
 
 @dataclass(frozen=True, slots=True)

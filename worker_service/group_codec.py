@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from blockyard.parallel import ALONE, Parallel
 from blockyard.worker.v1 import worker_pb2
 from worker_service.groups.joining import GroupRequest
-from worker_service.parallel import ALONE, Parallel
 
 if TYPE_CHECKING:
     from worker_service.groups.membership import GroupInfo

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason, Violation
+from blockyard.parallel import ALONE, Parallel
 from blockyard.telemetry import EventLogger
 from kernels.ops import BLOCK_SIZES, CaptureSizes
 from worker_service.batch.input_batch import BatchLimits, InputBatch
@@ -22,7 +23,6 @@ from worker_service.device import memory
 from worker_service.device.device import AllowedDevice, check_dtype, choose_device
 from worker_service.model_runner import ModelRunner
 from worker_service.models.determinism import determinism_id
-from worker_service.parallel import ALONE, Parallel
 from worker_service.steps.step_executor import StepExecutor
 
 if TYPE_CHECKING:

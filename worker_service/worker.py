@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason, invalid
 from blockyard.model_files import resolve_model
+from blockyard.parallel import ALONE, Parallel
 from blockyard.service import faults
 from blockyard.telemetry import EventLogger
 from worker_service.device import memory
@@ -20,9 +21,9 @@ from worker_service.device.device import ANY_DEVICE, AllowedDevice, check_dtype,
 from worker_service.device.thread import DeviceThread
 from worker_service.groups.membership import Membership, wrong_members, wrong_request
 from worker_service.models.loader import load_model
+from worker_service.models.parallel_sizes import wrong_parallel
 from worker_service.observe.metrics import WorkerMetrics
 from worker_service.observe.profiler import Profiler, choose_options
-from worker_service.parallel import ALONE, Parallel, wrong_parallel
 from worker_service.set_up import (
     SetUp,
     State,

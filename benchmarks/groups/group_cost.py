@@ -33,12 +33,12 @@ from torch._C import _distributed_c10d as c10d
 from benchmarks.kit import record
 from benchmarks.kit.figures import number, round_figures, spread_of
 from blockyard.errors import BlockyardError
+from blockyard.parallel import Parallel
 from blockyard.service.servers import internal_channel
 from tests.kit.processes.ranks import Ranks
 from tests.kit.processes.system import Service
 from worker_service.collectives.gloo import join_gloo
 from worker_service.collectives.lifetime import GroupLifetime
-from worker_service.parallel import Parallel
 
 ROW_BYTES = (2304, 8192, 65536)
 NUM_WARM_UP = 20

@@ -26,12 +26,12 @@ from blockyard.service import grpc_environment
 grpc_environment.prepare()
 
 from blockyard.model_files import model_digest, resolve_model
+from blockyard.parallel import ALONE, Parallel
 from blockyard.service.process import run_process
 from blockyard.settings import load
 from worker_service import server
 from worker_service.config import WorkerConfiguration
 from worker_service.device import memory
-from worker_service.parallel import ALONE, Parallel
 from worker_service.set_up import CacheFacts, DeviceChoice, SetUp
 from worker_service.step import Step, StepResult, StepTimes
 from worker_service.worker import Worker

@@ -47,8 +47,9 @@ if TYPE_CHECKING:
 
     from blockyard.google_rpc import status_pb2 as rpc_status_pb2
     from blockyard.logprob_columns import Candidates, PromptPiece
+    from blockyard.parallel import Parallel, ParallelSizes
     from scheduler_service.core.values import BlockPair, NewSequence, SchedulerOutput
-    from scheduler_service.replicas.facts import MeetingPoint, Parallel
+    from scheduler_service.replicas.facts import MeetingPoint
     from scheduler_service.replicas.steps.answer_checks import AnswerLimits
 
 _DEVICE_TYPES = {
@@ -108,7 +109,7 @@ def encode_step(output: SchedulerOutput, epoch: int) -> worker_pb2.ExecuteModelR
 
 
 def encode_group_step(
-    output: SchedulerOutput, epoch: int, parallel: Parallel, timeout_seconds: float, *, is_quiet: bool
+    output: SchedulerOutput, epoch: int, parallel: ParallelSizes, timeout_seconds: float, *, is_quiet: bool
 ) -> bytes:
     """Encodes one step for all ranks of a group; `is_quiet`: only the sampling rank is to answer it."""
     message = encode_step(output, epoch)

@@ -26,25 +26,6 @@ class WorkerState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Parallel:
-    """The place of one worker in its replica: `rank` = pipeline rank x `tensor_parallel_size` + tensor rank."""
-
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    rank: int = 0
-
-    @property
-    def world_size(self) -> int:
-        """The number of workers in the replica."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
-
-    @property
-    def num_virtual_engines(self) -> int:
-        """The steps that share the decodes of a replica with pipeline stages."""
-        return self.pipeline_parallel_size + 1 if self.pipeline_parallel_size > 1 else 1
-
-
-@dataclass(frozen=True, slots=True)
 class GroupInfo:
     """The group of ranks that a worker is in, or was in last; `is_reusable`: it is whole and idle."""
 

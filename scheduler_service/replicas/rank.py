@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
     from contextlib import AbstractContextManager
 
+    from blockyard.parallel import Parallel
     from scheduler_service.config import SchedulerConfiguration
     from scheduler_service.replicas.facts import (
         AvailableBlocks,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
         GroupInfo,
         LoadProgress,
         MeetingPoint,
-        Parallel,
         WorkerInfo,
     )
     from scheduler_service.replicas.worker_link import WorkerLink

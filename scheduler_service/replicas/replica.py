@@ -11,9 +11,10 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeVar
 
+from blockyard.parallel import Parallel
 from blockyard.telemetry import EventLogger
 from scheduler_service.replicas.cache_plan import find_least, plan_as, plan_cache
-from scheduler_service.replicas.facts import ModelFacts, Parallel, WorkerState
+from scheduler_service.replicas.facts import ModelFacts, WorkerState
 from scheduler_service.replicas.not_ready import (
     LAST_FAILURE_RETRY_SECONDS,
     Misconfigured,

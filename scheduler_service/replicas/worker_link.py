@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Sequence
 
     from blockyard.common.v1 import administration_pb2
+    from blockyard.parallel import Parallel
     from blockyard.security.tls import Peer
     from scheduler_service.replicas.facts import (
         AvailableBlocks,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
         CachePlan,
         LoadedModel,
         LoadProgress,
-        Parallel,
         WorkerInfo,
     )
 

@@ -12,11 +12,11 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from blockyard.errors import BlockyardError, Reason
+from blockyard.parallel import ALONE
 from worker_service.collectives import nccl
 from worker_service.collectives.gloo import join_gloo
 from worker_service.collectives.lifetime import GroupLifetime
 from worker_service.groups.joining import GroupSettings, find_route
-from worker_service.parallel import ALONE
 
 if TYPE_CHECKING:
     from worker_service.collectives.group import Group

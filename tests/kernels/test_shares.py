@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from blockyard.parallel import Parallel
 from tests.kit.kernels.backends import BEST, EMULATED, REFERENCE, Kernels
 from tests.kit.kernels.ranks import Ranks, new_backend
 from tests.kit.kernels.step_runner import StepRunner
@@ -14,7 +15,6 @@ from tests.kit.kernels.tiny_models import VOCAB_SIZE, tiny_model
 from worker_service.models.model_config import read_config
 from worker_service.models.parallel_sizes import legal_tensor_sizes, vocabulary_share
 from worker_service.models.share import Share, stage_layers
-from worker_service.parallel import Parallel
 
 KERNELS = [
     *(Kernels(name, dtype) for name in (REFERENCE, BEST) for dtype in (torch.float32, torch.bfloat16)),

@@ -16,9 +16,9 @@ from worker_service.collectives.group import connect_group
 from worker_service.collectives.process_group import ProcessGroupCollectives
 
 if TYPE_CHECKING:
+    from blockyard.parallel import Parallel
     from worker_service.collectives.group import Group
     from worker_service.collectives.lifetime import GroupLifetime
-    from worker_service.parallel import Parallel
 
 
 def join_gloo(store: c10d.Store, parallel: Parallel, lifetime: GroupLifetime, host: str, seconds: float) -> Group:

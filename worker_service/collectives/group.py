@@ -10,9 +10,9 @@ from kernels.collectives import Ranks
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from blockyard.parallel import Parallel
     from kernels.collectives import Collectives
     from worker_service.collectives.lifetime import GroupLifetime
-    from worker_service.parallel import Parallel
 
 
 @dataclass(frozen=True, slots=True)

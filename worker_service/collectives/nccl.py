@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     import torch
 
+    from blockyard.parallel import Parallel
     from worker_service.collectives.group import Group
     from worker_service.collectives.lifetime import GroupLifetime
-    from worker_service.parallel import Parallel
 
 # Asks Linux for the IPv4 address of an interface.
 SIOCGIFADDR = 0x8915

@@ -13,7 +13,7 @@ from worker_service.collectives.gathering import GatheringCollectives
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worker_service.parallel import Parallel
+    from blockyard.parallel import Parallel
 
 
 class SilentCollectives(GatheringCollectives):

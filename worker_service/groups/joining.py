@@ -21,10 +21,10 @@ from worker_service.collectives import nccl
 from worker_service.collectives.gloo import join_gloo
 
 if TYPE_CHECKING:
+    from blockyard.parallel import Parallel
     from worker_service.collectives.group import Group
     from worker_service.collectives.lifetime import GroupLifetime
     from worker_service.groups.store import RendezvousStore
-    from worker_service.parallel import Parallel
 
 PROOF_BYTES = 32
 FINGERPRINT_BYTES = 32

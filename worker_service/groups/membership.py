@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     import torch
 
+    from blockyard.parallel import Parallel
     from worker_service.collectives.group import Group
     from worker_service.device.thread import DeviceThread
     from worker_service.groups.joining import Route
-    from worker_service.parallel import Parallel
 
 log = EventLogger(__name__)
 

@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 import torch
 
+from blockyard.parallel import ALONE
 from kernels.ops import AttentionShape, kv_pool_shape
 from worker_service.models.layers import DecoderLayer, StepContext
 from worker_service.models.rotary import PART, rotary_table
 from worker_service.models.share import Share
 from worker_service.models.vocabulary import SharedVocabulary
-from worker_service.parallel import ALONE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
+    from blockyard.parallel import Parallel
     from kernels.collectives import Ranks
     from kernels.ops import AttentionBatch, Backend, CapturedStep, CaptureSizes, PackedLinear
     from worker_service.models.model_config import ModelConfig
-    from worker_service.parallel import Parallel
 
 
 class Weights(Protocol):

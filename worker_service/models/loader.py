@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.model_config.fields import unusable
 from blockyard.model_files import model_digest
+from blockyard.parallel import ALONE
 from blockyard.telemetry import EventLogger
 from kernels.select import get_backend
 from worker_service.device.memory import room_for_weights
@@ -15,7 +16,6 @@ from worker_service.models.model_config import ModelConfig, read_config
 from worker_service.models.parallel_sizes import check_sizes
 from worker_service.models.random_weights import RandomWeights
 from worker_service.models.weight_files import WeightFiles
-from worker_service.parallel import ALONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from blockyard.parallel import Parallel
     from kernels.ops import Backend
-    from worker_service.parallel import Parallel
 
 __all__ = ["LoadedModel", "ModelConfig", "load_model"]
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from blockyard.errors import Violation
 from blockyard.model_config.fields import unusable
-from kernels.leaves import count_leaves
+from kernels.leaves import MAX_LEAVES, count_leaves
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from blockyard.model_config.network import NetworkConfig
-    from worker_service.parallel import Parallel
+    from blockyard.parallel import Parallel
 
 
 # Tables are cut in whole panels.
 VOCABULARY_UNIT = 32
+# As many stages as any model has layers.
+MAX_STAGES = 1024
 
 
 def vocabulary_share(vocab_size: int, num_ranks: int) -> int:
@@ -52,3 +57,14 @@ def check_sizes(config: NetworkConfig, parallel: Parallel) -> None:
         f"to {config.num_layers}, not {parallel.tensor_parallel_size} and {parallel.pipeline_parallel_size}: it has "
         f"{config.num_heads} heads, {config.num_kv_heads} of keys and values, and {config.num_layers} layers"
     )
+
+
+def wrong_parallel(parallel: Parallel) -> Iterable[Violation]:
+    """Finds what no model allows."""
+    tensor, pipeline = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+    if not 1 <= tensor <= MAX_LEAVES or tensor & (tensor - 1):
+        yield Violation("parallel.tensor_parallel_size", f"must be a power of two, at most {MAX_LEAVES}")
+    if not 1 <= pipeline <= MAX_STAGES:
+        yield Violation("parallel.pipeline_parallel_size", f"must be from 1 to {MAX_STAGES}")
+    if parallel.rank >= max(1, parallel.world_size):
+        yield Violation("parallel.rank", f"must be below {parallel.world_size}, the number of workers")

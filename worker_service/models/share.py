@@ -13,8 +13,8 @@ from kernels.leaves import count_leaves
 from worker_service.models.parallel_sizes import vocabulary_share
 
 if TYPE_CHECKING:
+    from blockyard.parallel import Parallel
     from worker_service.models.model_config import ModelConfig
-    from worker_service.parallel import Parallel
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from worker_service.steps.step_digest import StepDigest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from blockyard.parallel import Parallel
     from kernels.collectives import Ranks
     from worker_service.batch.forward_batch import ForwardBatch
     from worker_service.collectives.group import Group
     from worker_service.model_runner import RunnerOutput
-    from worker_service.parallel import Parallel
     from worker_service.step import Step
 
 

@@ -24,9 +24,9 @@ from scheduler_service.replicas.steps.step_stream import check_turn
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from blockyard.parallel import ParallelSizes
     from scheduler_service.core.values import SchedulerOutput, StepResult
     from scheduler_service.replicas.codec import Receipt
-    from scheduler_service.replicas.facts import Parallel
     from scheduler_service.replicas.steps.answer_checks import AnswerLimits
     from scheduler_service.replicas.worker_link import StepCall
 
@@ -66,7 +66,7 @@ class GroupSteps:
         calls: Sequence[StepCall],
         epoch: int,
         limits: AnswerLimits,
-        parallel: Parallel,
+        parallel: ParallelSizes,
         find_timeout: Callable[[], float],
     ) -> None:
         self.epoch = epoch

@@ -13,6 +13,7 @@ import torch
 from blockyard.admin.v1 import admin_pb2
 from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import BlockyardError, Reason
+from blockyard.parallel import Parallel
 from blockyard.scheduler.v1 import scheduler_pb2
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.admin.servicer import AdminServicer
@@ -25,7 +26,6 @@ from tests.kit.fuzz.gateway import Context
 from tests.kit.fuzz.mutations import mutate
 from worker_service.groups.joining import GroupSettings
 from worker_service.groups.membership import Membership
-from worker_service.parallel import Parallel
 from worker_service.servicer import WorkerServicer
 from worker_service.set_up import CacheFacts, CacheRequest, DeviceChoice, SetUp, State
 from worker_service.worker import Worker

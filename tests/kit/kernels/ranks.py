@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from blockyard.parallel import Parallel
 from kernels.collectives import Ranks as JoinedRanks
 from kernels.cpu.backend import CpuBackend
 from kernels.reference.backend import ReferenceBackend
 from tests.kit.kernels.backends import CPU, Kernels, build_kernels
 from tests.kit.kernels.step_runner import StepRunner
 from worker_service.collectives.threads import ThreadMeeting
-from worker_service.parallel import Parallel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

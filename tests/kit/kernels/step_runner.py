@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from blockyard.parallel import ALONE, Parallel
 from kernels.ops import Backend, CaptureSizes, StepInputs
 from kernels.select import get_backend
 from worker_service.cache_engine import BlockFormat
 from worker_service.models.decoder import DecoderModel, build_decoder
 from worker_service.models.model_config import read_config
 from worker_service.models.weight_files import WeightFiles
-from worker_service.parallel import ALONE, Parallel
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from blockyard.parallel import Parallel
 from worker_service.collectives.group import Group
 from worker_service.collectives.lifetime import GroupLifetime
 from worker_service.collectives.threads import ThreadMeeting
-from worker_service.parallel import Parallel
 from worker_service.steps.rank_steps import RankSteps
 
 if TYPE_CHECKING:

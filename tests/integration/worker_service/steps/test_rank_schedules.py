@@ -17,12 +17,12 @@ import pytest
 import torch
 
 from blockyard.common.v1.sampling_pb2 import SamplingParams
+from blockyard.parallel import ALONE, Parallel, ParallelSizes
 from blockyard.worker.v1.worker_pb2 import ExecuteModelRequest
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.values import BeamSpec, EarlyStopping, GroupSpec, SchedulerStats
 from scheduler_service.replicas.codec import decode_answer, encode_group_step
-from scheduler_service.replicas.facts import Parallel as Sizes
 from scheduler_service.replicas.steps.answer_checks import AnswerLimits
 from tests.kit.kernels.backends import BEST, REFERENCE, Kernels
 from tests.kit.kernels.ranks import new_backend
@@ -32,7 +32,6 @@ from tests.unit.worker_service.executor import BLOCK_SIZE, make_executor
 from tests.unit.worker_service.ranks_executor import RanksExecutor
 from worker_service.codec import decode_step, encode_result
 from worker_service.models import loader
-from worker_service.parallel import ALONE, Parallel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -48,7 +47,7 @@ NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS = 33, 8
 MAX_LEN, MAX_SEQS = 96, 16
 LIMITS = AnswerLimits(VOCAB_SIZE, MAX_LEN, MAX_SEQS)
 EPOCHS = itertools.count(1)
-SIZES = [Sizes(1, 1), Sizes(2, 1), Sizes(4, 1), Sizes(1, 2), Sizes(2, 2)]
+SIZES = [ParallelSizes(1, 1), ParallelSizes(2, 1), ParallelSizes(4, 1), ParallelSizes(1, 2), ParallelSizes(2, 2)]
 SAMPLINGS = [
     SamplingParams(temperature=0.0),
     SamplingParams(seed=1, logprobs=0, prompt_logprobs=4),
@@ -152,7 +151,7 @@ def answer_of(group: Group) -> Answer:
 
 
 def run(
-    executor: StepExecutor | RanksExecutor, specs: Iterable[GroupSpec], sizes: Sizes, **config: Any
+    executor: StepExecutor | RanksExecutor, specs: Iterable[GroupSpec], sizes: ParallelSizes, **config: Any
 ) -> tuple[list[Answer], SchedulerStats]:
     """Runs requests to the end, with as many steps scheduled ahead as may be in flight."""
     epoch = next(EPOCHS)
@@ -202,7 +201,7 @@ def network(request: pytest.FixtureRequest) -> tuple[Network, list[Answer]]:
     return request.param, run_alone(request.param)
 
 
-def make_ranks(network: Network, sizes: Sizes) -> StepExecutor | RanksExecutor:
+def make_ranks(network: Network, sizes: ParallelSizes) -> StepExecutor | RanksExecutor:
     if sizes.world_size == 1:
         return network.make_executor()
     return RanksExecutor(network.make_executor, sizes.tensor_parallel_size, sizes.pipeline_parallel_size)
@@ -210,7 +209,7 @@ def make_ranks(network: Network, sizes: Sizes) -> StepExecutor | RanksExecutor:
 
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda each: f"{each.tensor_parallel_size}x{each.pipeline_parallel_size}")
 def test_any_number_of_ranks_gives_the_answers_of_running_alone_on_one(
-    network: tuple[Network, Sequence[Answer]], sizes: Sizes
+    network: tuple[Network, Sequence[Answer]], sizes: ParallelSizes
 ) -> None:
     own, alone = network
     num_engines = sizes.num_virtual_engines

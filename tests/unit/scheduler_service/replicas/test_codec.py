@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from blockyard.common.v1 import sampling_pb2, status_pb2
 from blockyard.errors import BlockyardError, Reason, from_status, to_status
 from blockyard.logprob_columns import Candidates, join_logprobs
+from blockyard.parallel import Parallel
 from blockyard.scheduler.v1 import scheduler_pb2
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.core.sequence import Group
@@ -44,7 +45,6 @@ from scheduler_service.replicas.facts import (
     LoadedModel,
     LoadProgress,
     ModelFacts,
-    Parallel,
     Readiness,
     WorkerState,
 )

@@ -12,9 +12,10 @@ import pytest
 
 from blockyard.common.v1 import status_pb2
 from blockyard.errors import BlockyardError, Reason
+from blockyard.parallel import Parallel
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.config import SchedulerConfiguration
-from scheduler_service.replicas.facts import CacheInfo, ModelFacts, Parallel, WorkerState
+from scheduler_service.replicas.facts import CacheInfo, ModelFacts, WorkerState
 from scheduler_service.replicas.not_ready import Unusable
 from scheduler_service.replicas.rank import configuration_digest
 from scheduler_service.replicas.replica import Replica

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch._C import _distributed_c10d as c10d
 
+from blockyard.parallel import Parallel
 from worker_service.collectives.gloo import join_gloo
 from worker_service.collectives.lifetime import GroupLifetime
 from worker_service.collectives.threads import ThreadMeeting
-from worker_service.parallel import Parallel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,11 +11,11 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from blockyard.errors import BlockyardError, Reason
+from blockyard.parallel import Parallel
 from tests.kit.waiting import wait_until
 from tests.unit.worker_service.collectives.ranks import all_ranks, begun, gloo_groups, make_collectives
 from worker_service.collectives.lifetime import MAX_QUEUED_SENDS, GroupLifetime
 from worker_service.collectives.nccl import abort_nccl, find_interface, join_nccl
-from worker_service.parallel import Parallel
 
 if TYPE_CHECKING:
     from worker_service.collectives.group import Group

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from blockyard.errors import BlockyardError, Reason
+from blockyard.parallel import Parallel
 from tests.unit.worker_service.collectives.ranks import all_ranks, begun, gloo_groups
 from worker_service.groups.joining import GroupRequest, GroupSettings, Route, find_route, greet
 from worker_service.groups.rendezvous import Rendezvous
 from worker_service.groups.store import RendezvousStore
-from worker_service.parallel import Parallel
 
 CPU = torch.device("cpu")
 REQUEST = GroupRequest(3, "unix:/nowhere", b"0123456789abcdef", ("a", "b"), 20.0)

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from blockyard.errors import BlockyardError
+from blockyard.parallel import Parallel
 from tests.kit.waiting import until
 from worker_service.device.thread import DeviceThread
 from worker_service.groups import membership as module
 from worker_service.groups.joining import GroupRequest, Route
 from worker_service.groups.membership import Membership
-from worker_service.parallel import Parallel
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

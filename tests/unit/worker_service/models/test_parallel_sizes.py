@@ -9,8 +9,8 @@ import pytest
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.model_config.network import NetworkConfig, read_network
+from blockyard.parallel import Parallel
 from worker_service.models.parallel_sizes import check_sizes, legal_tensor_sizes
-from worker_service.parallel import Parallel
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from blockyard.parallel import Parallel
 from tests.kit.kernels.tiny_models import tiny_model
 from worker_service.models.loader import LoadedModel, load_model
-from worker_service.parallel import Parallel
 
 
 def load(name: str, parallel: Parallel, load_format: str = "auto") -> LoadedModel:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from blockyard.errors import BlockyardError, Reason, to_status
+from blockyard.parallel import Parallel
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.core.values import SchedulerOutput
-from scheduler_service.replicas.facts import Parallel
 from scheduler_service.replicas.steps import group_steps
 from scheduler_service.replicas.steps.answer_checks import AnswerLimits, WrongAnswer
 from scheduler_service.replicas.steps.group_steps import GroupSteps
