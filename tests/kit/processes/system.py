@@ -92,7 +92,7 @@ class System:
     model: Path
     folder: Path
     scheduler_flags: Sequence[str] = ()
-    worker_flags: Sequence[str] = ()
+    worker_flags: Sequence[str] = ("--num-threads", "1")
     gateway_flags: Sequence[str] = ()
     access: ClientAccess = field(default_factory=ClientAccess)
     tensor_parallel_size: int = 1
