@@ -229,6 +229,8 @@ async def measure(options: argparse.Namespace, front: str, cores: set[int]) -> d
             "memory_mib": memory / 2**20,
             "idle_kib_per_stream": (memory_bytes(pid) - memory) / len(scheduler.live) / 2**10,
         }
+        # What came with the last of them is done by then.
+        await asyncio.sleep(WARM_UP_SECONDS)
         cpu, begin = cpu_seconds(pid), time.perf_counter()
         await asyncio.sleep(WARM_UP_SECONDS)
         result["idle_cpu_share"] = (cpu_seconds(pid) - cpu) / (time.perf_counter() - begin)

@@ -34,7 +34,7 @@ log = EventLogger(__name__)
 SWITCH_SECONDS = 1e-4
 # More objects than before start the garbage collector; a hundred times as many start it on all that there is, during
 # which the process does nothing else: with ten thousand open streams for half a second and more. Python's own 700 had
-# that happen sixteen times while they were opened, for a third of the CPU time.
+# that happen fourteen times while they were opened, for a third of the CPU time.
 YOUNG_OBJECTS = 10_000
 
 
