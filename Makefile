@@ -86,6 +86,7 @@ bench: setup
 	$(BIN)/python benchmarks/boundary.py --write
 	$(BIN)/python benchmarks/groups/rank_cost.py --write
 	$(BIN)/python benchmarks/groups/group_cost.py --write
+	$(BIN)/python benchmarks/groups/rank_failure.py --write
 	$(BIN)/python benchmarks/groups/rank_speed.py --write
 	$(BIN)/python benchmarks/groups/tree_cost.py --write
 	$(BIN)/python benchmarks/fleet.py --write
