@@ -79,11 +79,20 @@ class GroupLifetime:
         finally:
             self._deadline = math.inf
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no work runs and no rows are on their way, which another epoch would take for its own.
+
+        Of gloo's sends it is known only where they were waited for.
+        """
+        with self._lock:
+            return math.isinf(self._deadline) and all(send.is_completed() for send, _ in self._sends)
+
     def suspend(self) -> bool:
-        """Lets no work begin any more, and returns whether none runs: then the group is of use in another epoch."""
+        """Lets no work begin any more, and returns whether the group is idle: then it is of use in another epoch."""
         with self._lock:
             self._is_suspended = True
-            return math.isinf(self._deadline)
+            return self.is_idle
 
     def resume(self) -> None:
         """Lets work begin again."""

@@ -104,8 +104,8 @@ class Membership:
         member = self._member
         if member is None:
             return None
-        problem, is_idle = member.lifetime.problem, math.isinf(member.lifetime.seconds_left)
-        reusable = member.group is not None and not problem and is_idle
+        problem = member.lifetime.problem
+        reusable = member.group is not None and not problem and member.lifetime.is_idle
         return GroupInfo(member.request.epoch, reusable, problem, _digest(member.request.members))
 
     def find(self, epoch: int | None = None) -> Group | None:
@@ -219,10 +219,10 @@ class Membership:
             self._end(self._member, f"epoch {epoch} has begun")
 
     def on_stream_end(self, epoch: int) -> None:
-        """Keeps the group of an epoch whose stream ends between two steps; ends it otherwise, since its peers wait."""
+        """Keeps the group of an epoch whose stream ends while it is idle; ends it otherwise, since its peers wait."""
         member = self._member
         if member is not None and member.request.epoch == epoch and not member.lifetime.suspend():
-            self._end(member, "the step stream ended in the middle of a step")
+            self._end(member, "the step stream ended in the middle of a step, or with rows on their way")
 
     def _end(self, member: _Member, reason: str) -> asyncio.Future[None]:
         """Ends a group, and returns what ends when its connections are closed, or the device thread is to do that.

@@ -104,6 +104,17 @@ def test_rows_that_nobody_receives_hold_up_neither_the_group_nor_its_end() -> No
         second.receive(torch.ones(1, 1))
 
 
+def test_a_group_with_rows_on_their_way_is_of_no_use_in_another_epoch() -> None:
+    first, second = gloo_groups(1, 2)
+    assert first.lifetime.is_idle
+    with first.lifetime.work(SECONDS):
+        first.send(torch.ones(1, 1))
+    # The step that would take them may be dropped there, and the next epoch would take them for its own.
+    assert not first.lifetime.is_idle
+    assert not first.lifetime.suspend()
+    assert second.lifetime.is_idle
+
+
 def test_it_is_known_how_long_a_stage_waits() -> None:
     first, second = gloo_groups(1, 2)
     with second.lifetime.work(SECONDS):
