@@ -6,8 +6,8 @@
 #   make check   the seconds of it: lint, types, floors, protos
 #   make protos  make the Python bindings again
 #   make sanitize   the CPU kernels under the sanitizers of addresses, undefined behaviour and threads; ten minutes
-#   make chaos   ten minutes of kills, freezes and partitions, two of replicas of two workers, whose failures follow one
-#                by one, then a thousand cut connections; SECONDS=… SEED=…
+#   make chaos   ten minutes of kills, freezes and partitions, two each of replicas of two workers and of two stages, each
+#                failure of a rank by itself, then a thousand cut connections; SECONDS=… SEED=…
 #   make fuzz    100,000 changed messages of each kind into the services; minutes; CASES=… SEED=…
 #   make soak    ten minutes at four fifths of the capacity: memory stays flat and nothing is left behind; SECONDS=…
 #   make bench   the ratios, on a quiet machine, into benchmarks/results/
@@ -71,6 +71,7 @@ sanitize: setup
 chaos: setup
 	$(BIN)/python -m tests.kit.chaos.chaos --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1)
 	$(BIN)/python -m tests.kit.chaos.chaos --seconds $(or $(SECONDS),120) --seed $(or $(SEED),1) --tensor-parallel-size 2
+	$(BIN)/python -m tests.kit.chaos.chaos --seconds $(or $(SECONDS),120) --seed $(or $(SEED),1) --pipeline-parallel-size 2
 	$(BIN)/python -m tests.kit.chaos.rank_failures
 	$(BIN)/python -m tests.kit.chaos.cuts --cuts 1000 --seed $(or $(SEED),1)
 	$(BIN)/python -m tests.kit.chaos.scheduler_kills --kills 50

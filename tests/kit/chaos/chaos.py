@@ -283,6 +283,7 @@ async def run_chaos(
     scheduler_flags: tuple[str, ...] = (),
     tell: Callable[[str], object] = print,
     tensor_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
 ) -> Report:
     """Runs a plan on a cluster of two replicas and two gateways; the logs go to `folder`."""
     async with Cluster(
@@ -290,7 +291,8 @@ async def run_chaos(
         folder,
         scheduler_flags=(*POOLS, *scheduler_flags),
         with_links=True,
-        replica_sizes=[tensor_parallel_size] * 2,
+        replica_sizes=[tensor_parallel_size * pipeline_parallel_size] * 2,
+        pipeline_parallel_size=pipeline_parallel_size,
         num_gateways=2,
     ) as cluster:
         return await ChaosRun(plan, cluster, tell).run()
@@ -302,7 +304,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0, help="how long there are strikes")
     parser.add_argument("--seed", type=int, default=1, help="of the traffic and the strikes")
     parser.add_argument("--streams", type=int, default=64, help="how many at a time")
-    parser.add_argument("--tensor-parallel-size", type=int, default=1, help="workers of each of two replicas")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, help="of each of two replicas")
+    parser.add_argument("--pipeline-parallel-size", type=int, default=1, help="of each of two replicas")
     parser.add_argument("--model", type=Path, help="a folder; default: a tiny model with random weights")
     parser.add_argument("--logs", type=Path, help="where the services' logs go; default: a new folder")
     arguments = parser.parse_args()
@@ -314,8 +317,9 @@ def main() -> None:
         print(f"[{time.monotonic() - begin:7.1f}] {text}", flush=True)  # noqa: T201
 
     tell(f"seed {plan.seed}; logs in {folder}")
-    model, size = arguments.model or _tiny_model(), arguments.tensor_parallel_size
-    report = asyncio.run(run_chaos(plan, model, folder, tell=tell, tensor_parallel_size=size))
+    model = arguments.model or _tiny_model()
+    sizes = (arguments.tensor_parallel_size, arguments.pipeline_parallel_size)
+    report = asyncio.run(run_chaos(plan, model, folder, (), tell, *sizes))
     sys.stdout.write(f"{report}\n")
     sys.exit(bool(report.failures))
 

@@ -122,6 +122,7 @@ class Cluster:
         folder: Path,
         *,
         replica_sizes: Sequence[int] = (1, 1),
+        pipeline_parallel_size: int = 1,
         num_gateways: int = 2,
         scheduler_flags: Sequence[str] = (),
         worker_flags: Sequence[str] = ("--num-threads", "1"),
@@ -134,6 +135,7 @@ class Cluster:
             model: a folder.
             folder: made if need be; gets the logs.
             replica_sizes: the workers of each replica.
+            pipeline_parallel_size: the stages of each.
             num_gateways: all before the one scheduler.
             scheduler_flags: beside addresses, model and device.
             worker_flags: beside the address.
@@ -148,7 +150,11 @@ class Cluster:
         self._flags = {
             "worker": worker_flags,
             "rank": [*worker_flags, "--worker-group-host", GROUP_HOST],
-            "scheduler": ["--tensor-parallel-size", str(max(replica_sizes)), *scheduler_flags],
+            "scheduler": [
+                *("--tensor-parallel-size", str(max(replica_sizes) // pipeline_parallel_size)),
+                *("--pipeline-parallel-size", str(pipeline_parallel_size)),
+                *scheduler_flags,
+            ],
             "gateway": gateway_flags,
         }
         self._with_links = with_links
