@@ -214,7 +214,14 @@ async def serve(configuration: GatewayConfiguration) -> None:
     """Runs a gateway until SIGTERM or SIGINT, and drains it; a second signal stops it at once."""
     stopping, hurrying = asyncio.Event(), asyncio.Event()
     on_stop_signal(stopping.set, hurrying.set)
-    raise_file_limit()
+    max_connections, max_files = configuration.security.max_connections, raise_file_limit()
+    if 0 < max_files < max_connections:
+        # Later there is no way to say so: who cannot be accepted waits without a word.
+        log.warning(
+            "fewer files may be open than connections: raise the limit of files (ulimit -Hn)",
+            max_files=max_files,
+            max_connections=max_connections,
+        )
     gateway = Server(configuration)
     await gateway.start()
     tune_collector()
