@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -147,16 +148,21 @@ class System:
                 return ["--worker-address", self._address(name), *self.worker_flags]
 
     def __enter__(self) -> System:
-        for name in (*self.workers, "scheduler", "gateway"):
-            self.start_service(name)
-        self.wait_until_ready()
+        with ExitStack() as undo:
+            undo.push(self)
+            for name in (*self.workers, "scheduler", "gateway"):
+                self.start_service(name)
+            self.wait_until_ready()
+            undo.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in ("gateway", "scheduler", *self.workers):
-            if name in self.services:
-                self.services[name].stop()
-        self._sockets.cleanup()
+        with ExitStack() as stack:
+            stack.callback(self._sockets.cleanup)
+            # Called from the last to the first, each whatever the others do.
+            for name in (*self.workers, "scheduler", "gateway"):
+                if name in self.services:
+                    stack.callback(self.services[name].stop)
 
     def port(self, kind: str) -> int:
         """The port that the gateway tells in its log: grpc, http or admin."""
