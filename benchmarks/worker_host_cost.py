@@ -29,7 +29,7 @@ from benchmarks.kit import record
 from kernels.select import get_backend
 from worker_service.batch.input_batch import BatchLimits, InputBatch
 from worker_service.cache_engine import BlockFormat, CacheEngine
-from worker_service.model_runner import ModelRunner, RunnerOutput
+from worker_service.runner.model_runner import ModelRunner, RunnerOutput
 from worker_service.sampling.sampler import Sampled
 from worker_service.step import NewSequence, SamplingParams, Step
 from worker_service.steps.step_executor import StepExecutor

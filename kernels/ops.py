@@ -25,6 +25,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from kernels.collectives import Ranks
+    from kernels.launching import Launcher
     from kernels.sampling import SamplingOps
 
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
@@ -154,6 +155,11 @@ class Backend(Protocol):
     @property
     def sampling(self) -> SamplingOps:
         """The ops of sampling."""
+        ...
+
+    @property
+    def launcher(self) -> Launcher:
+        """What launches the steps of its device."""
         ...
 
     @property

@@ -82,6 +82,14 @@ class SamplingOps(Protocol):
         """
         ...
 
+    def launch_choose(self, logits: Tensor, choices: Choices) -> Tensor:
+        """Does as `choose`, but leaves the ids [R] int64 on the device, and waits for nothing there."""
+        ...
+
+    def launch_finite_rows(self, logits: Tensor) -> Tensor:
+        """Does as `finite_rows`, but leaves the flags [R] bool on the device, and waits for nothing there."""
+        ...
+
     def token_logprobs(
         self, logits: Tensor, rows: Integers, token_ids: Integers | None, num_best: int
     ) -> TokenLogprobs:

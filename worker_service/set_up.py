@@ -21,8 +21,9 @@ from worker_service.cache_engine import BlockFormat, CacheEngine
 from worker_service.collectives.silent import make_silence
 from worker_service.device import memory
 from worker_service.device.device import AllowedDevice, check_dtype, choose_device
-from worker_service.model_runner import ModelRunner
 from worker_service.models.determinism import determinism_id
+from worker_service.runner.dry_runs import profile, settle_threads, warm_up
+from worker_service.runner.model_runner import ModelRunner
 from worker_service.steps.step_executor import StepExecutor
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def count_blocks(loaded: LoadedModel, choice: DeviceChoice, request: ProfileRequ
         if choice.parallel.world_size > 1:
             # A rank that fails alone leaves nobody in a collective.
             runner.join(make_silence(choice.parallel))
-        activation = runner.profile(block_size, request.max_num_batched_tokens, request.max_num_seqs)
+        activation = profile(runner, block_size, request.max_num_batched_tokens, request.max_num_seqs)
     except (MemoryError, RuntimeError) as error:
         if not memory.is_exhausted(error):
             raise
@@ -183,9 +184,9 @@ def make_executor(
             request.max_num_batched_tokens, request.max_num_seqs, request.block_size, loaded.config.sliding_window
         ),
     )
-    runner.warm_up(cache.device_pool, request.block_size, request.max_num_seqs)
+    warm_up(runner, cache.device_pool, request.block_size, request.max_num_seqs)
     if may_choose_threads and cache.device_pool.device.type == "cpu":
-        num_threads = runner.settle_threads(cache.device_pool, request.block_size, request.max_num_seqs)
+        num_threads = settle_threads(runner, cache.device_pool, request.block_size, request.max_num_seqs)
         log.info("threads chosen", num_threads=num_threads)
     limits = BatchLimits(
         request.max_model_len,

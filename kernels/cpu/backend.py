@@ -24,6 +24,7 @@ from kernels.cpu.processors import chosen_instruction_sets, supported_instructio
 from kernels.cpu.quantized import Int8Linear
 from kernels.cpu.sampling import CpuSampling
 from kernels.invariance import NUM_ROWS, attention_keeps_rows, keeps_rows, random_numbers
+from kernels.launching import IMMEDIATE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kernels.collectives import Ranks
+    from kernels.launching import Launcher
     from kernels.ops import (
         AttentionBatch,
         AttentionShape,
@@ -97,6 +99,7 @@ class CpuBackend:
     """See `kernels.ops.Backend`."""
 
     device = _CPU
+    launcher: Launcher = IMMEDIATE
 
     def __init__(self, dtype: torch.dtype, instruction_set: str, quantization: str = "none") -> None:
         self._library = Library(instruction_set)

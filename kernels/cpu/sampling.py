@@ -9,6 +9,7 @@ import ctypes
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from kernels.sampling import TokenLogprobs
 
@@ -66,6 +67,14 @@ class CpuSampling:
         finite = np.empty(len(logits), np.bool_)
         self.executor.find_finite_rows(_address(logits), (len(logits), logits.shape[1]), finite.ctypes.data)
         return finite
+
+    def launch_finite_rows(self, logits: Tensor) -> Tensor:
+        """Finds them at once."""
+        return torch.from_numpy(self.finite_rows(logits))
+
+    def launch_choose(self, logits: Tensor, choices: Choices) -> Tensor:
+        """Chooses at once."""
+        return torch.from_numpy(self.choose(logits, choices))
 
     def choose(self, logits: Tensor, choices: Choices) -> Integers:
         """Chooses a token of each row."""

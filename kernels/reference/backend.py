@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels import blocks, planning
+from kernels.launching import IMMEDIATE
 from kernels.reference import attention, elementwise, probe
 from kernels.reference.linear import Method, ReferenceLinear, can_prepack, join_rows
 from kernels.reference.sampling import ReferenceSampling
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kernels.collectives import Ranks
+    from kernels.launching import Launcher
     from kernels.ops import (
         AttentionBatch,
         AttentionShape,
@@ -37,6 +39,7 @@ class ReferenceBackend:
     """See `kernels.ops.Backend`."""
 
     name = "reference"
+    launcher: Launcher = IMMEDIATE
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

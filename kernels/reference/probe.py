@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from kernels.ops import AttentionBatch, AttentionShape
 
-# Products of larger weights are never left to one thread (`model_runner.settle_threads`), and would take it long.
+# Products of larger weights are never left to one thread (`dry_runs.settle_threads`), and would take it long.
 MAX_SINGLE_THREAD_WEIGHTS = 1 << 22
 # Outputs of shards, a multiple of 16 each: others are not promised, and Intel's AVX2 kernels give them other bits.
 SHARDS = (128, 64, 48, 32, 16)

@@ -286,8 +286,16 @@ class ReferenceSampling:
         """Finds the rows that hold finite numbers alone."""
         return finite_rows(logits).cpu().numpy()
 
+    def launch_finite_rows(self, logits: Tensor) -> Tensor:
+        """Finds them on the device."""
+        return finite_rows(logits)
+
     def choose(self, logits: Tensor, choices: Choices) -> Integers:
-        """Chooses a token of each row; rows that are done alike are done together."""
+        """Chooses a token of each row."""
+        return self.launch_choose(logits, choices).cpu().numpy()
+
+    def launch_choose(self, logits: Tensor, choices: Choices) -> Tensor:
+        """Chooses on the device, rows that are done alike together. Filters wait for it: their counts are data."""
         hopeless = ~torch.isfinite(logits.max(-1).values)
         if bool(hopeless.any()):
             # Keeps what is not a number out of the filters' sums.
@@ -297,7 +305,7 @@ class ReferenceSampling:
         for count, picked in _parts(counts, max(1, MAX_CHOSEN_LOGITS // logits.shape[1])):
             some = logits if len(picked) == len(logits) else logits[self._tensor(picked)]
             token_ids[self._tensor(picked)] = self._choose_alike(some, choices.take(picked), count)
-        return token_ids.masked_fill_(hopeless, -1).cpu().numpy()
+        return token_ids.masked_fill_(hopeless, -1)
 
     def _choose_alike(self, logits: Tensor, choices: Choices, num_candidates: int) -> Tensor:
         if num_candidates == GREEDY:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from worker_service.batch.forward_batch import ForwardBatch, PromptPiece
+from worker_service.batch.late_rows import UNKNOWN, LateRows
 from worker_service.batch.row_requests import RequestTable, with_rows
 from worker_service.batch.step_layout import StepLayout, layout_key, make_layout
 from worker_service.sampling.sampler import SampleRows
@@ -87,12 +88,19 @@ class InputBatch:
         self._progress = np.zeros(1, PROGRESS)
         self._token_ids = np.zeros((0, limits.max_model_len + 1), np.int32)
         self._block_tables = np.zeros((0, limits.max_num_blocks), np.int32)
+        # Counts the sequences that a row has had.
+        self._owners = np.zeros(0, np.int64)
         self._found: tuple[tuple[int, ...], Array] = ((), no_ids())
         self._layout: StepLayout | None = None
         self._grow(limits.max_num_seqs)
 
     def __len__(self) -> int:
         return len(self._row_of)
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows there are, used or not."""
+        return len(self._token_ids)
 
     def __contains__(self, sequence_id: int) -> bool:
         return sequence_id in self._row_of
@@ -169,6 +177,7 @@ class InputBatch:
         if not self._free:
             self._grow(2 * len(self._token_ids))
         row = self._row_of[sequence_id] = self._free.pop()
+        self._owners[row] += 1
         return row
 
     def _grow(self, num_rows: int) -> None:
@@ -181,6 +190,7 @@ class InputBatch:
         self._token_ids = token_ids
         self._progress = with_rows(self._progress, num_rows + 1)
         self._block_tables = with_rows(self._block_tables, num_rows)
+        self._owners = with_rows(self._owners, num_rows)
         self._requests.grow(num_rows)
         self._free.extend(range(num_rows - 1, old - 1, -1))
 
@@ -287,6 +297,24 @@ class InputBatch:
         is_stop = sampled.are_stops(token_ids, progress["num_tokens"][sampled.rows])
         progress["ended"][sampled.rows] = failed | is_stop
         self._append_tokens(sampled.rows, sampled.counts, token_ids)
+
+    def must_wait(self, step: Step) -> bool:
+        """Returns whether a step whose changes were applied needs the tokens of all steps before it on the host."""
+        return bool(self._requests.columns["must_wait"][self._find_rows(step.sequence_ids)].any())
+
+    def advance(self, forward_batch: ForwardBatch) -> LateRows:
+        """Takes what a step that is launched will have computed: all but which tokens it samples."""
+        progress, layout = self._progress, forward_batch.layout
+        progress["num_computed_tokens"][layout.computed_rows] = forward_batch.computed_lengths
+        rows = layout.sampled.rows
+        places = progress["num_tokens"][rows]
+        self._token_ids[rows, places] = UNKNOWN - rows
+        progress["num_tokens"][rows] = places + 1
+        return LateRows(layout.sampled, self._owners[rows], places)
+
+    def settle(self, late: LateRows, token_ids: Array, failed: Flags) -> Flags:
+        """Takes the tokens of a launched step, and returns which of its rows had ended before it."""
+        return late.settle(self._token_ids, self._progress["ended"], self._owners, token_ids, failed)
 
     def end(self, requests: RowRequests, failed: Flags) -> None:
         """Ends the rows that failed."""

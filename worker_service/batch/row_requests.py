@@ -17,7 +17,16 @@ from worker_service.sampling.sampling_state import SAMPLING_FIELDS, SequenceList
 if TYPE_CHECKING:
     from worker_service.step import Array, NewSequence
 
-ROW = np.dtype([("prompt_length", np.int64), *SAMPLING_FIELDS], align=True)
+ROW = np.dtype(
+    [
+        ("prompt_length", np.int64),
+        # What it asks for follows from tokens that the host has to know, or is more than a token: no step with it is
+        # launched before the step before it is finished.
+        ("must_wait", np.bool_),
+        *SAMPLING_FIELDS,
+    ],
+    align=True,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,6 +83,8 @@ class RequestTable:
         record: Any = self.columns[row]
         write_sampling(record, sequence, lists, self._vocab_size)
         record["prompt_length"] = sequence.prompt_length
+        asks = max(record["logprobs"], record["prompt_logprobs"]) >= 0 or record["num_beam_candidates"] > 0
+        record["must_wait"] = asks or lists.counts is not None or bool(lists.bad_words)
         self._write_stop_token_ids(row, lists.stop_token_ids)
 
     def _write_stop_token_ids(self, row: int, token_ids: Array) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -16,6 +17,8 @@ from blockyard.telemetry import EventLogger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from kernels.launching import Launched
 
 log = EventLogger(__name__)
 T = TypeVar("T")
@@ -30,6 +33,9 @@ class DeviceThread:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         # A daemon: a load of minutes must not keep a process alive that was told to stop.
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
+        # Waits for what runs on the device, where that is apart from this process.
+        self._launched: queue.SimpleQueue[tuple[Launched, Callable[[], None]]] = queue.SimpleQueue()
+        self._waiter = threading.Thread(target=self._wait, name="device waiter", daemon=True)
 
     def start(self) -> None:
         """Begins to run jobs."""
@@ -40,6 +46,20 @@ class DeviceThread:
         self._jobs.put(None)
         self._thread.join(seconds)
         return not self._thread.is_alive()
+
+    def when_ready(self, launched: Launched, job: Callable[[], None]) -> None:
+        """Queues a job as soon as something that runs on the device is ready."""
+        if not self._waiter.is_alive():
+            self._waiter.start()
+        self._launched.put((launched, job))
+
+    def _wait(self) -> None:
+        while True:
+            launched, job = self._launched.get()
+            # What went wrong is told where it is finished.
+            with suppress(Exception):
+                launched.wait()
+            self.post(job)
 
     def post(self, job: Callable[[], None]) -> None:
         """Queues a job that reports its result itself."""

@@ -53,12 +53,7 @@ class Rendezvous:
 
     async def get(self, key: str, seconds: float | None = None) -> bytes:
         """See MeetingPoint; None: for as long as the caller does."""
-        place = self._place(key)
-        # Unlike wait_for it raises nothing but the cancellation where both come at once.
-        await asyncio.wait([place], timeout=seconds)
-        if not place.done():
-            raise TimeoutError
-        return place.result()
+        return await asyncio.wait_for(asyncio.shield(self._place(key)), seconds)
 
     def _place(self, key: str) -> asyncio.Future[bytes]:
         if self._problem:

@@ -24,6 +24,11 @@ STEP_SECONDS = histogram(
 )
 STEPS = counter("blockyard_worker_steps_total", "Steps that were executed.")
 REFUSED_STEPS = counter("blockyard_worker_refused_steps_total", "Steps that were refused: each ends its epoch.")
+LATE_STEPS = counter(
+    "blockyard_worker_late_steps_total",
+    "Steps that were launched on a GPU while the one before them ran. The others waited for it: some request in them"
+    " wants log probabilities, penalties, bad words or beams, or begins with several sequences. 0 on a CPU.",
+)
 COMPUTED_TOKENS = counter("blockyard_worker_computed_tokens_total", "Tokens of prompts and outputs that got their KV.")
 SAMPLED_TOKENS = counter("blockyard_worker_sampled_tokens_total", "Tokens that were chosen.")
 STATE = gauge("blockyard_worker_state", "1 for the state that the worker is in, 0 for the others.", "state")
@@ -37,7 +42,10 @@ POOLS = gauge(
     "blockyard_worker_pool_bytes", "The KV blocks of a pool, `device` or `host`; 0 before they exist.", "pool"
 )
 
-CATALOGUE = (STEPS, REFUSED_STEPS, STEP_SECONDS, COMPUTED_TOKENS, SAMPLED_TOKENS, STATE, EPOCH, LOADS, WEIGHTS, POOLS)
+CATALOGUE = (
+    *(STEPS, REFUSED_STEPS, LATE_STEPS, STEP_SECONDS, COMPUTED_TOKENS, SAMPLED_TOKENS),
+    *(STATE, EPOCH, LOADS, WEIGHTS, POOLS),
+)
 
 
 class WorkerMetrics:
@@ -85,6 +93,7 @@ class WorkerMetrics:
         read(READY, lambda: int(not is_draining()))
         read(STATE, lambda: _states(state()))
         read(EPOCH, epoch)
+        read(LATE_STEPS, lambda: executor.num_late_steps if (executor := set_up().executor) is not None else 0)
         read(WEIGHTS, lambda: loaded.parameter_bytes if (loaded := set_up().loaded) is not None else 0)
         read(POOLS, lambda: _pool_bytes(set_up().cache))
 

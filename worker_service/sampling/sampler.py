@@ -17,14 +17,14 @@ from torch import Tensor
 from kernels.sampling import Choices
 from worker_service.sampling import logit_edits as edits
 from worker_service.sampling import logprobs
-from worker_service.step import NO_LOGPROBS, Logprobs, no_ids
+from worker_service.sampling.sampling_state import SAMPLING_FIELDS, SequenceLists, write_sampling
+from worker_service.step import MAX_LOGPROBS, NO_LOGPROBS, Logprobs, NewSequence, SamplingParams, no_ids
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kernels.ops import Backend
     from kernels.sampling import SamplingOps
-    from worker_service.sampling.sampling_state import SequenceLists
     from worker_service.step import Array
 
 Flags = npt.NDArray[np.bool_]
@@ -55,6 +55,16 @@ class SampleRows:
 
     def __len__(self) -> int:
         return len(self.columns)
+
+
+def worst_rows(num_rows: int, vocab_size: int) -> SampleRows:
+    """Makes the rows that cost the sampler most: both filters, a top_k that needs the whole vocabulary, logprobs."""
+    sampling = SamplingParams(top_k=vocab_size - 1, top_p=0.99, logprobs=MAX_LOGPROBS)
+    sequence = NewSequence(0, 0, no_ids(), 0, 0, no_ids(), sampling)
+    lists = SequenceLists(sequence, vocab_size)
+    columns = np.zeros(num_rows, np.dtype(SAMPLING_FIELDS, align=True))
+    write_sampling(columns, sequence, lists, vocab_size)
+    return SampleRows(columns, np.zeros(num_rows, np.int64), [lists] * num_rows, {})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,6 +148,20 @@ class Sampler:
         places = np.flatnonzero(has_logprobs)
         found = logprobs.of_tokens(self._ops, logits, places, token_ids[places], columns["logprobs"][places])
         return Sampled(token_ids, failed, has_logprobs, found, finite)
+
+    @torch.inference_mode()
+    def launch(self, logits: Tensor, rows: SampleRows) -> tuple[Tensor, Tensor]:
+        """Chooses a token for each row, none of which wants log probabilities, and waits for nothing on the device.
+
+        Args: as of `sample`.
+
+        Returns:
+            Token ids int64 [R], -1 where none is possible, and whether all logits are finite bool [R], on the device.
+        """
+        finite = self._ops.launch_finite_rows(logits)
+        if rows.columns["edits_logits"].any():
+            self._edit(logits, rows)
+        return self._ops.launch_choose(logits, _choices(rows)), finite
 
     @torch.inference_mode()
     def candidates(self, logits: Tensor, rows: SampleRows, finite: Flags | None = None) -> Candidates:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kernels.collectives import Ranks
     from worker_service.batch.forward_batch import ForwardBatch
     from worker_service.collectives.group import Group
-    from worker_service.model_runner import RunnerOutput
+    from worker_service.runner.model_runner import RunnerOutput
     from worker_service.step import Step
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from worker_service.batch.forward_batch import ForwardBatch
-    from worker_service.model_runner import RunnerOutput
+    from worker_service.runner.model_runner import RunnerOutput
     from worker_service.step import Step
 
     Column = Sequence[int] | npt.NDArray[np.generic]

@@ -1,12 +1,17 @@
 """Executes steps in the device thread: check, change rows, move blocks, compute, sample.
 
-A step that is wrong changes nothing; one that breaks half-way ends its epoch, and with it all that it changed. Owns the
-identity of the epoch that runs. Knows no messages and no streams.
+A step that is wrong changes nothing; one that breaks half-way ends its epoch, and with it all that it changed. Where
+the device comes to its results later, a step is launched and finished in two halves, with the next one launched in
+between: lengths are known then, tokens are not. Owns the identity of the epoch that runs. Knows no messages and no
+streams.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -14,18 +19,19 @@ import torch
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
+from worker_service.runner.model_runner import RunnerOutput
+from worker_service.sampling.sampler import Sampled
 from worker_service.step import Step, StepResult, StepTimes
+from worker_service.steps.step_results import make_result
 from worker_service.steps.validation import check_step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from kernels.launching import Launched
+    from worker_service.batch.forward_batch import ForwardBatch
     from worker_service.batch.input_batch import InputBatch
-    from worker_service.batch.row_requests import RowRequests
-    from worker_service.batch.step_layout import StepLayout
+    from worker_service.batch.late_rows import LateRows
     from worker_service.cache_engine import CacheEngine
-    from worker_service.model_runner import ModelRunner, RunnerOutput
-    from worker_service.sampling.sampler import Candidates, Sampled
+    from worker_service.runner.model_runner import ModelRunner
     from worker_service.steps.rank_steps import RankSteps
 
 log = EventLogger(__name__)
@@ -39,6 +45,18 @@ class Recorder(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _LaunchedStep:
+    """A step between its halves. `begin`: when it left the queue, by time.perf_counter()."""
+
+    step: Step
+    forward_batch: ForwardBatch
+    late: LateRows
+    launched: Launched
+    times: StepTimes
+    begin: float
+
+
 class StepExecutor:
     """The rows, the blocks and the network of one worker, under one epoch at a time."""
 
@@ -50,23 +68,109 @@ class StepExecutor:
         self.cache = cache
         self._runner = runner
         self._ranks = ranks
-        self._epoch = 0
+        self.epoch = 0
         self._last_step_id = 0
         self._refused: int | None = None
+        # The ranks of a group finish a step before they begin the next one.
+        self._depth = 1 if ranks is not None else runner.depth
+        self._launched: deque[_LaunchedStep] = deque()
+        self._last_finished_at = 0.0
+        self.num_late_steps = 0
+        """Steps that were launched behind another one."""
         # Only while an operator records a profile.
         self.recorder: Recorder | None = None
 
     def begin_epoch(self, epoch: int) -> None:
         """Forgets the sequences of the epoch before and expects step 1 of this one."""
         self.forget()
-        self._epoch, self._last_step_id, self._refused = epoch, 0, None
+        self.epoch, self._last_step_id, self._refused = epoch, 0, None
         if self._ranks is not None:
             self._ranks.begin_epoch(epoch)
             self._runner.join(self._ranks.ranks)
 
     def forget(self) -> None:
-        """Forgets every sequence. What their blocks hold stays until it is written over."""
+        """Forgets every sequence, and what is launched. What their blocks hold stays until it is written over."""
+        self.wait()
+        self._launched.clear()
         self.batch.clear()
+
+    def submit(self, step: Step, arrival: float) -> list[tuple[Step, StepResult]]:
+        """Executes a step, or launches it behind others: returns the steps that are finished by then, in order.
+
+        Args: as of `execute`.
+        """
+        if self._depth == 1:
+            return [(step, self.execute(step, arrival))]
+        finished = self.finish_ready()
+        if step.forks or step.input_sequence_ids:
+            finished += self.finish_all()
+        while len(self._launched) >= self._depth:
+            finished.append(self._finish_first())
+        begin = time.perf_counter()
+        times = StepTimes(queue_seconds=begin - arrival)
+        try:
+            refusal = self._find_refusal(step)
+            if refusal is None:
+                self._last_step_id = step.step_id
+                self.batch.apply(step)
+                if not self.batch.must_wait(step):
+                    self._launched.append(self._launch(step, times, begin))
+                    return finished
+                finished += self.finish_all()
+                return [*finished, (step, self._compute(step, times))]
+        except Exception as error:  # noqa: BLE001 - becomes a refusal
+            refusal = self._explain(step, error)
+        return [*finished, *self.finish_all(), (step, self._refuse(step, refusal, times))]
+
+    @property
+    def oldest(self) -> Launched | None:
+        """What will be ready next."""
+        return self._launched[0].launched if self._launched else None
+
+    def finish_ready(self) -> list[tuple[Step, StepResult]]:
+        """Finishes launched steps as far as they are ready."""
+        finished: list[tuple[Step, StepResult]] = []
+        while self._launched and self._launched[0].launched.is_ready:
+            finished.append(self._finish_first())
+        return finished
+
+    def finish_all(self) -> list[tuple[Step, StepResult]]:
+        """Waits for all launched steps and finishes them."""
+        return [self._finish_first() for _ in range(len(self._launched))]
+
+    def wait(self) -> None:
+        """Waits until nothing runs on the device; finishes nothing."""
+        for each in self._launched:
+            # What went wrong is told where the step is finished.
+            with suppress(Exception):
+                each.launched.wait()
+
+    def _launch(self, step: Step, times: StepTimes, begin: float) -> _LaunchedStep:
+        self.num_late_steps += bool(self._launched)
+        forward_batch = self.batch.make_forward_batch(step)
+        launched = self._runner.launch(forward_batch, self.batch, self.cache, step)
+        return _LaunchedStep(step, forward_batch, self.batch.advance(forward_batch), launched, times, begin)
+
+    def _finish_first(self) -> tuple[Step, StepResult]:
+        """Waits for the oldest launched step and makes its answer."""
+        each = self._launched.popleft()
+        step, times = each.step, each.times
+        if self._refused is not None:
+            return step, self._refuse(step, self._refused_before(), times)
+        try:
+            token_ids, finite = (results.numpy() for results in each.launched.wait())
+            failed = ~finite | (token_ids < 0)
+            skipped = self.batch.settle(each.late, token_ids, failed)
+        except Exception as error:  # noqa: BLE001 - becomes a refusal
+            return step, self._refuse(step, self._explain(step, error), times)
+        now = time.perf_counter()
+        times.begun_at = max(each.begin, self._last_finished_at)
+        times.forward_seconds, self._last_finished_at = now - times.begun_at, now
+        sampled = Sampled(token_ids, failed & ~skipped, np.zeros_like(failed), finite=finite)
+        result = make_result(step, each.forward_batch.layout, RunnerOutput(sampled), times, skipped)
+        if self.recorder is not None:
+            self.recorder.record(step, each.begin, times)
+        return step, result
 
     def execute(self, step: Step, arrival: float) -> StepResult:
         """Executes a step, or answers why not. Never raises: an unexpected error refuses this step and all later ones.
@@ -84,14 +188,18 @@ class StepExecutor:
                 if self.recorder is not None:
                     self.recorder.record(step, begin, times)
                 return result
-        except BlockyardError as error:
-            refusal = error
-        except Exception as error:
-            log.exception("a step failed", epoch=step.epoch, step_id=step.step_id)
-            refusal = BlockyardError(Reason.BUG, f"step {step.step_id} failed unexpectedly: see the worker's log")
-            if isinstance(error, torch.OutOfMemoryError):
-                torch.cuda.empty_cache()
+        except Exception as error:  # noqa: BLE001 - becomes a refusal
+            refusal = self._explain(step, error)
         return self._refuse(step, refusal, times)
+
+    def _explain(self, step: Step, error: Exception) -> BlockyardError:
+        """Makes what a step is refused with of what went wrong."""
+        if isinstance(error, BlockyardError):
+            return error
+        log.exception("a step failed", epoch=step.epoch, step_id=step.step_id)
+        if isinstance(error, torch.OutOfMemoryError):
+            torch.cuda.empty_cache()
+        return BlockyardError(Reason.BUG, f"step {step.step_id} failed unexpectedly: see the worker's log")
 
     def is_silent(self, step: Step, result: StepResult) -> bool:
         """Returns whether nobody waits for the answer to a step."""
@@ -99,15 +207,18 @@ class StepExecutor:
 
     def _find_refusal(self, step: Step) -> BlockyardError | None:
         if self._refused is not None:
-            return BlockyardError(Reason.WRONG_STATE, f"step {self._refused} of epoch {self._epoch} was refused")
-        if step.epoch != self._epoch:
-            return BlockyardError(Reason.WRONG_STATE, f"epoch {step.epoch} came while epoch {self._epoch} runs")
+            return self._refused_before()
+        if step.epoch != self.epoch:
+            return BlockyardError(Reason.WRONG_STATE, f"epoch {step.epoch} came while epoch {self.epoch} runs")
         if step.step_id != self._last_step_id + 1:
-            message = f"step {step.step_id} came where step {self._last_step_id + 1} of epoch {self._epoch} is due"
+            message = f"step {step.step_id} came where step {self._last_step_id + 1} of epoch {self.epoch} is due"
             return BlockyardError(Reason.WRONG_STATE, message)
         return step.decode_error or check_step(
             step, self.batch, self.cache.num_device_blocks, self.cache.num_host_blocks
         )
+
+    def _refused_before(self) -> BlockyardError:
+        return BlockyardError(Reason.WRONG_STATE, f"step {self._refused} of epoch {self.epoch} was refused")
 
     def _refuse(self, step: Step, refusal: BlockyardError, times: StepTimes) -> StepResult:
         if self._refused is None:
@@ -126,6 +237,10 @@ class StepExecutor:
         """Executes a checked step, in this order."""
         self._last_step_id = step.step_id
         self.batch.apply(step)
+        return self._compute(step, times)
+
+    def _compute(self, step: Step, times: StepTimes) -> StepResult:
+        """Executes a step whose changes to rows are made."""
         started = time.perf_counter()
         self.cache.transfer(step.blocks_to_swap_out, step.blocks_to_swap_in, step.blocks_to_copy)
         moved = time.perf_counter()
@@ -142,40 +257,4 @@ class StepExecutor:
         times.cache_operations_seconds = moved - started
         times.forward_seconds = planned - moved + output.forward_seconds
         times.sample_seconds = output.sample_seconds
-        return _make_result(step, forward_batch.layout, output, times)
-
-
-def _make_result(step: Step, layout: StepLayout, output: RunnerOutput, times: StepTimes) -> StepResult:
-    sampled, candidates = output.sampled, output.candidates
-    sequence_ids, token_ids, beam_ids = layout.sampled.sequence_ids, sampled.token_ids, layout.beams.sequence_ids
-    failures: tuple[tuple[int, BlockyardError], ...] = ()
-    if np.count_nonzero(sampled.failed) or np.count_nonzero(candidates.failed):
-        failures = (*_failures(layout.sampled, sampled), *_failures(layout.beams, candidates))
-        sequence_ids, token_ids = layout.sampled.ids(~sampled.failed), token_ids[~sampled.failed]
-        beam_ids = layout.beams.ids(~candidates.failed)
-    return StepResult(
-        step.epoch,
-        step.step_id,
-        sequence_ids,
-        tuple(token_ids.tolist()),
-        layout.skipped_ids,
-        failures,
-        logprob_sequence_ids=layout.sampled.ids(sampled.has_logprobs),
-        logprobs=sampled.logprobs,
-        prompt_logprobs=output.prompt_logprobs,
-        beam_sequence_ids=beam_ids,
-        beam_candidates=candidates.logprobs,
-        times=times,
-    )
-
-
-def _failures(requests: RowRequests, output: Sampled | Candidates) -> Iterator[tuple[int, BlockyardError]]:
-    """Gives each row that failed its error."""
-    if not np.count_nonzero(output.failed):
-        return
-    for sequence_id in requests.ids(output.failed & ~output.finite):
-        message = "the model's logits are not finite numbers: its weights may be damaged, or too large for its dtype"
-        yield sequence_id, BlockyardError(Reason.NOT_FINITE, message)
-    for sequence_id in requests.ids(output.failed & output.finite):
-        message = "no token is possible here: what the request allows, forbids and needs before it may end excludes all"
-        yield sequence_id, BlockyardError(Reason.NO_TOKEN_POSSIBLE, message)
+        return make_result(step, forward_batch.layout, output, times)

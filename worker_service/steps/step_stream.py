@@ -18,6 +18,7 @@ from worker_service.step import StepResult
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from kernels.launching import Launched
     from worker_service.step import Step
     from worker_service.steps.step_executor import StepExecutor
 
@@ -44,6 +45,7 @@ class StepStream:
         self._last_step_id = 0
         # Read by the device thread between two steps.
         self.is_stopped = False
+        self._watched: Launched | None = None
 
     @property
     def max_num_seqs(self) -> int:
@@ -57,11 +59,31 @@ class StepStream:
 
     def _run(self, step: Step, arrival: float) -> None:
         if not self.is_stopped:
-            result = self.executor.execute(step, arrival)
+            self._tell(self.executor.submit(step, arrival))
+            self._watch()
+
+    def _tell(self, finished: list[tuple[Step, StepResult]]) -> None:
+        for step, result in finished:
             self._last_step_id = step.step_id
             if not self.executor.is_silent(step, result):
                 self._queue_answer(result)
             self._on_step(step, result)
+
+    def _watch(self) -> None:
+        """Has what is launched finished when it is ready, though no step comes."""
+        oldest = self.executor.oldest
+        if oldest is not None and oldest is not self._watched:
+            self._watched = oldest
+            self._device.when_ready(oldest, self._finish_ready)
+
+    def _finish_ready(self) -> None:
+        if self.executor.epoch == self.epoch:
+            self._tell(self.executor.finish_ready())
+            self._watch()
+
+    def _finish_all(self) -> None:
+        if self.executor.epoch == self.epoch:
+            self._tell(self.executor.finish_all())
 
     def _queue_answer(self, answer: StepResult | BlockyardError | None) -> None:
         call_soon(self._loop, self._answers.put_nowait, answer)
@@ -72,6 +94,7 @@ class StepStream:
 
     def finish(self) -> None:
         """Ends the stream after the waiting steps: no more will come."""
+        self._device.post(self._finish_all)
         self._device.post(lambda: self._queue_answer(None))
 
     def stop(self, error: BlockyardError | None = None) -> None:
@@ -83,6 +106,7 @@ class StepStream:
     def drain(self) -> None:
         """Drops the waiting steps and says so after the running one; stays open until the scheduler closes it."""
         self.is_stopped = True
+        self._device.post(self._finish_all)
         self._device.post(lambda: self._queue_answer(StepResult(self.epoch or 0, self._last_step_id, draining=True)))
 
     def end(self, error: BlockyardError) -> None:

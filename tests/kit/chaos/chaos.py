@@ -39,9 +39,6 @@ if TYPE_CHECKING:
 
 # Small enough that requests are preempted, by swap and by recompute, while their workers die.
 POOLS = ("--dtype", "bfloat16", "--num-device-blocks", "320", "--num-host-blocks", "64")
-# A scheduler that has just started gives a step a minute, and what a frozen connection between ranks holds up ends no
-# sooner.
-OF_GROUPS = ("--step-deadline-seconds", "10")
 # Time for all streams to end once nothing strikes any more, and for everything to be idle after that.
 FINISH_SECONDS = 120.0
 IDLE_SECONDS = 60.0
@@ -289,13 +286,12 @@ async def run_chaos(
     pipeline_parallel_size: int = 1,
 ) -> Report:
     """Runs a plan on a cluster of two replicas and two gateways; the logs go to `folder`."""
-    world_size = tensor_parallel_size * pipeline_parallel_size
     async with Cluster(
         model,
         folder,
-        scheduler_flags=(*POOLS, *(OF_GROUPS if world_size > 1 else ()), *scheduler_flags),
+        scheduler_flags=(*POOLS, *scheduler_flags),
         with_links=True,
-        replica_sizes=[world_size] * 2,
+        replica_sizes=[tensor_parallel_size * pipeline_parallel_size] * 2,
         pipeline_parallel_size=pipeline_parallel_size,
         num_gateways=2,
     ) as cluster:

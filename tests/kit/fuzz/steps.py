@@ -24,8 +24,8 @@ from tests.kit.kernels.tiny_models import tiny_model
 from worker_service import codec as worker_codec
 from worker_service.batch.input_batch import BatchLimits, InputBatch
 from worker_service.cache_engine import BlockFormat, CacheEngine
-from worker_service.model_runner import ModelRunner
 from worker_service.models.loader import load_model
+from worker_service.runner.model_runner import ModelRunner
 from worker_service.steps.step_executor import StepExecutor
 
 if TYPE_CHECKING:

@@ -98,6 +98,7 @@ class System:
     access: ClientAccess = field(default_factory=ClientAccess)
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    worker_module: str = "worker_service"
     services: dict[str, Service] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -131,7 +132,7 @@ class System:
         """Starts the gateway, the scheduler or a worker, again if it has died."""
         restarts = len(list(self.folder.glob(f"{name}-*.log")))
         flags = [*self._flags_of(name), "--log-level", "debug"]
-        service = Service(_MODULES.get(name, "worker_service"), flags, self.folder / f"{name}-{restarts}.log")
+        service = Service(_MODULES.get(name, self.worker_module), flags, self.folder / f"{name}-{restarts}.log")
         self.services[name] = service
         return service
 

@@ -11,7 +11,7 @@ import numpy as np
 from kernels.ops import CaptureSizes
 from worker_service.batch.input_batch import BatchLimits, InputBatch
 from worker_service.cache_engine import BlockFormat, CacheEngine
-from worker_service.model_runner import ModelRunner
+from worker_service.runner.model_runner import ModelRunner
 from worker_service.step import NewSequence, SamplingParams, Step
 from worker_service.steps.step_executor import StepExecutor
 

@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 from kernels.reference.sampling import MAX_CHOSEN_LOGITS, ReferenceSampling
 from tests.kit.kernels.backends import build_kernels
 from tests.kit.kernels.tiny_models import tiny_model
-from worker_service.model_runner import ModelRunner
 from worker_service.models.loader import load_model
+from worker_service.runner.dry_runs import profile
+from worker_service.runner.model_runner import ModelRunner
 from worker_service.sampling.sampler import sampling_bytes
 
 ROOT = Path(__file__).parents[4]
@@ -31,15 +32,17 @@ from kernels.ops import CaptureSizes, StepInputs
 from worker_service.cache_engine import BlockFormat, allocate_pool
 from worker_service.device.memory import read_peak_memory, reset_peak_memory
 from worker_service.models.loader import load_model
-from worker_service.model_runner import ModelRunner, worst_rows
+from worker_service.runner.dry_runs import profile, warm_up
+from worker_service.runner.model_runner import ModelRunner
+from worker_service.sampling.sampler import worst_rows
 
 folder, quantization, num_tokens, num_sequences = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 loaded = load_model(Path(folder), torch.bfloat16, torch.device("cpu"), lambda done, total: None, "auto", quantization)
 runner = ModelRunner(loaded)
-promised = runner.profile(32, num_tokens, num_sequences)
+promised = profile(runner, 32, num_tokens, num_sequences)
 pool = allocate_pool(BlockFormat.of(loaded.model, 32), 1, torch.device("cpu"))
 runner.capture(pool, CaptureSizes(num_tokens, num_sequences, 32))
-runner.warm_up(pool, 32, num_sequences)
+warm_up(runner, pool, 32, num_sequences)
 pool.fill_(0)
 assert reset_peak_memory()
 before = read_peak_memory()
@@ -52,8 +55,8 @@ if runner._captured is not None:
         outputs = runner._captured.replay(step, with_logits=True)
         runner._chooser.sampler.sample(outputs.logits, worst_rows(num_sequences, loaded.config.vocab_size))
     del outputs
-rows = min(runner._max_prompt_rows(), num_tokens)
-runner._dry_step(pool, 32, num_sequences=num_sequences, num_tokens=num_tokens, num_prompt_rows=rows)
+rows = min(runner.max_prompt_rows, num_tokens)
+runner.dry_step(pool, 32, num_sequences=num_sequences, num_tokens=num_tokens, num_prompt_rows=rows)
 print(promised, read_peak_memory() - before)
 """
 
@@ -100,10 +103,10 @@ def test_no_step_takes_more_than_was_promised(wide_model: Path, quantization: st
 def test_a_profile_tells_the_same_each_time() -> None:
     build_kernels()
     runner = ModelRunner(load_model(tiny_model("llama"), torch.bfloat16, torch.device("cpu"), lambda done, total: None))
-    told = {runner.profile(32, 1024, 8) for _ in range(3)}
+    told = {profile(runner, 32, 1024, 8) for _ in range(3)}
     assert len(told) == 1
-    assert runner.profile(32, 2048, 8) > max(told)
-    assert runner.profile(32, 1024, 1024) > max(told)
+    assert profile(runner, 32, 2048, 8) > max(told)
+    assert profile(runner, 32, 1024, 1024) > max(told)
 
 
 def test_choosing_takes_its_memory_for_some_rows_at_a_time() -> None:

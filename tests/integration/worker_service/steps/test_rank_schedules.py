@@ -186,6 +186,15 @@ def run_alone(network: Network) -> list[Answer]:
     return answers
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """A rank is a thread, so all of torch's together are what a test asks for."""
+    available = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(available)
+
+
 @pytest.fixture(scope="module", params=NETWORKS, ids=str)
 def network(request: pytest.FixtureRequest) -> tuple[Network, list[Answer]]:
     """A network, and what requests get of it alone."""

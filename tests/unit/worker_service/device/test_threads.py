@@ -7,8 +7,9 @@ import torch
 
 from tests.kit.kernels.tiny_models import tiny_model
 from worker_service.cache_engine import BlockFormat, allocate_pool
-from worker_service.model_runner import ModelRunner, fewest_good_threads
 from worker_service.models.loader import load_model
+from worker_service.runner.dry_runs import fewest_good_threads, settle_threads
+from worker_service.runner.model_runner import ModelRunner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,6 +44,6 @@ def test_a_small_step_gets_more_threads_only_where_they_gain(seconds: dict[int, 
 def test_the_chosen_count_is_in_force(two_threads: None) -> None:
     loaded = load_model(tiny_model("llama"), torch.float32, CPU, lambda done, total: None)
     pool = allocate_pool(BlockFormat.of(loaded.model, 16), 2, CPU)
-    chosen = ModelRunner(loaded).settle_threads(pool, 16, 4)
+    chosen = settle_threads(ModelRunner(loaded), pool, 16, 4)
     assert chosen in (1, 2)
     assert torch.get_num_threads() == chosen

@@ -19,8 +19,9 @@ from tests.kit.kernels.tiny_models import tiny_model
 from tests.unit.worker_service import driver
 from tests.unit.worker_service.executor import Epoch, candidates_of, make_executor, new_sequence
 from tests.unit.worker_service.rows import VOCAB, make_sampler, rows_of, sequence
-from worker_service import model_runner
 from worker_service.models.loader import load_model
+from worker_service.runner import model_runner
+from worker_service.runner.dry_runs import profile
 from worker_service.sampling import logprobs
 from worker_service.step import NO_LOGPROBS, Fork, SamplingParams
 
@@ -286,7 +287,7 @@ def test_a_prompt_in_pieces_is_told_as_the_whole(
 def test_a_profile_counts_the_rows_of_a_prompt(loaded: LoadedModel) -> None:
     runner = model_runner.ModelRunner(loaded)
     num_rows = min(model_runner.MAX_PROMPT_ROWS, loaded.config.max_model_len)
-    assert runner.profile(8, num_rows, 1) >= 3 * num_rows * loaded.config.vocab_size * 4
+    assert profile(runner, 8, num_rows, 1) >= 3 * num_rows * loaded.config.vocab_size * 4
 
 
 def test_of_a_sequence_that_starts_anew_only_the_prompt_is_told(loaded: LoadedModel) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from worker_service.batch.forward_batch import ForwardBatch
-from worker_service.model_runner import RunnerOutput
+from worker_service.runner.model_runner import RunnerOutput
 from worker_service.sampling.sampler import Candidates, Sampled
 from worker_service.step import BlockPairs, Fork, NewSequence, Step
 from worker_service.steps.step_digest import StepDigest

@@ -1,0 +1,1 @@
+"""The network at work on forward batches."""

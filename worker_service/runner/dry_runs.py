@@ -1,0 +1,142 @@
+"""Steps of no sequence, in block 0: what the worst step takes, what a first one would wait for, how many threads pay.
+
+Before the first request, on a runner. Knows no states.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from kernels.ops import CaptureSizes
+from worker_service.cache_engine import BlockFormat, allocate_pool
+from worker_service.device.memory import read_peak_memory, reset_peak_memory
+from worker_service.sampling import logprobs
+from worker_service.sampling.sampler import sampling_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from worker_service.runner.model_runner import ModelRunner
+
+# A profile on a CPU computes what fits into this and scales it: memory of a step grows with its tokens and rows.
+CPU_PROFILE_SECONDS = 0.5
+CPU_PROFILE_TRIAL = 32
+WARM_UP_TOKENS = 8
+# How the count of threads is tried: decodes of so many sequences, so often, or for so long if a step takes its time,
+# and what more threads must gain.
+TRIAL_SEQUENCES = 8
+NUM_TRIALS, MIN_TRIALS = 7, 2
+MAX_TRIAL_SECONDS = 0.3
+MIN_GAIN = 0.1
+# A longer step is worth all threads: where a decode waits for memory it gains little from them, its prefills do.
+SMALL_STEP_SECONDS = 1e-3
+
+
+def fewest_good_threads(seconds: Mapping[int, float]) -> int:
+    """Chooses a number of threads by a step's seconds with each: more for a small step only if it gains a tenth."""
+    chosen = min(seconds)
+    if seconds[chosen] > SMALL_STEP_SECONDS:
+        return max(seconds)
+    for num_threads in sorted(seconds):
+        if seconds[num_threads] < (1 - MIN_GAIN) * seconds[chosen]:
+            chosen = num_threads
+    return chosen
+
+
+@torch.inference_mode()
+def warm_up(runner: ModelRunner, kv_pool: Tensor, block_size: int, max_num_seqs: int) -> None:
+    """Runs a prefill and decodes once, in the scratch block, so that the first request pays for nothing."""
+    runner.dry_step(kv_pool, block_size, num_sequences=1, num_tokens=min(WARM_UP_TOKENS, block_size))
+    for num_sequences in {1, min(max_num_seqs, TRIAL_SEQUENCES)}:
+        runner.dry_decode(kv_pool, block_size, num_sequences)
+
+
+@torch.inference_mode()
+def settle_threads(runner: ModelRunner, kv_pool: Tensor, block_size: int, max_num_seqs: int) -> int:
+    """Sets the calling thread's count of compute threads to 1, unless decodes gain from those it has; returns it.
+
+    In a small model's step a second thread may cost more than it brings. Results do not depend on the count.
+    """
+    num_sequences = min(max_num_seqs, TRIAL_SEQUENCES)
+    available, seconds = torch.get_num_threads(), dict[int, list[float]]()
+    started = time.perf_counter()
+    for trial in range(NUM_TRIALS):
+        if trial >= MIN_TRIALS and time.perf_counter() - started > MAX_TRIAL_SECONDS:
+            break
+        for num_threads in {1, available}:
+            runner.backend.set_num_threads(num_threads)
+            begin = time.perf_counter()
+            runner.dry_decode(kv_pool, block_size, num_sequences)
+            seconds.setdefault(num_threads, []).append(time.perf_counter() - begin)
+    # The best of each: what else ran on the machine made the others slower.
+    chosen = fewest_good_threads({num_threads: min(times) for num_threads, times in seconds.items()})
+    runner.backend.set_num_threads(chosen)
+    return chosen
+
+
+def profile(runner: ModelRunner, block_size: int, max_num_batched_tokens: int, max_num_seqs: int) -> int:
+    """Returns the most bytes that a step takes: all tokens and sequences allowed, each sampled.
+
+    Measures them where they are not known.
+    """
+    num_sequences = min(max_num_seqs, max_num_batched_tokens)
+    # Few sequences may be too short together for a step of all the tokens that the budget allows.
+    num_tokens = min(max_num_batched_tokens, num_sequences * runner.config.max_model_len)
+    pool = allocate_pool(BlockFormat.of(runner.model, block_size), 1, runner.backend.device)
+    if runner.backend.device.type == "cuda":
+        return _profile_gpu(runner, pool, block_size, num_tokens, num_sequences)
+    sizes = CaptureSizes(max_num_batched_tokens, max_num_seqs, block_size, runner.config.sliding_window)
+    captured = runner.model.capture(pool, sizes)
+    if captured is not None:
+        # What such a backend allocates is known: nothing need run. Prompts' log probabilities are never replayed.
+        return captured.num_bytes + _least_activation(runner, num_tokens, num_sequences)
+    return _profile_cpu(runner, pool, block_size, num_tokens, num_sequences)
+
+
+def _profile_gpu(runner: ModelRunner, pool: Tensor, block_size: int, num_tokens: int, num_sequences: int) -> int:
+    device = runner.backend.device
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    rows = min(runner.max_prompt_rows, num_tokens)
+    runner.dry_step(pool, block_size, num_sequences=num_sequences, num_tokens=num_tokens, num_prompt_rows=rows)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    return peak
+
+
+def _profile_cpu(runner: ModelRunner, pool: Tensor, block_size: int, num_tokens: int, num_sequences: int) -> int:
+    """Measures a share of the worst step that takes half a second, and scales it; never less than what is known."""
+    trial = min(CPU_PROFILE_TRIAL, num_tokens)
+    started = time.perf_counter()
+    runner.dry_step(pool, block_size, num_sequences=min(trial, num_sequences), num_tokens=trial)
+    seconds = time.perf_counter() - started
+    share = min(1.0, CPU_PROFILE_SECONDS / max(seconds * num_tokens / trial, 1e-9))
+    tokens = max(trial, int(num_tokens * share))
+    can_reset = reset_peak_memory()
+    before = read_peak_memory()
+    rows = min(runner.max_prompt_rows, num_tokens)
+    runner.dry_step(
+        pool,
+        block_size,
+        num_sequences=-(-num_sequences * tokens // num_tokens),
+        num_tokens=tokens,
+        num_prompt_rows=-(-rows * tokens // num_tokens),
+    )
+    measured = read_peak_memory() - before if can_reset else 0
+    return max(int(measured * num_tokens / tokens), _least_activation(runner, num_tokens, num_sequences))
+
+
+def _least_activation(runner: ModelRunner, num_tokens: int, num_sequences: int) -> int:
+    """Computes from sizes what a step holds at once: a layer's inner rows, logits and their working copies."""
+    config = runner.config
+    row = 4 * config.hidden_size + 3 * config.intermediate_size
+    ops, num_prompt_rows = runner.backend.sampling, min(runner.max_prompt_rows, num_tokens)
+    sampling = sampling_bytes(ops, num_sequences, config.vocab_size)
+    prompts = logprobs.logprobs_bytes(ops, num_prompt_rows, config.vocab_size)
+    return num_tokens * row * config.dtype.itemsize + max(sampling, prompts)

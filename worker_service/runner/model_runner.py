@@ -1,0 +1,261 @@
+"""Runs the network on forward batches, at once or launched ahead.
+
+Owns the hand-over from rows (numpy) to the device (torch). Knows no messages, no states and no sequences' ids.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from kernels.ops import CaptureSizes, StepInputs
+from worker_service.batch.chooser import Chooser
+from worker_service.batch.late_rows import UNKNOWN
+from worker_service.sampling import logprobs
+from worker_service.sampling.sampler import Candidates, Sampled, SampleRows, worst_rows
+from worker_service.step import MAX_LOGPROBS, Logprobs, PromptLogprobs, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from kernels.collectives import Ranks
+    from kernels.launching import Launched
+    from kernels.ops import CapturedStep
+    from worker_service.batch.forward_batch import ForwardBatch, PromptPiece
+    from worker_service.batch.input_batch import InputBatch
+    from worker_service.batch.step_layout import StepLayout
+    from worker_service.cache_engine import CacheEngine
+    from worker_service.models.loader import LoadedModel
+    from worker_service.step import Array
+
+# Rows of prompts whose logits are made at a time, and their elements (16 MiB).
+MAX_PROMPT_ROWS = 512
+MAX_PROMPT_LOGITS = 1 << 22
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunnerOutput:
+    """The output of a step: sampled tokens, candidates of beams, log probabilities of prompts, and seconds."""
+
+    sampled: Sampled = field(default_factory=Sampled)
+    candidates: Candidates = field(default_factory=Candidates)
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    forward_seconds: float = 0.0
+    sample_seconds: float = 0.0
+
+
+class ModelRunner:
+    """One model on one device. Used by the device thread alone."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.config = loaded.config
+        self.model = loaded.model
+        self.backend = loaded.backend
+        self._chooser = Chooser(self.backend, self.config.vocab_size)
+        self._captured: CapturedStep | None = None
+        self._ranks: Ranks | None = None
+        # Logits and all that is made of them are the last stage's.
+        self._has_head = loaded.model.share.is_last_stage
+        # The token that each row of the batch sampled last, int64 on the device.
+        self._last_tokens = torch.zeros(0, dtype=torch.int64, device=self.backend.device)
+
+    @property
+    def depth(self) -> int:
+        """How many launched steps may be unfinished; 1: `run` is all there is."""
+        return self.backend.launcher.depth
+
+    def join(self, ranks: Ranks) -> None:
+        """Sets the ranks of the network, from the next step on."""
+        self._ranks = ranks
+        self.backend.join(ranks)
+        self._chooser.join(ranks.stage)
+
+    def capture(self, kv_pool: Tensor, sizes: CaptureSizes) -> None:
+        """Records the network over a pool, where the backend can: steps within these sizes need no Python then."""
+        self._captured = self.model.capture(kv_pool, sizes)
+
+    @torch.inference_mode()
+    def run(self, forward_batch: ForwardBatch, batch: InputBatch, kv_pool: Tensor) -> RunnerOutput:
+        """Computes a step's tokens and writes their KV; the last stage samples, or finds the candidates of beams."""
+        started = time.perf_counter()
+        layout, prompts = forward_batch.layout, forward_batch.prompts
+        if not len(layout.rows):
+            return RunnerOutput()
+        due = np.concatenate([layout.sampled.last_hidden, layout.beams.last_hidden])
+        if self._captured is not None and not prompts:
+            columns = forward_batch.seq_lens, forward_batch.block_tables, forward_batch.token_ids
+            inputs = StepInputs(layout.num_new_tokens, *columns, due)
+            if self._captured.takes(inputs):
+                return self._replay(self._captured, inputs, layout, batch, started)
+        token_ids = self._to_device(forward_batch.token_ids)
+        hidden = self._forward(forward_batch, token_ids, batch.limits.block_size, kv_pool)
+        if not self._has_head:
+            self._synchronize()
+            return RunnerOutput(forward_seconds=time.perf_counter() - started)
+        logits = self.model.compute_logits(hidden[self._to_device(due)])
+        self._synchronize()
+        computed = time.perf_counter()
+        sampled, candidates = self._chooser.choose(logits, layout, batch)
+        # The rows of prompts need as much memory, so these go first.
+        del logits
+        prompt_logprobs = self._prompt_logprobs(prompts, hidden) if prompts else ()
+        return RunnerOutput(sampled, candidates, prompt_logprobs, computed - started, time.perf_counter() - computed)
+
+    def launch(self, forward_batch: ForwardBatch, batch: InputBatch, cache: CacheEngine, step: Step) -> Launched:
+        """Launches a step, and its transfers before it, none of whose rows must wait (see `RowRequests`).
+
+        Ids that are not known yet are those that its rows sampled last. Returns token ids and which rows are finite.
+        """
+        layout = forward_batch.layout
+        rows, num_rows = batch.sample_rows(layout.sampled), batch.num_rows
+
+        @torch.inference_mode()
+        def work() -> tuple[Tensor, ...]:
+            cache.transfer(step.blocks_to_swap_out, step.blocks_to_swap_in, step.blocks_to_copy)
+            if not len(layout.rows):
+                return torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.bool)
+            token_ids, finite = self._compute(forward_batch, rows, cache, num_rows)
+            self._last_tokens[self._to_device(layout.sampled.rows)] = token_ids
+            return token_ids, finite
+
+        return self.backend.launcher.launch(work)
+
+    def _compute(
+        self, forward_batch: ForwardBatch, rows: SampleRows, cache: CacheEngine, num_rows: int
+    ) -> tuple[Tensor, Tensor]:
+        """Computes a launched step: the tokens of its rows and which of them are finite, on the device."""
+        layout = forward_batch.layout
+        missing = num_rows - len(self._last_tokens)
+        if missing > 0:
+            self._last_tokens = torch.cat([self._last_tokens, self._last_tokens.new_zeros(missing)])
+        known = self._to_device(forward_batch.token_ids)
+        # A row that failed has no token; nobody will ask what comes of this one.
+        token_ids = torch.where(known < 0, self._last_tokens[(UNKNOWN - known).clamp(min=0)], known).clamp(min=0)
+        if self._captured is not None:
+            columns = forward_batch.seq_lens, forward_batch.block_tables, token_ids.numpy()
+            inputs = StepInputs(layout.num_new_tokens, *columns, layout.sampled.last_hidden)
+            if self._captured.takes(inputs):
+                outputs = self._captured.replay(inputs, with_logits=not layout.sampled.is_plain_greedy)
+                if outputs.logits is None:
+                    return torch.from_numpy(outputs.best), torch.from_numpy(outputs.finite)
+                return self._chooser.sampler.launch(outputs.logits, rows)
+        hidden = self._forward(forward_batch, token_ids, cache.block_format.block_size, cache.device_pool)
+        logits = self.model.compute_logits(hidden[self._to_device(layout.sampled.last_hidden)])
+        return self._chooser.sampler.launch(logits, rows)
+
+    def _replay(
+        self, captured: CapturedStep, inputs: StepInputs, layout: StepLayout, batch: InputBatch, started: float
+    ) -> RunnerOutput:
+        """Computes a step without log probabilities of prompts; makes no logits where all rows are plain greedy."""
+        is_plain = not len(layout.beams) and layout.sampled.is_plain_greedy
+        outputs = captured.replay(inputs, with_logits=not is_plain)
+        computed = time.perf_counter()
+        if not self._has_head:
+            return RunnerOutput(forward_seconds=computed - started)
+        sampled, candidates = self._chooser.choose_replayed(outputs, layout, batch)
+        return RunnerOutput(sampled, candidates, (), computed - started, time.perf_counter() - computed)
+
+    def _prompt_logprobs(self, pieces: Sequence[PromptPiece], hidden: Tensor) -> tuple[PromptLogprobs, ...]:
+        lengths = [len(piece.token_ids) for piece in pieces]
+        places = [np.arange(piece.first_hidden, piece.first_hidden + len(piece.token_ids)) for piece in pieces]
+        found = self._logprobs(
+            hidden,
+            np.concatenate(places),
+            np.concatenate([piece.token_ids for piece in pieces]),
+            np.repeat([piece.num_best for piece in pieces], lengths),
+        )
+        if found is None:
+            return ()
+        parts = zip(pieces, logprobs.split(found, lengths), strict=True)
+        return tuple(PromptLogprobs(piece.sequence_id, piece.first_position, part) for piece, part in parts)
+
+    def _logprobs(self, hidden: Tensor, places: Array, token_ids: Array, num_best: Array) -> Logprobs | None:
+        """Computes log probabilities of tokens [n] from the hidden rows at `places`, in parts: logits are large.
+
+        None where another rank has them.
+        """
+        most = self.max_prompt_rows
+        parts: list[Logprobs] = []
+        for start in range(0, len(places), most):
+            some = slice(start, start + most)
+            logits = self._chooser.whole(self.model.compute_logits(hidden[self._to_device(places[some])]))
+            if logits is None:
+                continue
+            rows = np.arange(len(logits))
+            parts.append(logprobs.of_tokens(self.backend.sampling, logits, rows, token_ids[some], num_best[some]))
+        return logprobs.concatenate(parts) if parts else None
+
+    @property
+    def max_prompt_rows(self) -> int:
+        """How many rows of prompts get their log probabilities at a time."""
+        return max(1, min(MAX_PROMPT_ROWS, MAX_PROMPT_LOGITS // self.config.vocab_size))
+
+    def _forward(self, forward_batch: ForwardBatch, token_ids: Tensor, block_size: int, kv_pool: Tensor) -> Tensor:
+        plan = self.backend.plan_attention(
+            forward_batch.layout.num_new_tokens,
+            forward_batch.seq_lens,
+            forward_batch.block_tables,
+            block_size,
+            self.config.sliding_window,
+        )
+        return self.model.forward(token_ids, plan, kv_pool)
+
+    def _to_device(self, column: Array) -> Tensor:
+        return torch.from_numpy(column).to(self.backend.device)
+
+    def _synchronize(self) -> None:
+        if self.backend.device.type == "cuda":
+            torch.cuda.synchronize(self.backend.device)
+
+    def prove_batch_invariance(self) -> bool:
+        """Tries whether results are independent of the batch on this machine. Call it before the first step."""
+        return self.model.probe()
+
+    def fingerprint(self) -> str:
+        """Hashes what this machine computes for fixed tokens."""
+        return self.model.fingerprint(self._ranks)
+
+    @torch.inference_mode()
+    def dry_decode(self, kv_pool: Tensor, block_size: int, num_sequences: int) -> None:
+        """Decodes the first token of `num_sequences` sequences that all write to block 0."""
+        if self._captured is None:
+            self._dry_forward(kv_pool, block_size, num_sequences, num_sequences)
+            return
+        ones, zeros = np.ones(num_sequences, np.int64), np.zeros(num_sequences, np.int64)
+        tables = np.zeros((num_sequences, 1), np.int32)
+        self._captured.replay(StepInputs(ones, ones, tables, zeros, np.arange(num_sequences)), with_logits=False)
+
+    @torch.inference_mode()
+    def dry_step(
+        self, kv_pool: Tensor, block_size: int, *, num_sequences: int, num_tokens: int, num_prompt_rows: int = 0
+    ) -> None:
+        """Does a step of `num_tokens` whose sequences all write to block 0, with samples and log probabilities."""
+        hidden, part = self._dry_forward(kv_pool, block_size, num_sequences, num_tokens)
+        if part is None:
+            return
+        logits = self._chooser.whole(part)
+        if logits is not None:
+            self._chooser.sampler.sample(logits, worst_rows(num_sequences, self.config.vocab_size))
+        del logits, part
+        if num_prompt_rows:
+            places = np.zeros(num_prompt_rows, np.int64)
+            self._logprobs(hidden, places, places, places + min(MAX_LOGPROBS, self.config.vocab_size))
+
+    def _dry_forward(
+        self, kv_pool: Tensor, block_size: int, num_sequences: int, num_tokens: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns the hidden rows, and the last stage's logits of each sequence's last."""
+        lengths = np.full(num_sequences, num_tokens // num_sequences, np.int64)
+        lengths[: num_tokens % num_sequences] += 1
+        tables = np.zeros((num_sequences, -(-int(lengths.max()) // block_size)), np.int64)
+        plan = self.backend.plan_attention(lengths, lengths, tables, block_size, self.config.sliding_window)
+        token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=self.backend.device)
+        hidden = self.model.forward(token_ids, plan, kv_pool)
+        last = self._to_device(np.cumsum(lengths) - 1)
+        return hidden, self.model.compute_logits(hidden[last]) if self._has_head else None

@@ -1,0 +1,69 @@
+"""Makes answers of what steps computed. Knows no rows and no epochs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from blockyard.errors import BlockyardError, Reason
+from worker_service.step import Step, StepResult, StepTimes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kernels.sampling import Flags
+    from worker_service.batch.row_requests import RowRequests
+    from worker_service.batch.step_layout import StepLayout
+    from worker_service.runner.model_runner import RunnerOutput
+    from worker_service.sampling.sampler import Candidates, Sampled
+
+
+def make_result(
+    step: Step, layout: StepLayout, output: RunnerOutput, times: StepTimes, skipped: Flags | None = None
+) -> StepResult:
+    """Makes the answer to a step of what it computed.
+
+    Args:
+        step: that was executed.
+        layout: of its rows.
+        output: of the network and the sampler.
+        times: of its parts.
+        skipped: [R], sampled rows that do not count, since they had ended; none of them failed.
+    """
+    sampled, candidates = output.sampled, output.candidates
+    sequence_ids, token_ids, beam_ids = layout.sampled.sequence_ids, sampled.token_ids, layout.beams.sequence_ids
+    failures: tuple[tuple[int, BlockyardError], ...] = ()
+    dropped, skipped_ids = sampled.failed, layout.skipped_ids
+    if skipped is not None and np.count_nonzero(skipped):
+        dropped, skipped_ids = dropped | skipped, (*skipped_ids, *layout.sampled.ids(skipped))
+    if np.count_nonzero(dropped) or np.count_nonzero(candidates.failed):
+        failures = (*_failures(layout.sampled, sampled), *_failures(layout.beams, candidates))
+        sequence_ids, token_ids = layout.sampled.ids(~dropped), token_ids[~dropped]
+        beam_ids = layout.beams.ids(~candidates.failed)
+    return StepResult(
+        step.epoch,
+        step.step_id,
+        sequence_ids,
+        tuple(token_ids.tolist()),
+        skipped_ids,
+        failures,
+        logprob_sequence_ids=layout.sampled.ids(sampled.has_logprobs),
+        logprobs=sampled.logprobs,
+        prompt_logprobs=output.prompt_logprobs,
+        beam_sequence_ids=beam_ids,
+        beam_candidates=candidates.logprobs,
+        times=times,
+    )
+
+
+def _failures(requests: RowRequests, output: Sampled | Candidates) -> Iterator[tuple[int, BlockyardError]]:
+    """Gives each row that failed its error."""
+    if not np.count_nonzero(output.failed):
+        return
+    for sequence_id in requests.ids(output.failed & ~output.finite):
+        message = "the model's logits are not finite numbers: its weights may be damaged, or too large for its dtype"
+        yield sequence_id, BlockyardError(Reason.NOT_FINITE, message)
+    for sequence_id in requests.ids(output.failed & output.finite):
+        message = "no token is possible here: what the request allows, forbids and needs before it may end excludes all"
+        yield sequence_id, BlockyardError(Reason.NO_TOKEN_POSSIBLE, message)
