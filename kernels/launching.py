@@ -8,14 +8,28 @@ tokens of that step, stays on the device.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy.typing as npt
     from torch import Tensor
 
     Results = tuple[Tensor, ...]
+
+# One step runs, another one waits behind it.
+GPU_DEPTH = 2
+
+
+def upload(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """Brings a host's array to a device and waits for nothing there. On a processor it may be the same memory."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    # From memory that is not pinned torch would wait for the copy, and so for all that was launched before it.
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 class Launched(Protocol):
@@ -72,3 +86,43 @@ class Immediate:
 
 
 IMMEDIATE = Immediate()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Enqueued:
+    results: Results
+    is_done: torch.cuda.Event
+
+    @property
+    def is_ready(self) -> bool:
+        return self.is_done.query()
+
+    def wait(self) -> Results:
+        # Without the interpreter's lock, and asleep.
+        self.is_done.synchronize()
+        return self.results
+
+
+class CudaLauncher:
+    """Of a GPU: work enqueues on its stream and waits for nothing, so that the host is ahead.
+
+    A result is copied to pinned memory behind the work that makes it, and an event behind the copy says when it is
+    there. PyTorch hands pinned memory out again only when the copies that use it are done.
+    """
+
+    depth = GPU_DEPTH
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def launch(self, work: Callable[[], Results]) -> _Enqueued:
+        """Enqueues work on the device's current stream."""
+        results = tuple(map(_copy_to_host, work()))
+        is_done = torch.cuda.Event(blocking=True)
+        is_done.record(torch.cuda.current_stream(self._device))
+        return _Enqueued(results, is_done)
+
+
+def _copy_to_host(result: Tensor) -> Tensor:
+    host = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
+    return host.copy_(result, non_blocking=True)

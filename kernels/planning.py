@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
+from kernels.launching import upload
 from kernels.ops import AttentionBatch, AttentionShape, BlockTables, check_block_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    import torch
+    from torch import Tensor
 
 SPLIT = 256
 PREFILL_TILE_ROWS = 64
@@ -94,9 +96,9 @@ def plan(
         num_new_tokens=new,
         seq_lens=lens,
         block_tables=tables,
-        positions=torch.from_numpy(positions).to(device),
-        slot_mapping=torch.from_numpy(blocks * block_size + positions % block_size).to(device),
-        fresh_blocks=torch.from_numpy(tables[fresh, last_blocks[fresh]]).to(device),
+        positions=upload(positions, device),
+        slot_mapping=upload(blocks * block_size + positions % block_size, device),
+        fresh_blocks=upload(tables[fresh, last_blocks[fresh]], device),
         block_size=block_size,
         sliding_window=sliding_window,
     )
@@ -200,7 +202,7 @@ def _make_wave(
     device = batch.positions.device
 
     def send(array: npt.NDArray[Any]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+        return upload(array, device)
 
     return Wave(
         num_tiles=len(tiles.sequences),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels import blocks, planning
-from kernels.launching import IMMEDIATE
+from kernels.launching import IMMEDIATE, CudaLauncher
 from kernels.reference import attention, elementwise, probe
 from kernels.reference.linear import Method, ReferenceLinear, can_prepack, join_rows
 from kernels.reference.sampling import ReferenceSampling
@@ -39,10 +39,10 @@ class ReferenceBackend:
     """See `kernels.ops.Backend`."""
 
     name = "reference"
-    launcher: Launcher = IMMEDIATE
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.launcher: Launcher = CudaLauncher(device) if device.type == "cuda" else IMMEDIATE
         self.sampling = ReferenceSampling(device)
         # torch's version is what it depends on.
         self.identity = torch.__version__

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from kernels.launching import upload
 from kernels.reference import logprobs
 
 if TYPE_CHECKING:
@@ -335,4 +336,4 @@ class ReferenceSampling:
         return LOGPROB_COPIES * num_rows * vocab_size * torch.float32.itemsize
 
     def _tensor(self, column: npt.NDArray[Any]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(column)).to(self._device)
+        return upload(column, self._device)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from kernels.launching import upload
 from kernels.ops import CaptureSizes, StepInputs
 from worker_service.batch.chooser import Chooser
 from worker_service.batch.late_rows import UNKNOWN
@@ -207,7 +208,7 @@ class ModelRunner:
         return self.model.forward(token_ids, plan, kv_pool)
 
     def _to_device(self, column: Array) -> Tensor:
-        return torch.from_numpy(column).to(self.backend.device)
+        return upload(column, self.backend.device)
 
     def _synchronize(self) -> None:
         if self.backend.device.type == "cuda":

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from kernels.launching import upload
 from kernels.sampling import Choices
 from worker_service.sampling import logit_edits as edits
 from worker_service.sampling import logprobs
@@ -108,7 +109,7 @@ class _FlatColumns:
     def tensors(self, device: torch.device) -> list[Tensor]:
         """Returns the columns: rows, token ids, then each value."""
         parts = [self._rows, self._token_ids, *zip(*self._values, strict=True)]
-        return [torch.from_numpy(np.concatenate(part)).to(device) for part in parts]
+        return [upload(np.concatenate(part), device) for part in parts]
 
     def __bool__(self) -> bool:
         return bool(self._rows)
@@ -181,7 +182,7 @@ class Sampler:
         return Candidates(failed, replace(found, num_candidates=found.num_candidates[has_some]), finite)
 
     def _tensor(self, column: npt.NDArray[Any]) -> Tensor:
-        return torch.from_numpy(column).to(self._device)
+        return upload(column, self._device)
 
     def _edit(self, logits: Tensor, rows: SampleRows) -> None:
         """Allows, masks, adds biases, applies penalties: in this order, each for all rows.
