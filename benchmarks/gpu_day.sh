@@ -59,7 +59,7 @@ if [ -n "$WHEELS" ]; then
 fi
 stage machine 25 "$PYTHON" -m benchmarks.gpu.machine $DRY --out "$OUT/machine.json"
 stage tests 175 "$PYTHON" -m pytest -q -p no:cacheprovider -W default -m gpu \
-    --timeout $((60 * FACTOR)) --junitxml "$OUT/tests.xml" tests/gpu
+    --timeout $((60 * FACTOR)) --junitxml "$OUT/tests.xml" tests/gpu tests/kernels/triton
 stage ops 130 "$PYTHON" -m benchmarks.gpu.ops $DRY --out "$OUT/ops.json"
 stage steps 120 "$PYTHON" -m benchmarks.gpu.steps $DRY --out "$OUT/steps.json"
 stage oracle 70 "$PYTHON" -m benchmarks.gpu.oracle $DRY --out "$OUT/oracle.json"

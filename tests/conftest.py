@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +21,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # How long an example takes says how busy the machine is.
 settings.register_profile("blockyard", deadline=None)
 settings.load_profile("blockyard")
+# Without a GPU Triton interprets. It looks when it is imported, which libraries do before the first of our tests.
+if os.environ.get("BLOCKYARD_TEST_DEVICE") == "cpu" or not Path("/dev/nvidiactl").exists():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(autouse=True)

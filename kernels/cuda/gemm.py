@@ -1,0 +1,200 @@
+"""Products of rows and a weight, summed in one order however many rows there are.
+
+An output is summed over each leaf of the inner dimension in steps of BLOCK_K, a function of the leaf's length alone,
+and over the leaves as `kernels.leaves` says; no other program adds to it. Tiles differ by the number of rows, which
+changes no order; whether it changes the instructions, and they their bits, is the probe's to find out
+(`kernels.cuda.linear`). Owns the kernels; knows nothing of who holds a weight.
+"""
+# Triton's functions are in a language of their own, of which pyright sees the syntax.
+# pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.cuda import launch_table
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.cuda.launch_table import GemmLaunch
+
+# Tiles of rows that are computed while what they read of the weight is still in the cache.
+GROUP_TILES = 8
+# Where Triton interprets: fewer programs than tiles.
+INTERPRETED_MULTIPROCESSORS = 3
+
+
+@triton.jit
+def _find_tile(tile, tiles_m, tiles_n, GROUP: tl.constexpr):
+    first = tile // (GROUP * tiles_n) * GROUP
+    size = min(tiles_m - first, GROUP)
+    place = tile % (GROUP * tiles_n)
+    return first + place % size, place // size
+
+
+@triton.jit
+def _sum_leaf(
+    left,
+    right,
+    is_row,
+    is_column,
+    first,
+    FEATURES: tl.constexpr,
+    SCALED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for step in range(0, FEATURES, BLOCK_K):
+        k = step + tl.arange(0, BLOCK_K)
+        in_leaf = k < FEATURES
+        a = tl.load(left + (first + k)[None, :], mask=is_row[:, None] & in_leaf[None, :], other=0.0)
+        b = tl.load(right + (first + k)[:, None], mask=is_column[None, :] & in_leaf[:, None], other=0.0)
+        if SCALED:
+            a, b = a.to(tl.float16), b.to(tl.float16)
+        total = tl.dot(a, b, total, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def _multiply(
+    rows,
+    weight,
+    row_scales,
+    scales,
+    bias,
+    result,
+    num_rows,
+    num_columns,
+    row_stride,
+    weight_stride,
+    LEAF_FEATURES: tl.constexpr,
+    LEAVES: tl.constexpr,
+    SCALED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    GATED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    tiles_m, tiles_n = tl.cdiv(num_rows, BLOCK_M), tl.cdiv(num_columns, BLOCK_N)
+    num_outputs = num_columns // 2 if GATED else num_columns
+    for tile in range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0)):
+        tile_m, tile_n = _find_tile(tile, tiles_m, tiles_n, GROUP)
+        m, column = tile_m * BLOCK_M + tl.arange(0, BLOCK_M), tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        is_row, is_column = m < num_rows, column < num_columns
+        # Gates and ups stand side by side in a tile, wherever they are in the weight.
+        n = column % 2 * (num_columns // 2) + column // 2 if GATED else column
+        left = rows + m.to(tl.int64)[:, None] * row_stride
+        right = weight + n.to(tl.int64)[None, :] * weight_stride
+
+        # Sums of one leaf, two and four that wait for as many more.
+        one = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        two, four, total = one, one, one
+        for leaf in range(LEAVES):
+            total = _sum_leaf(
+                left, right, is_row, is_column, leaf * LEAF_FEATURES, LEAF_FEATURES, SCALED, BLOCK_M, BLOCK_N, BLOCK_K
+            )
+            if SCALED:
+                row_scale = tl.load(row_scales + m * LEAVES + leaf, mask=is_row, other=0.0)
+                scale = tl.load(scales + n * LEAVES + leaf, mask=is_column, other=0.0)
+                total = total * row_scale[:, None] * scale[None, :]
+            # After an odd leaf, a fourth and an eighth, sums of as many are whole.
+            if LEAVES >= 2:
+                one, total = total, one + total
+            if LEAVES >= 4:
+                two, total = tl.where(leaf % 2 == 1, total, two), two + total
+            if LEAVES >= 8:
+                four, total = tl.where(leaf % 4 == 3, total, four), four + total
+
+        if HAS_BIAS:
+            total += tl.load(bias + n, mask=is_column, other=0.0).to(tl.float32)[None, :]
+        if GATED:
+            gate, up = tl.split(total.reshape(BLOCK_M, BLOCK_N // 2, 2))
+            total = gate / (1 + tl.exp(-gate)) * up
+            column = tile_n * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+        target = result + m.to(tl.int64)[:, None] * num_outputs + column[None, :]
+        tl.store(target, total.to(result.dtype.element_ty), mask=is_row[:, None] & (column < num_outputs)[None, :])
+
+
+def multiply(
+    rows: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    leaves: int = 1,
+    gated: bool = False,
+    dtype: torch.dtype | None = None,
+    scales: tuple[Tensor, Tensor] | None = None,
+    launch: GemmLaunch | None = None,
+) -> Tensor:
+    """Multiplies rows by a weight, sums in float32, and rounds once: each output is a function of its row alone.
+
+    Args:
+        rows: [M, K], of any row stride; as the weight in float32, float16, bfloat16 or float8_e4m3fn.
+        weight: [N, K], of any row stride.
+        bias: [N], added in float32 after the leaves.
+        leaves: slices of K that are summed apart, a power of two, at most 8.
+        gated: the first half of the weight's rows are gates, the others ups.
+        dtype: of the result; by default the rows'.
+        scales: of 8-bit values: what 1 is worth in each leaf of each row [M, leaves] and of the weight's rows
+            [N, leaves], float32, contiguous. A leaf's sum is multiplied by the row's, then by the weight's.
+        launch: the tile; by default the launch table's for M.
+
+    Returns:
+        [M, N], or [M, N / 2] of `silu(gate) * up`.
+    """
+    num_rows, in_features = rows.shape
+    num_columns = len(weight)
+    result = rows.new_empty(num_rows, num_columns // 2 if gated else num_columns, dtype=dtype or rows.dtype)
+    if num_rows == 0:
+        return result
+    # 8-bit values are multiplied as float16.
+    itemsize = max(2, rows.itemsize)
+    leaf_features = in_features // leaves
+    launch = launch or launch_table.gemm_launch(itemsize, num_rows)
+    _multiply[_grid(launch, num_rows, num_columns, rows.device)](
+        rows,
+        weight,
+        *(scales or (rows, rows)),
+        rows if bias is None else bias,
+        result,
+        num_rows,
+        num_columns,
+        rows.stride(0),
+        weight.stride(0),
+        LEAF_FEATURES=leaf_features,
+        LEAVES=leaves,
+        SCALED=scales is not None,
+        HAS_BIAS=bias is not None,
+        GATED=gated,
+        BLOCK_M=launch.block_m,
+        BLOCK_N=launch.block_n,
+        BLOCK_K=launch_table.gemm_block_k(itemsize, leaf_features),
+        GROUP=GROUP_TILES,
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+    )
+    return result
+
+
+def _grid(launch: GemmLaunch, num_rows: int, num_columns: int, device: torch.device) -> tuple[int]:
+    """Returns how many programs compute the tiles."""
+    num_tiles = -(-num_rows // launch.block_m) * -(-num_columns // launch.block_n)
+    return (min(num_tiles, num_multiprocessors(device) * launch.programs_per_multiprocessor),)
+
+
+@cache
+def num_multiprocessors(device: torch.device) -> int:
+    """Returns how many programs of a device run at the same time, one on each multiprocessor."""
+    if device.type != "cuda":
+        return INTERPRETED_MULTIPROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count
