@@ -73,6 +73,7 @@ chaos: setup
 	$(BIN)/python -m tests.kit.chaos.chaos --seconds $(or $(SECONDS),120) --seed $(or $(SEED),1) --tensor-parallel-size 2
 	$(BIN)/python -m tests.kit.chaos.chaos --seconds $(or $(SECONDS),120) --seed $(or $(SEED),1) --pipeline-parallel-size 2
 	$(BIN)/python -m tests.kit.chaos.rank_failures
+	$(BIN)/python -m tests.kit.chaos.chaos --seconds $(or $(SECONDS),120) --seed $(or $(SEED),1) --late-depth 3
 	$(BIN)/python -m tests.kit.chaos.cuts --cuts 1000 --seed $(or $(SEED),1)
 	$(BIN)/python -m tests.kit.chaos.scheduler_kills --kills 50
 

@@ -59,6 +59,8 @@ PARTS = ("check", "apply", "plan", "sample_rows", "commit")
 class FreeRunner:
     """A model runner that answers fixed tokens, having asked the batch for what it has to."""
 
+    depth = 1
+
     def run(self, forward_batch: ForwardBatch, batch: InputBatch, kv_pool: torch.Tensor) -> RunnerOutput:
         """Samples token 7 everywhere."""
         ask(forward_batch, batch)

@@ -91,19 +91,27 @@ class SleepingExecutor:
         self._step_seconds = step_seconds
         # What the step stream reads of a batch.
         self.batch = SimpleNamespace(limits=SimpleNamespace(max_num_seqs=MAX_NUM_SEQS))
+        self.epoch = 0
+        # Nothing is launched ahead.
+        self.oldest = None
         self._rows: dict[int, _Row] = {}
         self._free_at = 0.0
         self._entry = Entry(0, 0.0)
 
     def begin_epoch(self, epoch: int) -> None:
         """Forgets the sequences of the epoch before."""
+        self.epoch = epoch
         self.forget()
 
     def forget(self) -> None:
         """Forgets every sequence."""
         self._rows.clear()
 
-    def execute(self, step: Step, arrival: float) -> StepResult:
+    def finish_all(self) -> list[tuple[Step, StepResult]]:
+        """Finishes nothing: every step is finished when it is submitted."""
+        return []
+
+    def submit(self, step: Step, arrival: float) -> list[tuple[Step, StepResult]]:
         """Sleeps, and gives each sequence that is due a token."""
         begin = time.thread_time()
         result = self._execute(step)
@@ -112,7 +120,7 @@ class SleepingExecutor:
         num_steps, seconds = self._entry
         self._entry = Entry(num_steps + 1, seconds + time.thread_time() - begin)
         _LEDGER.pack_into(self._ledger, 0, *self._entry)
-        return result
+        return [(step, result)]
 
     def is_silent(self, step: Step, result: StepResult) -> bool:
         """Returns whether nobody waits for the answer to a step: a worker that is alone always answers."""

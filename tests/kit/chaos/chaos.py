@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 import sys
 import tempfile
@@ -28,6 +29,7 @@ from blockyard import AsyncClient, RetryPolicy
 from tests.kit.chaos import rank_faults
 from tests.kit.chaos.chaos_requests import make_requests
 from tests.kit.chaos.fault_schedule import Kind, Rates, Strike, make_schedule
+from tests.kit.kernels.late_worker import DEPTH_VARIABLE
 from tests.kit.oracles.answers import Known, noted_losses, run_alone
 from tests.kit.processes.cluster import POLL_SECONDS, Cluster, ClusterError
 
@@ -306,6 +308,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=64, help="how many at a time")
     parser.add_argument("--tensor-parallel-size", type=int, default=1, help="of each of two replicas")
     parser.add_argument("--pipeline-parallel-size", type=int, default=1, help="of each of two replicas")
+    parser.add_argument("--late-depth", type=int, help="workers launch so many steps ahead of a device that is late")
     parser.add_argument("--model", type=Path, help="a folder; default: a tiny model with random weights")
     parser.add_argument("--logs", type=Path, help="where the services' logs go; default: a new folder")
     arguments = parser.parse_args()
@@ -319,6 +322,9 @@ def main() -> None:
     tell(f"seed {plan.seed}; logs in {folder}")
     model = arguments.model or _tiny_model()
     sizes = (arguments.tensor_parallel_size, arguments.pipeline_parallel_size)
+    if arguments.late_depth:
+        # All processes of the cluster have it; workers read it.
+        os.environ[DEPTH_VARIABLE] = str(arguments.late_depth)
     report = asyncio.run(run_chaos(plan, model, folder, (), tell, *sizes))
     sys.stdout.write(f"{report}\n")
     sys.exit(bool(report.failures))

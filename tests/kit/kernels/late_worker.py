@@ -1,16 +1,20 @@
 """`python -m tests.kit.kernels.late_worker`: a worker whose device comes to its results as late as it may.
 
-`LATE_DEPTH` says how many steps may be launched.
+`LATE_DEPTH` says how many steps may be launched, 2 if it is not set.
 """
 
-import os
+from __future__ import annotations
 
-from worker_service.__main__ import main
+import os
+import runpy
+
+DEPTH_VARIABLE = "LATE_DEPTH"
 
 
 def make_backends_late() -> None:
     """Has each model that is loaded get a backend that is late."""
-    # Behind what the worker's program sets before torch is imported.
+    # Before torch is imported the worker's program sets what it reads then.
+    import worker_service.__main__  # noqa: F401
     from tests.kit.kernels.late import make_late
     from worker_service.models import loader
 
@@ -18,7 +22,7 @@ def make_backends_late() -> None:
 
     def get_late_backend(*arguments: object) -> object:
         backend = get_backend(*arguments)  # type: ignore[arg-type]
-        make_late(backend, int(os.environ.get("LATE_DEPTH", "2")))
+        make_late(backend, int(os.environ.get(DEPTH_VARIABLE, "2")))
         return backend
 
     loader.get_backend = get_late_backend  # type: ignore[assignment]
@@ -26,4 +30,4 @@ def make_backends_late() -> None:
 
 if __name__ == "__main__":
     make_backends_late()
-    main()
+    runpy.run_module("worker_service", run_name="__main__", alter_sys=True)

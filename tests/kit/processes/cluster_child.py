@@ -2,7 +2,8 @@
 
 Unlike `blockyard.local.child` it is killed when its parent dies: a frozen process does not heed SIGTERM. With token
 ids in BLOCKYARD_TEST_POISON, separated by commas, a worker kills itself when it is to compute a prompt that begins so.
-A worker does to itself what signals say: see `tests.kit.chaos.rank_faults`.
+A worker does to itself what signals say: see `tests.kit.chaos.rank_faults`. With LATE_DEPTH its device is late: see
+`tests.kit.kernels.late_worker`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.local.child import die_with_parent
 from tests.kit.chaos.rank_faults import obey_signals
+from tests.kit.kernels.late_worker import DEPTH_VARIABLE, make_backends_late
 
 if TYPE_CHECKING:
     from worker_service.step import Step, StepResult
@@ -26,14 +28,14 @@ def die_of(poison: list[int]) -> None:
     """Has this worker die of a prompt: in the middle of a step, as a kernel's fault would have it."""
     from worker_service.steps.step_executor import StepExecutor
 
-    execute = StepExecutor.execute
+    submit = StepExecutor.submit
 
-    def execute_or_die(self: StepExecutor, step: Step, arrival: float) -> StepResult:
+    def submit_or_die(self: StepExecutor, step: Step, arrival: float) -> list[tuple[Step, StepResult]]:
         if any(new.token_ids[: len(poison)].tolist() == poison for new in step.new_sequences):
             os.kill(os.getpid(), signal.SIGKILL)
-        return execute(self, step, arrival)
+        return submit(self, step, arrival)
 
-    StepExecutor.execute = execute_or_die
+    StepExecutor.submit = submit_or_die
 
 
 def main() -> None:
@@ -45,6 +47,8 @@ def main() -> None:
         obey_signals()
         if poison := os.environ.get(POISON_VARIABLE):
             die_of([int(token_id) for token_id in poison.split(",")])
+        if DEPTH_VARIABLE in os.environ:
+            make_backends_late()
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
