@@ -1,6 +1,6 @@
 """What a replica of two workers does on one machine, beside a single worker that has all of its processors.
 
-    python benchmarks/groups/rank_speed.py [--model llama-1.1b] [--concurrency 1 8 32] [--rounds 5] [--write]
+    python benchmarks/groups/rank_speed.py [--model llama-1.1b] [--concurrency 1 8 32] [--rounds 3] [--write]
 
 The same requests go to systems as `blockyard serve` starts them: one worker with all threads, two workers that share
 every layer, and two that have half of the layers each, with half of the threads each. They take turns within a round,
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--model", choices=models.RECIPES, default="llama-1.1b")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--write", action="store_true", help="keep this run in benchmarks/results/rank_speed.json")
     options = parser.parse_args()
     folder = models.make_model(options.model)
