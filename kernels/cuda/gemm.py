@@ -63,7 +63,8 @@ def _sum_leaf(
     return total
 
 
-@triton.jit
+# Compiled once, not again for one row and for sixteen.
+@triton.jit(do_not_specialize=["num_rows"])
 def _multiply(
     rows,
     weight,
@@ -134,7 +135,7 @@ def multiply(
     gated: bool = False,
     dtype: torch.dtype | None = None,
     scales: tuple[Tensor, Tensor] | None = None,
-    launch: GemmLaunch | None = None,
+    uniform: bool = False,
 ) -> Tensor:
     """Multiplies rows by a weight, sums in float32, and rounds once: each output is a function of its row alone.
 
@@ -147,7 +148,7 @@ def multiply(
         dtype: of the result; by default the rows'.
         scales: of 8-bit values: what 1 is worth in each leaf of each row [M, leaves] and of the weight's rows
             [N, leaves], float32, contiguous. A leaf's sum is multiplied by the row's, then by the weight's.
-        launch: the tile; by default the launch table's for M.
+        uniform: all rows by warp groups, as those of many rows are: the same instructions, however many.
 
     Returns:
         [M, N], or [M, N / 2] of `silu(gate) * up`.
@@ -157,10 +158,9 @@ def multiply(
     result = rows.new_empty(num_rows, num_columns // 2 if gated else num_columns, dtype=dtype or rows.dtype)
     if num_rows == 0:
         return result
-    # 8-bit values are multiplied as float16.
-    itemsize = max(2, rows.itemsize)
-    leaf_features = in_features // leaves
-    launch = launch or launch_table.gemm_launch(itemsize, num_rows)
+    itemsize = max(2, rows.itemsize)  # 8-bit values are multiplied as float16
+    least_rows = launch_table.WARP_GROUP_ROWS if uniform else 0
+    launch = launch_table.gemm_launch(itemsize, leaves == 1 and scales is None, max(num_rows, least_rows))
     _multiply[_grid(launch, num_rows, num_columns, rows.device)](
         rows,
         weight,
@@ -171,17 +171,19 @@ def multiply(
         num_columns,
         rows.stride(0),
         weight.stride(0),
-        LEAF_FEATURES=leaf_features,
+        LEAF_FEATURES=in_features // leaves,
         LEAVES=leaves,
         SCALED=scales is not None,
         HAS_BIAS=bias is not None,
         GATED=gated,
         BLOCK_M=launch.block_m,
         BLOCK_N=launch.block_n,
-        BLOCK_K=launch_table.gemm_block_k(itemsize, leaf_features),
+        BLOCK_K=launch_table.gemm_block_k(itemsize, in_features // leaves),
         GROUP=GROUP_TILES,
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
+        # A rank that holds one leaf scales it before it is added: so must one that holds more.
+        enable_fp_fusion=scales is None,
     )
     return result
 

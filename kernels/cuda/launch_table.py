@@ -20,34 +20,36 @@ class GemmLaunch:
     programs_per_multiprocessor: int
 
 
-GEMM = {
-    # Few rows: the weight streams once, so that many narrow tiles ask for it at the same time. The sums of leaves
-    # that wait for their neighbours take three more accumulators: the tiles of many rows are as large as that allows.
-    2: (
-        (16, GemmLaunch(16, 32, 4, 5, 2)),
-        (32, GemmLaunch(32, 32, 4, 4, 2)),
-        (64, GemmLaunch(64, 64, 4, 4, 1)),
-        (None, GemmLaunch(128, 64, 8, 3, 1)),
-    ),
-    4: (
-        (16, GemmLaunch(16, 32, 4, 3, 2)),
-        (None, GemmLaunch(64, 64, 8, 2, 1)),
-    ),
-}
-"""By the bytes of a value: launches by the most rows that they are for, fewest first."""
+WARP_GROUP_ROWS = 64
+"""Tiles of so many rows and more are multiplied by groups of four warps (wgmma), those of fewer by single warps."""
 
-GEMM_BLOCK_K = {2: (128, 64, 32), 4: (32,)}
+# Few rows: the weight streams once, so that many narrow tiles ask for it at the same time.
+_HALVES_FEW = ((16, GemmLaunch(16, 32, 4, 8, 2)), (32, GemmLaunch(32, 32, 4, 8, 2)))
+GEMM = {
+    (2, True): (
+        *_HALVES_FEW,
+        (64, GemmLaunch(64, 64, 4, 5, 2)),
+        (256, GemmLaunch(128, 64, 4, 4, 2)),
+        (None, GemmLaunch(128, 256, 8, 3, 1)),
+    ),
+    (2, False): (
+        *_HALVES_FEW,
+        (64, GemmLaunch(64, 64, 8, 5, 1)),
+        (None, GemmLaunch(128, 64, 8, 4, 1)),
+    ),
+    (4, True): ((16, GemmLaunch(16, 32, 4, 3, 2)), (None, GemmLaunch(64, 64, 8, 2, 1))),
+    (4, False): ((16, GemmLaunch(16, 32, 4, 3, 2)), (None, GemmLaunch(64, 64, 8, 2, 1))),
+}
+"""By the bytes of a value, and whether there is one accumulator and nothing to convert: launches by the most rows that
+they are for, fewest first. Sums of leaves that wait for their neighbours take up to three accumulators more."""
+
+GEMM_BLOCK_K = {2: (64, 32), 4: (32,)}
 """By the bytes of a value: steps along the inner dimension, the best first."""
 
 
-def gemm_launch(itemsize: int, num_rows: int) -> GemmLaunch:
+def gemm_launch(itemsize: int, is_plain: bool, num_rows: int) -> GemmLaunch:
     """Returns how a product of so many rows is launched."""
-    return next(launch for most, launch in GEMM[itemsize] if most is None or num_rows <= most)
-
-
-def uniform_gemm_launch(itemsize: int) -> GemmLaunch:
-    """Returns how any product may be launched, so that all rows are multiplied by the same instructions."""
-    return GEMM[itemsize][-1][1]
+    return next(launch for most, launch in GEMM[itemsize, is_plain] if most is None or num_rows <= most)
 
 
 def gemm_block_k(itemsize: int, leaf_features: int) -> int:

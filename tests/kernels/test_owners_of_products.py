@@ -11,6 +11,8 @@ ROOT = Path(__file__).parents[2]
 OWNERS = {"kernels/reference/linear.py": {"linear"}, "kernels/reference/attention.py": {"bmm"}}
 # Its products are of whole numbers, of which a sum has no order.
 OWNERS["kernels/reference/int8.py"] = {"mm"}
+# And so are sums in float64 of products of few digits: they are exact.
+OWNERS["kernels/reference/fp8.py"] = {"mm"}
 PRODUCTS = {
     "matmul", "mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "inner", "tensordot", "einsum",
     "linear", "bilinear", "scaled_dot_product_attention", "multi_head_attention_forward", "chain_matmul", "cdist",

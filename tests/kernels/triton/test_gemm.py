@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from kernels.cuda.gemm import multiply
-from kernels.cuda.launch_table import GEMM, gemm_block_k
+from kernels.cuda.launch_table import gemm_block_k
 from kernels.leaves import add_leaves
 from tests.kit.kernels.random_tensors import random
-from tests.kit.kernels.triton_interpreter import DEVICE, DTYPES
+from tests.kit.kernels.triton_interpreter import DEVICE, DTYPES, IS_INTERPRETED
 
 for_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 # Of outputs about as large as 1, rounded to the dtype.
@@ -68,26 +68,29 @@ def test_no_rows_have_no_products():
 @for_dtypes
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 def test_a_row_has_the_same_bits_in_any_number_of_rows_and_at_any_place(dtype: torch.dtype, gated: bool):
-    left, right, bias = operands(131, 66, 328, dtype)
+    left, right, bias = operands(260, 34, 104, dtype)
 
     def compute(rows: torch.Tensor) -> torch.Tensor:
         return multiply(rows, right, bias, leaves=4, gated=gated, dtype=torch.float32)
 
     whole = compute(left)
-    for first, last in ((0, 1), (3, 5), (100, 112), (50, 67), (1, 41), (60, 131)):
+    for first, last in ((0, 1), (3, 5), (100, 112), (50, 67), (1, 41), (60, 260)):
         assert torch.equal(compute(left[first:last]), whole[first:last]), (first, last)
     assert torch.equal(compute(left.roll(7, 0)), whole.roll(7, 0))
     assert torch.equal(compute(left[9:10].expand(40, -1)), whole[9:10].expand(40, -1))
     if not gated:
-        shards = [multiply(left, shard, leaves=4, dtype=torch.float32) for shard in right.split(33)]
+        shards = [multiply(left, shard, leaves=4, dtype=torch.float32) for shard in right.split(17)]
         assert torch.equal(torch.cat(shards, 1), multiply(left, right, leaves=4, dtype=torch.float32))
 
 
 @for_dtypes
-def test_every_launch_of_the_table_gives_the_same_bits(dtype: torch.dtype):
-    left, right, bias = operands(37, 66, 200, dtype)
-    results = [multiply(left, right, bias, leaves=2, launch=launch) for _, launch in GEMM[dtype.itemsize]]
-    assert all(torch.equal(result, results[0]) for result in results)
+@pytest.mark.parametrize("rows", [16, 32])
+def test_larger_tiles_give_the_same_bits(dtype: torch.dtype, rows: int):
+    """In the interpreter; on a GPU the instructions may be others, as the probe finds out."""
+    left, right, bias = operands(rows, 66, 200, dtype)
+    tiled, uniform = (multiply(left, right, bias, leaves=2, uniform=uniform) for uniform in (False, True))
+    tolerance = 0 if IS_INTERPRETED else TOLERANCE[dtype]
+    torch.testing.assert_close(uniform, tiled, rtol=tolerance, atol=tolerance)
 
 
 @for_dtypes
@@ -106,7 +109,7 @@ def test_leaves_are_added_as_the_tree_does_on_any_number_of_ranks(dtype: torch.d
 
 
 def test_steps_along_a_leaf_go_by_its_length_alone():
-    assert [gemm_block_k(2, features) for features in (1792, 192, 96, 1376, 40)] == [128, 64, 32, 32, 32]
+    assert [gemm_block_k(2, features) for features in (1792, 192, 96, 1376, 40)] == [64, 64, 32, 32, 32]
     assert gemm_block_k(4, 512) == 32
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,7 +10,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 
 SCRIPT = """
-import json, torch
+import torch
+from kernels.cuda import fp8
+from kernels.cuda.epilogue import finish
 from kernels.cuda.gemm import multiply
 from tests.kit.kernels.hopper import SHARED_BYTES, compiling
 
@@ -20,17 +21,30 @@ def operands(rows, features, dtype):
 
 found = []
 with compiling() as compiled:
-    for rows in (1, 32, 64, 200):
+    for rows in (1, 32, 64, 200, 300):
         for leaves, features in ((1, 4096), (8, 14336), (1, 70)):
             multiply(*operands(rows, features, torch.bfloat16), leaves=leaves, gated=leaves == 1)
-            found.append(rows)
+            found.append((rows, False))
         multiply(*operands(rows, 512, torch.float16), torch.zeros(64, dtype=torch.float16), dtype=torch.float32)
-        found.append(rows)
+        found.append((rows, False))
+        scales = torch.zeros(rows, 2), torch.zeros(64, 2)
+        multiply(*operands(rows, 512, torch.float8_e4m3fn), leaves=2, dtype=torch.bfloat16, scales=scales)
+        found.append((rows, True))
     multiply(*operands(1, 512, torch.float32))
     multiply(*operands(200, 512, torch.float32))
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        fp8.quantize(operands(3, 14336, dtype)[0], 2)
+        scales = torch.zeros(3), torch.zeros(512)
+        finish(torch.zeros(3, 512), torch.zeros(512, dtype=dtype), dtype=dtype, gated=True, scales=scales)
+        finish(torch.zeros(3, 512, dtype=dtype), None, dtype=dtype, gated=True)
 assert all(kernel.metadata.shared <= SHARED_BYTES for kernel in compiled)
-texts = [kernel.asm["ptx"] for kernel in compiled[: len(found)]]
-print(json.dumps([[rows, "wgmma.mma_async" in text, "mma.sync" in text] for rows, text in zip(found, texts)]))
+for (rows, is_scaled), kernel in zip(found, compiled):
+    text = kernel.asm["ptx"]
+    assert ("wgmma.mma_async" in text) == (rows >= 64), rows
+    assert ("mma.sync" in text) == (rows < 64), rows
+    # Scaling a leaf and adding it would be one instruction that rounds once.
+    assert kernel.metadata.enable_fp_fusion != is_scaled
+    assert not (is_scaled and "fma.rn.f32" in text)
 """
 
 
@@ -39,5 +53,3 @@ def test_products_compile_and_fit_and_use_the_matrix_instructions(tmp_path: Path
     environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     ran = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    for rows, warp_group, warp in json.loads(ran.stdout):
-        assert (warp_group, warp) == (rows >= 64, rows < 64), rows

@@ -16,9 +16,9 @@ import torch
 
 from kernels.reference.backend import ReferenceBackend
 from kernels.reference.int8 import linear_int8
-from kernels.reference.linear import join_rows
 from kernels.select import get_backend
 from tests.kit.kernels.backends import COMPILED, Kernels, build_kernels
+from tests.kit.kernels.quantized_reference import QuantizedReference
 from tests.kit.kernels.step_runner import StepRunner
 from tests.kit.kernels.tiny_models import VOCAB_SIZE, tiny_model
 from worker_service.models.decoder import build_decoder
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kernels.ops import Backend, PackedLinear
+    from kernels.ops import Backend
 
 FAMILIES = ("llama_bias", "llama_tied", "mistral", "qwen2_window", "qwen3")
 VALUES = (float("nan"), float("inf"), float("-inf"))
@@ -62,42 +62,6 @@ class PoisonedFiles(WeightFiles):
         return tensor
 
 
-class _Int8Linear:
-    """A product as `kernels.reference.int8` defines it."""
-
-    is_table = is_partial = False
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, *, gated: bool, leaves: int) -> None:
-        self.is_gated, self.dtype, self._leaves = gated, weight.dtype, leaves
-        self._weight, self._bias = weight.clone(), bias
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        return linear_int8(hidden, self._weight, self._bias, self._leaves)
-
-
-class Int8Reference(ReferenceBackend):
-    """The reference, its products quantized as ours are."""
-
-    def pack_linear(
-        self,
-        weight: Tensor | Sequence[Tensor],
-        bias: Tensor | None = None,
-        *,
-        gated: bool = False,
-        leaves: int = 1,
-        partial: bool = False,
-    ) -> PackedLinear:
-        """Keeps a weight."""
-        return _Int8Linear(join_rows(weight), bias, gated=gated, leaves=leaves)  # type: ignore[return-value]
-
-    def linear(self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False) -> Tensor:
-        """Multiplies rows."""
-        result: Tensor = packed(hidden)  # type: ignore[operator]
-        if packed.is_gated:
-            result = self.silu_and_mul(result)
-        return result if wide else result.to(hidden.dtype)
-
-
 @dataclass(frozen=True, slots=True)
 class Poison:
     """One bad element of one weight of a family, computed by some kernels."""
@@ -115,7 +79,7 @@ class Poison:
 
     def expected(self, chunks: Sequence[int]) -> list[bool]:
         """Returns of which numbers of tokens the reference finds the last finite, all computed beside each other."""
-        backend = Int8Reference(CPU) if self.quantization == "int8" else ReferenceBackend(CPU)
+        backend = QuantizedReference(linear_int8) if self.quantization == "int8" else ReferenceBackend(CPU)
         results = self.load(backend).step([(chunk, TOKEN_IDS[:chunk]) for chunk in chunks])
         return [bool(logits[-1].isfinite().all()) for logits in results]
 

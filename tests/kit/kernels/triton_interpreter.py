@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
 import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if IS_INTERPRETED else "cuda")
-DTYPES = [torch.float32, torch.float16] if IS_INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def _patch_lang_tensor(tensor: Any, scope: Any, plain: Any = interpreter._patch_lang_tensor) -> None:
@@ -23,19 +24,33 @@ def _patch_lang_tensor(tensor: Any, scope: Any, plain: Any = interpreter._patch_
     tensor.__index__ = lambda self: int(self.handle.data.item())
 
 
-def _create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
-    """Adds products one after the other: a library would take another order for another size of a tile.
+_TORCH = {"fp8e4nv": torch.float8_e4m3fn, "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_BITS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
 
-    Refuses bfloat16, which the interpreter holds as whole numbers (triton #11584).
+
+def _convert_float(values: Any, from_type: Any, to_type: Any, rounding_mode: Any) -> Any:
+    """Rounds to the nearest, to even between two: the interpreter's own makes 64 of 127.9 in 8 bits."""
+    bits = torch.from_numpy(np.array(values)).view(_TORCH[from_type.name]).to(_TORCH[to_type.name])
+    return bits.view(_BITS[bits.itemsize]).numpy()
+
+
+def _create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
+    """Adds products one after the other, in float32: a library would take another order for another size of a tile.
+
+    The interpreter's own multiplies the bits of bfloat16 as whole numbers (triton #11584).
     """
-    assert a.data.dtype.kind == b.data.dtype.kind == "f", f"no products of {a.dtype} in the interpreter"
-    left, right, sums = a.data.astype(d.data.dtype), b.data.astype(d.data.dtype), d.data.copy()
+    left, right, sums = _widen(a), _widen(b), d.data.copy()
     for k in range(left.shape[-1]):
         sums += left[..., k : k + 1] * right[..., k : k + 1, :]
     return interpreter.TensorHandle(sums, d.dtype.scalar)
+
+
+def _widen(handle: Any) -> Any:
+    return _convert_float(handle.data, handle.dtype.scalar, tl.float32, None).view(np.float32)
 
 
 if IS_INTERPRETED:
     assert isinstance(tl.zeros, interpreter.InterpretedFunction), "Triton was imported too early"
     interpreter._patch_lang_tensor = _patch_lang_tensor
     interpreter.InterpreterBuilder.create_dot = _create_dot
+    interpreter._convert_float = _convert_float

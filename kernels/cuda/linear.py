@@ -1,0 +1,239 @@
+"""Linear layers on a GPU: a weight, how its products are made, and which ways give a row the same bits in every step.
+
+A library's product is the fastest and promises nothing: it takes another kernel for another number of rows. The ladder
+goes from what is fast to what is sure; which rung holds is tried on the device, with the weight itself. Knows nothing
+of networks and of other ranks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from copy import copy
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kernels.cuda import fp8
+from kernels.cuda.epilogue import finish
+from kernels.cuda.gemm import multiply
+from kernels.invariance import MAX_ROWS, NUM_ROWS, keeps_rows, random_numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+# Fewer rows in 8 bits are bound by the weight's bytes, which the own kernel reads as fast.
+MIN_LIBRARY_FP8_ROWS = 17
+# The parts of a weight's rows that ranks may hold.
+SHARES = (2, 4, 8)
+
+
+class Method(StrEnum):
+    """What makes a product."""
+
+    LIBRARY = "library"
+    """cuBLAS, of the rows as they come."""
+    PADDED = "padded"
+    """cuBLAS, of numbers of rows that are powers of two, 512 at most."""
+    TILED = "tiled"
+    """Our kernel: one order for all rows, in tiles by their number."""
+    UNIFORM = "uniform"
+    """Our kernel, a few rows in tiles for many, so that all rows are multiplied by the same instructions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a product is made."""
+
+    method: Method
+    min_rows: int = 1
+    """What fewer rows are padded to; a power of two."""
+
+
+FAST = Way(Method.LIBRARY)
+# Padding a few rows costs little, since the weight's bytes bound their product; padding to 256 would.
+LADDER = (*(Way(Method.PADDED, rows) for rows in (16, 32, 64, 128)), Way(Method.TILED), Way(Method.UNIFORM))
+
+
+class CudaLinear:
+    """A weight [rows, in_features] as it came, or in 8 bits (`kernels.cuda.fp8`), and perhaps a bias [rows].
+
+    Weights of several leaves and shares of a weight whose inner dimension is cut are multiplied by our kernel alone:
+    a library's sums are not the tree's.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor | Sequence[Tensor],
+        bias: Tensor | None,
+        *,
+        gated: bool = False,
+        leaves: int = 1,
+        partial: bool = False,
+        eight_bits: bool = False,
+    ) -> None:
+        whole = weight.contiguous() if isinstance(weight, Tensor) else torch.cat(list(weight))
+        self.dtype = whole.dtype
+        self.in_features = whole.shape[1]
+        self.out_features = len(whole) // 2 if gated else len(whole)
+        self.is_gated = gated
+        self.is_partial = partial
+        self.is_table = not (gated or eight_bits)
+        self.leaves = leaves
+        self.way = FAST
+        self.weight, self.scales = fp8.quantize(whole, leaves) if eight_bits else (whole, None)
+        self.bias = bias
+        self._one = torch.ones((), device=whole.device)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        return sum(each.nbytes for each in (self.weight, self.scales, self.bias) if each is not None)
+
+    def takes(self, way: Way) -> bool:
+        """Returns whether the product can be made so."""
+        return way.method is not Method.PADDED or not (self.leaves > 1 or self.is_partial or self.scales is not None)
+
+    def __call__(self, rows: Tensor, *, wide: bool = False) -> Tensor:
+        """Multiplies rows [R, in_features] of any row stride -> [R, out_features] in the dtype.
+
+        In float32 if `wide`, or if the weight is partial, and then without the bias: see `rounded`.
+        """
+        wide = wide or self.is_partial
+        dtype, bias = torch.float32 if wide else self.dtype, None if self.is_partial else self.bias
+        if not self._uses_library(len(rows)):
+            return self._own_product(rows, bias, gated=self.is_gated, dtype=dtype)
+        if self.scales is not None:
+            values, row_scales = fp8.quantize(rows)
+            sums = fp8.library_product(values, self.weight, self._one)
+            return finish(sums, bias, gated=self.is_gated, dtype=dtype, scales=(row_scales, self.scales))
+        products = self.library_products(rows, wide=wide)
+        plain = bias is None and not self.is_gated
+        return products if plain else finish(products, bias, gated=self.is_gated, dtype=dtype)
+
+    def rounded(self, sums: Tensor) -> Tensor:
+        """Adds the bias to the sums [R, out_features] float32 of all ranks, and rounds them."""
+        return finish(sums, self.bias, dtype=self.dtype)
+
+    def own_sums(self, rows: Tensor) -> Tensor:
+        """Multiplies by our kernel -> [R, rows of the weight] float32, without the bias."""
+        return self._own_product(rows, None, gated=False, dtype=torch.float32)
+
+    def library_products(self, rows: Tensor, *, wide: bool = False) -> Tensor:
+        """Multiplies by the library -> [R, rows of the weight], without the bias, rounded unless `wide`."""
+        if self.way.method is Method.LIBRARY:
+            return library_product(rows, self.weight, wide=wide)
+        parts = [
+            library_product(self._padded(part), self.weight, wide=wide)[: len(part)] for part in rows.split(MAX_ROWS)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _uses_library(self, num_rows: int) -> bool:
+        if self.way.method in (Method.TILED, Method.UNIFORM) or self.leaves > 1:
+            return False
+        return self.scales is None or (num_rows >= MIN_LIBRARY_FP8_ROWS and fp8.suits_library(self.weight))
+
+    def _own_product(self, rows: Tensor, bias: Tensor | None, *, gated: bool, dtype: torch.dtype) -> Tensor:
+        scales = None
+        if self.scales is not None:
+            rows, row_scales = fp8.quantize(rows, self.leaves)
+            scales = row_scales, self.scales
+        return multiply(
+            rows,
+            self.weight,
+            bias,
+            leaves=self.leaves,
+            gated=gated,
+            dtype=dtype,
+            scales=scales,
+            uniform=self.way.method is Method.UNIFORM,
+        )
+
+    def _padded(self, rows: Tensor) -> Tensor:
+        """Rows and zeros behind them, so many as the way says."""
+        num_rows = max(self.way.min_rows, 1 << (len(rows) - 1).bit_length())
+        if num_rows == len(rows):
+            return rows
+        padded = rows.new_zeros(num_rows, self.in_features)
+        padded[: len(rows)] = rows
+        return padded
+
+
+def library_product(rows: Tensor, weight: Tensor, *, wide: bool) -> Tensor:
+    """Multiplies by cuBLAS; half floats give float32, unrounded, if `wide`."""
+    if not wide or rows.dtype is torch.float32:
+        return torch.mm(rows, weight.T)
+    return torch.mm(rows, weight.T, out_dtype=torch.float32)
+
+
+def settle(linears: Iterable[CudaLinear]) -> bool:
+    """Steps the linears of each shape down the ladder until rows keep their bits; returns whether all shapes got there.
+
+    Those that did not are left to the library.
+    """
+    alike: defaultdict[tuple[object, ...], list[CudaLinear]] = defaultdict(list)
+    for linear in linears:
+        is_quantized = linear.scales is not None
+        key = *linear.weight.shape, linear.is_gated, linear.is_partial, linear.leaves, linear.dtype, is_quantized
+        alike[key].append(linear)
+    settled = [_settle(group) for group in alike.values()]
+    return all(settled)
+
+
+def _settle(group: list[CudaLinear]) -> bool:
+    first = group[0]
+    for way in filter(first.takes, LADDER):
+        first.way = way
+        if keeps_bits(first):
+            break
+    else:
+        first.way = FAST
+    for other in group[1:]:
+        other.way = first.way
+    return first.way is not FAST
+
+
+def keeps_bits(linear: CudaLinear) -> bool:
+    """Returns whether an output of the product has the same bits for every row count, and in a share of the weight.
+
+    Of our kernel before it is rounded, since rounding hides most differences; a library rounds in another kernel.
+    """
+    rows = random_numbers(NUM_ROWS, linear.in_features, seed=7).to(linear.weight.device, linear.dtype)
+    if linear.way.method is not Method.PADDED:
+        computes = [CudaLinear.own_sums]
+    else:
+        # Gated products are never wide.
+        widths = (False,) if linear.is_gated else (False, True)
+        computes = [partial(CudaLinear.library_products, wide=wide) for wide in widths]
+    for compute in computes:
+        if not keeps_rows(partial(compute, linear), rows, _no_threads, tries_one_thread=False):
+            return False
+        whole = compute(linear, rows)
+        for shares in SHARES:
+            parts = [compute(share, rows) for share in _shares(linear, shares)]
+            if parts and not torch.equal(torch.cat(parts, dim=1), whole):
+                return False
+    return True
+
+
+def _shares(linear: CudaLinear, count: int) -> list[CudaLinear]:
+    """The weight's rows in as many parts as ranks may share them, or none where they do not divide."""
+    num_rows = len(linear.weight)
+    if num_rows % (16 * count):
+        return []
+    length = num_rows // count
+    return [_share(linear, slice(first, first + length)) for first in range(0, num_rows, length)]
+
+
+def _share(linear: CudaLinear, here: slice) -> CudaLinear:
+    share = copy(linear)
+    share.weight = linear.weight[here]
+    share.scales = None if linear.scales is None else linear.scales[here]
+    return share
+
+
+def _no_threads(num_threads: int) -> None:
+    """A GPU's results know no threads of the host."""
