@@ -7,6 +7,7 @@ number of rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,23 @@ class GemmLaunch:
 
 WARP_GROUP_ROWS = 64
 """Tiles of so many rows and more are multiplied by groups of four warps (wgmma), those of fewer by single warps."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowLaunch:
+    """A tile of a row, or of some of its heads, and what computes it."""
+
+    block: int
+    num_warps: int
+    heads: int | None = None
+    """Heads of a tile, where the block is of half a head."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of the launch. Products and sums are rounded apart, as the interpreter and the reference do."""
+        tile = {"BLOCK": self.block} if self.heads is None else {"BLOCK": self.block, "HEADS": self.heads}
+        return {**tile, "num_warps": self.num_warps, "enable_fp_fusion": False}
+
 
 # Few rows: the weight streams once, so that many narrow tiles ask for it at the same time.
 _HALVES_FEW = ((16, GemmLaunch(16, 32, 4, 8, 2)), (32, GemmLaunch(32, 32, 4, 8, 2)))
@@ -46,6 +64,18 @@ they are for, fewest first. Sums of leaves that wait for their neighbours take u
 GEMM_BLOCK_K = {2: (64, 32), 4: (32,)}
 """By the bytes of a value: steps along the inner dimension, the best first."""
 
+ACTIVATION = RowLaunch(1024, 4)
+EMBEDDING = RowLaunch(1024, 4)
+LAST_TOKENS = RowLaunch(256, 4)
+NORM_WARPS = ((1024, 4), (4096, 8), (None, 16))
+"""By the most values of a row, fewest first."""
+ROTARY_VALUES = 1024
+"""Of a tile of half heads."""
+SAMPLING = RowLaunch(2048, 4)
+"""Of a chunk of a row's tokens."""
+FILTERS = RowLaunch(4096, 16)
+"""Of tokens that one program looks at, of a row that it has to itself."""
+
 
 def gemm_launch(itemsize: int, is_plain: bool, num_rows: int) -> GemmLaunch:
     """Returns how a product of so many rows is launched."""
@@ -56,3 +86,20 @@ def gemm_block_k(itemsize: int, leaf_features: int) -> int:
     """Returns the step along a leaf: the first of the list that divides it, or else the last."""
     steps = GEMM_BLOCK_K[itemsize]
     return next((step for step in steps if leaf_features % step == 0), steps[-1])
+
+
+def norm_launch(width: int) -> RowLaunch:
+    """Returns how rows are normed: each by one program, in one tile."""
+    num_warps = next(warps for most, warps in NORM_WARPS if most is None or width <= most)
+    return RowLaunch(_power_of_two(width), num_warps)
+
+
+def rotary_launch(head_dim: int) -> RowLaunch:
+    """Returns how heads are rotated: several by one program."""
+    block = _power_of_two(head_dim // 2)
+    return RowLaunch(block, 4, max(1, ROTARY_VALUES // block))
+
+
+def _power_of_two(size: int) -> int:
+    """Returns the first one that is not below."""
+    return 1 << (size - 1).bit_length()

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from tests.kit.kernels.triton_interpreter import IS_INTERPRETED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -15,3 +20,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.path.is_relative_to(Path(__file__).parent):
                 item.add_marker(pytest.mark.gpu)
+
+
+@pytest.fixture(autouse=True)
+def silent_numbers() -> Iterator[None]:
+    """A GPU says nothing where a number leaves its range; numpy, which interprets, would warn."""
+    with np.errstate(all="ignore"):
+        yield

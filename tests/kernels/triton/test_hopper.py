@@ -47,9 +47,51 @@ for (rows, is_scaled), kernel in zip(found, compiled):
     assert not (is_scaled and "fma.rn.f32" in text)
 """
 
+ROWS_SCRIPT = """
+import torch
+from kernels import planning
+from kernels.cuda import elementwise
+from kernels.cuda.tokens import choice, last_tokens, logprobs
+from kernels.ops import AttentionShape, kv_pool_shape
+from tests.kit.kernels.hopper import SHARED_BYTES, compiling
 
-def test_products_compile_and_fit_and_use_the_matrix_instructions(tmp_path: Path):
+torch.Tensor.new_empty = torch.Tensor.new_zeros  # what nothing writes is read as indexes
+SHAPE, CPU = AttentionShape(4, 2, 128, 0.1), torch.device("cpu")
+pool, norm = torch.zeros(kv_pool_shape(2, 1, 2, 16, 128)).bfloat16(), torch.ones(128).bfloat16()
+with compiling() as compiled:
+    for num_rows in (1, 5):
+        rows = torch.zeros(num_rows, 4096).bfloat16()
+        elementwise.rms_norm(rows, rows[0], 1e-5, None)
+        elementwise.rms_norm(rows, rows[0], 1e-5, rows)
+        elementwise.silu_and_mul(rows)
+        elementwise.embedding(torch.zeros(num_rows, dtype=torch.int64), rows)
+        batch = planning.plan([num_rows], [num_rows], [[0]], 16, None, CPU)
+        for norms in (None, (norm, norm, 1e-5)):
+            rotary = torch.zeros(num_rows, 2, 128).bfloat16()
+            elementwise.rotary_and_cache(rows[:, :1024].contiguous(), rotary, batch, pool, 0, SHAPE, norms)
+        logits, table = torch.zeros(num_rows, 128256 if num_rows > 1 else 1), torch.zeros(num_rows, 8).int()
+        for drawn, filtered in ((False, False), (True, False), (True, True))[-num_rows:]:
+            choice.choose(logits, table, drawn=drawn, filtered=filtered)
+        ids = torch.zeros(num_rows, dtype=torch.int64)
+        logprobs.token_logprobs(logits, ids, ids, 1)
+        last_tokens.put_last_tokens(ids, ids, last_tokens.take_last_tokens(ids, ids))
+assert len(compiled) == 15 + 20, len(compiled)
+assert all(kernel.metadata.shared <= SHARED_BYTES for kernel in compiled)
+"""
+
+
+def run(script: str, tmp_path: Path) -> None:
+    """Runs a script in a process that interprets nothing."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False)
+    ran = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_products_compile_and_fit_and_use_the_matrix_instructions(tmp_path: Path):
+    run(SCRIPT, tmp_path)
+
+
+def test_the_other_ops_compile_and_fit(tmp_path: Path):
+    """Of one row and one token too: Triton takes a 1 for a constant."""
+    run(ROWS_SCRIPT, tmp_path)

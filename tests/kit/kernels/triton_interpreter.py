@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import triton.language as tl
 from triton.runtime import interpreter
+
+if TYPE_CHECKING:
+    import pytest
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if IS_INTERPRETED else "cuda")
@@ -54,3 +57,13 @@ if IS_INTERPRETED:
     interpreter._patch_lang_tensor = _patch_lang_tensor
     interpreter.InterpreterBuilder.create_dot = _create_dot
     interpreter._convert_float = _convert_float
+
+
+def reverse_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interprets the programs of a launch last first: no result may depend on an order that a GPU does not keep."""
+    builder = interpreter.interpreter_builder
+
+    def set_grid_idx(*place: int) -> None:
+        builder.grid_idx = tuple(size - 1 - each for size, each in zip(builder.grid_dim, place, strict=True))
+
+    monkeypatch.setattr(builder, "set_grid_idx", set_grid_idx)

@@ -1,0 +1,84 @@
+"""The ops of sampling on a GPU. See `kernels.sampling`.
+
+Owns what passes between the host and the device: a choice is launched after one copy of what its rows ask for, and only
+what returns arrays of numpy waits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from kernels.cuda.tokens import choice, logprobs
+from kernels.sampling import TokenLogprobs
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from kernels.sampling import Choices, Flags, Integers
+
+# Candidates for log probabilities at a time, and the bytes that each takes on its way to the host.
+MAX_CANDIDATES = 1 << 20
+CANDIDATE_BYTES = 80
+
+
+class CudaSampling:
+    """See `kernels.sampling.SamplingOps`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def finite_rows(self, logits: Tensor) -> Flags:
+        """Finds the rows that hold finite numbers alone."""
+        return self.launch_finite_rows(logits).cpu().numpy()
+
+    def launch_finite_rows(self, logits: Tensor) -> Tensor:
+        """Finds them on the device. Neither end of a row is finite where a number is none."""
+        least, most = torch.aminmax(logits, dim=-1)
+        return (least > float("-inf")) & (most < float("inf"))
+
+    def choose(self, logits: Tensor, choices: Choices) -> Integers:
+        """Chooses a token of each row."""
+        return self.launch_choose(logits, choices).cpu().numpy()
+
+    def launch_choose(self, logits: Tensor, choices: Choices) -> Tensor:
+        """Chooses on the device, which gets one copy of what the rows ask for."""
+        drawn = choices.temperatures > 0
+        filtered = drawn & ((choices.top_k > 0) | (choices.top_p < 1) | (choices.min_p > 0))
+        table = self._to_device(choice.pack_choices(choices))
+        return choice.choose(logits, table, drawn=bool(drawn.any()), filtered=bool(filtered.any()))
+
+    def token_logprobs(
+        self, logits: Tensor, rows: Integers, token_ids: Integers | None, num_best: int
+    ) -> TokenLogprobs:
+        """Computes log probabilities of tokens of some rows, and of the best of each, some rows at a time."""
+        width = num_best + (token_ids is not None)
+        candidates, values = np.empty((len(rows), width), np.int64), np.empty((len(rows), width), np.float32)
+        ranks = np.empty(0 if token_ids is None else len(rows), np.int64)
+        at_once = max(1, MAX_CANDIDATES // max(1, width))
+        for start in range(0, len(rows), at_once):
+            part = slice(start, start + at_once)
+            given = None if token_ids is None else self._to_device(token_ids[part])
+            found = logprobs.token_logprobs(logits, self._to_device(rows[part]), given, num_best)
+            candidates[part], values[part] = found[0].cpu().numpy(), found[1].cpu().numpy()
+            if given is not None:
+                ranks[part] = found[2].cpu().numpy()
+        return TokenLogprobs(candidates, values, ranks)
+
+    def choose_bytes(self, num_rows: int, vocab_size: int) -> int:
+        """The most memory that `choose` takes beside the logits."""
+        return choice.memory_bytes(num_rows, vocab_size)
+
+    def token_logprobs_bytes(self, num_rows: int, vocab_size: int) -> int:
+        """The most memory that `token_logprobs` takes beside the logits."""
+        return CANDIDATE_BYTES * min(num_rows * (vocab_size + 1), max(MAX_CANDIDATES, vocab_size + 1))
+
+    def _to_device(self, array: npt.NDArray[Any]) -> Tensor:
+        """Copies from memory that the device reads itself, which nobody has to wait for."""
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        if self._device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
