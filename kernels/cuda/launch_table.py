@@ -103,3 +103,50 @@ def rotary_launch(head_dim: int) -> RowLaunch:
 def _power_of_two(size: int) -> int:
     """Returns the first one that is not below."""
     return 1 << (size - 1).bit_length()
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLaunch:
+    """How many keys a program of attention multiplies at a time, and what computes it."""
+
+    key_tile: int
+    num_warps: int
+    num_stages: int
+
+
+KEY_TILE = 64
+"""What ranges of keys begin at a multiple of: a multiple of what is multiplied at a time."""
+MIN_SPLIT = 128
+"""Keys of the shortest range that is worth a partial result."""
+PARTIAL_BYTES = 128 << 20
+"""The most partial results of decodes, and of prefills, in bytes of float32."""
+TILE_ROWS = {False: (16, 64), True: (64, 64)}
+"""By whether attention is invariant: rows of a decode's and of a prefill's tile. Tiles of 16 and of 64 rows multiply by
+different instructions, which may add in different orders; a row is the same in both only where the tile is the same."""
+PROGRAMS = (2, 1)
+"""Programs of decodes and of prefills for each multiprocessor."""
+ATTENTION = {
+    2: {
+        (16, 64): AttentionLaunch(64, 4, 3),
+        (16, 128): AttentionLaunch(64, 4, 3),
+        (16, 256): AttentionLaunch(64, 4, 2),
+        (64, 64): AttentionLaunch(64, 4, 3),
+        (64, 128): AttentionLaunch(64, 4, 3),
+        (64, 256): AttentionLaunch(64, 8, 2),
+    },
+    # There are no matrix instructions that are exact: products are written out, and small tiles compile in seconds.
+    4: {
+        (16, 256): AttentionLaunch(32, 4, 2),
+        (64, 256): AttentionLaunch(32, 8, 2),
+    },
+}
+"""By the bytes of a value, then by the most rows of a tile and dimensions of a head. Keys that are multiplied at a time
+change the order of a sum: in invariant mode all tiles have the same."""
+
+
+def attention_launch(itemsize: int, tile_rows: int, head_dim: int) -> AttentionLaunch:
+    """Returns how attention over such tiles is launched: as the next larger one of the table, or as the largest."""
+    launches = ATTENTION[itemsize]
+    rows = min((most for most, _ in launches if most >= tile_rows), default=max(most for most, _ in launches))
+    dims = min((most for _, most in launches if most >= head_dim), default=max(most for _, most in launches))
+    return launches[rows, dims]

@@ -79,6 +79,30 @@ assert len(compiled) == 15 + 20, len(compiled)
 assert all(kernel.metadata.shared <= SHARED_BYTES for kernel in compiled)
 """
 
+ATTENTION_SCRIPT = """
+import torch
+from kernels import planning
+from kernels.cuda.attention import paged_attention
+from kernels.ops import AttentionShape, kv_pool_shape
+from tests.kit.kernels.hopper import SHARED_BYTES, compiling
+
+batch = planning.plan([1, 40], [900, 40], [list(range(57)), [0, 1, 2]], 16, None, torch.device("cpu"))
+with compiling() as compiled:
+    for head_dim, dtype, invariant in (
+        (128, torch.bfloat16, False), (256, torch.float16, True), (256, torch.float32, False)
+    ):
+        query = torch.zeros(41, 8, head_dim, dtype=dtype)
+        pool = torch.zeros(kv_pool_shape(57, 1, 2, 16, head_dim), dtype=dtype)
+        shape = AttentionShape(8, 2, head_dim, 0.1)
+        paged_attention(query, batch, pool, 0, shape, invariant=invariant, num_multiprocessors=132)
+assert all(kernel.metadata.shared <= SHARED_BYTES for kernel in compiled)
+texts = [kernel.asm["ptx"] for kernel in compiled if kernel.metadata.name == "_attend_items"]
+found = [("wgmma.mma_async" in text, "mma.sync" in text) for text in texts]
+assert found[:2] == [(False, True), (True, False)], "decodes and prefills"
+assert found[2:4] == [(True, False), (True, False)], "the same instructions for all rows where it is invariant"
+assert found[4:] == [(False, False), (False, False)], "float32, of which each product is exact"
+"""
+
 
 def run(script: str, tmp_path: Path) -> None:
     """Runs a script in a process that interprets nothing."""
@@ -95,3 +119,7 @@ def test_products_compile_and_fit_and_use_the_matrix_instructions(tmp_path: Path
 def test_the_other_ops_compile_and_fit(tmp_path: Path):
     """Of one row and one token too: Triton takes a 1 for a constant."""
     run(ROWS_SCRIPT, tmp_path)
+
+
+def test_attention_compiles_and_fits_and_uses_the_matrix_instructions(tmp_path: Path):
+    run(ATTENTION_SCRIPT, tmp_path)
