@@ -36,7 +36,7 @@ def never_waits(spec: GenerationSpec) -> bool:
 
 SPECS = {
     "every kind of request": make_specs(VOCAB_SIZE, 8),
-    "requests that never wait": [spec for spec in make_specs(VOCAB_SIZE, 32) if never_waits(spec)],
+    "requests that never wait": [spec for spec in make_specs(VOCAB_SIZE, 24) if never_waits(spec)],
 }
 
 
