@@ -99,24 +99,24 @@ class StepInputs:
     """[S], contiguous."""
     block_tables: npt.NDArray[np.int32]
     """[S, widest], its rows contiguous."""
-    token_ids: npt.NDArray[np.int64]
-    """[T]."""
+    token_ids: npt.NDArray[np.int64] | Tensor
+    """[T]: a tensor where the backend is not on a processor, and ids may be known there alone."""
     chosen: npt.NDArray[np.int64]
     """[R]: rows of which logits are made, in any order and also more than once."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepOutputs:
-    """The results of a captured step for its chosen rows."""
+    """The results of a captured step for its chosen rows: logits, or the best token of each, or both."""
 
-    best: npt.NDArray[np.int64]
+    best: npt.NDArray[np.int64] | None
     """[R]: the likeliest token, the lowest id on ties; of no meaning where the logits are not finite."""
-    best_values: npt.NDArray[np.float32]
+    best_values: npt.NDArray[np.float32] | None
     """[R]: its logit."""
-    finite: npt.NDArray[np.bool_]
+    finite: npt.NDArray[np.bool_] | None
     """[R]: whether all logits are finite numbers."""
     logits: Tensor | None
-    """[R, vocabulary] float32, if they were wanted."""
+    """[R, vocabulary] float32, if they were wanted or there is no `best`; the next step may overwrite them."""
 
 
 class CapturedStep(Protocol):
@@ -144,6 +144,8 @@ class CaptureSizes:
     max_num_seqs: int
     block_size: int
     sliding_window: int | None = None
+    max_length: int = 0
+    """Of a sequence, in tokens; needed where memory for its block table is set aside."""
 
 
 class Backend(Protocol):

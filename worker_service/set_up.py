@@ -181,7 +181,11 @@ def make_executor(
     runner.capture(
         cache.device_pool,
         CaptureSizes(
-            request.max_num_batched_tokens, request.max_num_seqs, request.block_size, loaded.config.sliding_window
+            request.max_num_batched_tokens,
+            request.max_num_seqs,
+            request.block_size,
+            loaded.config.sliding_window,
+            request.max_model_len,
         ),
     )
     warm_up(runner, cache.device_pool, request.block_size, request.max_num_seqs)

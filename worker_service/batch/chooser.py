@@ -55,8 +55,11 @@ class Chooser:
         if outputs.logits is not None:
             return self.choose(outputs.logits, layout, batch, outputs.finite)
         best, finite = outputs.best, outputs.finite
+        assert best is not None
+        assert finite is not None
         if self.shared is not None:
             ids = best + self.shared.first_token
+            assert outputs.best_values is not None
             best, finite = self.shared.collectives.exchange_best(outputs.best_values, ids, finite)
         return Sampled(best, ~finite, np.zeros_like(finite), finite=finite), Candidates()
 

@@ -139,13 +139,16 @@ class ModelRunner:
         # A row that failed has no token; nobody will ask what comes of this one.
         token_ids = torch.where(known < 0, self._last_tokens[(UNKNOWN - known).clamp(min=0)], known).clamp(min=0)
         if self._captured is not None:
-            columns = forward_batch.seq_lens, forward_batch.block_tables, token_ids.numpy()
+            ids = token_ids.numpy() if token_ids.device.type == "cpu" else token_ids
+            columns = forward_batch.seq_lens, forward_batch.block_tables, ids
             inputs = StepInputs(layout.num_new_tokens, *columns, layout.sampled.last_hidden)
             if self._captured.takes(inputs):
                 outputs = self._captured.replay(inputs, with_logits=not layout.sampled.is_plain_greedy)
-                if outputs.logits is None:
-                    return torch.from_numpy(outputs.best), torch.from_numpy(outputs.finite)
-                return self._chooser.sampler.launch(outputs.logits, rows)
+                if outputs.logits is not None:
+                    return self._chooser.sampler.launch(outputs.logits, rows)
+                assert outputs.best is not None
+                assert outputs.finite is not None
+                return torch.from_numpy(outputs.best), torch.from_numpy(outputs.finite)
         hidden = self._forward(forward_batch, token_ids, cache.block_format.block_size, cache.device_pool)
         logits = self.model.compute_logits(hidden[self._to_device(layout.sampled.last_hidden)])
         return self._chooser.sampler.launch(logits, rows)

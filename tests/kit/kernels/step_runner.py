@@ -110,8 +110,9 @@ class StepRunner:
         if self._captured is not None and self._captured.takes(inputs):
             self.num_replayed += 1
             outputs = self._captured.replay(inputs, with_logits=True)
-            logits, self.finite = outputs.logits, outputs.finite.tolist()
+            logits, self.finite = outputs.logits, None if outputs.finite is None else outputs.finite.tolist()
             assert logits is not None
+            logits = logits.clone()
         else:
             logits, self.finite = self._compute(inputs), None
         return list(logits.split(counts))

@@ -1,0 +1,170 @@
+"""The GPU backend: our Triton kernels, cuBLAS where it may, and decodes as graphs. Owns no tensors.
+
+It makes no promise of batch invariance unless it is asked to: then products go by the ladder of `kernels.cuda.linear`,
+and attention is cut at fixed places.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import triton
+from torch import Tensor
+
+from kernels import blocks, planning
+from kernels.cuda import attention, elementwise
+from kernels.cuda.gemm import num_multiprocessors
+from kernels.cuda.graphs import CapturedDecodes, Recording
+from kernels.cuda.linear import CudaLinear, settle
+from kernels.cuda.sampling import CudaSampling
+from kernels.launching import IMMEDIATE, CudaLauncher, Launcher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from kernels.collectives import Ranks
+    from kernels.ops import AttentionBatch, AttentionShape, BlockTables, CapturedStep, CaptureSizes, PackedLinear
+
+
+class CudaBackend:
+    """See `kernels.ops.Backend`."""
+
+    def __init__(self, device: torch.device, *, invariant: bool = False) -> None:
+        """`invariant`: whether a row shall have the same bits in every step, at its price."""
+        self.device = device
+        self.name = "cuda/invariant" if invariant else "cuda"
+        on_gpu = device.type == "cuda"
+        self.launcher: Launcher = CudaLauncher(device) if on_gpu else IMMEDIATE
+        self.sampling = CudaSampling(device)
+        gpu = torch.cuda.get_device_name(device) if on_gpu else "none"
+        self.identity = f"{torch.__version__}/{triton.__version__}/{gpu}"
+        self.record: Callable[[Callable[[], Tensor], Any], Recording] = Recording
+        self._invariant = invariant
+        self._joined: Ranks | None = None
+
+    def set_num_threads(self, num_threads: int) -> None:
+        """Sets the calling thread's count of torch's threads."""
+        torch.set_num_threads(num_threads)
+
+    def plan_attention(
+        self,
+        num_new_tokens: Sequence[int] | npt.NDArray[np.integer[Any]],
+        seq_lens: Sequence[int] | npt.NDArray[np.integer[Any]],
+        block_tables: BlockTables,
+        block_size: int,
+        sliding_window: int | None = None,
+    ) -> AttentionBatch:
+        """Makes a step's attention metadata."""
+        return planning.plan(num_new_tokens, seq_lens, block_tables, block_size, sliding_window, self.device)
+
+    def pack_linear(
+        self,
+        weight: Tensor | Sequence[Tensor],
+        bias: Tensor | None = None,
+        *,
+        gated: bool = False,
+        leaves: int = 1,
+        partial: bool = False,
+    ) -> PackedLinear:
+        """Packs a weight and a bias. Leaves are summed apart only where bits are promised."""
+        return CudaLinear(weight, bias, gated=gated, leaves=leaves if self._invariant else 1, partial=partial)
+
+    def linear(self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False) -> Tensor:
+        """Multiplies rows by a packed weight."""
+        weight = cast("CudaLinear", packed)
+        if not weight.is_partial:
+            return weight(hidden, wide=wide)
+        sums = weight(hidden)
+        self._ranks.stage.add(sums)
+        return weight.rounded(sums)
+
+    def embedding(self, indices: Tensor, table: Tensor | PackedLinear, first_row: int | None = None) -> Tensor:
+        """Takes rows of a table."""
+        rows = table if isinstance(table, Tensor) else cast("CudaLinear", table).weight
+        found = elementwise.embedding(indices, rows, first_row or 0)
+        if first_row is not None:
+            self._ranks.stage.add_bits(found)
+        return found
+
+    def join(self, ranks: Ranks) -> None:
+        """Sets the ranks."""
+        self._joined = ranks
+
+    @property
+    def _ranks(self) -> Ranks:
+        assert self._joined is not None, "a share of a model, and no group"
+        return self._joined
+
+    def receive(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor:
+        """Receives rows."""
+        rows = torch.empty(num_rows, width, dtype=dtype, device=self.device)
+        self._ranks.receive(rows)
+        return rows
+
+    def send(self, rows: Tensor) -> None:
+        """Sends rows."""
+        self._ranks.send(rows)
+
+    def rms_norm(
+        self, hidden: Tensor, weight: Tensor, epsilon: float, residual: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Adds the residual, then normalises."""
+        return elementwise.rms_norm(hidden, weight, epsilon, residual)
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """Computes `silu(gate) * up`."""
+        return elementwise.silu_and_mul(gate_up)
+
+    def rotary_and_cache(
+        self,
+        qkv: Tensor,
+        rotary: Tensor,
+        batch: AttentionBatch,
+        kv_pool: Tensor,
+        layer: int,
+        shape: AttentionShape,
+        norms: tuple[Tensor, Tensor, float] | None = None,
+    ) -> Tensor:
+        """Rotates queries and keys and writes keys and values to their slots."""
+        return elementwise.rotary_and_cache(qkv, rotary, batch, kv_pool, layer, shape, norms)
+
+    def paged_attention(
+        self,
+        query: Tensor,
+        batch: AttentionBatch,
+        kv_pool: Tensor,
+        layer: int,
+        shape: AttentionShape,
+        sliding_window: int | None = None,
+    ) -> Tensor:
+        """Attends each row to its sequence's keys."""
+        return attention.paged_attention(
+            query, batch, kv_pool, layer, shape, sliding_window,
+            invariant=self._invariant, num_multiprocessors=num_multiprocessors(self.device),
+        )  # fmt: skip
+
+    swap_blocks = staticmethod(blocks.swap_blocks)
+    copy_blocks = staticmethod(blocks.copy_blocks)
+
+    def capture(
+        self, forward: Callable[[Tensor, AttentionBatch], Tensor], head: PackedLinear | None, sizes: CaptureSizes
+    ) -> CapturedStep | None:
+        """Makes decodes graphs, where this stage has the head and no other rank takes part."""
+        if head is None or self._joined is not None or not sizes.max_length:
+            return None
+
+        def to_logits(token_ids: Tensor, batch: AttentionBatch) -> Tensor:
+            return self.linear(forward(token_ids, batch), head, wide=True)
+
+        captured = CapturedDecodes(to_logits, sizes, self.device, self.record)
+        if self.device.type == "cuda":
+            captured.capture_ahead()
+        return captured
+
+    def probe(self, linears: Sequence[PackedLinear], shape: AttentionShape) -> bool:
+        """Tries which way to make products keeps their bits, if that is asked for; attention does by its making."""
+        return self._invariant and settle(cast("Sequence[CudaLinear]", linears))

@@ -1,0 +1,69 @@
+"""A network on the GPU backend's own kernels, against the reference: op by op, and as graphs."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from kernels.ops import CaptureSizes
+from tests.kit.kernels.step_runner import StepRunner
+from tests.kit.kernels.tiny_models import VOCAB_SIZE, tiny_model
+from tests.kit.kernels.triton_interpreter import DEVICE, IS_INTERPRETED
+
+from kernels.cuda.backend import CudaBackend  # isort: skip
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+PIECES = [9, 1, 1]
+
+
+class Rerun:
+    """Stands for a recording where there are no graphs: does the work again, into the same memory."""
+
+    def __init__(self, work: Callable[[], Tensor], pool: Any) -> None:
+        self._work = work
+        self.output = work().clone()
+
+    def replay(self) -> None:
+        """Does the work."""
+        self.output.copy_(self._work())
+
+
+def prompts(count: int) -> list[list[int]]:
+    chooser = random.Random(count)
+    return [[chooser.randrange(VOCAB_SIZE) for _ in range(sum(PIECES) + place)] for place in range(count)]
+
+
+def run(runner: StepRunner) -> Tensor:
+    """Computes sequences beside each other: prompts of different lengths, then two decodes."""
+    told, sequences = [], prompts(3)
+    for step in range(len(PIECES)):
+        work = []
+        for name, ids in enumerate(sequences):
+            end = len(ids) - sum(PIECES[step + 1 :])
+            work.append((name, ids[runner.length(name) : end]))
+        told += [logits[-1] for logits in runner.step(work)]
+    return torch.stack(told).cpu()
+
+
+@pytest.mark.parametrize(("name", "invariant"), [("qwen3", False), ("llama_bias", True)])
+def test_logits_are_those_of_the_reference(name: str, invariant: bool):
+    truth = run(StepRunner.load(tiny_model(name), torch.float32))
+    backend = CudaBackend(DEVICE, invariant=invariant)
+    backend.record = Rerun if IS_INTERPRETED else backend.record
+    runner = StepRunner.load(tiny_model(name), torch.float32, backend, block_size=16)
+    torch.testing.assert_close(run(runner), truth, rtol=1e-4, atol=1e-4)
+    captured = StepRunner.load(tiny_model(name), torch.float32, backend, block_size=16)
+    # Padding writes to block 0, which is nobody's.
+    captured._free.remove(0)
+    captured.model.reserve_positions(64)
+    captured._captured = captured.model.capture(captured.pool, CaptureSizes(64, 8, 16, max_length=64))
+    # Fewer rows than the graph has may be multiplied by another kernel of the library.
+    torch.testing.assert_close(run(captured), truth, rtol=1e-4, atol=1e-4)
+    assert captured.num_replayed == 2
