@@ -67,7 +67,7 @@ class _Segment:
 
 
 class CapturedPlan:
-    """See `kernels.ops.CapturedStep`. `executor` gives the team of the moment, `ranks` the group."""
+    """See `kernels.ops.CapturedStep`. The backend replaces `executor` and `ranks` when its own change."""
 
     def __init__(
         self,

@@ -163,7 +163,7 @@ class CudaLinear:
 
 
 def library_product(rows: Tensor, weight: Tensor, *, wide: bool) -> Tensor:
-    """Multiplies by cuBLAS; half floats give float32, unrounded, if `wide`."""
+    """Multiplies by cuBLAS. The result has the dtype of the rows, or is float32 and unrounded if `wide`."""
     if not wide or rows.dtype is torch.float32:
         return torch.mm(rows, weight.T)
     return torch.mm(rows, weight.T, out_dtype=torch.float32)

@@ -18,11 +18,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 import triton
 import triton.language as tl
 
 from kernels.cuda.launch_table import KEY_TILE, MIN_SPLIT, PARTIAL_BYTES, PROGRAMS, TILE_ROWS
+from kernels.launching import upload
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +63,7 @@ class StepLengths:
         if found is None:
             device = batch.positions.device
             arrays = (batch.num_new_tokens, batch.seq_lens, batch.block_tables)
-            new, lens, tables = (torch.from_numpy(array.astype("int32")).to(device) for array in arrays)
+            new, lens, tables = (upload(array.astype("int32"), device) for array in arrays)
             found = cls(new, lens, tables, batch.num_tokens, int(batch.num_new_tokens.max(initial=0)))
             batch.work_lists[cls] = found
         return found

@@ -6,16 +6,16 @@ what returns arrays of numpy waits.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from kernels.cuda.tokens import choice, logprobs
+from kernels.launching import upload
 from kernels.sampling import TokenLogprobs
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from torch import Tensor
 
     from kernels.sampling import Choices, Flags, Integers
@@ -48,7 +48,7 @@ class CudaSampling:
         """Chooses on the device, which gets one copy of what the rows ask for."""
         drawn = choices.temperatures > 0
         filtered = drawn & ((choices.top_k > 0) | (choices.top_p < 1) | (choices.min_p > 0))
-        table = self._to_device(choice.pack_choices(choices))
+        table = upload(choice.pack_choices(choices), self._device)
         return choice.choose(logits, table, drawn=bool(drawn.any()), filtered=bool(filtered.any()))
 
     def token_logprobs(
@@ -61,8 +61,8 @@ class CudaSampling:
         at_once = max(1, MAX_CANDIDATES // max(1, width))
         for start in range(0, len(rows), at_once):
             part = slice(start, start + at_once)
-            given = None if token_ids is None else self._to_device(token_ids[part])
-            found = logprobs.token_logprobs(logits, self._to_device(rows[part]), given, num_best)
+            given = None if token_ids is None else upload(token_ids[part], self._device)
+            found = logprobs.token_logprobs(logits, upload(rows[part], self._device), given, num_best)
             candidates[part], values[part] = found[0].cpu().numpy(), found[1].cpu().numpy()
             if given is not None:
                 ranks[part] = found[2].cpu().numpy()
@@ -75,10 +75,3 @@ class CudaSampling:
     def token_logprobs_bytes(self, num_rows: int, vocab_size: int) -> int:
         """The most memory that `token_logprobs` takes beside the logits."""
         return CANDIDATE_BYTES * min(num_rows * (vocab_size + 1), max(MAX_CANDIDATES, vocab_size + 1))
-
-    def _to_device(self, array: npt.NDArray[Any]) -> Tensor:
-        """Copies from memory that the device reads itself, which nobody has to wait for."""
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
-        if self._device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self._device, non_blocking=True)

@@ -55,7 +55,7 @@ class Streams:
         await read_answer(self.client, self.known[number].request, f"{self.name}-{number}", transcript)
 
     async def differences(self) -> list[str]:
-        """Waits for all ends; tells what is not as it was undisturbed."""
+        """Waits until all streams end, and returns what differs from an undisturbed run."""
         await self._reading
         self.ended_at = time.time()
         pairs = zip(self.transcripts, self.known, strict=True)

@@ -135,7 +135,7 @@ async def test_starts_in_order_and_stops_in_the_reverse(house: House) -> None:
 
 
 async def test_those_of_one_module_stop_together(house: House) -> None:
-    """Each of them ends when the other one was told to as well."""
+    """Each worker ends only after the other one was told to end too."""
     workers = [house.service("worker-0", "after:worker-1"), house.service("worker-1", "after:worker-0")]
     supervisor = house.supervisor(*workers, house.service("gateway"))
     await supervisor.start()
