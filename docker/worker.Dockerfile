@@ -1,10 +1,10 @@
 # The worker, with torch. It runs on any processor that the kernels were compiled for, or on a GPU.
 #
-# BASE_IMAGE is any image with Python 3.11 or newer and its venv. TORCH_INDEX_URL is where pip takes torch from, and so
+# BASE_IMAGE is any image with Python 3.11 or newer, its venv and apt-get. TORCH_INDEX_URL is where pip takes torch from, and so
 # which build: https://download.pytorch.org/whl/cu130 for GPUs. Empty: wherever pip looks for everything else.
 ARG BASE_IMAGE=python:3.12-slim
 
-# The kernels for CPUs. The compiler stays out of the image: a worker never compiles.
+# The kernels for CPUs. Their compiler stays out of the image: a worker never compiles these.
 FROM ${BASE_IMAGE} AS kernels
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 WORKDIR /opt/blockyard
@@ -30,14 +30,23 @@ COPY pyproject.toml ./
 RUN mkdir blockyard && touch README.md LICENSE blockyard/__init__.py \
     && pip install --editable '.[worker,tracing]' \
     && pip uninstall --yes pip
-# Torch's own tests, and headers for a compiler that is not there: 145 MB.
+# Torch's own tests, and headers that nothing here is compiled with: 145 MB.
 RUN rm -rf /opt/venv/lib/python3*/site-packages/torch/test /opt/venv/lib/python3*/site-packages/torch/include
 
-FROM ${BASE_IMAGE}
+# Torch for GPUs brings Triton, which compiles kernels when they are first launched, and with a C compiler and Python's
+# headers what launches them. On other images there is none.
+FROM ${BASE_IMAGE} AS runtime
+COPY --from=environment /opt/venv /opt/venv
+RUN set -e; ls -d /opt/venv/lib/python3*/site-packages/triton || exit 0; \
+    headers=$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("include"))'); \
+    packages='gcc libc6-dev'; test -e "$headers/Python.h" || packages="$packages libpython3-dev"; \
+    apt-get update; apt-get install --yes --no-install-recommends $packages; rm -rf /var/lib/apt/lists/*; \
+    echo '#include <Python.h>' | gcc -I"$headers" -fsyntax-only -x c -
+
+FROM runtime
 LABEL org.opencontainers.image.title="Blockyard worker" org.opencontainers.image.licenses=Apache-2.0
 ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/opt/blockyard PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
 WORKDIR /opt/blockyard
-COPY --from=environment /opt/venv /opt/venv
 COPY models/demo/*.json models/demo/*.safetensors /models/demo/
 COPY LICENSE ./
 COPY blockyard blockyard

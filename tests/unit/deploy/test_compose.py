@@ -162,6 +162,14 @@ def test_a_gpu_is_reserved_where_it_is_used(profile: str, count: int) -> None:
     assert devices == [{"BLOCKYARD_DEVICE": "cpu"}, {"BLOCKYARD_DEVICE": "cuda"}]
 
 
+@pytest.mark.parametrize("profile", WORKERS)
+def test_what_a_worker_compiles_can_be_run(profile: str) -> None:
+    """Docker mounts a tmpfs noexec; a worker on a GPU compiles kernels and loads them from there."""
+    for name in WORKERS[profile]:
+        wanted = "/tmp:exec" if "deploy" in services_of(profile)[name] else "/tmp"
+        assert services_of(profile)[name]["tmpfs"] == [wanted]
+
+
 def test_each_device_has_its_own_build_of_torch() -> None:
     workers = {profile: services_of(profile)["worker"] for profile in ("cpu", "gpu")}
     indexes = {profile: worker["build"]["args"]["TORCH_INDEX_URL"] for profile, worker in workers.items()}

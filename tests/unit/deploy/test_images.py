@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
@@ -77,7 +78,8 @@ def test_holds_every_package_that_its_services_import(name: str) -> None:
 def test_runs_as_nobody_on_a_base_that_can_be_chosen(name: str) -> None:
     text = text_of(name)
     assert "ARG BASE_IMAGE=python:3.12-slim\n" in text
-    assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) == {"${BASE_IMAGE}"}
+    stages = set(re.findall(r"^FROM \S+ AS (\w+)$", text, re.MULTILINE))
+    assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) - stages == {"${BASE_IMAGE}"}
     assert re.findall(r"^USER (.+)$", text, re.MULTILINE) == ["65532:65532"]
 
 
@@ -98,6 +100,34 @@ def test_what_builds_stays_in_stages_of_its_own(name: str) -> None:
     last = stage_of(name, "")
     assert not re.search(r"\bpip\b|apt-get|PIP_|TORCH_INDEX_URL|^ARG", last, re.MULTILINE)
     assert "pip uninstall --yes" in stage_of(name, "environment")
+
+
+@pytest.mark.parametrize(("triton", "headers"), [(False, False), (True, True), (True, False)])
+def test_a_compiler_is_there_where_triton_is(tmp_path: Path, triton: bool, headers: bool) -> None:
+    """And the headers of Python that it needs, once; without Triton nothing is installed."""
+    site = tmp_path / "venv/lib/python3.12/site-packages"
+    (site / "triton" if triton else site).mkdir(parents=True)
+    tools, include, log = tmp_path / "tools", tmp_path / "include", tmp_path / "log"
+    tools.mkdir()
+    include.mkdir()
+    if headers:
+        (include / "Python.h").touch()
+    for path, text in (
+        (tools / "apt-get", f'echo "$@" >> {log}'),
+        (tools / "gcc", f'test "$1" = -I{include} && cat >> {log}'),
+        (tools / "rm", ""),
+        (tmp_path / "venv/bin/python", f"echo {include}"),
+    ):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+    (script,) = re.findall(r"^RUN (.+?[^\\])\n", stage_of("worker", "runtime"), re.MULTILINE | re.DOTALL)
+    environment = {"PATH": f"{tools}:/usr/bin:/bin"}
+    subprocess.run(["sh", "-c", script.replace("/opt", str(tmp_path))], env=environment, check=True)
+    packages = "gcc libc6-dev" + ("" if headers else " libpython3-dev")
+    expected = ["update", f"install --yes --no-install-recommends {packages}", "#include <Python.h>"]
+    assert (log.read_text().splitlines() if log.exists() else []) == (expected if triton else [])
+    assert stage_of("worker", "").startswith("FROM runtime\n")
 
 
 @pytest.mark.parametrize(("name", "service"), [("control", "gateway"), ("worker", "worker")])
