@@ -256,6 +256,17 @@ class WorkerProcessSettings:
         "(machines that differ then give the same bits), or torch's",
         choices=("auto", "amx", "avx512_bf16", "avx512", "avx2", "reference"),
     )
+    gpu_kernels: str = option(
+        "auto",
+        "what computes on a GPU: our kernels in Triton if they compute what torch's ops do when the worker loads a "
+        "model, our kernels, or torch's ops",
+        choices=("auto", "triton", "reference"),
+    )
+    batch_invariant: bool = option(
+        False,
+        "give an answer the same bits on a GPU whatever runs beside it, as a CPU always does: what is taken over from "
+        "a worker that died then goes on exactly; products and attention are slower",
+    )
     collectives: str = option(
         "auto",
         "how the workers of a replica of many reach each other: NCCL between GPUs, gloo between processors",

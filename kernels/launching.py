@@ -32,6 +32,16 @@ def upload(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
+def take_last_tokens(token_ids: Tensor, last_tokens: Tensor) -> Tensor:
+    """See `kernels.sampling.SamplingOps`; by torch's ops."""
+    return torch.where(token_ids < 0, last_tokens[(-1 - token_ids).clamp(min=0)], token_ids).clamp(min=0)
+
+
+def put_last_tokens(last_tokens: Tensor, rows: Tensor, token_ids: Tensor) -> None:
+    """See `kernels.sampling.SamplingOps`; by torch's ops."""
+    last_tokens[rows] = token_ids
+
+
 class Launched(Protocol):
     """Work that was launched."""
 

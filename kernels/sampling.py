@@ -90,6 +90,22 @@ class SamplingOps(Protocol):
         """Does as `finite_rows`, but leaves the flags [R] bool on the device, and waits for nothing there."""
         ...
 
+    def take_last_tokens(self, token_ids: Tensor, last_tokens: Tensor) -> Tensor:
+        """Replaces ids that are not known yet, each by the token that a row sampled last, and waits for nothing.
+
+        Args:
+            token_ids: [T] int64 on the device, -1 - row where one is not known.
+            last_tokens: [rows] int64 on the device.
+
+        Returns:
+            [T] int64, 0 in the place of a row's -1: a row that failed has no token, and nobody asks what comes of it.
+        """
+        ...
+
+    def put_last_tokens(self, last_tokens: Tensor, rows: Tensor, token_ids: Tensor) -> None:
+        """Writes the tokens [R] of rows [R], all int64 on the device and no two rows the same, into `last_tokens`."""
+        ...
+
     def token_logprobs(
         self, logits: Tensor, rows: Integers, token_ids: Integers | None, num_best: int
     ) -> TokenLogprobs:

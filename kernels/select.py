@@ -5,6 +5,8 @@ Knows which backends there are, and imports one only when it is asked for. Knows
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,11 @@ if TYPE_CHECKING:
     import torch
 
     from kernels.ops import Backend
+
+log = logging.getLogger(__name__)
+
+GPU_KERNELS = ("auto", "triton", "reference")
+"""The choice of kernels on a GPU: ours if they compute as torch's ops do, ours, or torch's ops."""
 
 CPU_KERNELS = ("auto", "amx", "avx512_bf16", "avx512", "avx2", "reference")
 """The choice of kernels on a CPU: what a table names for the processor, those of one instruction set, or torch's."""
@@ -21,17 +28,39 @@ QUANTIZATIONS = ("none", "int8")
 """How the weights of all products are held: in the model's dtype, or as `kernels.reference.int8` defines."""
 
 
+@dataclass(frozen=True, slots=True)
+class KernelChoice:
+    """What a worker was told about kernels, for whichever device it gets."""
+
+    cpu: str = "auto"
+    """One of CPU_KERNELS."""
+    gpu: str = "auto"
+    """One of GPU_KERNELS."""
+    batch_invariant: bool = False
+    """Whether a GPU shall give a row the same bits in every step."""
+
+    def name_for(self, device: torch.device) -> str:
+        """Returns the choice for a kind of device."""
+        return self.gpu if device.type == "cuda" else self.cpu
+
+
 @cache
 def get_backend(
-    device: torch.device, dtype: torch.dtype, cpu_kernels: str = "auto", quantization: str = "none"
+    device: torch.device,
+    dtype: torch.dtype,
+    kernels: str = "auto",
+    quantization: str = "none",
+    *,
+    batch_invariant: bool = False,
 ) -> Backend:
     """Returns the backend of a device, the same object each time.
 
     Args:
         device: where to compute.
         dtype: in what; the CPU's own kernels know float32 and bfloat16.
-        cpu_kernels: one of CPU_KERNELS, for a device that is a CPU.
-        quantization: one of QUANTIZATIONS; the CPU's own kernels alone know any.
+        kernels: one of CPU_KERNELS for a CPU, of GPU_KERNELS for a GPU.
+        quantization: one of QUANTIZATIONS.
+        batch_invariant: whether a GPU shall give a row the same bits in every step. The CPU's kernels always do.
 
     Raises:
         ValueError: there is no backend for this kind of device, or none of what was asked for.
@@ -40,16 +69,46 @@ def get_backend(
         raise ValueError(f"no backend for device {device.type!r}; known are cpu and cuda")
     if quantization not in QUANTIZATIONS:
         raise ValueError(f"no quantization {quantization!r}; known are {', '.join(QUANTIZATIONS)}")
-    if device.type == "cpu" and cpu_kernels != "reference":
+    if device.type == "cpu" and kernels != "reference":
         from kernels.cpu.backend import choose_backend  # noqa: PLC0415  the choice of backend
 
-        if (chosen := choose_backend(dtype, cpu_kernels, quantization)) is not None:
+        if (chosen := choose_backend(dtype, kernels, quantization)) is not None:
             return chosen
     if quantization != "none":
         raise ValueError(
             f"{quantization} needs the kernels for x86-64 processors, built (make setup), and a model in bfloat16 or "
-            f"float32; this is {str(dtype).removeprefix('torch.')} on {device.type}, kernels: {cpu_kernels}"
+            f"float32; this is {str(dtype).removeprefix('torch.')} on {device.type}, kernels: {kernels}"
         )
+    if device.type == "cuda" and kernels != "reference":
+        compiled = _compile(device, kernels, batch_invariant=batch_invariant)
+        if compiled is not None and (kernels != "auto" or _computes(compiled, dtype)):
+            return compiled
     from kernels.reference.backend import ReferenceBackend  # noqa: PLC0415  the choice of backend
 
     return ReferenceBackend(device)
+
+
+def _compile(device: torch.device, kernels: str, *, batch_invariant: bool) -> Backend | None:
+    """Makes the backend of our kernels on a GPU; None where there is no compiler for them and torch's ops may serve."""
+    try:
+        from kernels.cuda.backend import CudaBackend  # noqa: PLC0415  the choice of backend
+    except ImportError as error:
+        if kernels != "auto":
+            raise ValueError(f"no {kernels} kernels: {error}") from None
+        log.warning("no kernels for GPUs (%s): torch's ops serve, which are slower", error)
+        return None
+    return CudaBackend(device, invariant=batch_invariant)
+
+
+def _computes(compiled: Backend, dtype: torch.dtype) -> bool:
+    """Returns whether compiled kernels compute what torch's ops do; logs what does not."""
+    from kernels.cuda.self_test import first_difference  # noqa: PLC0415  the choice of backend
+    from kernels.reference.backend import ReferenceBackend  # noqa: PLC0415  the choice of backend
+
+    try:
+        wrong = first_difference(compiled, ReferenceBackend(compiled.device), dtype)
+    except Exception as error:  # noqa: BLE001 - a compiler's may be any
+        wrong = f"{type(error).__name__}: {error}"
+    if wrong:
+        log.warning("the kernels for GPUs fail their self-test (%s): torch's ops serve, which are slower", wrong)
+    return not wrong

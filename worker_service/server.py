@@ -17,6 +17,7 @@ from blockyard.service.servers import bind, make_server
 from blockyard.service.signals import on_stop_signal
 from blockyard.telemetry import EventLogger
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
+from kernels.select import KernelChoice
 from worker_service.device.device import AllowedDevice
 from worker_service.groups.joining import GroupRequest, GroupSettings
 from worker_service.groups.membership import Membership
@@ -55,7 +56,9 @@ class Server:
         self.worker = Worker(
             allowed_device=AllowedDevice(self._settings.worker_device, self._settings.worker_device_index),
             num_threads=self._settings.num_threads,
-            cpu_kernels=self._settings.cpu_kernels,
+            kernels=KernelChoice(
+                self._settings.cpu_kernels, self._settings.gpu_kernels, self._settings.batch_invariant
+            ),
             debug=self._settings.enable_debug_rpcs,
             make_membership=self._make_membership,
         )

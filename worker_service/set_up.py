@@ -176,6 +176,8 @@ def make_executor(
     if ranks is not None:
         runner.join(ranks.silence)
     batch_invariant = runner.prove_batch_invariance()
+    if not batch_invariant:
+        log.warning("results depend on what runs beside them: see --batch-invariant", kernels=loaded.backend.name)
     fingerprint = _fingerprint(runner, ranks)
     identity = determinism_id(loaded, fingerprint)
     runner.capture(

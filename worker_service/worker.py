@@ -16,6 +16,7 @@ from blockyard.model_files import resolve_model
 from blockyard.parallel import ALONE, Parallel
 from blockyard.service import faults
 from blockyard.telemetry import EventLogger
+from kernels.select import KernelChoice
 from worker_service.device import memory
 from worker_service.device.device import ANY_DEVICE, AllowedDevice, check_dtype, describe_device
 from worker_service.device.thread import DeviceThread
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
+AUTO = KernelChoice()
 # Where a group can be formed.
 _GROUPED = State.DEVICE_READY, State.LOADED, State.CACHE_READY, State.RUNNING
 
@@ -65,7 +67,7 @@ class Worker:
         *,
         allowed_device: AllowedDevice = ANY_DEVICE,
         num_threads: int = 0,
-        cpu_kernels: str = "auto",
+        kernels: KernelChoice = AUTO,
         debug: bool = False,
         make_membership: Callable[[DeviceThread, str], Membership] = Membership,
     ) -> None:
@@ -75,7 +77,7 @@ class Worker:
         self.is_draining = False
         self.metrics = WorkerMetrics()
         self._allowed_device = allowed_device
-        self._cpu_kernels = cpu_kernels
+        self._kernels = kernels
         self._debug = debug
         self._may_choose_threads = num_threads == 0
         self._thread = DeviceThread(memory.compute_threads(num_threads))
@@ -204,10 +206,11 @@ class Worker:
                     choice.dtype,
                     choice.device,
                     on_progress,
-                    self._cpu_kernels,
+                    self._kernels.name_for(choice.device),
                     quantization,
                     load_format,
                     choice.parallel,
+                    batch_invariant=self._kernels.batch_invariant,
                 )
                 check_dtype(loaded.config.dtype, choice.device)
                 return loaded

@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.kit.batch_process import BatchProcess, Line
 from blockyard.common.v1 import sampling_pb2
+from kernels.select import KernelChoice
 from scheduler_service.core.scheduler import CoreConfig, Scheduler
 from scheduler_service.core.sequence import Group
 from scheduler_service.core.values import GroupSpec, SchedulerOutput, StepResult
@@ -121,7 +122,7 @@ class Planner:
 
 async def set_up(settings: Settings) -> Worker:
     """Brings a worker to where it takes steps, by the same calls as its servicer."""
-    worker = Worker(num_threads=settings.num_threads, cpu_kernels=settings.cpu_kernels)
+    worker = Worker(num_threads=settings.num_threads, kernels=KernelChoice(cpu=settings.cpu_kernels))
     worker.start()
     await worker.init_device("cpu", getattr(torch, settings.dtype), "")
     quantization = {"quantization": settings.quantization} if settings.quantization else {}

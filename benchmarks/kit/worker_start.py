@@ -77,12 +77,13 @@ async def start(given: dict[str, Any]) -> WorkerStart:
 
     clock.end("import torch")
     from benchmarks.kit.worker_alone import Settings  # noqa: PLC0415  a stage
+    from kernels.select import KernelChoice  # noqa: PLC0415
     from worker_service import server  # noqa: PLC0415
     from worker_service.set_up import CacheRequest, ProfileRequest  # noqa: PLC0415
 
     clock.end("import the worker")
     settings = Settings(**given)
-    worker = server.Worker(num_threads=settings.num_threads, cpu_kernels=settings.cpu_kernels)
+    worker = server.Worker(num_threads=settings.num_threads, kernels=KernelChoice(cpu=settings.cpu_kernels))
     worker.start()
     await worker.init_device("cpu", getattr(torch, settings.dtype), "")
     loaded = await worker.load_model(settings.model, "main", lambda done, total: None, settings.quantization or "none")

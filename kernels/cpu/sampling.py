@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from kernels.launching import put_last_tokens, take_last_tokens
 from kernels.sampling import TokenLogprobs
 
 if TYPE_CHECKING:
@@ -91,6 +92,9 @@ class CpuSampling:
         addresses = (column.ctypes.data for column in (*columns, token_ids))
         self.executor.choose(_Choices(_address(logits), len(logits), logits.shape[1], *addresses))
         return token_ids
+
+    take_last_tokens = staticmethod(take_last_tokens)
+    put_last_tokens = staticmethod(put_last_tokens)
 
     def token_logprobs(
         self, logits: Tensor, rows: Integers, token_ids: Integers | None, num_best: int

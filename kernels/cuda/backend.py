@@ -40,8 +40,9 @@ class CudaBackend:
         on_gpu = device.type == "cuda"
         self.launcher: Launcher = CudaLauncher(device) if on_gpu else IMMEDIATE
         self.sampling = CudaSampling(device)
-        gpu = torch.cuda.get_device_name(device) if on_gpu else "none"
-        self.identity = f"{torch.__version__}/{triton.__version__}/{gpu}"
+        # In fast mode attention is cut into as many parts as there are multiprocessors.
+        gpu = f"{torch.cuda.get_device_name(device)}/{num_multiprocessors(device)}" if on_gpu else "none"
+        self.identity = f"{torch.__version__}/{torch.version.cuda}/{triton.__version__}/{gpu}"
         self.record: Callable[[Callable[[], Tensor], Any], Recording] = Recording
         self._invariant = invariant
         self._joined: Ranks | None = None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kernels.cuda.tokens import choice, logprobs
+from kernels.cuda.tokens import choice, last_tokens, logprobs
 from kernels.launching import upload
 from kernels.sampling import TokenLogprobs
 
@@ -50,6 +50,9 @@ class CudaSampling:
         filtered = drawn & ((choices.top_k > 0) | (choices.top_p < 1) | (choices.min_p > 0))
         table = upload(choice.pack_choices(choices), self._device)
         return choice.choose(logits, table, drawn=bool(drawn.any()), filtered=bool(filtered.any()))
+
+    take_last_tokens = staticmethod(last_tokens.take_last_tokens)
+    put_last_tokens = staticmethod(last_tokens.put_last_tokens)
 
     def token_logprobs(
         self, logits: Tensor, rows: Integers, token_ids: Integers | None, num_best: int

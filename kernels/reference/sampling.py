@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels.launching import upload
+from kernels.launching import put_last_tokens, take_last_tokens, upload
 from kernels.reference import logprobs
 
 if TYPE_CHECKING:
@@ -317,6 +317,9 @@ class ReferenceSampling:
             return draw(logits, temperatures, keys)
         filters = Filters(*map(self._tensor, (choices.top_k, choices.top_p, choices.min_p)))
         return draw_filtered(logits, temperatures, filters, keys, num_candidates)
+
+    take_last_tokens = staticmethod(take_last_tokens)
+    put_last_tokens = staticmethod(put_last_tokens)
 
     def token_logprobs(
         self, logits: Tensor, rows: Integers, token_ids: Integers | None, num_best: int

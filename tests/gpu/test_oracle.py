@@ -8,13 +8,17 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.select import KernelChoice
 from tests.kit.oracles.device_oracle import WAYS, Answers, OracleWorker, Run, Way, differences, make_requests
 
 pytestmark = pytest.mark.gpu
 
 
-async def test_any_way_gives_the_tokens_of_running_alone(device: torch.device):
-    async with OracleWorker(device.type, "", torch.float32) as worker:
+@pytest.mark.parametrize("kernels", ["reference", "triton"])
+async def test_any_way_gives_the_tokens_of_running_alone(kernels: str, device: torch.device):
+    choice = KernelChoice(cpu="reference", gpu=kernels, batch_invariant=True)
+    async with OracleWorker(device.type, "", torch.float32, kernels=choice) as worker:
+        assert worker.is_batch_invariant or kernels == "reference"
         specs = make_requests(worker.vocab_size, 8, 12)
         truth = await worker.run_alone(specs)
         assert len({tuple(ids) for answer in truth.values() for ids in answer}) > len(specs) // 2

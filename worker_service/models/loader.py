@@ -53,10 +53,12 @@ def load_model(
     dtype: torch.dtype | None,
     device: torch.device,
     on_progress: Callable[[int, int], None],
-    cpu_kernels: str = "auto",
+    kernels: str = "auto",
     quantization: str = "none",
     load_format: str = "auto",
     parallel: Parallel = ALONE,
+    *,
+    batch_invariant: bool = False,
 ) -> LoadedModel:
     """Loads a model, one tensor at a time: memory stays near one copy of the weights.
 
@@ -65,10 +67,11 @@ def load_model(
         dtype: what to compute in; None: as config.json says.
         device: where to.
         on_progress: called with (bytes read, bytes in all) after each tensor.
-        cpu_kernels: one of `kernels.select.CPU_KERNELS`, for a device that is a CPU.
+        kernels: one of `kernels.select.CPU_KERNELS` or `GPU_KERNELS`, by the device.
         quantization: one of `kernels.select.QUANTIZATIONS`.
         load_format: "auto", or "random" for weights that are made on the device, of a folder that has none.
         parallel: this rank's place; its share of the weights is loaded.
+        batch_invariant: whether a GPU shall give a row the same bits in every step.
 
     Raises:
         BlockyardError: MODEL_NOT_LOADED, with a message that says what to do.
@@ -82,7 +85,7 @@ def load_model(
     weights_bytes = _weights_bytes(files.num_elements, config, quantization) // parallel.world_size
     _check_room(weights_bytes, config, quantization, device)
     try:
-        backend = get_backend(device, config.dtype, cpu_kernels, quantization)
+        backend = get_backend(device, config.dtype, kernels, quantization, batch_invariant=batch_invariant)
     except ValueError as error:
         raise unusable(str(error)) from None
     model = build_decoder(config, backend, files, parallel)

@@ -122,7 +122,8 @@ class ModelRunner:
             if not len(layout.rows):
                 return torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.bool)
             token_ids, finite = self._compute(forward_batch, rows, cache, num_rows)
-            self._last_tokens[self._to_device(layout.sampled.rows)] = token_ids
+            rows_on_device = self._to_device(layout.sampled.rows)
+            self.backend.sampling.put_last_tokens(self._last_tokens, rows_on_device, token_ids)
             return token_ids, finite
 
         return self.backend.launcher.launch(work)
@@ -135,9 +136,9 @@ class ModelRunner:
         missing = num_rows - len(self._last_tokens)
         if missing > 0:
             self._last_tokens = torch.cat([self._last_tokens, self._last_tokens.new_zeros(missing)])
-        known = self._to_device(forward_batch.token_ids)
-        # A row that failed has no token; nobody will ask what comes of this one.
-        token_ids = torch.where(known < 0, self._last_tokens[(UNKNOWN - known).clamp(min=0)], known).clamp(min=0)
+        token_ids = self._to_device(forward_batch.token_ids)
+        if forward_batch.token_ids.min() <= UNKNOWN:
+            token_ids = self.backend.sampling.take_last_tokens(token_ids, self._last_tokens)
         if self._captured is not None:
             ids = token_ids.numpy() if token_ids.device.type == "cpu" else token_ids
             columns = forward_batch.seq_lens, forward_batch.block_tables, ids

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import runpy
+from typing import Any
 
 DEPTH_VARIABLE = "LATE_DEPTH"
 
@@ -20,8 +21,8 @@ def make_backends_late() -> None:
 
     get_backend = loader.get_backend
 
-    def get_late_backend(*arguments: object) -> object:
-        backend = get_backend(*arguments)  # type: ignore[arg-type]
+    def get_late_backend(*arguments: Any, **options: Any) -> object:
+        backend = get_backend(*arguments, **options)
         make_late(backend, int(os.environ.get(DEPTH_VARIABLE, "2")))
         return backend
 

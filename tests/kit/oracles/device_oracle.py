@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from blockyard.common.v1 import sampling_pb2
+from kernels.select import KernelChoice
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.values import GroupSpec
@@ -31,6 +32,7 @@ BLOCK_SIZE = 16
 NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS = 400, 100
 MAX_LEN, MAX_SEQS, MAX_TOKENS = 256, 16, 256
 OWNER = "oracle"
+TORCH = KernelChoice(cpu="reference", gpu="reference")
 # A stuck schedule ends here, and says so.
 MAX_STEPS = 5000
 
@@ -74,12 +76,19 @@ class Run:
 class OracleWorker:
     """A worker in this process, with the pools of the largest way."""
 
-    def __init__(self, device: str, model: str, dtype: torch.dtype, load_format: str = "auto") -> None:
+    def __init__(
+        self,
+        device: str,
+        model: str,
+        dtype: torch.dtype,
+        load_format: str = "auto",
+        kernels: KernelChoice = TORCH,
+    ) -> None:
         self._device = device
         self._model = model
         self._dtype = dtype
         self._load_format = load_format
-        self._worker = Worker(num_threads=1, cpu_kernels="reference")
+        self._worker = Worker(num_threads=1, kernels=kernels)
         self._epoch = 0
         self.is_batch_invariant = False
 

@@ -33,18 +33,19 @@ def make_executor(
     max_model_len: int = 96,
     max_captured_tokens: int = 0,
     ranks: RankSteps | None = None,
+    is_invariant: bool = True,
 ) -> StepExecutor:
     """An executor of a loaded model, which replays steps of up to so many tokens where its backend can."""
     runner = ModelRunner(loaded)
     if ranks is not None:
         runner.join(ranks.silence)
-    assert runner.prove_batch_invariance()
+    assert runner.prove_batch_invariance() == is_invariant
     cache = CacheEngine(BlockFormat.of(loaded.model, BLOCK_SIZE), num_device_blocks, num_host_blocks, loaded.backend)
     # Whatever an earlier owner left behind must not matter.
     cache.device_pool.fill_(float("nan"))
     if max_captured_tokens:
         loaded.model.reserve_positions(max_model_len)
-        sizes = CaptureSizes(max_captured_tokens, 4, BLOCK_SIZE, loaded.config.sliding_window)
+        sizes = CaptureSizes(max_captured_tokens, 4, BLOCK_SIZE, loaded.config.sliding_window, max_model_len)
         runner.capture(cache.device_pool, sizes)
     limits = BatchLimits(max_model_len, 16, BLOCK_SIZE, loaded.config.vocab_size, 1000)
     return StepExecutor(InputBatch(limits), cache, runner, ranks)

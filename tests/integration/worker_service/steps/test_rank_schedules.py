@@ -86,7 +86,7 @@ class Network:
     def _load(self, parallel: Parallel) -> LoadedModel:
         """Loads a rank's share, with a backend of its own: in one process ranks would share it."""
 
-        def own_backend(*_arguments: object) -> Backend:
+        def own_backend(*_: object, **__: object) -> Backend:
             return new_backend(self.kernels, self.quantization)
 
         with pytest.MonkeyPatch.context() as patch:

@@ -45,7 +45,7 @@ class Pair(Ranks):
 async def pair(socket_folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
     # In one process both would have one.
     kernels = Kernels(REFERENCE, torch.float32)
-    monkeypatch.setattr(loader, "get_backend", lambda *_arguments: new_backend(kernels))
+    monkeypatch.setattr(loader, "get_backend", lambda *_, **__: new_backend(kernels))
     async with AsyncExitStack() as stack:
         drivers: list[WorkerDriver] = []
         for rank in (0, 1):

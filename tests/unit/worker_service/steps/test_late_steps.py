@@ -48,7 +48,7 @@ class LateExecutor:
     def _make(self, model: Path, monkeypatch: pytest.MonkeyPatch, depth: int = 1) -> StepExecutor:
         backend = new_backend(Kernels(BEST, torch.float32))
         self.launcher: LateLauncher | None = make_late(backend, depth) if depth > 1 else None
-        monkeypatch.setattr(loader, "get_backend", lambda *_: backend)
+        monkeypatch.setattr(loader, "get_backend", lambda *_, **__: backend)
         loaded = load_model(model, torch.float32, torch.device("cpu"), lambda done, total: None)
         return make_executor(loaded, max_captured_tokens=20)
 

@@ -1,0 +1,103 @@
+"""Holds the ops that were just compiled to what another backend on the same device makes of the same numbers.
+
+A compiler's fault shows as wrong numbers, not as an error: this is for large ones, not for the last places.
+"""
+
+from __future__ import annotations
+
+from itertools import starmap
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from kernels.invariance import random_numbers
+from kernels.ops import AttentionShape, kv_pool_shape
+from kernels.sampling import Choices
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from kernels.ops import Backend
+
+    Op = Callable[[Backend], Tensor]
+
+BLOCK_SIZE = 16
+# Tokens before the step, and its own: a decode in a long text, pieces of prompts in few and in many tiles.
+OLD_TOKENS, NEW_TOKENS = (300, 5, 0), (1, 30, 70)
+SHAPE = AttentionShape(8, 2, 128, 128**-0.5)
+# Of the largest number of the result.
+TOLERANCES = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
+
+
+def first_difference(backend: Backend, truth: Backend, dtype: torch.dtype) -> str:
+    """Returns the name of the first op whose results differ from those of `truth`, or "" where there is none.
+
+    Raises:
+        Exception: whatever a compiler or the device raises.
+    """
+    for name, op in _ops(truth.device, dtype).items():
+        got, expected = op(backend).double(), op(truth).double()
+        tolerance = TOLERANCES[dtype] * float(expected.abs().max())
+        # A number that is none is as wrong as can be.
+        if not float((got - expected).abs().max()) <= tolerance:
+            return name
+    return ""
+
+
+def _ops(device: torch.device, dtype: torch.dtype) -> dict[str, Op]:
+    num_tokens, features = sum(NEW_TOKENS), 256
+
+    def numbers(rows: int, columns: int, seed: int) -> Tensor:
+        return random_numbers(rows, columns, seed=seed).to(device, dtype)
+
+    hidden, residual = (numbers(num_tokens, features, seed) for seed in (1, 2))
+    weight, bias = numbers(2 * features, features, 3), numbers(1, 2 * features, 4)[0]
+    ids = torch.arange(num_tokens, device=device) * 7 % len(weight)
+
+    def linear(backend: Backend, rows: Tensor, *, gated: bool) -> Tensor:
+        # Leaves are never multiplied by a library, where bits are promised.
+        return backend.linear(rows, backend.pack_linear(weight.clone(), bias.clone(), gated=gated, leaves=2))
+
+    return {
+        "linear": lambda backend: linear(backend, hidden, gated=False),
+        "linear of one row": lambda backend: linear(backend, hidden[:1], gated=False),
+        "gated linear": lambda backend: linear(backend, hidden, gated=True),
+        "embedding": lambda backend: backend.embedding(ids, weight),
+        "rms_norm": lambda backend: torch.cat(backend.rms_norm(hidden.clone(), bias[:features], 1e-5, residual)),
+        "silu_and_mul": lambda backend: backend.silu_and_mul(hidden),
+        "paged_attention": lambda backend: _attend(backend, numbers),
+        "choose": lambda backend: _choose(backend, hidden[:8].float()),
+    }
+
+
+def _attend(backend: Backend, numbers: Callable[[int, int, int], Tensor]) -> Tensor:
+    lengths = list(starmap(int.__add__, zip(OLD_TOKENS, NEW_TOKENS, strict=True)))
+    counts = [-(-length // BLOCK_SIZE) for length in lengths]
+    # No sequence's blocks are neighbours, and block 0 is nobody's.
+    tables = [[1 + place * len(counts) + index for place in range(count)] for index, count in enumerate(counts)]
+    pool_shape = kv_pool_shape(1 + max(counts) * len(counts), 1, SHAPE.num_kv_heads, BLOCK_SIZE, SHAPE.head_dim)
+    width = (SHAPE.num_heads + 2 * SHAPE.num_kv_heads) * SHAPE.head_dim
+    query, pool = torch.empty(0), numbers(1, 1, 0).new_zeros(pool_shape)
+    batch = None
+    for seed, (new, until) in enumerate([(OLD_TOKENS, OLD_TOKENS), (NEW_TOKENS, lengths)]):
+        batch = backend.plan_attention(new, until, tables, BLOCK_SIZE)
+        angles = batch.positions[:, None] * torch.logspace(0, -4, SHAPE.head_dim // 2, device=pool.device)
+        cosines, sines = angles.cos(), angles.sin()
+        rotary = torch.stack([torch.cat([cosines] * 2, 1), torch.cat([-sines, sines], 1)], 1)
+        qkv = numbers(sum(new), width, 5 + seed)
+        query = backend.rotary_and_cache(qkv, rotary.to(pool.dtype), batch, pool, 0, SHAPE)
+    assert batch is not None
+    return backend.paged_attention(query, batch, pool, 0, SHAPE)
+
+
+def _choose(backend: Backend, logits: Tensor) -> Tensor:
+    """The likeliest token of half of the rows; of the rest a draw from the first alone."""
+    count = len(logits)
+    ones, zeros = np.ones(count, np.int64), np.zeros(count, np.int64)
+    temperatures = (np.arange(count) % 2).astype(np.float32)
+    no_share = np.zeros(count, np.float32)
+    choices = Choices(temperatures, ones, no_share + 1, no_share, zeros + 17, zeros, zeros)
+    return torch.from_numpy(backend.sampling.choose(logits, choices))

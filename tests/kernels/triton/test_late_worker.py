@@ -1,0 +1,72 @@
+"""A worker's executor on the GPU backend that launches ahead, with decodes as graphs, against one that does neither."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from kernels.reference.backend import ReferenceBackend
+from tests.kernels.triton.test_network import Rerun
+from tests.kit.kernels.late import make_late
+from tests.kit.kernels.tiny_models import tiny_model
+from tests.kit.kernels.triton_interpreter import DEVICE, IS_INTERPRETED
+from tests.unit.worker_service.executor import Epoch, make_executor, new_sequence
+from worker_service.models import loader
+from worker_service.step import SamplingParams
+
+from kernels.cuda.backend import CudaBackend  # isort: skip
+
+if TYPE_CHECKING:
+    import pytest
+
+    from kernels.ops import Backend
+    from worker_service.steps.step_executor import StepExecutor
+
+NUM_OUTPUT = 4
+SAMPLINGS = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(seed=5, temperature=0.9),
+    SamplingParams(seed=6, temperature=1.1, top_k=20, top_p=0.9),
+]
+PROMPTS = [[3, 17, 2, 40], [4, 17], [5, 17, 12]]
+
+
+def executor_of(backend: Backend, patch: pytest.MonkeyPatch, *, is_invariant: bool) -> StepExecutor:
+    patch.setattr(loader, "get_backend", lambda *_, **__: backend)
+    loaded = loader.load_model(tiny_model("llama"), torch.float32, DEVICE, lambda done, total: None)
+    return make_executor(loaded, max_captured_tokens=4, is_invariant=is_invariant)
+
+
+def outputs(executor: StepExecutor) -> dict[int, list[int]]:
+    """The tokens of three sequences: prompts in pieces beside each other, then decodes, of 3 and then of 2."""
+    epoch, results = Epoch(executor, 1), []
+    new = tuple(
+        new_sequence(number, prompt, range(1 + 2 * number, 3 + 2 * number), SAMPLINGS[number])
+        for number, prompt in enumerate(PROMPTS)
+    )
+    steps = [
+        {"new_sequences": new, "work": [(0, 3), (1, 2), (2, 3)]},
+        {"work": [(0, 1), (1, 1), (2, 1)]},
+        *({"work": [(0, 1), (2, 1)]} for _ in range(NUM_OUTPUT - 1)),
+    ]
+    for step in steps:
+        results += executor.submit(epoch.make(**step), 0.0)
+    results += executor.finish_all()
+    told: dict[int, list[int]] = {}
+    for _, result in results:
+        assert result.refusal is None, result.refusal
+        for sequence_id, token_id in zip(result.sequence_ids, result.token_ids, strict=True):
+            told.setdefault(sequence_id, []).append(token_id)
+    return told
+
+
+def test_tokens_are_those_of_a_worker_that_waits_for_each_step(monkeypatch: pytest.MonkeyPatch):
+    truth = outputs(executor_of(ReferenceBackend(torch.device("cpu")), monkeypatch, is_invariant=True))
+    backend = CudaBackend(DEVICE)
+    if IS_INTERPRETED:
+        backend.record, launcher = Rerun, make_late(backend, 2)
+    late = executor_of(backend, monkeypatch, is_invariant=False)
+    assert outputs(late) == truth
+    if IS_INTERPRETED:
+        assert launcher.most == 2

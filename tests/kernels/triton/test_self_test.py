@@ -1,0 +1,51 @@
+"""What a worker asks of freshly compiled kernels before it takes them."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from kernels import select
+from kernels.reference.backend import ReferenceBackend
+from tests.kit.kernels.triton_interpreter import DEVICE
+
+from kernels.cuda.backend import CudaBackend  # isort: skip
+from kernels.cuda.self_test import first_difference  # isort: skip
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Wrong(CudaBackend):
+    """A backend whose compiler made a mistake."""
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """Forgets the last row."""
+        result = super().silu_and_mul(gate_up)
+        result[-1] = 0
+        return result
+
+
+class Uncompiled(CudaBackend):
+    """A backend without a compiler."""
+
+    def rms_norm(self, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        """Fails."""
+        raise RuntimeError("Failed to find C compiler")
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+def test_right_kernels_pass(invariant: bool):
+    assert not first_difference(CudaBackend(DEVICE, invariant=invariant), ReferenceBackend(DEVICE), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("backend", "told"), [(Wrong, "(silu_and_mul)"), (Uncompiled, "(RuntimeError: Failed to find C compiler)")]
+)
+def test_others_are_told_and_not_taken(backend: type[CudaBackend], told: str, caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.WARNING):
+        assert not select._computes(backend(DEVICE), torch.float32)
+    assert told in caplog.text
