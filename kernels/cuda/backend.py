@@ -1,4 +1,4 @@
-"""The GPU backend: our Triton kernels, cuBLAS where it may, and decodes as graphs. Owns no tensors.
+"""The GPU backend: our Triton kernels, cuBLAS where it may, and steps as graphs. Owns no tensors.
 
 It makes no promise of batch invariance unless it is asked to: then products go by the ladder of `kernels.cuda.linear`,
 and attention is cut at fixed places.
@@ -15,7 +15,7 @@ from torch import Tensor
 from kernels import blocks, planning
 from kernels.cuda import attention, elementwise
 from kernels.cuda.gemm import num_multiprocessors
-from kernels.cuda.graphs import CapturedDecodes, Recording
+from kernels.cuda.graphs import CapturedSteps, Recording
 from kernels.cuda.linear import CudaLinear, settle
 from kernels.cuda.sampling import CudaSampling
 from kernels.launching import IMMEDIATE, CudaLauncher, Launcher
@@ -154,14 +154,14 @@ class CudaBackend:
     def capture(
         self, forward: Callable[[Tensor, AttentionBatch], Tensor], head: PackedLinear | None, sizes: CaptureSizes
     ) -> CapturedStep | None:
-        """Makes decodes graphs, where this stage has the head and no other rank takes part."""
+        """Makes steps graphs, where this stage has the head and no other rank takes part: see `kernels.cuda.graphs`."""
         if head is None or self._joined is not None or not sizes.max_length:
             return None
 
-        def to_logits(token_ids: Tensor, batch: AttentionBatch) -> Tensor:
-            return self.linear(forward(token_ids, batch), head, wide=True)
+        def to_logits(rows: Tensor) -> Tensor:
+            return self.linear(rows, head, wide=True)
 
-        captured = CapturedDecodes(to_logits, sizes, self.device, self.record)
+        captured = CapturedSteps(forward, to_logits, sizes, self.device, self.record)
         if self.device.type == "cuda":
             captured.capture_ahead()
         return captured

@@ -1,47 +1,93 @@
-"""Decodes as CUDA graphs: one for each padded number of sequences, which reads its inputs from memory of its own.
+"""Steps as CUDA graphs: one for each bucket of decodes, and of mixes of pieces and decodes.
 
 A network's step of a small batch is hundreds of launches of a few microseconds each, about as long on the host as on
-the device; replayed, it is one. Sizes are captured from the largest to the smallest, which share one pool of memory,
-for as long as the start may take, and after that when a step first needs them.
+the device; replayed, it is one. A graph begins with what makes a step's inputs of the words that the host sends, and
+ends with the hidden rows that logits are made of. The head is outside: logits are then made for the rows that a step
+has, and one copy of them serves all graphs. Graphs share one pool of memory. They are captured from the largest to the
+smallest for as long as the start may take, and after that when a step first needs them.
+
+Only the steps of a network that one device computes are captured: ranks meet in collectives between the ops, those of
+gloo run on the host, and what NCCL does in a capture has not been tried here. No graph has run on a GPU yet.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from kernels.cuda.plan import StepLengths
-from kernels.launching import upload
+from kernels.cuda import elementwise
+from kernels.cuda.inputs import Bucket, PaddedInputs
 from kernels.ops import AttentionBatch, StepInputs, StepOutputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import numpy.typing as npt
     from torch import Tensor
 
     from kernels.ops import CaptureSizes
 
     Forward = Callable[[Tensor, AttentionBatch], Tensor]
-    """From token ids [S] and a batch to logits [S, vocabulary]."""
+    """From token ids [T] and a batch to hidden rows [T, hidden_size]."""
 
-# The largest graph: beyond, a step is long enough to hide its launches.
+log = logging.getLogger(__name__)
+
+# The largest graphs: beyond, a step is long enough to hide its launches.
 MAX_SEQUENCES = 512
+MAX_TOKENS = 2048
+TOKEN_MULTIPLE = 64
+# Sequences of mixes: padding costs them little, since it is not attended to.
+MIXED_SEQUENCES = (8, 32, 128, 512)
+# The most graphs of mixes. Each takes some of the device's memory that nobody reckoned with.
+MAX_MIXES = 48
 # What the start may spend on capturing.
 CAPTURE_SECONDS = 20.0
 
 
 def padded_sizes(most: int) -> Iterator[int]:
-    """Yields the numbers of sequences that are captured: the fewer, the closer together."""
+    """Yields the numbers of sequences that decodes are captured for: the fewer, the closer together."""
     size = 1
     while size < min(most, MAX_SEQUENCES):
         yield size
         size += size if size < 8 else 8 if size < 64 else 16 if size < 256 else 32
     yield min(most, MAX_SEQUENCES)
+
+
+class Buckets:
+    """The buckets of steps within some sizes."""
+
+    def __init__(self, sizes: CaptureSizes) -> None:
+        self._decodes = [Bucket(size, size, 1) for size in padded_sizes(sizes.max_num_seqs)]
+        # The first that has room for all sequences and one of padding, and those below.
+        useful = 1 + sum(size <= sizes.max_num_seqs for size in MIXED_SEQUENCES)
+        self._mixed_sequences = MIXED_SEQUENCES[:useful]
+        self._most_tokens = min(MAX_TOKENS, sizes.max_num_tokens)
+        self._widest = -(-sizes.max_length // sizes.block_size)
+
+    def first(self) -> list[Bucket]:
+        """Returns those that are worth a capture before anybody asks, the largest first."""
+        mixes = [self._mix(num_seqs, self._most_tokens) for num_seqs in self._mixed_sequences]
+        return sorted([*self._decodes, *mixes], key=lambda bucket: (bucket.num_tokens, bucket.num_seqs), reverse=True)
+
+    def find(self, step: StepInputs) -> Bucket | None:
+        """Returns the smallest that a step fits into."""
+        count, num_tokens, num_rows = len(step.num_new_tokens), len(step.token_ids), len(step.chosen)
+        if not num_tokens or step.block_tables.shape[1] > self._widest:
+            return None
+        if num_tokens == count and (step.num_new_tokens == 1).all():
+            return next((each for each in self._decodes if each.num_seqs >= max(count, num_rows)), None)
+        # One sequence has the padding.
+        num_seqs = next((size for size in self._mixed_sequences if size >= max(count + 1, num_rows)), None)
+        if num_seqs is None or num_tokens > self._most_tokens:
+            return None
+        return self._mix(num_seqs, num_tokens)
+
+    @staticmethod
+    def _mix(num_seqs: int, num_tokens: int) -> Bucket:
+        padded = -(-num_tokens // TOKEN_MULTIPLE) * TOKEN_MULTIPLE
+        return Bucket(num_seqs, padded, padded)
 
 
 class Recording:
@@ -60,113 +106,74 @@ class Recording:
         self._graph.replay()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Inputs:
-    """The inputs of a graph of S sequences, on the device."""
-
-    columns: Tensor
-    """[4, S] int64: token ids, positions, slots, and fresh blocks, with block 0 in place of none."""
-    lengths: StepLengths
-
-    @classmethod
-    def make(cls, size: int, widest: int, device: torch.device) -> _Inputs:
-        columns = torch.zeros(4, size, dtype=torch.int64, device=device)
-        new, lens = (torch.full((size,), value, dtype=torch.int32, device=device) for value in (1, 0))
-        tables = torch.zeros(size, widest, dtype=torch.int32, device=device)
-        return cls(columns, StepLengths(new, lens, tables, size, 1))
-
-    def batch(self, sizes: CaptureSizes) -> AttentionBatch:
-        """Makes the batch that the network is recorded with; what a graph reads of it lies on the device."""
-        size = self.columns.shape[1]
-        nothing = np.zeros(size, np.int64)
-        _, positions, slots, fresh = self.columns
-        lists = {StepLengths: self.lengths}
-        tables = np.zeros((size, 1), np.int64)
-        return AttentionBatch(
-            np.ones(size, np.int64), nothing, tables, positions, slots, fresh, sizes.block_size, sizes.sliding_window,
-            lists,
-        )  # fmt: skip
-
-    def fill(self, step: StepInputs, block_size: int) -> None:
-        """Brings a step's inputs into place; the rest are sequences of no tokens, which write to block 0."""
-        count, size = len(step.seq_lens), self.columns.shape[1]
-        positions = step.seq_lens - 1
-        blocks = step.block_tables[np.arange(count), positions // block_size].astype(np.int64)
-        offsets = positions % block_size
-        columns = np.zeros((4, size), np.int64)
-        columns[1, :count], columns[2, :count] = positions, blocks * block_size + offsets
-        # A block is fresh with its first token; a block of one token is full then.
-        columns[3, :count] = np.where((offsets == 0) & (block_size > 1), blocks, 0)
-        device = self.columns.device
-        if isinstance(step.token_ids, np.ndarray):
-            columns[0, :count] = step.token_ids
-        self.columns.copy_(upload(columns, device))
-        if not isinstance(step.token_ids, np.ndarray):
-            self.columns[0, :count] = step.token_ids
-        lens = np.zeros(size, np.int32)
-        lens[:count] = step.seq_lens
-        self.lengths.seq_lens.copy_(upload(lens, device))
-        self.lengths.block_tables[:count, : step.block_tables.shape[1]] = upload(step.block_tables, device)
-
-
-class CapturedDecodes:
-    """See `kernels.ops.CapturedStep`: takes steps of one new token a sequence. Logits are always made."""
+class CapturedSteps:
+    """See `kernels.ops.CapturedStep`. Logits are always made."""
 
     def __init__(
         self,
         forward: Forward,
+        to_logits: Callable[[Tensor], Tensor],
         sizes: CaptureSizes,
         device: torch.device,
         record: Callable[[Callable[[], Tensor], Any], Recording] = Recording,
     ) -> None:
-        """`record`: makes a recording of some work, in a pool."""
+        """Captures nothing yet.
+
+        Args:
+            forward: the network, but for its head.
+            to_logits: the head: from hidden rows [R, hidden_size] to logits [R, vocabulary].
+            sizes: of the largest steps.
+            device: what computes.
+            record: makes a recording of some work, in a pool.
+        """
         self._forward = forward
+        self._to_logits = to_logits
         self._sizes = sizes
         self._device = device
         self._record = record
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        self._padded = list(padded_sizes(sizes.max_num_seqs))
-        self._widest = -(-sizes.max_length // sizes.block_size)
-        self._captured: dict[int, tuple[_Inputs, Recording]] = {}
+        self._buckets = Buckets(sizes)
+        self._captured: dict[Bucket, tuple[PaddedInputs, Recording]] = {}
         self.num_bytes = 0
 
     def capture_ahead(self, seconds: float = CAPTURE_SECONDS) -> None:
-        """Captures sizes, the largest first, for so long."""
-        begin = time.perf_counter()
-        for size in reversed(self._padded):
+        """Captures the buckets that are worth it, the largest first, for so long."""
+        begin, buckets = time.perf_counter(), self._buckets.first()
+        for bucket in buckets:
             if time.perf_counter() - begin > seconds:
                 break
-            self._find(size)
+            self._find(bucket)
+        spent = time.perf_counter() - begin
+        log.info("%d of %d graphs captured in %.1f s", len(self._captured), len(buckets), spent)
 
     def takes(self, step: StepInputs) -> bool:
-        """Returns whether all sequences decode, and are few and short enough."""
-        count = len(step.num_new_tokens)
-        fits = 0 < count <= self._padded[-1] and step.block_tables.shape[1] <= self._widest
-        return fits and len(step.chosen) == count and bool((step.num_new_tokens == 1).all())
+        """Returns whether there is a graph for the step, or may be one: the rest are computed op by op."""
+        bucket = self._buckets.find(step)
+        if bucket is None or bucket in self._captured or bucket.max_new_tokens == 1:
+            return bucket is not None
+        return sum(each.max_new_tokens > 1 for each in self._captured) < MAX_MIXES
 
     def replay(self, step: StepInputs, *, with_logits: bool) -> StepOutputs:
-        """Computes a step."""
-        count = len(step.num_new_tokens)
-        inputs, recording = self._find(next(size for size in self._padded if size >= count))
-        inputs.fill(step, self._sizes.block_size)
+        """Computes a step that this takes."""
+        bucket = self._buckets.find(step)
+        assert bucket is not None
+        inputs, recording = self._find(bucket)
+        inputs.fill(step)
         recording.replay()
-        logits = recording.output[:count]
-        if not _is_in_order(step.chosen):
-            logits = logits[upload(step.chosen, self._device)]
-        return StepOutputs(None, None, None, logits)
+        return StepOutputs(None, None, None, self._to_logits(recording.output[: len(step.chosen)]))
 
-    def _find(self, size: int) -> tuple[_Inputs, Recording]:
-        if size not in self._captured:
-            inputs = _Inputs.make(size, self._widest, self._device)
+    def _find(self, bucket: Bucket) -> tuple[PaddedInputs, Recording]:
+        if bucket not in self._captured:
             before = _reserved_bytes(self._device)
-            work = self._record(lambda: self._forward(inputs.columns[0], inputs.batch(self._sizes)), self._pool)
+            inputs = PaddedInputs(bucket, self._sizes, self._device)
+            recording = self._record(lambda: self._compute(inputs), self._pool)
             self.num_bytes += _reserved_bytes(self._device) - before
-            self._captured[size] = inputs, work
-        return self._captured[size]
+            self._captured[bucket] = inputs, recording
+        return self._captured[bucket]
 
-
-def _is_in_order(chosen: npt.NDArray[np.int64]) -> bool:
-    return bool((chosen == np.arange(len(chosen))).all())
+    def _compute(self, inputs: PaddedInputs) -> Tensor:
+        """Computes the hidden rows [S, hidden_size] that are chosen."""
+        return elementwise.embedding(inputs.chosen, self._forward(*inputs.unpack()))
 
 
 def _reserved_bytes(device: torch.device) -> int:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernels.reference.backend import ReferenceBackend
-from tests.kernels.triton.test_network import Rerun
 from tests.kit.kernels.late import make_late
+from tests.kit.kernels.strict_graphs import StrictRecording
 from tests.kit.kernels.tiny_models import tiny_model
 from tests.kit.kernels.triton_interpreter import DEVICE, IS_INTERPRETED
 from tests.unit.worker_service.executor import Epoch, make_executor, new_sequence
@@ -65,7 +65,7 @@ def test_tokens_are_those_of_a_worker_that_waits_for_each_step(monkeypatch: pyte
     truth = outputs(executor_of(ReferenceBackend(torch.device("cpu")), monkeypatch, is_invariant=True))
     backend = CudaBackend(DEVICE)
     if IS_INTERPRETED:
-        backend.record, launcher = Rerun, make_late(backend, 2)
+        backend.record, launcher = StrictRecording, make_late(backend, 2)
     late = executor_of(backend, monkeypatch, is_invariant=False)
     assert outputs(late) == truth
     if IS_INTERPRETED:

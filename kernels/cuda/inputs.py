@@ -1,0 +1,136 @@
+"""The inputs of a captured step: one array of words that the host fills and sends in one copy, and the kernel that
+makes of them, on the device, what a network reads.
+
+A captured step has a fixed number of sequences and of tokens, its bucket. What a step has fewer of are sequences of
+padding: they have no length, so that their tokens lie before position 0 and see no keys, and what these write goes to
+the last slot of block 0, which is nobody's: behind the last slot of a block there is nothing to clear.
+"""
+# Triton's functions are in a language of their own, of which pyright sees the syntax.
+# pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false, reportOperatorIssue=false
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from kernels.cuda.plan import StepLengths
+from kernels.ops import AttentionBatch, StepInputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.ops import CaptureSizes
+
+# Words: columns begin at addresses that a kernel may read 16 bytes of at once, as those of tensors do.
+ALIGNMENT = 4
+BLOCK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A size that steps are padded to."""
+
+    num_seqs: int
+    """Of the sequences, and of the rows that are chosen."""
+    num_tokens: int
+    max_new_tokens: int
+    """Of a sequence, padding among them: 1 for decodes."""
+
+
+class PaddedInputs:
+    """The inputs of the steps of one bucket, on the device: at first those of a step of padding."""
+
+    def __init__(self, bucket: Bucket, sizes: CaptureSizes, device: torch.device) -> None:
+        self._bucket = bucket
+        self._sizes = sizes
+        self._widest = -(-sizes.max_length // sizes.block_size)
+        columns = 1, bucket.num_seqs, bucket.num_seqs, bucket.num_seqs, bucket.num_tokens
+        starts = np.cumsum([0, *(-(-count // ALIGNMENT) * ALIGNMENT for count in columns)]).tolist()
+        self._columns = [slice(start, start + count) for start, count in zip(starts, columns, strict=False)]
+        self._first_table = starts[-1]
+        num_words = self._first_table + bucket.num_seqs * self._widest
+        self._words = torch.zeros(num_words, dtype=torch.int32, device=device)
+        nothing = np.zeros(0, np.int64)
+        self.fill(StepInputs(nothing, nothing, np.zeros((0, 1), np.int32), nothing, nothing))
+
+    def fill(self, step: StepInputs) -> None:
+        """Sends a step that fits into the bucket, and waits for nothing on the device."""
+        count, width = step.block_tables.shape
+        num_words = self._first_table + count * width
+        # Pinned memory is handed out again only when the copy that reads it is done.
+        host = torch.empty(num_words, dtype=torch.int32, pin_memory=self._words.device.type == "cuda")
+        words = host.numpy()
+        words[: self._first_table] = 0
+        at_width, new, lens, chosen, ids = (words[column] for column in self._columns)
+        at_width[0] = width
+        new[:count], lens[:count], chosen[: len(step.chosen)] = step.num_new_tokens, step.seq_lens, step.chosen
+        num_tokens = len(step.token_ids)
+        if isinstance(step.token_ids, np.ndarray):
+            ids[:num_tokens] = step.token_ids
+        if num_tokens < len(ids):
+            # One each where these are decodes.
+            share, rest = divmod(len(ids) - num_tokens, len(new) - count)
+            new[count:] = share
+            new[count] += rest
+        words[self._first_table :] = step.block_tables.ravel()
+        self._words[:num_words].copy_(host, non_blocking=True)
+        if isinstance(step.token_ids, torch.Tensor):
+            self._words[self._columns[-1]][:num_tokens].copy_(step.token_ids)
+
+    @property
+    def chosen(self) -> Tensor:
+        """The chosen rows, int32 [S], and row 0 in place of those that a step has fewer."""
+        return self._words[self._columns[3]]
+
+    def unpack(self) -> tuple[Tensor, AttentionBatch]:
+        """Launches what makes token ids int64 [T] and a batch whose arrays on the host say nothing."""
+        bucket, sizes = self._bucket, self._sizes
+        width, new, lens, _, token_ids = (self._words[column] for column in self._columns)
+        ids, positions, slots = torch.empty(3, bucket.num_tokens, dtype=torch.int64, device=new.device)
+        tables = new.new_empty(bucket.num_seqs, self._widest)
+        _unpack[(bucket.num_seqs,)](
+            width, new, lens, token_ids, self._words[self._first_table :], ids, positions, slots, tables,
+            self._widest, sizes.block_size, BLOCK,
+        )  # fmt: skip
+        unknown = np.zeros(bucket.num_seqs, np.int64)
+        lengths = StepLengths(new, lens, tables, bucket.num_tokens, bucket.max_new_tokens)
+        batch = AttentionBatch(
+            unknown, unknown, unknown[:, None], positions, slots, slots[:0], sizes.block_size, sizes.sliding_window,
+            {StepLengths: lengths},
+        )  # fmt: skip
+        return ids, batch
+
+
+@triton.jit
+def _unpack(
+    width, num_new_tokens, seq_lens, token_ids, packed_tables, ids, positions, slots, tables, widest, block_size,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Writes the block table of one sequence [S programs], and the ids, positions and slots of its new tokens."""
+    sequence = tl.program_id(0)
+    new, length = tl.load(num_new_tokens + sequence), tl.load(seq_lens + sequence)
+    packed = packed_tables + sequence.to(tl.int64) * tl.load(width)
+    table = tables + sequence.to(tl.int64) * widest
+    num_blocks = tl.cdiv(length, block_size)
+    for start in range(0, num_blocks, BLOCK):
+        places = start + tl.arange(0, BLOCK)
+        tl.store(table + places, tl.load(packed + places, places < num_blocks, 0), places < num_blocks)
+    first_row = 0
+    for start in range(0, sequence, BLOCK):
+        others = start + tl.arange(0, BLOCK)
+        first_row += tl.sum(tl.load(num_new_tokens + others, others < sequence, 0))
+    for start in range(0, new, BLOCK):
+        offsets = start + tl.arange(0, BLOCK)
+        rows, position = first_row + offsets, length - new + offsets
+        exists = (offsets < new) & (position >= 0)
+        block = tl.load(packed + position // block_size, exists, 0).to(tl.int64)
+        offset = tl.where(exists, position % block_size, block_size - 1)
+        token_id = tl.load(token_ids + rows, exists, 0)
+        tl.store(ids + rows, token_id.to(tl.int64), offsets < new)
+        tl.store(positions + rows, tl.maximum(position, 0).to(tl.int64), offsets < new)
+        tl.store(slots + rows, block * block_size + offset, offsets < new)

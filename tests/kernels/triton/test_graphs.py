@@ -1,0 +1,147 @@
+"""Steps as graphs: what a replay reads, where a step is padded, and which steps are captured."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from kernels import planning
+from kernels.ops import CaptureSizes, StepInputs
+from tests.kit.kernels.strict_graphs import StrictRecording
+from tests.kit.kernels.triton_interpreter import DEVICE, IS_INTERPRETED
+
+from kernels.cuda import graphs  # isort: skip
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.ops import AttentionBatch
+
+BLOCK_SIZE = 16
+SIZES = CaptureSizes(126, 40, BLOCK_SIZE, None, 8 * BLOCK_SIZE)
+
+
+def tell(token_ids: Tensor, batch: AttentionBatch) -> Tensor:
+    """Stands for a network: tells what each row has of its step's inputs."""
+    return torch.stack([token_ids, batch.positions, batch.slot_mapping], 1)
+
+
+def make_captured() -> graphs.CapturedSteps:
+    record = StrictRecording if IS_INTERPRETED else graphs.Recording
+    return graphs.CapturedSteps(tell, torch.clone, SIZES, DEVICE, record)  # type: ignore[arg-type]
+
+
+def make_step(seed: int, num_new_tokens: list[int], *, num_chosen: int | None = None) -> StepInputs:
+    """A step of sequences of random lengths, with blocks of their own, of which rows are chosen in any order."""
+    chooser = random.Random(seed)
+    lens = [count + chooser.randrange(8 * BLOCK_SIZE - count + 1) for count in num_new_tokens]
+    width = -(-max(lens) // BLOCK_SIZE)
+    blocks = list(range(1, 1 + width * len(lens)))
+    chooser.shuffle(blocks)
+    num_tokens = sum(num_new_tokens)
+    rows = [chooser.randrange(num_tokens) for _ in range(len(lens) if num_chosen is None else num_chosen)]
+    return StepInputs(
+        np.array(num_new_tokens),
+        np.array(lens),
+        np.array(blocks, np.int32).reshape(len(lens), width),
+        np.array([chooser.randrange(1000) for _ in range(num_tokens)]),
+        np.array(rows, np.int64),
+    )
+
+
+def expected(step: StepInputs) -> Tensor:
+    """What the rows of a step have that is planned on the host."""
+    batch = planning.plan(step.num_new_tokens, step.seq_lens, step.block_tables, BLOCK_SIZE, None, torch.device("cpu"))
+    return tell(torch.as_tensor(step.token_ids).cpu(), batch)[step.chosen]
+
+
+MIXES = [[1] * 3, [1], [1] * 40, [5, 1, 0, 1], [64], [1] * 39 + [20], [70, 1, 50], [2, 2]]
+
+
+def test_a_replay_reads_what_is_sent_for_it_alone():
+    captured = make_captured()
+    for turn in range(2):
+        for seed, new in enumerate(MIXES):
+            step = make_step(10 * turn + seed, new)
+            assert captured.takes(step)
+            outputs = captured.replay(step, with_logits=True)
+            assert outputs.logits is not None
+            assert torch.equal(outputs.logits.cpu(), expected(step)), new
+    sizes = {(bucket.num_seqs, bucket.num_tokens) for bucket in captured._captured}
+    assert sizes == {(4, 4), (1, 1), (40, 40), (8, 64), (128, 64), (8, 128)}
+
+
+def test_ids_that_only_the_device_knows_take_their_places():
+    captured = make_captured()
+    for new in ([1] * 3, [5, 1]):
+        step = make_step(3, new)
+        ids = torch.as_tensor(step.token_ids).to(DEVICE)
+        late = StepInputs(step.num_new_tokens, step.seq_lens, step.block_tables, ids, step.chosen)
+        outputs = captured.replay(late, with_logits=True)
+        assert outputs.logits is not None
+        assert torch.equal(outputs.logits.cpu(), expected(step))
+
+
+def test_padding_writes_where_nobody_reads_and_clears_nothing():
+    seen: list[Tensor] = []
+
+    def look(token_ids: Tensor, batch: AttentionBatch) -> Tensor:
+        seen.append(torch.stack([token_ids, batch.positions, batch.slot_mapping], 1))
+        return seen[-1]
+
+    record = StrictRecording if IS_INTERPRETED else graphs.Recording
+    captured = graphs.CapturedSteps(look, torch.clone, SIZES, DEVICE, record)  # type: ignore[arg-type]
+    for new in ([1] * 5, [40, 1]):
+        captured.replay(make_step(0, new), with_logits=True)
+        padding = seen[-1][sum(new) :].cpu()
+        assert len(padding) in (3, 23)
+        assert (padding == torch.tensor([0, 0, BLOCK_SIZE - 1])).all()
+
+
+@pytest.mark.parametrize(
+    ("new", "num_chosen", "is_taken"),
+    [
+        ([1] * 40, 40, True),
+        ([1] * 41, 0, False),
+        ([1] * 8, 41, False),
+        ([126], 0, True),
+        ([100, 27], 0, False),
+        ([0, 0], 0, False),
+        ([2] + [1] * 60, 61, True),
+        ([2], 200, False),
+    ],
+)
+def test_a_step_is_taken_that_fits(new: list[int], num_chosen: int, is_taken: bool):
+    assert make_captured().takes(make_step(0, new, num_chosen=num_chosen)) == is_taken
+
+
+def test_a_table_that_is_too_wide_is_not_taken():
+    step = make_step(0, [1])
+    wide = np.zeros((1, 9), np.int32)
+    inputs = StepInputs(step.num_new_tokens, step.seq_lens, wide, step.token_ids, step.chosen)
+    assert not make_captured().takes(inputs)
+
+
+def test_graphs_of_mixes_are_so_many_at_most(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(graphs, "MAX_MIXES", 1)
+    captured = make_captured()
+    captured.replay(make_step(0, [3, 2]), with_logits=True)
+    assert captured.takes(make_step(1, [1, 7, 4]))
+    assert not captured.takes(make_step(1, [70, 1]))
+    assert captured.takes(make_step(1, [1, 1]))
+
+
+def test_the_start_captures_the_largest_first_for_so_long(monkeypatch: pytest.MonkeyPatch):
+    captured = make_captured()
+    captured.capture_ahead(seconds=-1.0)
+    assert not captured._captured
+    monkeypatch.setattr(graphs, "MIXED_SEQUENCES", (8, 64))
+    captured = make_captured()
+    captured.capture_ahead(seconds=60.0)
+    sizes = [(bucket.num_tokens, bucket.num_seqs) for bucket in captured._captured]
+    assert sizes[:4] == [(128, 64), (128, 8), (40, 40), (32, 32)]
+    assert sizes[-1] == (1, 1)
