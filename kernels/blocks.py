@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+import numpy as np
+
+from kernels.launching import upload
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from torch import Tensor
+
     from kernels.ops import BlockPairs
 
 
-def swap_blocks(source_pool: Tensor, destination_pool: Tensor, pairs: BlockPairs) -> None:
-    """See `kernels.ops.Backend.swap_blocks`."""
+def swap_blocks(
+    source_pool: Tensor, destination_pool: Tensor, pairs: BlockPairs, *, non_blocking: bool = False
+) -> None:
+    """See `kernels.ops.Backend.swap_blocks`. If `non_blocking` it may return before the bytes have arrived."""
     if source_pool.shape[1:] != destination_pool.shape[1:] or source_pool.dtype != destination_pool.dtype:
         raise ValueError(
             f"pools differ in layout: blocks of {tuple(source_pool.shape[1:])} {source_pool.dtype} "
@@ -22,7 +27,7 @@ def swap_blocks(source_pool: Tensor, destination_pool: Tensor, pairs: BlockPairs
         )
     _check_ids((source for source, _ in pairs), source_pool, "source")
     _check_ids((destination for _, destination in pairs), destination_pool, "destination")
-    _copy_runs(source_pool, destination_pool, pairs)
+    _copy_runs(source_pool, destination_pool, pairs, non_blocking=non_blocking)
 
 
 def copy_blocks(pool: Tensor, pairs: BlockPairs) -> None:
@@ -32,9 +37,9 @@ def copy_blocks(pool: Tensor, pairs: BlockPairs) -> None:
     _check_ids((block for pair in pairs for block in pair), pool, "block")
     if {source for source, _ in pairs}.isdisjoint(destination for _, destination in pairs):
         # Nothing read is written: no copy between is needed.
-        _copy_runs(pool, pool, pairs)
+        _copy_runs(pool, pool, pairs, non_blocking=True)
         return
-    columns = torch.tensor(pairs, dtype=torch.int64, device=pool.device)
+    columns = upload(np.array(pairs, np.int64), pool.device)
     pool.index_copy_(0, columns[:, 1], pool.index_select(0, columns[:, 0]))
 
 
@@ -44,9 +49,10 @@ def _check_ids(block_ids: Iterable[int], pool: Tensor, role: str) -> None:
             raise ValueError(f"{role} {block_id} is outside a pool of {pool.shape[0]} blocks")
 
 
-def _copy_runs(source_pool: Tensor, destination_pool: Tensor, pairs: BlockPairs) -> None:
+def _copy_runs(source_pool: Tensor, destination_pool: Tensor, pairs: BlockPairs, *, non_blocking: bool) -> None:
     for source, destination, length in _runs(pairs):
-        destination_pool[destination : destination + length].copy_(source_pool[source : source + length])
+        from_blocks, to_blocks = source_pool[source : source + length], destination_pool[destination:]
+        to_blocks[:length].copy_(from_blocks, non_blocking=non_blocking)
 
 
 def _runs(pairs: BlockPairs) -> Iterator[tuple[int, int, int]]:

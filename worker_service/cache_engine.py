@@ -14,14 +14,17 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.huge_pages import allocate_huge
+from kernels.cuda.swap import SwapStreams, make_streams
 from kernels.ops import kv_pool_shape
+from worker_service.device.registered import allocate_registered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kernels.cuda.swap import StepRows, Streams
     from kernels.ops import Backend
     from worker_service.models.decoder import DecoderModel
-    from worker_service.step import BlockPairs
+    from worker_service.step import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +53,21 @@ class BlockFormat:
         return kv_pool_shape(num_blocks, self.num_layers, self.num_kv_heads, self.block_size, self.head_dim)
 
 
-def allocate_pool(block_format: BlockFormat, num_blocks: int, device: torch.device, *, pinned: bool = False) -> Tensor:
-    """Allocates a pool. In the host's memory a page is taken when it is first written, unless it is `pinned`."""
+def allocate_pool(block_format: BlockFormat, num_blocks: int, device: torch.device) -> Tensor:
+    """Allocates a pool. In the host's memory a page is taken when it is first written."""
     shape = block_format.pool_shape(num_blocks)
-    if device.type != "cpu" or pinned or num_blocks == 0:
-        return torch.zeros(shape, dtype=block_format.dtype, device=device, pin_memory=pinned)
+    if device.type != "cpu" or num_blocks == 0:
+        return torch.zeros(shape, dtype=block_format.dtype, device=device)
     # torch.zeros would touch every page at once.
     return allocate_huge(num_blocks * block_format.block_bytes).view(block_format.dtype).view(shape)
+
+
+def allocate_host_pool(block_format: BlockFormat, num_blocks: int, device: torch.device) -> Tensor:
+    """Allocates the host's pool of a device; a GPU copies to and from it by itself."""
+    if device.type != "cuda" or num_blocks == 0:
+        return allocate_pool(block_format, num_blocks, torch.device("cpu"))
+    memory = allocate_registered(num_blocks * block_format.block_bytes, device)
+    return memory.view(block_format.dtype).view(block_format.pool_shape(num_blocks))
 
 
 class CacheEngine:
@@ -70,12 +81,24 @@ class CacheEngine:
         self.num_host_blocks = num_host_blocks
         self._backend = backend
         self.device_pool = allocate_pool(block_format, num_device_blocks, backend.device)
-        on_gpu = backend.device.type == "cuda"
-        host = torch.device("cpu")
-        self.host_pool = allocate_pool(block_format, num_host_blocks, host, pinned=on_gpu and num_host_blocks > 0)
+        self.host_pool = allocate_host_pool(block_format, num_host_blocks, backend.device)
+        self._swaps: SwapStreams | None = None
+        if backend.device.type == "cuda" and num_host_blocks:
+            self.swap_on(make_streams(self.device_pool))
 
-    def transfer(self, swap_out: BlockPairs, swap_in: BlockPairs, copy: BlockPairs) -> None:
-        """Does a step's transfers, in this order: a block that swapping out frees may be written at once."""
+    def swap_on(self, streams: Streams) -> None:
+        """Swaps on streams of their own from now on."""
+        self._swaps = SwapStreams(self.device_pool, self.host_pool, streams)
+
+    def transfer(self, step: Step, rows: StepRows) -> None:
+        """Does a step's transfers, in this order: a block that swapping out frees may be written at once.
+
+        On a GPU they are enqueued, and what is enqueued next has to be the step's compute of `rows`.
+        """
+        swap_out, swap_in, copy = step.blocks_to_swap_out, step.blocks_to_swap_in, step.blocks_to_copy
+        if self._swaps is not None:
+            self._swaps.transfer(swap_out.pairs(), swap_in.pairs(), copy.pairs(), rows)
+            return
         if len(swap_out):
             self._backend.swap_blocks(self.device_pool, self.host_pool, swap_out.pairs())
         if len(swap_in):
@@ -85,11 +108,17 @@ class CacheEngine:
 
     def device_checksums(self, block_ids: Sequence[int]) -> list[bytes]:
         """Hashes device blocks: SHA-256 of each layer's bytes, block by block."""
+        self._synchronize()
         return _checksums(self.device_pool, block_ids)
 
     def host_checksums(self, block_ids: Sequence[int]) -> list[bytes]:
         """Hashes host blocks in the same way."""
+        self._synchronize()
         return _checksums(self.host_pool, block_ids)
+
+    def _synchronize(self) -> None:
+        if self._swaps is not None:
+            self._swaps.synchronize()
 
 
 def _checksums(pool: Tensor, block_ids: Sequence[int]) -> list[bytes]:

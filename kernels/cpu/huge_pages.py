@@ -6,6 +6,7 @@ With small pages the processor waits for address translations: each page takes a
 from __future__ import annotations
 
 import mmap
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ CHUNK_BYTES = 64 << 20
 # What a part of a chunk begins at: a cache line.
 ALIGNMENT = 64
 
+Mapping = TypeVar("Mapping", bound=mmap.mmap)
+
 
 def allocate_huge(num_bytes: int) -> Tensor:
     """Allocates zeroed bytes [num_bytes] uint8 from a huge page's beginning; a page is taken when first written.
@@ -22,14 +25,19 @@ def allocate_huge(num_bytes: int) -> Tensor:
     Raises:
         OSError: the system does not promise that much.
     """
+    return map_huge(num_bytes, mmap.mmap)[1]
+
+
+def map_huge(num_bytes: int, kind: type[Mapping]) -> tuple[Mapping, Tensor]:
+    """Allocates as `allocate_huge` does, in a mapping of some kind, which lives as long as the tensor's memory."""
     # Up to a page's end, so that the last one can be huge too.
     size = -(-num_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-    memory = mmap.mmap(-1, size + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = kind(-1, size + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     begin = -whole.data_ptr() % HUGE_PAGE_BYTES
-    return whole[begin : begin + num_bytes]
+    return memory, whole[begin : begin + num_bytes]
 
 
 class WeightMemory:

@@ -43,3 +43,8 @@ class ForwardBatch:
     token_ids: Array
     prompts: tuple[PromptPiece, ...]
     computed_lengths: Array
+
+    @property
+    def num_new_tokens(self) -> Array:
+        """[C]: tokens that the step computes of each sequence."""
+        return self.layout.num_new_tokens

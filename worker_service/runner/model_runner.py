@@ -118,7 +118,7 @@ class ModelRunner:
 
         @torch.inference_mode()
         def work() -> tuple[Tensor, ...]:
-            cache.transfer(step.blocks_to_swap_out, step.blocks_to_swap_in, step.blocks_to_copy)
+            cache.transfer(step, forward_batch)
             if not len(layout.rows):
                 return torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.bool)
             token_ids, finite = self._compute(forward_batch, rows, cache, num_rows)

@@ -242,9 +242,10 @@ class StepExecutor:
     def _compute(self, step: Step, times: StepTimes) -> StepResult:
         """Executes a step whose changes to rows are made."""
         started = time.perf_counter()
-        self.cache.transfer(step.blocks_to_swap_out, step.blocks_to_swap_in, step.blocks_to_copy)
-        moved = time.perf_counter()
         forward_batch = self.batch.make_forward_batch(step)
+        resolved = time.perf_counter()
+        self.cache.transfer(step, forward_batch)
+        moved = time.perf_counter()
         if self._ranks is not None:
             self._ranks.on_inputs(step, forward_batch)
         planned = time.perf_counter()
@@ -254,7 +255,7 @@ class StepExecutor:
         self.batch.commit(forward_batch, output.sampled.token_ids, output.sampled.failed)
         self.batch.end(forward_batch.layout.beams, output.candidates.failed)
         times.begun_at = started
-        times.cache_operations_seconds = moved - started
-        times.forward_seconds = planned - moved + output.forward_seconds
+        times.cache_operations_seconds = moved - resolved
+        times.forward_seconds = resolved - started + planned - moved + output.forward_seconds
         times.sample_seconds = output.sample_seconds
         return make_result(step, forward_batch.layout, output, times)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.kit.kernels.late_streams import lazy_swaps
 from tests.kit.kernels.tiny_models import tiny_model
 from tests.unit.worker_service.executor import BLOCK_SIZE, candidates_of, make_executor
 from worker_service.models.loader import load_model
@@ -263,9 +264,12 @@ def sequences(seed: int, vocab_size: int) -> list[Live]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_any_schedule_gives_the_tokens_of_running_alone(loaded: LoadedModel, seed: int) -> None:
-    """Alone its ops run one by one; then steps are replayed where they are small enough and tell nothing of prompts."""
+@pytest.mark.parametrize(("seed", "has_streams"), [(0, True), (1, False)], ids=["streams", ""])
+def test_any_schedule_gives_the_tokens_of_running_alone(loaded: LoadedModel, seed: int, has_streams: bool) -> None:
+    """Alone its ops run one by one; then steps are replayed where they are small enough and tell nothing of prompts.
+
+    Swaps go at once, or as late as their streams allow.
+    """
     lonely = small_executor(loaded)
     chosen = sequences(seed, loaded.config.vocab_size)
     expected = [alone(lonely, one) for one in chosen]
@@ -273,6 +277,8 @@ def test_any_schedule_gives_the_tokens_of_running_alone(loaded: LoadedModel, see
     for one in chosen:
         one.told = {}
     executor = small_executor(loaded, max_captured_tokens=20)
+    if has_streams:
+        executor.cache.swap_on(lazy_swaps())
     chaos = Chaos(executor, seed)
     chaos.run(chosen)
     assert [one.output for one in chosen] == expected

@@ -1,0 +1,211 @@
+"""Swaps on streams of their own, beside the steps that compute: each waits for what it needs, and for nothing more.
+
+A device runs what lies on one stream in order, and streams beside each other. So whatever is enqueued first waits for
+the unfinished work on other streams that writes a block which it reads or writes, or reads one that it writes: a step's
+compute, and swaps in both directions, of blocks on the device and of the host. Which blocks a step's compute reads and
+writes follows from its lengths and block tables; they are looked up only while something swaps. Waits are of the
+device: the host never waits. Knows no sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kernels.blocks import copy_blocks, swap_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from kernels.ops import BlockPairs
+
+Ids = npt.NDArray[np.int64]
+"""[n]: blocks of the device by their numbers, blocks of the host behind them."""
+
+
+class StepRows(Protocol):
+    """The sequences that a step computes, S of them."""
+
+    @property
+    def num_new_tokens(self) -> npt.NDArray[np.int64]:
+        """[S]: tokens that the step computes of each."""
+        ...
+
+    @property
+    def seq_lens(self) -> npt.NDArray[np.int64]:
+        """[S]: tokens of each after the step."""
+        ...
+
+    @property
+    def block_tables(self) -> npt.NDArray[np.integer[Any]]:
+        """[S, widest]: block ids in order; what is past a sequence's length is never read."""
+        ...
+
+
+class Event(Protocol):
+    """A place in a stream."""
+
+    def query(self) -> bool:
+        """Returns whether all before it is done."""
+        ...
+
+
+class Stream(Protocol):
+    """Work of a device that is done in order."""
+
+    def wait_event(self, event: Any) -> None:
+        """Makes what is enqueued from now on wait for an event, on the device."""
+        ...
+
+    def record_event(self) -> Event:
+        """Returns an event behind all that is enqueued."""
+        ...
+
+    def synchronize(self) -> None:
+        """Waits until all that is enqueued is done."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """The streams of a device: of its steps' compute, of swaps from it, and of swaps to it."""
+
+    compute: Stream
+    out: Stream
+    into: Stream
+    enqueue: Callable[[Any, Callable[[], None]], None]
+    """Enqueues what some work does on a stream."""
+
+
+def make_streams(pool: Tensor) -> Streams:
+    """Makes the streams of the GPU that a pool lies on; its steps compute on this thread's current one."""
+    device = pool.device
+    out, into = torch.cuda.Stream(device), torch.cuda.Stream(device)
+    for stream in (out, into):
+        # The memory of a pool that nobody has any more is given away when these are done with it.
+        pool.record_stream(stream)
+
+    def enqueue(stream: torch.cuda.Stream, work: Callable[[], None]) -> None:
+        with torch.cuda.stream(stream):
+            work()
+
+    return Streams(torch.cuda.current_stream(device), out, into, enqueue)
+
+
+class _Swap:
+    def __init__(self, reads: Ids, writes: Ids) -> None:
+        self.reads = reads
+        self.writes = writes
+
+
+class _Compute:
+    """The copies of blocks of a step, and its network."""
+
+    def __init__(self, rows: StepRows, copy: BlockPairs, block_size: int) -> None:
+        self._rows = rows
+        self._copy = np.array(copy, np.int64).reshape(-1, 2)
+        self._block_size = block_size
+
+    @cached_property
+    def reads(self) -> Ids:
+        return self._blocks(np.zeros_like(self._rows.seq_lens), self._copy[:, 0])
+
+    @cached_property
+    def writes(self) -> Ids:
+        first_positions = self._rows.seq_lens - self._rows.num_new_tokens
+        return self._blocks(first_positions // self._block_size, self._copy[:, 1])
+
+    def _blocks(self, first: Ids, more: Ids) -> Ids:
+        """Finds the blocks of each sequence from its `first` one on, and adds some."""
+        tables = self._rows.block_tables
+        places, ends = np.arange(tables.shape[1]), -(-self._rows.seq_lens // self._block_size)
+        own = tables[(places >= first[:, None]) & (places < ends[:, None])]
+        return np.concatenate([own.astype(np.int64), more])
+
+
+@dataclass(frozen=True, slots=True)
+class _Enqueued:
+    work: _Swap | _Compute
+    stream: Stream
+    is_done: Event
+
+
+class SwapStreams:
+    """Enqueues the transfers of steps, from one thread, before their compute."""
+
+    def __init__(self, device_pool: Tensor, host_pool: Tensor, streams: Streams) -> None:
+        """`host_pool`: of memory that the device reads and writes by itself; else its copies hold up the host."""
+        self._device_pool = device_pool
+        self._host_pool = host_pool
+        self._streams = streams
+        self._block_size = device_pool.shape[4]
+        self._num_device_blocks = len(device_pool)
+        self._unfinished: list[_Enqueued] = []
+        self._last_compute: _Compute | None = None
+        self._marks = np.zeros(len(device_pool) + len(host_pool), np.bool_)
+
+    def transfer(self, swap_out: BlockPairs, swap_in: BlockPairs, copy: BlockPairs, rows: StepRows) -> None:
+        """Enqueues a step's transfers, as if done in this order; its compute is what the caller enqueues next.
+
+        Args:
+            swap_out: blocks of the device, and of the host in their place.
+            swap_in: blocks of the host, and of the device in their place.
+            copy: blocks of the device, and their copies.
+            rows: of the network; its arrays stay as they are.
+
+        Raises:
+            ValueError: an id outside its pool.
+        """
+        streams, on_host = self._streams, self._num_device_blocks
+        if self._last_compute is not None:
+            # Everything on the stream by now is the last step's, or before it.
+            self._unfinished.append(_Enqueued(self._last_compute, streams.compute, streams.compute.record_event()))
+        self._unfinished = [each for each in self._unfinished if not each.is_done.query()]
+        if swap_out:
+            self._swap(streams.out, self._device_pool, self._host_pool, swap_out, (0, on_host))
+        if swap_in:
+            self._swap(streams.into, self._host_pool, self._device_pool, swap_in, (on_host, 0))
+        self._last_compute = _Compute(rows, copy, self._block_size)
+        self._wait(streams.compute, self._last_compute)
+        if copy:
+            streams.enqueue(streams.compute, lambda: copy_blocks(self._device_pool, copy))
+
+    def synchronize(self) -> None:
+        """Waits until all transfers and all compute are done."""
+        for stream in (self._streams.compute, self._streams.out, self._streams.into):
+            stream.synchronize()
+
+    def _swap(
+        self, stream: Stream, source: Tensor, destination: Tensor, pairs: BlockPairs, offsets: tuple[int, int]
+    ) -> None:
+        reads, writes = (np.array(pairs, np.int64) + offsets).T
+        swap = _Swap(reads, writes)
+        self._wait(stream, swap)
+        self._streams.enqueue(stream, lambda: swap_blocks(source, destination, pairs, non_blocking=True))
+        self._unfinished.append(_Enqueued(swap, stream, stream.record_event()))
+
+    def _wait(self, stream: Stream, work: _Swap | _Compute) -> None:
+        """Makes a stream wait for what has to be done before some work."""
+        for each in self._unfinished:
+            if each.stream is not stream and self._conflict(each.work, work):
+                stream.wait_event(each.is_done)
+
+    def _conflict(self, first: _Swap | _Compute, second: _Swap | _Compute) -> bool:
+        return (
+            self._meet(first.writes, second.reads)
+            or self._meet(first.writes, second.writes)
+            or self._meet(first.reads, second.writes)
+        )
+
+    def _meet(self, some: Ids, others: Ids) -> bool:
+        self._marks[some] = True
+        found = bool(self._marks[others].any())
+        self._marks[some] = False
+        return found

@@ -1,0 +1,92 @@
+"""Memory of the host that a GPU reads and writes by itself, while the host goes on: registered with CUDA's runtime.
+
+PyTorch's pinned memory would be as good, but it takes the next power of two. Knows no pools.
+"""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from blockyard.telemetry import EventLogger
+from kernels.cpu.huge_pages import map_huge
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+log = EventLogger(__name__)
+
+
+class Registry(Protocol):
+    """Knows which memory of the host a GPU can reach."""
+
+    def register(self, address: int, num_bytes: int) -> str:
+        """Adds memory; returns what went wrong, or nothing."""
+        ...
+
+    def unregister(self, address: int) -> None:
+        """Removes memory, once nothing that was enqueued uses it."""
+        ...
+
+
+class CudaRegistry:
+    """CUDA's runtime."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def register(self, address: int, num_bytes: int) -> str:
+        """Registers memory with the runtime, which takes all its pages."""
+        runtime: Any = torch.cuda.cudart()
+        error = runtime.cudaHostRegister(address, num_bytes, 0)
+        if error == runtime.cudaError.success:
+            return ""
+        # The runtime keeps the error for whoever launches next: nobody is to stumble over it.
+        with suppress(RuntimeError):
+            torch.zeros(1, device=self._device)
+        return str(runtime.cudaGetErrorString(error))
+
+    def unregister(self, address: int) -> None:
+        """Waits for the device, and takes memory off the runtime's list."""
+        torch.cuda.synchronize(self._device)
+        runtime: Any = torch.cuda.cudart()
+        runtime.cudaHostUnregister(address)
+
+
+class _Memory(mmap.mmap):
+    """Memory that is unregistered before it is unmapped."""
+
+    registered: tuple[Registry, int] | None = None
+
+    def __del__(self) -> None:
+        if self.registered is not None:
+            registry, address = self.registered
+            registry.unregister(address)
+
+
+def allocate_registered(num_bytes: int, device: torch.device, registry: Registry | None = None) -> Tensor:
+    """Allocates zeroed bytes [num_bytes] uint8 for a GPU. Where they cannot be registered, copies are slow, and right.
+
+    Args:
+        num_bytes: at least 1.
+        device: a GPU.
+        registry: CUDA's, if None.
+
+    Raises:
+        OSError: the system does not promise that much.
+    """
+    registry = registry or CudaRegistry(device)
+    memory, tensor = map_huge(num_bytes, _Memory)
+    if error := registry.register(tensor.data_ptr(), num_bytes):
+        log.warning(
+            "swaps will be slow: the host pool cannot be registered with the GPU",
+            error=error,
+            bytes=num_bytes,
+            hint="raise the limit of locked memory (ulimit -l), or choose a smaller --swap-space-gib",
+        )
+    else:
+        memory.registered = registry, tensor.data_ptr()
+    return tensor
