@@ -12,6 +12,7 @@ from blockyard.errors import Violation, invalid, to_status
 from blockyard.tracing.codec import decode_trace_context
 from blockyard.worker.v1 import worker_pb2
 from worker_service.group_codec import encode_group
+from worker_service.lora_codec import decode_lora_limits, encode_lora
 from worker_service.observe.profiler import Detail
 from worker_service.set_up import CacheRequest, ProfileRequest
 from worker_service.step import (
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from google.protobuf.internal.containers import RepeatedScalarFieldContainer
 
     from worker_service.device.memory import CachePlan
+    from worker_service.lora.limits import LoraLimits
     from worker_service.models.loader import LoadedModel
     from worker_service.observe.profiler import Profile, ProfileOptions
     from worker_service.set_up import CacheFacts
@@ -63,7 +65,14 @@ PROFILE_DETAILS = {
     administration_pb2.PROFILE_DETAIL_OPERATIONS: Detail.OPERATIONS,
 }
 # A step has at most as many of these as it has rows, and twice as many of those, where one is given up for another.
-_ROWS = ("sequence_ids", "num_new_tokens", "input_sequence_ids", "input_token_ids")
+_ROWS = (
+    "sequence_ids",
+    "num_new_tokens",
+    "input_sequence_ids",
+    "input_token_ids",
+    "activated_lora_slots",
+    "activated_lora_ids",
+)
 _LISTS = ("new_sequences", "forks", "replaced_tables")
 _FINISHED = {"finished_sequence_ids": 2**20}
 # Several times what gateways let a request have.
@@ -119,6 +128,8 @@ def decode_step(message: worker_pb2.ExecuteModelRequest, max_num_seqs: int = 2**
         quiet=quiet,
         ids_from_scheduler=message.ids_from_scheduler,
         timeout_seconds=timeout_seconds,
+        activated_lora_slots=_decode_column(message.activated_lora_slots),
+        activated_lora_ids=_decode_column(message.activated_lora_ids),
     )
 
 
@@ -164,6 +175,7 @@ def _decode_new_sequence(message: worker_pb2.NewSequence) -> NewSequence:
         num_beam_candidates=message.num_beam_candidates,
         trace_context=decode_trace_context(message.trace_context) if message.HasField("trace_context") else None,
         request_id=message.request_id,
+        lora_id=message.lora_id,
     )
 
 
@@ -249,13 +261,13 @@ def decode_init_device(message: worker_pb2.InitDeviceRequest) -> tuple[str, torc
     return DEVICE_TYPES[message.device_type], DTYPES[message.dtype]
 
 
-def decode_load(message: worker_pb2.LoadModelRequest) -> tuple[str, str]:
-    """Decodes quantization and load format; raises BlockyardError FIELD_INVALID for an unknown one."""
+def decode_load(message: worker_pb2.LoadModelRequest) -> tuple[str, str, LoraLimits]:
+    """Decodes quantization, load format and room for LoRA; raises BlockyardError FIELD_INVALID for an unknown one."""
     violations = _unknown("quantization", message.quantization, QUANTIZATIONS)
     violations += _unknown("format", message.format, LOAD_FORMATS)
     if violations:
         raise invalid(violations)
-    return QUANTIZATIONS[message.quantization], LOAD_FORMATS[message.format]
+    return QUANTIZATIONS[message.quantization], LOAD_FORMATS[message.format], decode_lora_limits(message)
 
 
 def _unknown(field: str, number: int, known: Mapping[Any, object]) -> list[Violation]:
@@ -312,6 +324,7 @@ def encode_info(worker: Worker, worker_id: str, placement: worker_pb2.Placement)
         draining=worker.is_draining,
         group=encode_group(worker.membership.info),
         placement=placement,
+        lora=encode_lora(set_up.lora_limits),
     )
 
 

@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from blockyard.errors import BlockyardError, Reason
 from blockyard.service import faults
 from blockyard.service.log_level import set_log_level
 from blockyard.telemetry import EventLogger
@@ -160,6 +161,22 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         finally:
             stream.finish()
 
+    async def AddLora(self, request: worker_pb2.AddLoraRequest, context: Context) -> Any:
+        """Refuses: nothing reads adapters yet."""
+        raise _no_loras()
+
+    async def RemoveLora(self, request: worker_pb2.RemoveLoraRequest, context: Context) -> Any:
+        """Refuses: nothing reads adapters yet."""
+        raise _no_loras()
+
+    async def PinLora(self, request: worker_pb2.PinLoraRequest, context: Context) -> Any:
+        """Refuses: nothing reads adapters yet."""
+        raise _no_loras()
+
+    async def ListLoras(self, request: worker_pb2.ListLorasRequest, context: Context) -> Any:
+        """Refuses: nothing reads adapters yet."""
+        raise _no_loras()
+
     async def StartProfile(self, request: worker_pb2.StartProfileRequest, context: Context) -> Any:
         """Begins a profile."""
         detail = codec.PROFILE_DETAILS.get(request.options.detail)
@@ -185,3 +202,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         """Hashes blocks."""
         device, host = await self._worker.checksum_blocks(list(request.device_block_ids), list(request.host_block_ids))
         return worker_pb2.ChecksumBlocksResponse(device_checksums=device, host_checksums=host)
+
+
+def _no_loras() -> BlockyardError:
+    return BlockyardError(Reason.FEATURE_DISABLED, "this worker was not told to make room for LoRA adapters")

@@ -21,6 +21,7 @@ from worker_service.cache_engine import BlockFormat, CacheEngine
 from worker_service.collectives.silent import make_silence
 from worker_service.device import memory
 from worker_service.device.device import AllowedDevice, check_dtype, choose_device
+from worker_service.lora.limits import LoraLimits
 from worker_service.models.determinism import determinism_id
 from worker_service.runner.dry_runs import profile, settle_threads, warm_up
 from worker_service.runner.model_runner import ModelRunner
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from worker_service.steps.rank_steps import RankSteps
 
 log = EventLogger(__name__)
+
+NO_LORAS = LoraLimits()
 
 # What the ranks have to meet in, before the first step.
 FINGERPRINT_SECONDS = 60.0
@@ -108,6 +111,7 @@ class SetUp:
 
     configuration_digest: str = ""
     choice: DeviceChoice | None = None
+    lora_limits: LoraLimits = NO_LORAS
     loaded: LoadedModel | None = None
     cache: CacheFacts | None = None
     executor: StepExecutor | None = None

@@ -77,6 +77,7 @@ class NewSequence:
     num_beam_candidates: int = 0
     trace_context: TraceContext | None = None
     request_id: str = ""
+    lora_id: int = 0
     # Whether it came with sampling parameters, as it should.
     has_sampling: bool = True
 
@@ -136,6 +137,8 @@ class Step:
     ids_from_scheduler: bool = False
     """Of an epoch's first step: nothing that is sampled is appended here, the next steps bring it."""
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+    activated_lora_slots: Array = field(default_factory=no_ids)
+    activated_lora_ids: Array = field(default_factory=no_ids)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

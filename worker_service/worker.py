@@ -21,11 +21,13 @@ from worker_service.device import memory
 from worker_service.device.device import ANY_DEVICE, AllowedDevice, check_dtype, describe_device
 from worker_service.device.thread import DeviceThread
 from worker_service.groups.membership import Membership, wrong_members, wrong_request
+from worker_service.lora.limits import wrong_limits
 from worker_service.models.loader import load_model
 from worker_service.models.parallel_sizes import wrong_parallel
 from worker_service.observe.metrics import WorkerMetrics
 from worker_service.observe.profiler import Profiler, choose_options
 from worker_service.set_up import (
+    NO_LORAS,
     SetUp,
     State,
     count_blocks,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
     from blockyard.errors import Violation
     from worker_service.groups.joining import GroupRequest
+    from worker_service.lora.limits import LoraLimits
     from worker_service.models.loader import LoadedModel
     from worker_service.observe.profiler import Detail, Profile, ProfileOptions
     from worker_service.set_up import CacheFacts, CacheRequest, DeviceChoice, ProfileRequest
@@ -193,10 +196,13 @@ class Worker:
         on_progress: Callable[[int, int], None],
         quantization: str = "none",
         load_format: str = "auto",
+        lora_limits: LoraLimits = NO_LORAS,
     ) -> LoadedModel:
         """Loads a model; calls `on_progress` in the device thread. Goes on to the end even if its caller leaves."""
         with self._lifecycle("LoadModel", State.DEVICE_READY):
             choice = self._choice()
+            if lora_limits != NO_LORAS:
+                _refuse(wrong_limits(lora_limits))
 
             def load() -> LoadedModel:
                 faults.reach(faults.BEFORE_LOAD)
@@ -216,7 +222,7 @@ class Worker:
                 return loaded
 
             loaded = await self._thread.run(load)
-            self.set_up = replace(self.set_up, loaded=loaded)
+            self.set_up = replace(self.set_up, loaded=loaded, lora_limits=lora_limits)
             self.metrics.on_load()
             log.info(
                 "model loaded",

@@ -18,7 +18,7 @@ from worker_service.batch.late_rows import UNKNOWN, LateRows
 from worker_service.batch.row_requests import RequestTable, with_rows
 from worker_service.batch.step_layout import StepLayout, layout_key, make_layout
 from worker_service.sampling.sampler import SampleRows
-from worker_service.step import no_ids
+from worker_service.step import NO_IDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Flags = npt.NDArray[np.bool_]
 
+_NOTHING_FOUND: tuple[tuple[int, ...], Array] = ((), NO_IDS)
 PROGRESS = np.dtype(
     [
         # Known ids: prompt and output.
@@ -90,7 +91,7 @@ class InputBatch:
         self._block_tables = np.zeros((0, limits.max_num_blocks), np.int32)
         # Counts the sequences that a row has had.
         self._owners = np.zeros(0, np.int64)
-        self._found: tuple[tuple[int, ...], Array] = ((), no_ids())
+        self._found = _NOTHING_FOUND
         self._layout: StepLayout | None = None
         self._grow(limits.max_num_seqs)
 
@@ -118,6 +119,11 @@ class InputBatch:
         """Copies the progress of sequences as records PROGRESS [n]; zeros for an unknown id."""
         return self._progress.take(self._find_rows(sequence_ids))
 
+    def lora_ids(self, sequence_ids: tuple[int, ...]) -> Array:
+        """Returns the LoRA adapters of sequences [n], a copy; 0: none, or the sequence is unknown or has ended."""
+        rows = np.array([self._row_of.get(sequence_id, -1) for sequence_id in sequence_ids], np.int64)
+        return np.where(self._progress["ended"][rows] | (rows < 0), 0, self._requests.columns["lora_id"][rows])
+
     def progress(self, sequence_id: int) -> Progress:
         """Returns the progress of a sequence; an unknown one has not begun."""
         return Progress(*self._progress[self._row_of.get(sequence_id, -1)].item())
@@ -129,9 +135,6 @@ class InputBatch:
             rows = np.array([self._row_of.get(sequence_id, -1) for sequence_id in sequence_ids], np.int64)
             self._found = (sequence_ids, rows)
         return rows
-
-    def _forget_found_rows(self) -> None:
-        self._found = ((), no_ids())
 
     def token_ids(self, sequence_id: int) -> Array:
         """Returns a copy of a sequence's ids."""
@@ -168,12 +171,12 @@ class InputBatch:
         for sequence_id in sequence_ids:
             row = self._row_of.pop(sequence_id, None)
             if row is not None:
-                self._forget_found_rows()
+                self._found = _NOTHING_FOUND
                 self._requests.forget(row)
                 self._free.append(row)
 
     def _take_row(self, sequence_id: int) -> int:
-        self._forget_found_rows()
+        self._found = _NOTHING_FOUND
         if not self._free:
             self._grow(2 * len(self._token_ids))
         row = self._row_of[sequence_id] = self._free.pop()

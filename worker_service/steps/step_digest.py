@@ -69,8 +69,10 @@ def _input_columns(step: Step, forward_batch: ForwardBatch) -> Iterator[Column]:
     for sequence_id, block_ids in step.replaced_tables:
         yield (sequence_id,)
         yield block_ids
+    yield step.activated_lora_slots
+    yield step.activated_lora_ids
     for new in step.new_sequences:
-        yield (new.sequence_id,)
+        yield new.sequence_id, new.lora_id
         yield new.block_ids
     for fork in step.forks:
         yield fork.parent_id, fork.child_id

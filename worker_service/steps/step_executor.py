@@ -19,6 +19,7 @@ import torch
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
+from worker_service.lora.slots import LoraSlots
 from worker_service.runner.model_runner import RunnerOutput
 from worker_service.sampling.sampler import Sampled
 from worker_service.step import Step, StepResult, StepTimes
@@ -61,13 +62,19 @@ class StepExecutor:
     """The rows, the blocks and the network of one worker, under one epoch at a time."""
 
     def __init__(
-        self, batch: InputBatch, cache: CacheEngine, runner: ModelRunner, ranks: RankSteps | None = None
+        self,
+        batch: InputBatch,
+        cache: CacheEngine,
+        runner: ModelRunner,
+        ranks: RankSteps | None = None,
+        slots: LoraSlots | None = None,
     ) -> None:
-        """`ranks`: of a worker whose replica has others."""
+        """`ranks`: of a worker whose replica has others. `slots`: of LoRA adapters."""
         self.batch = batch
         self.cache = cache
         self._runner = runner
         self._ranks = ranks
+        self.slots = slots or LoraSlots()
         self.epoch = 0
         self._last_step_id = 0
         self._refused: int | None = None
@@ -93,6 +100,7 @@ class StepExecutor:
         self.wait()
         self._launched.clear()
         self.batch.clear()
+        self.slots.clear()
 
     def submit(self, step: Step, arrival: float) -> list[tuple[Step, StepResult]]:
         """Executes a step, or launches it behind others: returns the steps that are finished by then, in order.
@@ -111,8 +119,7 @@ class StepExecutor:
         try:
             refusal = self._find_refusal(step)
             if refusal is None:
-                self._last_step_id = step.step_id
-                self.batch.apply(step)
+                self._apply(step)
                 if not self.batch.must_wait(step):
                     self._launched.append(self._launch(step, times, begin))
                     return finished
@@ -214,7 +221,7 @@ class StepExecutor:
             message = f"step {step.step_id} came where step {self._last_step_id + 1} of epoch {self.epoch} is due"
             return BlockyardError(Reason.WRONG_STATE, message)
         return step.decode_error or check_step(
-            step, self.batch, self.cache.num_device_blocks, self.cache.num_host_blocks
+            step, self.batch, self.cache.num_device_blocks, self.cache.num_host_blocks, self.slots
         )
 
     def _refused_before(self) -> BlockyardError:
@@ -235,9 +242,14 @@ class StepExecutor:
 
     def _execute(self, step: Step, times: StepTimes) -> StepResult:
         """Executes a checked step, in this order."""
-        self._last_step_id = step.step_id
-        self.batch.apply(step)
+        self._apply(step)
         return self._compute(step, times)
+
+    def _apply(self, step: Step) -> None:
+        """Makes the changes of a checked step to slots and rows."""
+        self._last_step_id = step.step_id
+        self.slots.activate(step)
+        self.batch.apply(step)
 
     def _compute(self, step: Step, times: StepTimes) -> StepResult:
         """Executes a step whose changes to rows are made."""

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +19,9 @@ import numpy.typing as npt
 
 from blockyard.errors import BlockyardError, Violation, invalid
 from worker_service.batch.input_batch import Progress
+from worker_service.lora.slots import LoraSlots
 from worker_service.step import MAX_BEAMS, MAX_LOGPROBS, MAX_VIOLATIONS
+from worker_service.steps.lora_rules import wrong_loras
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,12 +33,16 @@ if TYPE_CHECKING:
 # A checkpoint may name ends that its vocabulary does not have.
 _MAX_FOREIGN_STOPS = 64
 
+NO_SLOTS = LoraSlots()
+
 
 class _Enough(Exception):
     """Raised with the last violation that is reported."""
 
 
-def check_step(step: Step, batch: InputBatch, num_device_blocks: int, num_host_blocks: int) -> BlockyardError | None:
+def check_step(
+    step: Step, batch: InputBatch, num_device_blocks: int, num_host_blocks: int, slots: LoraSlots = NO_SLOTS
+) -> BlockyardError | None:
     """Returns the violations of a step as one error; None: there are none.
 
     The executor checks the step's epoch and step_id.
@@ -43,7 +50,9 @@ def check_step(step: Step, batch: InputBatch, num_device_blocks: int, num_host_b
     check = _StepCheck(step, batch, num_device_blocks)
     with suppress(_Enough):
         check.run()
-        for violation in check_transfers(step, num_device_blocks, num_host_blocks):
+        for violation in chain(
+            check_transfers(step, num_device_blocks, num_host_blocks), wrong_loras(step, batch, slots)
+        ):
             check.add_violation(violation.field, violation.description)
     return invalid(check.violations) if check.violations else None
 

@@ -180,6 +180,7 @@ class GetWorkerInfoResponse(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
+    LORA_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Its name."""
     incarnation: _builtins.str
@@ -212,6 +213,10 @@ class GetWorkerInfoResponse(_message.Message):
     def placement(self) -> Global___Placement:
         """What the process was started with."""
 
+    @_builtins.property
+    def lora(self) -> Global___LoraInfo:
+        """LoRA: its limits and adapters; absent before LoadModel, and where that set no limits."""
+
     def __init__(
         self,
         *,
@@ -227,14 +232,101 @@ class GetWorkerInfoResponse(_message.Message):
         draining: _builtins.bool = ...,
         group: Global___GroupInfo | None = ...,
         placement: Global___Placement | None = ...,
+        lora: Global___LoraInfo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "group", b"group", "model", b"model", "placement", b"placement"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "group", b"group", "lora", b"lora", "model", b"model", "placement", b"placement"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_version", b"api_version", "cache", b"cache", "configuration_digest", b"configuration_digest", "device", b"device", "draining", b"draining", "epoch", b"epoch", "group", b"group", "incarnation", b"incarnation", "model", b"model", "placement", b"placement", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_version", b"api_version", "cache", b"cache", "configuration_digest", b"configuration_digest", "device", b"device", "draining", b"draining", "epoch", b"epoch", "group", b"group", "incarnation", b"incarnation", "lora", b"lora", "model", b"model", "placement", b"placement", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetWorkerInfoResponse: _TypeAlias = GetWorkerInfoResponse  # noqa: Y015
+
+@_typing.final
+class LoraInfo(_message.Message):
+    """What a worker has of LoRA."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMITS_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def limits(self) -> Global___LoraLimits:
+        """As LoadModel was told."""
+
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoraAdapter]:
+        """The adapters in the host's cache, by lora_id. Which of them are in slots is the epoch's matter."""
+
+    def __init__(
+        self,
+        *,
+        limits: Global___LoraLimits | None = ...,
+        adapters: _abc.Iterable[Global___LoraAdapter] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "limits", b"limits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoraInfo: _TypeAlias = LoraInfo  # noqa: Y015
+
+@_typing.final
+class LoraAdapter(_message.Message):
+    """A LoRA adapter in a worker's cache."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LORA_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    TARGETS_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    PINNED_FIELD_NUMBER: _builtins.int
+    LONG_LORA_MAX_LEN_FIELD_NUMBER: _builtins.int
+    lora_id: _builtins.int
+    """As AddLora was told."""
+    name: _builtins.str
+    """As AddLora was told."""
+    path: _builtins.str
+    """As AddLora was told."""
+    rank: _builtins.int
+    """The largest rank of its weights."""
+    digest: _builtins.str
+    """SHA-256 of its configuration and its weights, in hex: the same on all workers."""
+    num_bytes: _builtins.int
+    """Bytes in this worker's cache."""
+    pinned: _builtins.bool
+    """It is not to be removed."""
+    long_lora_max_len: _builtins.int
+    """As AddLora was told."""
+    @_builtins.property
+    def targets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The modules that it changes, sorted: "q_proj"."""
+
+    def __init__(
+        self,
+        *,
+        lora_id: _builtins.int = ...,
+        name: _builtins.str = ...,
+        path: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        targets: _abc.Iterable[_builtins.str] | None = ...,
+        digest: _builtins.str = ...,
+        num_bytes: _builtins.int = ...,
+        pinned: _builtins.bool = ...,
+        long_lora_max_len: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "long_lora_max_len", b"long_lora_max_len", "lora_id", b"lora_id", "name", b"name", "num_bytes", b"num_bytes", "path", b"path", "pinned", b"pinned", "rank", b"rank", "targets", b"targets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoraAdapter: _TypeAlias = LoraAdapter  # noqa: Y015
 
 @_typing.final
 class GroupInfo(_message.Message):
@@ -714,6 +806,7 @@ class LoadModelRequest(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     QUANTIZATION_FIELD_NUMBER: _builtins.int
     FORMAT_FIELD_NUMBER: _builtins.int
+    LORA_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """A folder on the worker's machine, or a hub id."""
     revision: _builtins.str
@@ -722,6 +815,10 @@ class LoadModelRequest(_message.Message):
     """How to hold the weights of products. MODEL_NOT_LOADED where the device, its kernels or the dtype lack it."""
     format: Global___LoadFormat.ValueType
     """Where the weights come from."""
+    @_builtins.property
+    def lora(self) -> Global___LoraLimits:
+        """Room for LoRA adapters. Absent: none."""
+
     def __init__(
         self,
         *,
@@ -729,14 +826,228 @@ class LoadModelRequest(_message.Message):
         revision: _builtins.str = ...,
         quantization: Global___Quantization.ValueType = ...,
         format: Global___LoadFormat.ValueType = ...,
+        lora: Global___LoraLimits | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lora", b"lora"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "model", b"model", "quantization", b"quantization", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "lora", b"lora", "model", b"model", "quantization", b"quantization", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LoadModelRequest: _TypeAlias = LoadModelRequest  # noqa: Y015
+
+@_typing.final
+class LoraLimits(_message.Message):
+    """Room for LoRA adapters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_LORAS_FIELD_NUMBER: _builtins.int
+    MAX_LORA_RANK_FIELD_NUMBER: _builtins.int
+    MAX_CPU_LORAS_FIELD_NUMBER: _builtins.int
+    max_loras: _builtins.int
+    """Adapters that sequences of one step may have: slots on the device; from 1 to 256."""
+    max_lora_rank: _builtins.int
+    """The largest rank of an adapter; from 1 to 512."""
+    max_cpu_loras: _builtins.int
+    """Adapters in the host's cache, at least max_loras; 0: as many."""
+    def __init__(
+        self,
+        *,
+        max_loras: _builtins.int = ...,
+        max_lora_rank: _builtins.int = ...,
+        max_cpu_loras: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_cpu_loras", b"max_cpu_loras", "max_lora_rank", b"max_lora_rank", "max_loras", b"max_loras"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoraLimits: _TypeAlias = LoraLimits  # noqa: Y015
+
+@_typing.final
+class AddLoraRequest(_message.Message):
+    """Asks to read a LoRA adapter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LORA_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    LONG_LORA_MAX_LEN_FIELD_NUMBER: _builtins.int
+    lora_id: _builtins.int
+    """Its number, at least 1, and never used for another one."""
+    name: _builtins.str
+    """Its name, for people."""
+    path: _builtins.str
+    """A folder as PEFT writes it (adapter_config.json, adapter_model.safetensors), on the worker's machine and below its
+    --worker-lora-root, or relative to that.
+    """
+    long_lora_max_len: _builtins.int
+    """Tokens of a sequence that has it, at most; 0: as many as the model takes."""
+    def __init__(
+        self,
+        *,
+        lora_id: _builtins.int = ...,
+        name: _builtins.str = ...,
+        path: _builtins.str = ...,
+        long_lora_max_len: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["long_lora_max_len", b"long_lora_max_len", "lora_id", b"lora_id", "name", b"name", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddLoraRequest: _TypeAlias = AddLoraRequest  # noqa: Y015
+
+@_typing.final
+class AddLoraResponse(_message.Message):
+    """It is in the host's cache."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def adapter(self) -> Global___LoraAdapter:
+        """What was read."""
+
+    def __init__(
+        self,
+        *,
+        adapter: Global___LoraAdapter | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddLoraResponse: _TypeAlias = AddLoraResponse  # noqa: Y015
+
+@_typing.final
+class RemoveLoraRequest(_message.Message):
+    """Asks to forget a LoRA adapter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LORA_ID_FIELD_NUMBER: _builtins.int
+    lora_id: _builtins.int
+    """Which."""
+    def __init__(
+        self,
+        *,
+        lora_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lora_id", b"lora_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveLoraRequest: _TypeAlias = RemoveLoraRequest  # noqa: Y015
+
+@_typing.final
+class RemoveLoraResponse(_message.Message):
+    """It is not there."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveLoraResponse: _TypeAlias = RemoveLoraResponse  # noqa: Y015
+
+@_typing.final
+class PinLoraRequest(_message.Message):
+    """Asks to keep a LoRA adapter, or no longer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LORA_ID_FIELD_NUMBER: _builtins.int
+    PINNED_FIELD_NUMBER: _builtins.int
+    lora_id: _builtins.int
+    """Which."""
+    pinned: _builtins.bool
+    """It is not to be removed."""
+    def __init__(
+        self,
+        *,
+        lora_id: _builtins.int = ...,
+        pinned: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lora_id", b"lora_id", "pinned", b"pinned"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinLoraRequest: _TypeAlias = PinLoraRequest  # noqa: Y015
+
+@_typing.final
+class PinLoraResponse(_message.Message):
+    """It is kept, or no longer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinLoraResponse: _TypeAlias = PinLoraResponse  # noqa: Y015
+
+@_typing.final
+class ListLorasRequest(_message.Message):
+    """Asks for the LoRA adapters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListLorasRequest: _TypeAlias = ListLorasRequest  # noqa: Y015
+
+@_typing.final
+class ListLorasResponse(_message.Message):
+    """The LoRA adapters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoraAdapter]:
+        """By lora_id."""
+
+    def __init__(
+        self,
+        *,
+        adapters: _abc.Iterable[Global___LoraAdapter] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListLorasResponse: _TypeAlias = ListLorasResponse  # noqa: Y015
 
 @_typing.final
 class LoadModelResponse(_message.Message):
@@ -1034,7 +1345,8 @@ Global___InitializeCacheResponse: _TypeAlias = InitializeCacheResponse  # noqa: 
 
 @_typing.final
 class ExecuteModelRequest(_message.Message):
-    """One step. Order inside: fork, forget finished, add new and update tables, swap out, swap in, copy, forward, sample.
+    """One step. Order inside: fork, forget finished, fill LoRA slots, add new and update tables, swap out, swap in, copy,
+    forward, sample.
     A sequence is sampled if and only if the step computes the last id known of it.
     """
 
@@ -1057,6 +1369,8 @@ class ExecuteModelRequest(_message.Message):
     INPUT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     VIRTUAL_ENGINE_FIELD_NUMBER: _builtins.int
     IDS_FROM_SCHEDULER_FIELD_NUMBER: _builtins.int
+    ACTIVATED_LORA_SLOTS_FIELD_NUMBER: _builtins.int
+    ACTIVATED_LORA_IDS_FIELD_NUMBER: _builtins.int
     QUIET_FIELD_NUMBER: _builtins.int
     STEP_TIMEOUT_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
@@ -1128,6 +1442,16 @@ class ExecuteModelRequest(_message.Message):
         """Ids that the scheduler chose: the ids, appended to what is known of each of those sequences after the forks."""
 
     @_builtins.property
+    def activated_lora_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """LoRA slots that get another adapter, below max_loras; in the first step of an epoch all are empty."""
+
+    @_builtins.property
+    def activated_lora_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The adapters that they get, from the host's cache. Those of sequences that are computed have to be in a slot, and none is
+        in two.
+        """
+
+    @_builtins.property
     def step_timeout(self) -> _duration_pb2.Duration:
         """How long the step may take, from when this rank begins it, while the ranks wait for each other. In worlds above 1;
         absent: an hour.
@@ -1153,12 +1477,14 @@ class ExecuteModelRequest(_message.Message):
         input_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         virtual_engine: _builtins.int = ...,
         ids_from_scheduler: _builtins.bool = ...,
+        activated_lora_slots: _abc.Iterable[_builtins.int] | None = ...,
+        activated_lora_ids: _abc.Iterable[_builtins.int] | None = ...,
         quiet: _builtins.bool = ...,
         step_timeout: _duration_pb2.Duration | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks_to_copy", b"blocks_to_copy", "blocks_to_swap_in", b"blocks_to_swap_in", "blocks_to_swap_out", b"blocks_to_swap_out", "step_timeout", b"step_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["appended_block_ids", b"appended_block_ids", "appended_sequence_ids", b"appended_sequence_ids", "blocks_to_copy", b"blocks_to_copy", "blocks_to_swap_in", b"blocks_to_swap_in", "blocks_to_swap_out", b"blocks_to_swap_out", "epoch", b"epoch", "finished_sequence_ids", b"finished_sequence_ids", "forks", b"forks", "ids_from_scheduler", b"ids_from_scheduler", "input_sequence_ids", b"input_sequence_ids", "input_token_ids", b"input_token_ids", "new_sequences", b"new_sequences", "num_new_tokens", b"num_new_tokens", "quiet", b"quiet", "replaced_tables", b"replaced_tables", "sequence_ids", b"sequence_ids", "step_id", b"step_id", "step_timeout", b"step_timeout", "virtual_engine", b"virtual_engine"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activated_lora_ids", b"activated_lora_ids", "activated_lora_slots", b"activated_lora_slots", "appended_block_ids", b"appended_block_ids", "appended_sequence_ids", b"appended_sequence_ids", "blocks_to_copy", b"blocks_to_copy", "blocks_to_swap_in", b"blocks_to_swap_in", "blocks_to_swap_out", b"blocks_to_swap_out", "epoch", b"epoch", "finished_sequence_ids", b"finished_sequence_ids", "forks", b"forks", "ids_from_scheduler", b"ids_from_scheduler", "input_sequence_ids", b"input_sequence_ids", "input_token_ids", b"input_token_ids", "new_sequences", b"new_sequences", "num_new_tokens", b"num_new_tokens", "quiet", b"quiet", "replaced_tables", b"replaced_tables", "sequence_ids", b"sequence_ids", "step_id", b"step_id", "step_timeout", b"step_timeout", "virtual_engine", b"virtual_engine"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1182,6 +1508,7 @@ class NewSequence(_message.Message):
     NUM_BEAM_CANDIDATES_FIELD_NUMBER: _builtins.int
     TRACE_CONTEXT_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    LORA_ID_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
     """Unique within the epoch."""
     sequence_index: _builtins.int
@@ -1198,6 +1525,8 @@ class NewSequence(_message.Message):
     """
     request_id: _builtins.str
     """The request that it belongs to, as in AddRequest: for the worker's log and traces, and for nothing else."""
+    lora_id: _builtins.int
+    """Its LoRA adapter, from the host's cache; 0: none. Its children have the same."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt, and what was generated so far."""
@@ -1235,10 +1564,11 @@ class NewSequence(_message.Message):
         num_beam_candidates: _builtins.int = ...,
         trace_context: _trace_pb2.TraceContext | None = ...,
         request_id: _builtins.str = ...,
+        lora_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "trace_context", b"trace_context"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "min_tokens", b"min_tokens", "num_beam_candidates", b"num_beam_candidates", "num_computed_tokens", b"num_computed_tokens", "prompt_length", b"prompt_length", "request_id", b"request_id", "sampling", b"sampling", "sequence_id", b"sequence_id", "sequence_index", b"sequence_index", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids", "trace_context", b"trace_context"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "lora_id", b"lora_id", "min_tokens", b"min_tokens", "num_beam_candidates", b"num_beam_candidates", "num_computed_tokens", b"num_computed_tokens", "prompt_length", b"prompt_length", "request_id", b"request_id", "sampling", b"sampling", "sequence_id", b"sequence_id", "sequence_index", b"sequence_index", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids", "trace_context", b"trace_context"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

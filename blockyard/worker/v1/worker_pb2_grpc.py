@@ -92,6 +92,26 @@ class WorkerServiceStub(object):
                 request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.ExecuteModelRequest.SerializeToString,
                 response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.ExecuteModelResponse.FromString,
                 _registered_method=True)
+        self.AddLora = channel.unary_unary(
+                '/blockyard.worker.v1.WorkerService/AddLora',
+                request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.AddLoraRequest.SerializeToString,
+                response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.AddLoraResponse.FromString,
+                _registered_method=True)
+        self.RemoveLora = channel.unary_unary(
+                '/blockyard.worker.v1.WorkerService/RemoveLora',
+                request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.RemoveLoraRequest.SerializeToString,
+                response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.RemoveLoraResponse.FromString,
+                _registered_method=True)
+        self.PinLora = channel.unary_unary(
+                '/blockyard.worker.v1.WorkerService/PinLora',
+                request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.PinLoraRequest.SerializeToString,
+                response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.PinLoraResponse.FromString,
+                _registered_method=True)
+        self.ListLoras = channel.unary_unary(
+                '/blockyard.worker.v1.WorkerService/ListLoras',
+                request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.ListLorasRequest.SerializeToString,
+                response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.ListLorasResponse.FromString,
+                _registered_method=True)
         self.StartProfile = channel.unary_unary(
                 '/blockyard.worker.v1.WorkerService/StartProfile',
                 request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.StartProfileRequest.SerializeToString,
@@ -210,6 +230,38 @@ class WorkerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AddLora(self, request, context):
+        """Reads a LoRA adapter into the host's cache of adapters, cut for this rank, while steps go on; a step of the stream
+        brings it into one of the device's slots. The same adapter again: no-op, also while it is read. Where max_cpu_loras
+        are there: WRONG_STATE; the scheduler removes the one that was used least recently first, since steps that are on
+        their way may use any. Without LoraLimits: FEATURE_DISABLED. LOADED, CACHE_READY, RUNNING.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveLora(self, request, context):
+        """Forgets an adapter, between two steps, and empties its slot. Of one that is pinned or that a sequence of the epoch
+        has: WRONG_STATE; of an unknown one: no-op. LOADED, CACHE_READY, RUNNING.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PinLora(self, request, context):
+        """Sets whether an adapter may be removed. Of an unknown one: WRONG_STATE. LOADED, CACHE_READY, RUNNING.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListLoras(self, request, context):
+        """Tells the adapters in the host's cache. LOADED, CACHE_READY, RUNNING.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def StartProfile(self, request, context):
         """Begins to record what steps do, between two of them. A profile that ended and was not fetched is discarded; while one
         is recorded: WRONG_STATE. CACHE_READY, RUNNING.
@@ -305,6 +357,26 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.ExecuteModel,
                     request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.ExecuteModelRequest.FromString,
                     response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.ExecuteModelResponse.SerializeToString,
+            ),
+            'AddLora': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddLora,
+                    request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.AddLoraRequest.FromString,
+                    response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.AddLoraResponse.SerializeToString,
+            ),
+            'RemoveLora': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveLora,
+                    request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.RemoveLoraRequest.FromString,
+                    response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.RemoveLoraResponse.SerializeToString,
+            ),
+            'PinLora': grpc.unary_unary_rpc_method_handler(
+                    servicer.PinLora,
+                    request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.PinLoraRequest.FromString,
+                    response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.PinLoraResponse.SerializeToString,
+            ),
+            'ListLoras': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListLoras,
+                    request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.ListLorasRequest.FromString,
+                    response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.ListLorasResponse.SerializeToString,
             ),
             'StartProfile': grpc.unary_unary_rpc_method_handler(
                     servicer.StartProfile,
@@ -632,6 +704,114 @@ class WorkerService(object):
             '/blockyard.worker.v1.WorkerService/ExecuteModel',
             blockyard_dot_worker_dot_v1_dot_worker__pb2.ExecuteModelRequest.SerializeToString,
             blockyard_dot_worker_dot_v1_dot_worker__pb2.ExecuteModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddLora(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.worker.v1.WorkerService/AddLora',
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.AddLoraRequest.SerializeToString,
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.AddLoraResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveLora(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.worker.v1.WorkerService/RemoveLora',
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.RemoveLoraRequest.SerializeToString,
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.RemoveLoraResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PinLora(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.worker.v1.WorkerService/PinLora',
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.PinLoraRequest.SerializeToString,
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.PinLoraResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListLoras(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.worker.v1.WorkerService/ListLoras',
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.ListLorasRequest.SerializeToString,
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.ListLorasResponse.FromString,
             options,
             channel_credentials,
             insecure,

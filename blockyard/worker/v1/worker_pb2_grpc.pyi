@@ -72,6 +72,20 @@ class WorkerServiceStub:
     """The step stream, one for each epoch: an answer for every request, in order, until the worker says that it drains. A
     new stream with a higher epoch ends the old one and forgets its sequences. CACHE_READY, RUNNING -> RUNNING.
     """
+    AddLora: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AddLoraRequest, _worker_pb2.AddLoraResponse]
+    """Reads a LoRA adapter into the host's cache of adapters, cut for this rank, while steps go on; a step of the stream
+    brings it into one of the device's slots. The same adapter again: no-op, also while it is read. Where max_cpu_loras
+    are there: WRONG_STATE; the scheduler removes the one that was used least recently first, since steps that are on
+    their way may use any. Without LoraLimits: FEATURE_DISABLED. LOADED, CACHE_READY, RUNNING.
+    """
+    RemoveLora: _grpc.UnaryUnaryMultiCallable[_worker_pb2.RemoveLoraRequest, _worker_pb2.RemoveLoraResponse]
+    """Forgets an adapter, between two steps, and empties its slot. Of one that is pinned or that a sequence of the epoch
+    has: WRONG_STATE; of an unknown one: no-op. LOADED, CACHE_READY, RUNNING.
+    """
+    PinLora: _grpc.UnaryUnaryMultiCallable[_worker_pb2.PinLoraRequest, _worker_pb2.PinLoraResponse]
+    """Sets whether an adapter may be removed. Of an unknown one: WRONG_STATE. LOADED, CACHE_READY, RUNNING."""
+    ListLoras: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ListLorasRequest, _worker_pb2.ListLorasResponse]
+    """Tells the adapters in the host's cache. LOADED, CACHE_READY, RUNNING."""
     StartProfile: _grpc.UnaryUnaryMultiCallable[_worker_pb2.StartProfileRequest, _worker_pb2.StartProfileResponse]
     """Begins to record what steps do, between two of them. A profile that ended and was not fetched is discarded; while one
     is recorded: WRONG_STATE. CACHE_READY, RUNNING.
@@ -133,6 +147,20 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """The step stream, one for each epoch: an answer for every request, in order, until the worker says that it drains. A
     new stream with a higher epoch ends the old one and forgets its sequences. CACHE_READY, RUNNING -> RUNNING.
     """
+    AddLora: _aio.UnaryUnaryMultiCallable[_worker_pb2.AddLoraRequest, _worker_pb2.AddLoraResponse]  # type: ignore[assignment]
+    """Reads a LoRA adapter into the host's cache of adapters, cut for this rank, while steps go on; a step of the stream
+    brings it into one of the device's slots. The same adapter again: no-op, also while it is read. Where max_cpu_loras
+    are there: WRONG_STATE; the scheduler removes the one that was used least recently first, since steps that are on
+    their way may use any. Without LoraLimits: FEATURE_DISABLED. LOADED, CACHE_READY, RUNNING.
+    """
+    RemoveLora: _aio.UnaryUnaryMultiCallable[_worker_pb2.RemoveLoraRequest, _worker_pb2.RemoveLoraResponse]  # type: ignore[assignment]
+    """Forgets an adapter, between two steps, and empties its slot. Of one that is pinned or that a sequence of the epoch
+    has: WRONG_STATE; of an unknown one: no-op. LOADED, CACHE_READY, RUNNING.
+    """
+    PinLora: _aio.UnaryUnaryMultiCallable[_worker_pb2.PinLoraRequest, _worker_pb2.PinLoraResponse]  # type: ignore[assignment]
+    """Sets whether an adapter may be removed. Of an unknown one: WRONG_STATE. LOADED, CACHE_READY, RUNNING."""
+    ListLoras: _aio.UnaryUnaryMultiCallable[_worker_pb2.ListLorasRequest, _worker_pb2.ListLorasResponse]  # type: ignore[assignment]
+    """Tells the adapters in the host's cache. LOADED, CACHE_READY, RUNNING."""
     StartProfile: _aio.UnaryUnaryMultiCallable[_worker_pb2.StartProfileRequest, _worker_pb2.StartProfileResponse]  # type: ignore[assignment]
     """Begins to record what steps do, between two of them. A profile that ended and was not fetched is discarded; while one
     is recorded: WRONG_STATE. CACHE_READY, RUNNING.
@@ -257,6 +285,44 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         """The step stream, one for each epoch: an answer for every request, in order, until the worker says that it drains. A
         new stream with a higher epoch ends the old one and forgets its sequences. CACHE_READY, RUNNING -> RUNNING.
         """
+
+    @_abc_1.abstractmethod
+    def AddLora(
+        self,
+        request: _worker_pb2.AddLoraRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.AddLoraResponse, _abc.Awaitable[_worker_pb2.AddLoraResponse]]:
+        """Reads a LoRA adapter into the host's cache of adapters, cut for this rank, while steps go on; a step of the stream
+        brings it into one of the device's slots. The same adapter again: no-op, also while it is read. Where max_cpu_loras
+        are there: WRONG_STATE; the scheduler removes the one that was used least recently first, since steps that are on
+        their way may use any. Without LoraLimits: FEATURE_DISABLED. LOADED, CACHE_READY, RUNNING.
+        """
+
+    @_abc_1.abstractmethod
+    def RemoveLora(
+        self,
+        request: _worker_pb2.RemoveLoraRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.RemoveLoraResponse, _abc.Awaitable[_worker_pb2.RemoveLoraResponse]]:
+        """Forgets an adapter, between two steps, and empties its slot. Of one that is pinned or that a sequence of the epoch
+        has: WRONG_STATE; of an unknown one: no-op. LOADED, CACHE_READY, RUNNING.
+        """
+
+    @_abc_1.abstractmethod
+    def PinLora(
+        self,
+        request: _worker_pb2.PinLoraRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.PinLoraResponse, _abc.Awaitable[_worker_pb2.PinLoraResponse]]:
+        """Sets whether an adapter may be removed. Of an unknown one: WRONG_STATE. LOADED, CACHE_READY, RUNNING."""
+
+    @_abc_1.abstractmethod
+    def ListLoras(
+        self,
+        request: _worker_pb2.ListLorasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.ListLorasResponse, _abc.Awaitable[_worker_pb2.ListLorasResponse]]:
+        """Tells the adapters in the host's cache. LOADED, CACHE_READY, RUNNING."""
 
     @_abc_1.abstractmethod
     def StartProfile(

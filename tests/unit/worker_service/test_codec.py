@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import BlockyardError, Reason, from_status
 from blockyard.worker.v1 import worker_pb2 as pb
 from worker_service import codec
+from worker_service.lora.limits import LoraLimits, wrong_limits
 from worker_service.step import DEFAULT_TIMEOUT_SECONDS, SamplingParams, StepResult, StepTimes
 
 
@@ -31,6 +33,7 @@ def test_a_step_arrives_whole() -> None:
                     sampling=sampling_pb2.SamplingParams(temperature=0.5, seed=2**64 - 1, logit_bias={7: -1.5}),
                     min_tokens=3,
                     stop_token_ids=[1, 2],
+                    lora_id=6,
                 )
             ],
             forks=[pb.Fork(parent_sequence_id=1, child_sequence_id=2, sequence_index=3, block_ids=[4])],
@@ -43,6 +46,8 @@ def test_a_step_arrives_whole() -> None:
             blocks_to_swap_in=pb.BlockPairs(sources=[5], destinations=[6]),
             blocks_to_copy=pb.BlockPairs(sources=[7], destinations=[8]),
             finished_sequence_ids=[20, 21],
+            activated_lora_slots=[1, 0],
+            activated_lora_ids=[6, 5],
         )
     )
     assert (step.epoch, step.step_id) == (3, 4)
@@ -51,6 +56,8 @@ def test_a_step_arrives_whole() -> None:
     assert (new.token_ids.tolist(), new.block_ids.tolist()) == ([5, 6, 7], [8, 9])
     assert (new.min_tokens, new.stop_token_ids) == (3, (1, 2))
     assert (new.sampling.temperature, new.sampling.seed, new.sampling.logit_bias) == (0.5, 2**64 - 1, {7: -1.5})
+    assert new.lora_id == 6
+    assert (step.activated_lora_slots.tolist(), step.activated_lora_ids.tolist()) == ([1, 0], [6, 5])
     fork = step.forks[0]
     assert (fork.parent_id, fork.child_id, fork.sequence_index, fork.block_ids.tolist()) == (1, 2, 3, [4])
     assert (step.sequence_ids, step.num_new_tokens.tolist()) == ((10, 11), [1, 0])
@@ -121,6 +128,20 @@ def test_an_enum_without_a_name_is_refused(request_: pb.InitDeviceRequest, field
     assert [violation.field for violation in caught.value.violations] == fields
     with pytest.raises(BlockyardError, match=r"quantization: 77 is not known to this worker.*format: 99"):
         codec.decode_load(pb.LoadModelRequest(quantization=77, format=99))  # type: ignore[arg-type]
+
+
+def test_room_for_adapters_arrives_and_is_told() -> None:
+    assert codec.decode_load(pb.LoadModelRequest())[2] == LoraLimits()
+    assert codec.encode_lora(LoraLimits()) is None
+    limits = codec.decode_load(pb.LoadModelRequest(lora=pb.LoraLimits(max_loras=3, max_lora_rank=16)))[2]
+    assert limits == LoraLimits(3, 16, 3)
+    told = codec.encode_lora(replace(limits, max_cpu_loras=9))
+    assert told is not None
+    assert told.limits == pb.LoraLimits(max_loras=3, max_lora_rank=16, max_cpu_loras=9)
+    assert [violation.field for violation in wrong_limits(LoraLimits(1, 513, 0))] == [
+        "lora.max_lora_rank",
+        "lora.max_cpu_loras",
+    ]
 
 
 def test_an_answer_leaves_whole() -> None:

@@ -1,0 +1,123 @@
+"""The rules of a step about LoRA adapters: what breaks them is refused, and nothing has changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit.worker_service.steps.test_validation import LIMITS, NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS, ints, new
+from worker_service.batch.input_batch import InputBatch
+from worker_service.lora.slots import LoraSlots
+from worker_service.step import Fork, Step
+from worker_service.steps.validation import check_step
+
+KNOWN = {5, 6, 7}
+
+
+def step(**fields: Any) -> Step:
+    for name in ("num_new_tokens", "activated_lora_slots", "activated_lora_ids"):
+        if name in fields:
+            fields[name] = ints(*fields[name])
+    return Step(1, 1, **fields)
+
+
+def activation(**slots: int) -> dict[str, Any]:
+    """An adapter for each slot, which are named `s0`, `s1`..."""
+    return {"activated_lora_slots": [int(name[1:]) for name in slots], "activated_lora_ids": list(slots.values())}
+
+
+class Rows:
+    """Rows 1 (adapter 5) and 2 (none), in the middle of their prompts, and two slots, of which the first has 5."""
+
+    def __init__(self) -> None:
+        self.batch, self.slots = InputBatch(LIMITS), LoraSlots(2, KNOWN.__contains__)
+        first = step(
+            new_sequences=(new(1, 9, (1, 2), lora_id=5), new(2, 9, (3, 4))),
+            sequence_ids=(1, 2),
+            num_new_tokens=(4, 4),
+            **activation(s0=5),
+        )
+        assert self.problem(first) == ""
+        self.slots.activate(first)
+        self.batch.apply(first)
+        forward_batch = self.batch.make_forward_batch(first)
+        self.batch.commit(forward_batch, np.zeros(0, np.int64), np.zeros(0, np.bool_))
+
+    def problem(self, asked: Step) -> str:
+        error = check_step(asked, self.batch, NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS, self.slots)
+        return error.message if error else ""
+
+
+@pytest.fixture
+def rows() -> Rows:
+    return Rows()
+
+
+BOTH: dict[str, Any] = {"sequence_ids": (1, 2), "num_new_tokens": (1, 1)}
+GOOD: dict[str, dict[str, Any]] = {
+    "the adapter that is there": BOTH,
+    "another one beside it": BOTH | activation(s1=6),
+    "the same one again": BOTH | activation(s0=5),
+    "two that change places": BOTH | activation(s0=6, s1=5),
+    "one that takes the place of an adapter whose rows wait": {"sequence_ids": (2,), "num_new_tokens": (1,)}
+    | activation(s0=6),
+    "a new row and its adapter": {"new_sequences": (new(9, lora_id=6),), "sequence_ids": (9,), "num_new_tokens": (3,)}
+    | activation(s1=6),
+    "a new row that waits for its adapter": {"new_sequences": (new(9, lora_id=6),)},
+    "a child": {"forks": (Fork(1, 8, 1, ints(5, 6)),), "sequence_ids": (8,), "num_new_tokens": (1,)},
+    "a restart without it": {
+        "finished_sequence_ids": (1,),
+        "new_sequences": (new(1),),
+        "sequence_ids": (1,),
+        "num_new_tokens": (3,),
+    }
+    | activation(s0=6),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_what_keeps_the_rules_is_taken(rows: Rows, name: str) -> None:
+    assert rows.problem(step(**GOOD[name])) == ""
+
+
+BAD: dict[str, tuple[str, dict[str, Any]]] = {
+    "an unknown adapter": ("activated_lora_ids", activation(s1=8)),
+    "none": ("activated_lora_ids", activation(s1=0)),
+    "a slot too many": ("activated_lora_slots", activation(s2=6)),
+    "a slot twice": ("activated_lora_slots", {"activated_lora_slots": (1, 1), "activated_lora_ids": (6, 7)}),
+    "an adapter twice": ("activated_lora_ids", activation(s0=6, s1=6)),
+    "an adapter in a second slot": ("activated_lora_ids", activation(s1=5)),
+    "columns of two lengths": ("activated_lora_ids", {"activated_lora_slots": (1,), "activated_lora_ids": (6, 7)}),
+    "a row of an unknown adapter": ("new_sequences[0].lora_id", {"new_sequences": (new(9, lora_id=8),)}),
+    "a row whose adapter lost its slot": ("sequence_ids", BOTH | activation(s0=6)),
+    "a new row whose adapter is in no slot": (
+        "sequence_ids",
+        {"new_sequences": (new(9, lora_id=6),), "sequence_ids": (9,), "num_new_tokens": (3,)},
+    ),
+    "a child whose parent's adapter lost its slot": (
+        "sequence_ids",
+        {"forks": (Fork(1, 8, 1, ints(5, 6)),), "sequence_ids": (8,), "num_new_tokens": (1,)} | activation(s0=6),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_breaks_a_rule_is_refused(rows: Rows, name: str) -> None:
+    field, fields = BAD[name]
+    before = rows.slots.lora_ids.tolist()
+    assert f"{field}: " in rows.problem(step(**fields))
+    assert rows.slots.lora_ids.tolist() == before
+
+
+def test_a_worker_without_slots_takes_no_adapter() -> None:
+    rows = Rows()
+    rows.slots = LoraSlots()
+    assert "there are 0 slots" in rows.problem(step(**activation(s0=5)))
+    assert "is not in the cache" in rows.problem(step(new_sequences=(new(9, lora_id=5),)))
+
+
+def test_an_epoch_begins_with_empty_slots(rows: Rows) -> None:
+    rows.slots.clear()
+    assert "are in no slot" in rows.problem(step(**BOTH))
