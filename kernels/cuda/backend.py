@@ -18,6 +18,7 @@ from kernels.cuda.gemm import num_multiprocessors
 from kernels.cuda.graphs import CapturedSteps, Recording
 from kernels.cuda.linear import CudaLinear, settle
 from kernels.cuda.sampling import CudaSampling
+from kernels.cuda.warm_up import warm_up
 from kernels.launching import IMMEDIATE, CudaLauncher, Launcher
 
 if TYPE_CHECKING:
@@ -155,7 +156,11 @@ class CudaBackend:
         self, forward: Callable[[Tensor, AttentionBatch], Tensor], head: PackedLinear | None, sizes: CaptureSizes
     ) -> CapturedStep | None:
         """Makes steps graphs, where this stage has the head and no other rank takes part: see `kernels.cuda.graphs`."""
-        if head is None or self._joined is not None or not sizes.max_length:
+        if not sizes.max_length:
+            return None
+        if self.device.type == "cuda":
+            warm_up(self, forward, head, sizes)
+        if head is None or self._joined is not None:
             return None
 
         def to_logits(rows: Tensor) -> Tensor:

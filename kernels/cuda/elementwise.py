@@ -83,7 +83,7 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return result
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _embedding(indices, table, result, first_row, num_rows, width, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -91,7 +91,7 @@ class PaddedInputs:
         """Launches what makes token ids int64 [T] and a batch whose arrays on the host say nothing."""
         bucket, sizes = self._bucket, self._sizes
         width, new, lens, _, token_ids = (self._words[column] for column in self._columns)
-        ids, positions, slots = torch.empty(3, bucket.num_tokens, dtype=torch.int64, device=new.device)
+        ids, positions, slots = (torch.empty(bucket.num_tokens, dtype=torch.int64, device=new.device) for _ in range(3))
         tables = new.new_empty(bucket.num_seqs, self._widest)
         _unpack[(bucket.num_seqs,)](
             width, new, lens, token_ids, self._words[self._first_table :], ids, positions, slots, tables,

@@ -77,6 +77,11 @@ FILTERS = RowLaunch(4096, 16)
 """Of tokens that one program looks at, of a row that it has to itself."""
 
 
+def first_row_counts() -> list[int]:
+    """Returns the fewest rows of each class that products are launched by."""
+    return sorted({1, *(most + 1 for launches in GEMM.values() for most, _ in launches if most is not None)})
+
+
 def gemm_launch(itemsize: int, is_plain: bool, num_rows: int) -> GemmLaunch:
     """Returns how a product of so many rows is launched."""
     return next(launch for most, launch in GEMM[itemsize, is_plain] if most is None or num_rows <= most)

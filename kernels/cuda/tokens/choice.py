@@ -121,7 +121,7 @@ def _list_groups(
     tl.store(bounds + row, low)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ends"])
 def _find_bounds(
     logits, choices, chunk_values, masses, group_lists, num_listed, bounds, ends, size, num_chunks, num_groups, unit,
     CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
@@ -176,7 +176,7 @@ def _exponential_noise(words):
     return tl.where(rest == 1, uniform, tl.div_rn(uniform * tl.log(rest), rest - 1))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ends"])
 def _race(
     logits, choices, bounds, ends, chunk_values, chunk_ids, scores, winners, size,
     FILTERED: tl.constexpr, BLOCK: tl.constexpr,
