@@ -3,7 +3,7 @@
 #
 #   OUT=results bash benchmarks/gpu_day.sh [--dry] [--wheels FOLDER]
 #
-#   OUT       the folder for results, at most eight files (default: benchmarks/results/gpu)
+#   OUT       the folder for results, eight files (default: benchmarks/results/gpu); the page of them is printed
 #   PYTHON    the interpreter, which has torch (default: python3)
 #   --wheels  a folder of wheels, from which what benchmarks/gpu/wheels.txt names and the machine lacks is installed,
 #             for this run alone
@@ -27,10 +27,13 @@ done
 
 mkdir -p "$OUT" || exit 2
 OUT=$(cd "$OUT" && pwd)
-rm -f "$OUT"/{machine,ops,steps,oracle,stages}.json "$OUT"/tests.xml "$OUT"/log.txt "$OUT"/report.md
+rm -f "$OUT"/{machine,ops,steps,oracle,table,stages}.json "$OUT"/tests.xml "$OUT"/log.txt
 WORK=$(mktemp -d)
 trap 'rm -rf "$WORK"' EXIT
 export PYTHONPATH="$WORK/site:$PWD" PYTHONDONTWRITEBYTECODE=1 BLOCKYARD_TEST_DEVICE=$DEVICE
+# What one stage compiles the next ones have.
+export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$WORK/triton}
+[ -z "$DRY" ] || export TRITON_INTERPRET=1
 
 failed=0 stages=''
 # stage NAME SECONDS COMMAND…: runs it, and ends it as Ctrl-C would when its time is over.
@@ -61,7 +64,8 @@ stage machine 25 "$PYTHON" -m benchmarks.gpu.machine $DRY --out "$OUT/machine.js
 stage tests 175 "$PYTHON" -m pytest -q -p no:cacheprovider -W default -m gpu \
     --timeout $((60 * FACTOR)) --junitxml "$OUT/tests.xml" tests/gpu tests/kernels/triton
 stage ops 130 "$PYTHON" -m benchmarks.gpu.ops $DRY --out "$OUT/ops.json"
-stage steps 120 "$PYTHON" -m benchmarks.gpu.steps $DRY --out "$OUT/steps.json"
+stage steps 140 "$PYTHON" -m benchmarks.gpu.steps $DRY --out "$OUT/steps.json"
 stage oracle 70 "$PYTHON" -m benchmarks.gpu.oracle $DRY --out "$OUT/oracle.json"
-"$PYTHON" -m benchmarks.gpu.report "$OUT" > "$OUT/report.md" || failed=1
+stage table 30 "$PYTHON" -m benchmarks.gpu.table $DRY --out "$OUT/table.json"
+"$PYTHON" -m benchmarks.gpu.report "$OUT" || failed=1
 exit $failed

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 import torch
 
 from benchmarks.gpu.stage import Stage, start
 from benchmarks.kit import processor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def describe(stage: Stage) -> dict[str, object]:
@@ -57,17 +62,34 @@ def main() -> None:
     stage = start(__doc__)
     stage.keep("machine", describe(stage))
     ceilings: dict[str, float] = {}
+
+    def measure(name: str, run: Callable[[], object], amount: float) -> None:
+        ceilings[name] = amount / stage.seconds_of(run)
+        stage.keep("ceilings", ceilings)
+
+    on_gpu = stage.device.type == "cuda"
     source = torch.rand(2**20 if stage.is_dry else 2**28, device=stage.device)
     target = torch.empty_like(source)
-    seconds = stage.seconds_of(lambda: target.copy_(source))
-    ceilings["bandwidth"] = 2 * source.nbytes / seconds
-    stage.keep("ceilings", ceilings)
+    measure("bandwidth", lambda: target.copy_(source), 2 * source.nbytes)
+    host = torch.empty(source.shape, pin_memory=on_gpu)
+    measure("to_host", lambda: host.copy_(source), source.nbytes)
+    measure("from_host", lambda: source.copy_(host), source.nbytes)
     size = 128 if stage.is_dry else 8192
+    first, second = (torch.randn(size, size, device=stage.device) for _ in range(2))
     for dtype in (torch.bfloat16, torch.float32):
-        first, second = (torch.randn(size, size, device=stage.device).to(dtype) for _ in range(2))
-        seconds = stage.seconds_of(lambda first=first, second=second: first @ second)
-        ceilings[str(dtype).removeprefix("torch.")] = 2 * size**3 / seconds
-        stage.keep("ceilings", ceilings)
+        left, right = first.to(dtype), second.to(dtype)
+        measure(name_of(dtype), lambda left=left, right=right: left @ right, 2 * size**3)
+    if on_gpu:
+        left, right = (each.to(torch.float8_e4m3fn) for each in (first, second))
+        one = torch.ones((), device=stage.device)
+        scaled_mm = torch._scaled_mm  # pyright: ignore[reportPrivateImportUsage]
+        multiply = partial(scaled_mm, scale_a=one, scale_b=one, out_dtype=torch.float32, use_fast_accum=True)
+        measure(name_of(left.dtype), lambda: multiply(left, right.T), 2 * size**3)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """What a ceiling of products is called."""
+    return str(dtype).removeprefix("torch.")
 
 
 if __name__ == "__main__":

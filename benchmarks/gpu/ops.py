@@ -1,21 +1,26 @@
 """Stage `ops` of benchmarks/gpu_day.sh: each op at the shapes of one layer, beside what the machine could do at best.
 
-`ideal_seconds` is the longer of two: its bytes at the copy bandwidth, its products at the matrix rate, both measured in
-the same run.
+What it could do is the longer of two: the op's bytes at the copy bandwidth, its products at the matrix rate, both
+measured in the same run. Ops of a decode are timed in CUDA graphs, as a step has them. It fails where a prefill's
+attention did not get the instructions of warp groups.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-from benchmarks.gpu.shapes import shape
+from benchmarks.gpu.instructions import check, launched_kernels
+from benchmarks.gpu.machine import name_of
+from benchmarks.gpu.shapes import BLOCK_SIZE, block_tables, greedy, shape
 from benchmarks.gpu.stage import Stage, start
+from kernels.cuda import gemm
+from kernels.cuda.backend import CudaBackend
+from kernels.cuda.plan import StepLengths, make_work_list
 from kernels.ops import AttentionShape, kv_pool_shape
-from kernels.sampling import Choices
-from kernels.select import get_backend
+from tests.kit.kernels.triton_interpreter import IS_INTERPRETED
 from worker_service.models.random_weights import random_tensor
 
 if TYPE_CHECKING:
@@ -23,34 +28,27 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kernels.ops import Backend
     from worker_service.models.model_config import ModelConfig
 
-BLOCK_SIZE = 16
+# Copies of what is read are so large together that no cache of the device holds them.
+UNCACHED_BYTES = 2**28
 
 
 class OpTable:
     """Times ops of a network's shape, one after another."""
 
-    def __init__(self, stage: Stage, config: ModelConfig, backend: Backend) -> None:
+    def __init__(self, stage: Stage, config: ModelConfig) -> None:
         self._stage = stage
         self._config = config
-        self._backend = backend
-        self._ceilings = stage.ceilings()
+        self._backend = CudaBackend(stage.device)
+        self._invariant = CudaBackend(stage.device, invariant=True)
         self._heads = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, config.head_dim**-0.5)
 
     def _random(self, *sizes: int) -> Tensor:
         return random_tensor(f"{sizes}", sizes, 1.0, self._config.dtype, self._stage.device)
 
-    def _measure(self, name: str, run: object, num_bytes: float, flops: float = 0.0) -> None:
-        ideal: dict[str, float] = {}
-        if self._ceilings:
-            seconds = num_bytes / self._ceilings["bandwidth"], flops / self._ceilings["bfloat16"]
-            ideal["ideal_seconds"] = max(seconds)
-        self._stage.measure(name, run, **ideal)  # type: ignore[arg-type]
-
     def linears(self, row_counts: Sequence[int]) -> None:
-        """The five products, by the number of rows."""
+        """The five products, by the number of rows: by cuBLAS, and by our kernel, which keeps a row's bits."""
         config, size = self._config, self._config.dtype.itemsize
         hidden, inner, queries = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
         keys = config.num_kv_heads * config.head_dim
@@ -62,78 +60,103 @@ class OpTable:
             "head": (config.vocab_size, hidden, False),
         }
         for name, (num_out, num_in, gated) in weights.items():
-            packed = self._backend.pack_linear([self._random(num_out, num_in)], gated=gated)
+            weight = self._random(num_out, num_in)
+            count = 1 if IS_INTERPRETED else -(-UNCACHED_BYTES // weight.nbytes)
+            copies = [weight.clone() for _ in range(count)]
+            packed = [self._backend.pack_linear([copy], gated=gated) for copy in copies]
             for rows in row_counts:
                 if name == "head" and rows > 256:
                     continue
                 hidden_rows = self._random(rows, num_in)
-                self._measure(
-                    f"linear {name} {rows} rows",
-                    lambda rows=hidden_rows, packed=packed: self._backend.linear(rows, packed),
-                    (num_out * num_in + rows * (num_in + num_out)) * size,
-                    2.0 * rows * num_out * num_in,
-                )
+                work = {
+                    "bandwidth": (num_out * num_in + rows * (num_in + num_out)) * size,
+                    name_of(config.dtype): 2.0 * rows * num_out * num_in,
+                }
+                ways = {
+                    "": lambda rows=hidden_rows, packed=packed: [self._backend.linear(rows, each) for each in packed],
+                    ", our kernel": lambda rows=hidden_rows, copies=copies, gated=gated: [
+                        gemm.multiply(rows, each, gated=gated) for each in copies
+                    ],
+                }
+                for way, run in ways.items():
+                    line = f"linear {name} {rows} rows{way}"
+                    self._stage.measure(line, run, work, calls=count, recorded=True)
 
     def elementwise(self, row_counts: Sequence[int]) -> None:
-        """Norms, the activation and rows of the embedding."""
+        """Norms and the activation."""
         config, size = self._config, self._config.dtype.itemsize
         weight = torch.ones(config.hidden_size, dtype=config.dtype, device=self._stage.device)
         for rows in row_counts:
             hidden, residual = self._random(rows, config.hidden_size), self._random(rows, config.hidden_size)
-            self._measure(
+            self._stage.measure(
                 f"rms_norm {rows} rows",
                 lambda hidden=hidden, residual=residual: self._backend.rms_norm(hidden, weight, 1e-5, residual),
-                4 * hidden.numel() * size,
+                {"bandwidth": 4 * hidden.numel() * size},
+                recorded=True,
             )
             gates = self._random(rows, 2 * config.intermediate_size)
-            self._measure(
+            self._stage.measure(
                 f"silu_and_mul {rows} rows",
                 lambda gates=gates: self._backend.silu_and_mul(gates),
-                1.5 * gates.numel() * size,
+                {"bandwidth": 1.5 * gates.numel() * size},
+                recorded=True,
             )
 
     def attention(self, name: str, num_new: Sequence[int], lengths: Sequence[int]) -> None:
-        """Writes keys and values of a step, and attends to them."""
+        """Makes a step's work list, writes its keys and values, and attends to them, in both modes."""
         config, heads, device = self._config, self._heads, self._stage.device
-        counts = [-(-length // BLOCK_SIZE) for length in lengths]
-        starts = np.cumsum([1, *counts])
-        tables = [list(range(start, start + count)) for start, count in zip(starts[:-1], counts, strict=True)]
-        pool_shape = kv_pool_shape(int(starts[-1]), 1, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
+        tables = block_tables(lengths)
+        pool_shape = kv_pool_shape(tables[-1][-1] + 1, 1, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
         pool = torch.zeros(pool_shape, dtype=config.dtype, device=device)
-        batch = self._backend.plan_attention(list(num_new), list(lengths), tables, BLOCK_SIZE)
         rows, width = sum(num_new), (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
         qkv, rotary = self._random(rows, width), self._random(rows, 2, config.head_dim)
-        size = config.dtype.itemsize
-        self._measure(
-            f"rotary_and_cache {name}",
-            lambda: self._backend.rotary_and_cache(qkv, rotary, batch, pool, 0, heads),
-            2 * qkv.numel() * size,
-        )
         query = self._random(rows, config.num_heads, config.head_dim)
+        size = config.dtype.itemsize
         seen = sum(new * length - new * (new - 1) / 2 for new, length in zip(num_new, lengths, strict=True))
-        self._measure(
-            f"paged_attention {name}",
-            lambda: self._backend.paged_attention(query, batch, pool, 0, heads),
-            sum(lengths) * 2 * config.num_kv_heads * config.head_dim * size,
-            4.0 * seen * config.num_heads * config.head_dim,
-        )
+        work = {
+            "bandwidth": sum(lengths) * 2 * config.num_kv_heads * config.head_dim * size,
+            name_of(config.dtype): 4.0 * seen * config.num_heads * config.head_dim,
+        }
+        multiprocessors = gemm.num_multiprocessors(device)
+        for backend in (self._backend, self._invariant):
+            batch = backend.plan_attention(list(num_new), list(lengths), tables, BLOCK_SIZE)
+            is_invariant = backend is self._invariant
+            mode = ", invariant" if is_invariant else ""
+            if not is_invariant:
+                measured = batch
+                self._stage.measure(
+                    f"rotary_and_cache {name}",
+                    lambda batch=measured: self._backend.rotary_and_cache(qkv, rotary, batch, pool, 0, heads),
+                    {"bandwidth": 2 * qkv.numel() * size},
+                    recorded=True,
+                )
+            on_device = StepLengths.of(batch)
+            self._stage.measure(
+                f"work list {name}{mode}",
+                lambda lengths=on_device, invariant=is_invariant: make_work_list(
+                    lengths, heads, BLOCK_SIZE, None, multiprocessors, invariant=invariant
+                ),
+                {},
+                recorded=True,
+            )
+            self._stage.measure(
+                f"paged_attention {name}{mode}",
+                lambda backend=backend, batch=batch: backend.paged_attention(query, batch, pool, 0, heads),
+                work,
+                recorded=True,
+            )
 
     def sampling(self, row_counts: Sequence[int]) -> None:
         """The likeliest token, and a draw from a nucleus."""
         for rows in row_counts:
             logits = random_tensor("logits", (rows, self._config.vocab_size), 3.0, torch.float32, self._stage.device)
             for name, temperature, top_p in (("greedy", 0.0, 1.0), ("top_p 0.9", 1.0, 0.9)):
-                choices = Choices(
-                    np.full(rows, temperature, np.float32),
-                    np.zeros(rows, np.int64),
-                    np.full(rows, top_p, np.float32),
-                    np.zeros(rows, np.float32),
-                    *(np.arange(rows, dtype=np.int64) for _ in range(3)),
-                )
-                self._measure(
+                choices = greedy(rows)
+                choices.temperatures[:], choices.top_p[:] = temperature, top_p
+                self._stage.measure(
                     f"sample {name} {rows} rows",
-                    lambda logits=logits, choices=choices: self._backend.sampling.choose(logits, choices),
-                    logits.nbytes,
+                    lambda logits=logits, choices=choices: self._backend.sampling.launch_choose(logits, choices),
+                    {"bandwidth": logits.nbytes},
                 )
 
     def blocks(self, count: int) -> None:
@@ -144,30 +167,46 @@ class OpTable:
         host = torch.zeros(pool_shape, dtype=config.dtype, pin_memory=self._stage.device.type == "cuda")
         scattered = [(2 * block, count - 1 - block) for block in range(count)]
         num_bytes = pool.nbytes / 2
-        self._measure(f"swap_out {count} blocks", lambda: self._backend.swap_blocks(pool, host, scattered), num_bytes)
-        self._measure(f"swap_in {count} blocks", lambda: self._backend.swap_blocks(host, pool, scattered), num_bytes)
+        for name, limit, source, target in (("out", "to_host", pool, host), ("in", "from_host", host, pool)):
+            self._stage.measure(
+                f"swap_{name} {count} blocks",
+                lambda source=source, target=target: self._backend.swap_blocks(source, target, scattered),
+                {limit: num_bytes},
+            )
         apart = [(block, count + block) for block in range(count)]
-        self._measure(f"copy {count} blocks", lambda: self._backend.copy_blocks(pool, apart), 2 * num_bytes)
+        self._stage.measure(
+            f"copy {count} blocks", lambda: self._backend.copy_blocks(pool, apart), {"bandwidth": 2 * num_bytes}
+        )
 
 
-def main() -> None:
-    """Times everything."""
-    stage = start(__doc__)
-    config = shape(is_dry=stage.is_dry)
-    table = OpTable(stage, config, get_backend(stage.device, config.dtype, "reference"))
-    short, long = (32, 64) if stage.is_dry else (1024, 8192)
-    counts = (1, 3) if stage.is_dry else (1, 8, 64, 256, 2048)
-    table.linears(counts)
-    table.elementwise(counts)
-    for batch in (1, 3) if stage.is_dry else (1, 64, 256):
+def attend(table: OpTable, *, is_dry: bool) -> None:
+    """Times attention in steps of all kinds."""
+    short, long, repeats = (32, 12, 1) if is_dry else (1024, 8192, 8)
+    for batch in (1, 3) if is_dry else (1, 64, 256):
         table.attention(f"decode {batch} x {short}", [1] * batch, [short] * batch)
-    mixed = [short // 16 * 4**power for power in range(4)]
-    table.attention(f"decode {len(mixed)} mixed lengths to {max(mixed)}", [1] * len(mixed), mixed)
-    for length in (2 * short, long):
+    mixed = [short // 16 * 4**power for power in range(3 if is_dry else 5)] * repeats
+    table.attention(f"decode {len(mixed)} of {min(mixed)} to {max(mixed)}", [1] * len(mixed), mixed)
+    for length in (long,) if is_dry else (2 * short, long):
         table.attention(f"prefill {length}", [length], [length])
-    table.sampling(counts[:-1])
-    table.blocks(4 if stage.is_dry else 64)
+
+
+def main() -> bool:
+    """Times everything; returns whether a prefill got its instructions."""
+    stage = start(__doc__)
+    table = OpTable(stage, shape(is_dry=stage.is_dry))
+    counts = (1, 3) if stage.is_dry else (1, 8, 64, 256, 2048)
+    with launched_kernels() as kernels:
+        # What matters most comes first.
+        attend(table, is_dry=stage.is_dry)
+        found, is_right = check(kernels.values())
+        stage.keep("instructions", found)
+        table.linears(counts)
+        table.elementwise(counts)
+        table.sampling(counts[:-1])
+        table.blocks(4 if stage.is_dry else 64)
+        stage.keep("instructions", check(kernels.values())[0])
+    return is_right
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(0 if main() else 1)

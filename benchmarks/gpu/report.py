@@ -15,6 +15,11 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parents[1] / "results"
+COPIES = {
+    "bandwidth": "GB/s of copies on the device, read and written",
+    "to_host": "GB/s to the host",
+    "from_host": "GB/s from the host",
+}
 
 
 def read(path: Path) -> Any:
@@ -27,8 +32,8 @@ def machine_section(folder: Path) -> list[str]:
     machine = read(folder / "machine.json")
     lines = [f"- {name}: {' '.join(str(value).split())}" for name, value in machine.get("machine", {}).items() if value]
     for name, rate in machine.get("ceilings", {}).items():
-        unit = "GB/s of copies" if name == "bandwidth" else f"TFLOP/s in {name}"
-        lines.append(f"- at best {rate / (1e9 if name == 'bandwidth' else 1e12):,.1f} {unit}")
+        told = f"{rate / 1e9:,.1f} {COPIES[name]}" if name in COPIES else f"{rate / 1e12:,.1f} TFLOP/s in {name}"
+        lines.append(f"- at best {told}")
     if machine.get("machine", {}).get("is_dry"):
         lines = [
             "A dry run on a processor with tiny shapes: it shows that all of it works, and its times say nothing.",
@@ -69,6 +74,8 @@ def times_section(title: str, results: dict[str, Any]) -> list[str]:
     """A table of times, each with its share of the ideal."""
     rows: list[str] = []
     for name, result in results.items():
+        if not isinstance(result, dict) or not {"seconds", "error"} & result.keys():
+            continue
         if "error" in result:
             rows.append(f"| {name} | {result['error']} | | |")
             continue
@@ -84,6 +91,42 @@ def times_section(title: str, results: dict[str, Any]) -> list[str]:
 def milliseconds(seconds: float) -> str:
     """A time as text."""
     return f"{1000 * seconds:,.3f}"
+
+
+def instructions_section(found: Any) -> list[str]:
+    """What the kernels that multiply were compiled to."""
+    if not isinstance(found, list):
+        return ["## Instructions of the compiled kernels", "", f"They were {found or 'not read'}.", ""]
+    names = list(found[0])
+    rows = [f"| {' | '.join(str(each.get(name)) for name in names)} |" for each in found]
+    return [
+        "## Instructions of the compiled kernels",
+        "",
+        f"| {' | '.join(names)} |",
+        f"|{'---|' * len(names)}",
+        *rows,
+        "",
+    ]
+
+
+def products_section(found: dict[str, Any]) -> list[str]:
+    """How products are made that keep a row's bits."""
+    told = ", ".join(f"{name}: {value}" for name, value in found.items())
+    return ["## Products in invariant mode", "", f"{told or 'None was probed'}.", ""]
+
+
+def table_section(results: dict[str, Any]) -> list[str]:
+    """Other launches of a kernel, the fastest first, beside the one that it has."""
+    timed = {name: result for name, result in results.items() if "seconds" in result}
+    now = {result["kernel"]: result["seconds"] for result in timed.values() if result["is_now"]}
+    rows: list[str] = []
+    for name, result in sorted(timed.items(), key=lambda each: (each[1]["kernel"], each[1]["seconds"])):
+        ratio = now.get(result["kernel"], float("nan")) / result["seconds"]
+        mark = " (as it is)" if result["is_now"] else ""
+        rows.append(f"| {name}{mark} | {milliseconds(result['seconds'])} | {ratio:.2f} |")
+    rows += [f"| {name} | {result['error']} | |" for name, result in results.items() if "error" in result]
+    head = ["| launch | ms | times as fast as now |", "|---|---|---|"]
+    return ["## Launches, a proposal", "", *([*head, *rows] if rows else ["Not measured."]), ""]
 
 
 def oracle_section(folder: Path) -> list[str]:
@@ -102,15 +145,19 @@ def oracle_section(folder: Path) -> list[str]:
 
 def report(folder: Path) -> str:
     """The page."""
+    ops, steps = read(folder / "ops.json"), read(folder / "steps.json")
     lines = [
         "# A day on a GPU",
         "",
         *machine_section(folder),
         *stages_section(folder),
         *tests_section(folder),
-        *times_section("Ops of a layer of Llama-3.1-8B's shape", read(folder / "ops.json")),
-        *times_section("Steps of Llama-3.1-8B's shape", read(folder / "steps.json")),
+        *times_section("Ops of a layer of Llama-3.1-8B's shape", ops),
+        *instructions_section(ops.get("instructions")),
+        *times_section("Steps of Llama-3.1-8B's shape", steps),
+        *products_section(steps.get("products", {})),
         *oracle_section(folder),
+        *table_section(read(folder / "table.json")),
     ]
     return "\n".join(lines)
 

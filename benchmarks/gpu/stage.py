@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-# A line is timed at least so often and so long, in seconds.
-ROUNDS, SECONDS = 5, 0.5
+# A line is timed at least so often and so long, in rounds of so long, in seconds.
+ROUNDS, SECONDS, ROUND_SECONDS = 5, 0.25, 0.05
+# Calls of one graph, at most.
+MAX_RECORDED = 20
 
 
 @dataclass(slots=True)
@@ -44,24 +46,44 @@ class Stage:
         part.write_text(json.dumps(self.results, indent=1) + "\n")
         part.replace(self.out)
 
-    def measure(self, name: str, run: Callable[[], object], **facts: Any) -> None:
-        """Keeps the time of a line; one that the device cannot do is kept with its error, and the next goes on."""
+    def measure(
+        self, name: str, run: Callable[[], object], work: Mapping[str, float], *, calls: int = 1, recorded: bool = False
+    ) -> None:
+        """Keeps the time of a line; one that the device cannot do is kept with its error, and the next goes on.
+
+        Args:
+            name: of the line.
+            run: does the work.
+            work: how much of it, by the ceiling that bounds it: bytes or products. The longest is the ideal time.
+            calls: into how many `run` is divided.
+            recorded: see `seconds_of`.
+        """
+        ceilings = self.ceilings()
+        ideals = [amount / ceilings[limit] for limit, amount in work.items() if limit in ceilings]
+        facts = {"ideal_seconds": max(ideals)} if ideals else {}
         try:
-            self.keep(name, {"seconds": self.seconds_of(run), **facts})
-        except RuntimeError as error:
+            self.keep(name, {"seconds": self.seconds_of(run, recorded=recorded) / calls, **facts})
+        except Exception as error:  # noqa: BLE001 - a device's and a compiler's may be any
             self.keep(name, {"error": str(error).partition("\n")[0][:200], **facts})
             self._forget()
 
-    def seconds_of(self, run: Callable[[], object]) -> float:
-        """The median time of a call, of rounds of as many calls as take some milliseconds."""
+    def seconds_of(self, run: Callable[[], object], *, recorded: bool = False) -> float:
+        """The median time of a call, of rounds of as many calls as take some milliseconds.
+
+        `recorded`: of calls in a CUDA graph, as a step's are, so that the time which the host takes to launch them is
+        left out. A dry run calls once.
+        """
+        if self.is_dry:
+            return self._round(run, 1)
         run()
         once = self._round(run, 1)
-        calls = 1 if self.is_dry else max(1, min(1000, int(0.02 / max(once, 1e-6))))
+        calls, per_run = max(1, min(1000, int(ROUND_SECONDS / max(once, 1e-6)))), 1
+        if recorded and self.device.type == "cuda":
+            per_run = min(calls, MAX_RECORDED)
+            run, calls = _record(run, per_run), calls // per_run
         rounds, begin = [], time.perf_counter()
-        while len(rounds) < (1 if self.is_dry else ROUNDS) or (
-            not self.is_dry and time.perf_counter() - begin < SECONDS and len(rounds) < 50
-        ):
-            rounds.append(self._round(run, calls))
+        while len(rounds) < ROUNDS or (time.perf_counter() - begin < SECONDS and len(rounds) < 50):
+            rounds.append(self._round(run, calls) / per_run)
         return statistics.median(rounds)
 
     def _round(self, run: Callable[[], object], calls: int) -> float:
@@ -85,6 +107,14 @@ class Stage:
         """What the stage before this one measured of the machine; empty where it found nothing."""
         path = self.out.with_name("machine.json")
         return json.loads(path.read_text()).get("ceilings", {}) if path.exists() else {}
+
+
+def _record(run: Callable[[], object], count: int) -> Callable[[], None]:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(count):
+            run()
+    return graph.replay
 
 
 def start(description: str | None) -> Stage:

@@ -101,6 +101,13 @@ found = [("wgmma.mma_async" in text, "mma.sync" in text) for text in texts]
 assert found[:2] == [(False, True), (True, False)], "decodes and prefills"
 assert found[2:4] == [(True, False), (True, False)], "the same instructions for all rows where it is invariant"
 assert found[4:] == [(False, False), (False, False)], "float32, of which each product is exact"
+
+from benchmarks.gpu.instructions import check, describe
+
+attending = [kernel for kernel in compiled if kernel.metadata.name == "_attend_items"]
+decode, prefill = describe(attending[:2])
+assert decode["HMMA"] and not decode["HGMMA"] and prefill["HGMMA"] and not prefill["HMMA"]
+assert check(attending[:2])[1] and not check(attending[:1])[1]
 """
 
 

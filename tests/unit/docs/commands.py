@@ -197,6 +197,16 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
             "tests/integration/benchmarks/test_gpu_day.py::test_a_dry_day_leaves_every_result"
         ),
     },
+    "docs/guides/gpu.md": {
+        "sh install_torch.sh .venv/bin/python https://download.pytorch.org/whl/cu130": NotRun("it installs gigabytes"),
+        ".venv/bin/blockyard serve …": SETTINGS,
+        "OUT=results bash benchmarks/gpu_day.sh": By(
+            "tests/integration/benchmarks/test_gpu_day.py::test_a_dry_day_leaves_every_result"
+        ),
+        "BLOCKYARD_TEST_DEVICE=cuda .venv/bin/python -m pytest -m gpu tests/gpu tests/kernels/triton": NotRun(
+            "it needs a GPU"
+        ),
+    },
     "docs/guides/call.md": {
         "import blockyard": PROGRAMS,
         'client = blockyard.Client("gateway-1:50051,gateway-2:50051", tenant="team-1")': PROGRAMS,
