@@ -17,6 +17,7 @@ from kernels.cuda import attention, elementwise
 from kernels.cuda.gemm import num_multiprocessors
 from kernels.cuda.graphs import CapturedSteps, Recording
 from kernels.cuda.linear import CudaLinear, settle
+from kernels.cuda.quantized import FORMATS
 from kernels.cuda.sampling import CudaSampling
 from kernels.cuda.warm_up import warm_up
 from kernels.launching import IMMEDIATE, CudaLauncher, Launcher
@@ -34,10 +35,18 @@ if TYPE_CHECKING:
 class CudaBackend:
     """See `kernels.ops.Backend`."""
 
-    def __init__(self, device: torch.device, *, invariant: bool = False) -> None:
-        """`invariant`: whether a row shall have the same bits in every step, at its price."""
+    def __init__(self, device: torch.device, *, invariant: bool = False, quantization: str = "none") -> None:
+        """Makes a backend of a device.
+
+        Args:
+            device: where to compute.
+            invariant: whether a row shall have the same bits in every step, at its price.
+            quantization: of the weights of all products: one of `kernels.cuda.quantized.FORMATS`.
+        """
         self.device = device
-        self.name = "cuda/invariant" if invariant else "cuda"
+        kinds = {"invariant": invariant, quantization: quantization != "none"}
+        self.name = "/".join(["cuda", *(kind for kind, holds in kinds.items() if holds)])
+        self._eight_bits = FORMATS[quantization]
         on_gpu = device.type == "cuda"
         self.launcher: Launcher = CudaLauncher(device) if on_gpu else IMMEDIATE
         self.sampling = CudaSampling(device)
@@ -73,7 +82,8 @@ class CudaBackend:
         partial: bool = False,
     ) -> PackedLinear:
         """Packs a weight and a bias. Leaves are summed apart only where bits are promised."""
-        return CudaLinear(weight, bias, gated=gated, leaves=leaves if self._invariant else 1, partial=partial)
+        kept = leaves if self._invariant else 1
+        return CudaLinear(weight, bias, gated=gated, leaves=kept, partial=partial, eight_bits=self._eight_bits)
 
     def linear(self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False) -> Tensor:
         """Multiplies rows by a packed weight."""

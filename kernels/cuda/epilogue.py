@@ -1,4 +1,4 @@
-"""What follows a product that a library or several ranks have made: scales, bias, gate and rounding, in one pass.
+"""What follows a product that a library or several ranks have made: bias, gate and rounding, in one pass.
 
 Element by element: an output depends on its own sums alone.
 """
@@ -20,12 +20,8 @@ BLOCK = 1024
 
 
 @triton.jit
-def _load_finished(
-    sums, row_scales, scales, bias, m, n, is_column, num_columns, SCALED: tl.constexpr, HAS_BIAS: tl.constexpr
-):
+def _load_finished(sums, bias, m, n, is_column, num_columns, HAS_BIAS: tl.constexpr):
     value = tl.load(sums + m * num_columns + n, mask=is_column, other=0.0).to(tl.float32)
-    if SCALED:
-        value = value * tl.load(row_scales + m) * tl.load(scales + n, mask=is_column, other=0.0)
     if HAS_BIAS:
         value += tl.load(bias + n, mask=is_column, other=0.0).to(tl.float32)
     return value
@@ -34,13 +30,10 @@ def _load_finished(
 @triton.jit
 def _finish(
     sums,
-    row_scales,
-    scales,
     bias,
     result,
     num_columns,
     num_outputs,
-    SCALED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     GATED: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -48,11 +41,9 @@ def _finish(
     m = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_output = n < num_outputs
-    value = _load_finished(sums, row_scales, scales, bias, m, n, is_output, num_columns, SCALED, HAS_BIAS)
+    value = _load_finished(sums, bias, m, n, is_output, num_columns, HAS_BIAS)
     if GATED:
-        up = _load_finished(
-            sums, row_scales, scales, bias, m, n + num_outputs, is_output, num_columns, SCALED, HAS_BIAS
-        )
+        up = _load_finished(sums, bias, m, n + num_outputs, is_output, num_columns, HAS_BIAS)
         value = value / (1 + tl.exp(-value)) * up
     tl.store(result + m * num_outputs + n, value.to(result.dtype.element_ty), mask=is_output)
 
@@ -63,16 +54,14 @@ def finish(
     *,
     dtype: torch.dtype,
     gated: bool = False,
-    scales: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Scales sums, adds a bias, gates and rounds, in this order and in float32.
+    """Adds a bias to sums, gates and rounds, in this order and in float32.
 
     Args:
         sums: [M, N], contiguous.
         bias: [N].
         dtype: of the result.
         gated: the first half of the columns are gates, the others ups.
-        scales: factors of the rows [M] and of the columns [N], float32; the rows' come first.
 
     Returns:
         [M, N], or [M, N / 2] of `silu(gate) * up`.
@@ -84,12 +73,10 @@ def finish(
         return result
     _finish[(num_rows, -(-num_outputs // BLOCK))](
         sums,
-        *(scales or (sums, sums)),
         sums if bias is None else bias,
         result,
         num_columns,
         num_outputs,
-        SCALED=scales is not None,
         HAS_BIAS=bias is not None,
         GATED=gated,
         BLOCK=BLOCK,

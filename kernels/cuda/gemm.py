@@ -6,7 +6,7 @@ changes no order; whether it changes the instructions, and they their bits, is t
 (`kernels.cuda.linear`). Owns the kernels; knows nothing of who holds a weight.
 """
 # Triton's functions are in a language of their own, of which pyright sees the syntax.
-# pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: basic, reportAssignmentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -46,21 +46,19 @@ def _sum_leaf(
     is_column,
     first,
     FEATURES: tl.constexpr,
-    SCALED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    SUM: tl.constexpr = tl.int32 if left.dtype.element_ty == tl.int8 else tl.float32
+    total = tl.zeros((BLOCK_M, BLOCK_N), SUM)
     for step in range(0, FEATURES, BLOCK_K):
         k = step + tl.arange(0, BLOCK_K)
         in_leaf = k < FEATURES
         a = tl.load(left + (first + k)[None, :], mask=is_row[:, None] & in_leaf[None, :], other=0.0)
         b = tl.load(right + (first + k)[:, None], mask=is_column[None, :] & in_leaf[:, None], other=0.0)
-        if SCALED:
-            a, b = a.to(tl.float16), b.to(tl.float16)
-        total = tl.dot(a, b, total, input_precision="ieee")
-    return total
+        total = tl.dot(a, b.to(a.dtype), total, input_precision="ieee", out_dtype=SUM)
+    return total.to(tl.float32)
 
 
 # Compiled once, not again for one row and for sixteen.
@@ -78,6 +76,7 @@ def _multiply(
     weight_stride,
     LEAF_FEATURES: tl.constexpr,
     LEAVES: tl.constexpr,
+    ROWS_SCALED: tl.constexpr,
     SCALED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     GATED: tl.constexpr,
@@ -102,12 +101,12 @@ def _multiply(
         two, four, total = one, one, one
         for leaf in range(LEAVES):
             total = _sum_leaf(
-                left, right, is_row, is_column, leaf * LEAF_FEATURES, LEAF_FEATURES, SCALED, BLOCK_M, BLOCK_N, BLOCK_K
+                left, right, is_row, is_column, leaf * LEAF_FEATURES, LEAF_FEATURES, BLOCK_M, BLOCK_N, BLOCK_K
             )
+            if ROWS_SCALED:
+                total = total * tl.load(row_scales + m * LEAVES + leaf, mask=is_row, other=0.0)[:, None]
             if SCALED:
-                row_scale = tl.load(row_scales + m * LEAVES + leaf, mask=is_row, other=0.0)
-                scale = tl.load(scales + n * LEAVES + leaf, mask=is_column, other=0.0)
-                total = total * row_scale[:, None] * scale[None, :]
+                total = total * tl.load(scales + n * LEAVES + leaf, mask=is_column, other=0.0)[None, :]
             # After an odd leaf, a fourth and an eighth, sums of as many are whole.
             if LEAVES >= 2:
                 one, total = total, one + total
@@ -134,20 +133,22 @@ def multiply(
     leaves: int = 1,
     gated: bool = False,
     dtype: torch.dtype | None = None,
-    scales: tuple[Tensor, Tensor] | None = None,
+    scales: tuple[Tensor | None, Tensor] | None = None,
     uniform: bool = False,
 ) -> Tensor:
     """Multiplies rows by a weight, sums in float32, and rounds once: each output is a function of its row alone.
 
     Args:
-        rows: [M, K], of any row stride; as the weight in float32, float16, bfloat16 or float8_e4m3fn.
-        weight: [N, K], of any row stride.
+        rows: [M, K], of any row stride, in float32, float16, bfloat16 or int8.
+        weight: [N, K], of any row stride, in the rows' dtype; or in float8_e4m3fn, whose values become theirs. Sums of
+            int8 are exact.
         bias: [N], added in float32 after the leaves.
         leaves: slices of K that are summed apart, a power of two, at most 8.
         gated: the first half of the weight's rows are gates, the others ups.
         dtype: of the result; by default the rows'.
-        scales: of 8-bit values: what 1 is worth in each leaf of each row [M, leaves] and of the weight's rows
-            [N, leaves], float32, contiguous. A leaf's sum is multiplied by the row's, then by the weight's.
+        scales: of 8-bit values: what 1 is worth in each leaf of each row [M, leaves], if those are quantized, and of
+            the weight's rows [N, leaves], float32, contiguous. A leaf's sum is multiplied by the row's, then by the
+            weight's.
         uniform: all rows by warp groups, as those of many rows are: the same instructions, however many.
 
     Returns:
@@ -158,33 +159,28 @@ def multiply(
     result = rows.new_empty(num_rows, num_columns // 2 if gated else num_columns, dtype=dtype or rows.dtype)
     if num_rows == 0:
         return result
-    itemsize = max(2, rows.itemsize)  # 8-bit values are multiplied as float16
     least_rows = launch_table.WARP_GROUP_ROWS if uniform else 0
-    launch = launch_table.gemm_launch(itemsize, leaves == 1 and scales is None, max(num_rows, least_rows))
+    is_plain = leaves == 1 and rows.dtype is weight.dtype
+    launch = launch_table.gemm_launch(rows.itemsize, is_plain, max(num_rows, least_rows))
+    row_scales, weight_scales = scales or (None, None)
+    operands = (rows, weight, *(rows if each is None else each for each in (row_scales, weight_scales, bias)), result)
     _multiply[_grid(launch, num_rows, num_columns, rows.device)](
-        rows,
-        weight,
-        *(scales or (rows, rows)),
-        rows if bias is None else bias,
-        result,
-        num_rows,
-        num_columns,
-        rows.stride(0),
-        weight.stride(0),
+        *operands, num_rows, num_columns, rows.stride(0), weight.stride(0),
         LEAF_FEATURES=in_features // leaves,
         LEAVES=leaves,
-        SCALED=scales is not None,
+        ROWS_SCALED=row_scales is not None,
+        SCALED=weight_scales is not None,
         HAS_BIAS=bias is not None,
         GATED=gated,
         BLOCK_M=launch.block_m,
         BLOCK_N=launch.block_n,
-        BLOCK_K=launch_table.gemm_block_k(itemsize, in_features // leaves),
+        BLOCK_K=launch_table.gemm_block_k(rows.itemsize, in_features // leaves),
         GROUP=GROUP_TILES,
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
         # A rank that holds one leaf scales it before it is added: so must one that holds more.
         enable_fp_fusion=scales is None,
-    )
+    )  # fmt: skip
     return result
 
 

@@ -42,33 +42,37 @@ class RowLaunch:
 
 
 # Few rows: the weight streams once, so that many narrow tiles ask for it at the same time.
-_HALVES_FEW = ((16, GemmLaunch(16, 32, 4, 8, 2)), (32, GemmLaunch(32, 32, 4, 8, 2)))
+_FEW = ((16, GemmLaunch(16, 32, 4, 8, 2)), (32, GemmLaunch(32, 32, 4, 8, 2)))
+_PLAIN = (
+    *_FEW,
+    (64, GemmLaunch(64, 64, 4, 5, 2)),
+    (256, GemmLaunch(128, 64, 4, 4, 2)),
+    (None, GemmLaunch(128, 256, 8, 3, 1)),
+)
+_LEAVES = (
+    *_FEW,
+    (64, GemmLaunch(64, 64, 8, 5, 1)),
+    (None, GemmLaunch(128, 64, 8, 4, 1)),
+)
 GEMM = {
-    (2, True): (
-        *_HALVES_FEW,
-        (64, GemmLaunch(64, 64, 4, 5, 2)),
-        (256, GemmLaunch(128, 64, 4, 4, 2)),
-        (None, GemmLaunch(128, 256, 8, 3, 1)),
-    ),
-    (2, False): (
-        *_HALVES_FEW,
-        (64, GemmLaunch(64, 64, 8, 5, 1)),
-        (None, GemmLaunch(128, 64, 8, 4, 1)),
-    ),
+    (1, True): _PLAIN,
+    (1, False): _LEAVES,
+    (2, True): _PLAIN,
+    (2, False): _LEAVES,
     (4, True): ((16, GemmLaunch(16, 32, 4, 3, 2)), (None, GemmLaunch(64, 64, 8, 2, 1))),
     (4, False): ((16, GemmLaunch(16, 32, 4, 3, 2)), (None, GemmLaunch(64, 64, 8, 2, 1))),
 }
 """By the bytes of a value, and whether there is one accumulator and nothing to convert: launches by the most rows that
 they are for, fewest first. Sums of leaves that wait for their neighbours take up to three accumulators more."""
 
-GEMM_BLOCK_K = {2: (64, 32), 4: (32,)}
+GEMM_BLOCK_K = {1: (128,), 2: (64, 32), 4: (32,)}
 """By the bytes of a value: steps along the inner dimension, the best first."""
 
 ACTIVATION = RowLaunch(1024, 4)
 EMBEDDING = RowLaunch(1024, 4)
 LAST_TOKENS = RowLaunch(256, 4)
 NORM_WARPS = ((1024, 4), (4096, 8), (None, 16))
-"""By the most values of a row, fewest first."""
+"""Of what looks at a whole row: by the most values of one, fewest first."""
 ROTARY_VALUES = 1024
 """Of a tile of half heads."""
 SAMPLING = RowLaunch(2048, 4)
@@ -94,7 +98,7 @@ def gemm_block_k(itemsize: int, leaf_features: int) -> int:
 
 
 def norm_launch(width: int) -> RowLaunch:
-    """Returns how rows are normed: each by one program, in one tile."""
+    """Returns how rows are normed or quantized: each by one program, in one tile."""
     num_warps = next(warps for most, warps in NORM_WARPS if most is None or width <= most)
     return RowLaunch(_power_of_two(width), num_warps)
 

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kernels.cuda import fp8
 from kernels.cuda.epilogue import finish
 from kernels.cuda.gemm import multiply
+from kernels.cuda.quantized import INT8, MAX_INT8_FEATURES, quantize
 from kernels.invariance import MAX_ROWS, NUM_ROWS, keeps_rows, random_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-# Fewer rows in 8 bits are bound by the weight's bytes, which the own kernel reads as fast.
-MIN_LIBRARY_FP8_ROWS = 17
+    from kernels.cuda.quantized import Format
+
 # The parts of a weight's rows that ranks may hold.
 SHARES = (2, 4, 8)
 
@@ -59,10 +59,10 @@ LADDER = (*(Way(Method.PADDED, rows) for rows in (16, 32, 64, 128)), Way(Method.
 
 
 class CudaLinear:
-    """A weight [rows, in_features] as it came, or in 8 bits (`kernels.cuda.fp8`), and perhaps a bias [rows].
+    """A weight [rows, in_features] as it came, or in 8 bits (`kernels.cuda.quantized`), and perhaps a bias [rows].
 
-    Weights of several leaves and shares of a weight whose inner dimension is cut are multiplied by our kernel alone:
-    a library's sums are not the tree's.
+    Weights of several leaves and shares of a weight whose inner dimension is cut are multiplied by our kernel alone: a
+    library's sums are not the tree's. So are those in 8 bits: a library would write sums that are still to be scaled.
     """
 
     def __init__(
@@ -73,20 +73,22 @@ class CudaLinear:
         gated: bool = False,
         leaves: int = 1,
         partial: bool = False,
-        eight_bits: bool = False,
+        eight_bits: Format | None = None,
     ) -> None:
         whole = weight.contiguous() if isinstance(weight, Tensor) else torch.cat(list(weight))
         self.dtype = whole.dtype
         self.in_features = whole.shape[1]
+        if eight_bits is INT8 and self.in_features > MAX_INT8_FEATURES:
+            raise ValueError(f"in_features must be at most {MAX_INT8_FEATURES} in int8, not {self.in_features}")
         self.out_features = len(whole) // 2 if gated else len(whole)
         self.is_gated = gated
         self.is_partial = partial
-        self.is_table = not (gated or eight_bits)
+        self.is_table = not gated and eight_bits is None
         self.leaves = leaves
         self.way = FAST
-        self.weight, self.scales = fp8.quantize(whole, leaves) if eight_bits else (whole, None)
+        self.weight, self.scales = (whole, None) if eight_bits is None else quantize(whole, eight_bits, leaves)
         self.bias = bias
-        self._one = torch.ones((), device=whole.device)
+        self._eight_bits = eight_bits
 
     @property
     def num_bytes(self) -> int:
@@ -104,12 +106,8 @@ class CudaLinear:
         """
         wide = wide or self.is_partial
         dtype, bias = torch.float32 if wide else self.dtype, None if self.is_partial else self.bias
-        if not self._uses_library(len(rows)):
+        if not self._uses_library:
             return self._own_product(rows, bias, gated=self.is_gated, dtype=dtype)
-        if self.scales is not None:
-            values, row_scales = fp8.quantize(rows)
-            sums = fp8.library_product(values, self.weight, self._one)
-            return finish(sums, bias, gated=self.is_gated, dtype=dtype, scales=(row_scales, self.scales))
         products = self.library_products(rows, wide=wide)
         plain = bias is None and not self.is_gated
         return products if plain else finish(products, bias, gated=self.is_gated, dtype=dtype)
@@ -131,16 +129,14 @@ class CudaLinear:
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _uses_library(self, num_rows: int) -> bool:
-        if self.way.method in (Method.TILED, Method.UNIFORM) or self.leaves > 1:
-            return False
-        return self.scales is None or (num_rows >= MIN_LIBRARY_FP8_ROWS and fp8.suits_library(self.weight))
+    @property
+    def _uses_library(self) -> bool:
+        return self.way.method in (Method.LIBRARY, Method.PADDED) and self.leaves == 1 and self.scales is None
 
     def _own_product(self, rows: Tensor, bias: Tensor | None, *, gated: bool, dtype: torch.dtype) -> Tensor:
-        scales = None
-        if self.scales is not None:
-            rows, row_scales = fp8.quantize(rows, self.leaves)
-            scales = row_scales, self.scales
+        row_scales = None
+        if self._eight_bits is not None and self._eight_bits.quantizes_rows:
+            rows, row_scales = quantize(rows, self._eight_bits, self.leaves)
         return multiply(
             rows,
             self.weight,
@@ -148,7 +144,7 @@ class CudaLinear:
             leaves=self.leaves,
             gated=gated,
             dtype=dtype,
-            scales=scales,
+            scales=None if self.scales is None else (row_scales, self.scales),
             uniform=self.way.method is Method.UNIFORM,
         )
 
@@ -176,8 +172,8 @@ def settle(linears: Iterable[CudaLinear]) -> bool:
     """
     alike: defaultdict[tuple[object, ...], list[CudaLinear]] = defaultdict(list)
     for linear in linears:
-        is_quantized = linear.scales is not None
-        key = *linear.weight.shape, linear.is_gated, linear.is_partial, linear.leaves, linear.dtype, is_quantized
+        dtypes = linear.dtype, linear.weight.dtype
+        key = *linear.weight.shape, linear.is_gated, linear.is_partial, linear.leaves, dtypes
         alike[key].append(linear)
     settled = [_settle(group) for group in alike.values()]
     return all(settled)

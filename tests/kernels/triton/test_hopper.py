@@ -11,9 +11,9 @@ ROOT = Path(__file__).parents[3]
 
 SCRIPT = """
 import torch
-from kernels.cuda import fp8
 from kernels.cuda.epilogue import finish
 from kernels.cuda.gemm import multiply
+from kernels.cuda.quantized import FP8, INT8, quantize
 from tests.kit.kernels.hopper import SHARED_BYTES, compiling
 
 def operands(rows, features, dtype):
@@ -27,15 +27,19 @@ with compiling() as compiled:
             found.append((rows, False))
         multiply(*operands(rows, 512, torch.float16), torch.zeros(64, dtype=torch.float16), dtype=torch.float32)
         found.append((rows, False))
-        scales = torch.zeros(rows, 2), torch.zeros(64, 2)
-        multiply(*operands(rows, 512, torch.float8_e4m3fn), leaves=2, dtype=torch.bfloat16, scales=scales)
+        for leaves in (1, 2):
+            scales = torch.zeros(rows, leaves), torch.zeros(64, leaves)
+            multiply(*operands(rows, 4096, torch.int8), leaves=leaves, dtype=torch.bfloat16, scales=scales)
+            found.append((rows, True))
+        left, right = operands(rows, 4096, torch.bfloat16)
+        multiply(left, right.to(torch.float8_e4m3fn), scales=(None, torch.zeros(64, 1)))
         found.append((rows, True))
     multiply(*operands(1, 512, torch.float32))
     multiply(*operands(200, 512, torch.float32))
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        fp8.quantize(operands(3, 14336, dtype)[0], 2)
-        scales = torch.zeros(3), torch.zeros(512)
-        finish(torch.zeros(3, 512), torch.zeros(512, dtype=dtype), dtype=dtype, gated=True, scales=scales)
+        for into in (INT8, FP8):
+            quantize(operands(3, 14336, dtype)[0], into, 1)
+        finish(torch.zeros(3, 512), torch.zeros(512, dtype=dtype), dtype=dtype, gated=True)
         finish(torch.zeros(3, 512, dtype=dtype), None, dtype=dtype, gated=True)
 assert all(kernel.metadata.shared <= SHARED_BYTES for kernel in compiled)
 for (rows, is_scaled), kernel in zip(found, compiled):
@@ -45,6 +49,7 @@ for (rows, is_scaled), kernel in zip(found, compiled):
     # Scaling a leaf and adding it would be one instruction that rounds once.
     assert kernel.metadata.enable_fp_fusion != is_scaled
     assert not (is_scaled and "fma.rn.f32" in text)
+assert not any("fma.rn.f32" in kernel.asm["ptx"] for kernel in compiled if kernel.metadata.name == "_quantize")
 """
 
 ROWS_SCRIPT = """

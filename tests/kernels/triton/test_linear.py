@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from kernels.cuda import linear as linear_module
 from kernels.cuda.linear import FAST, LADDER, CudaLinear, Method, Way, settle
+from kernels.cuda.quantized import INT8
 from kernels.leaves import add_leaves
 from tests.kit.kernels.random_tensors import random
 from tests.kit.kernels.row_dependent import by_pairs, in_order
@@ -24,7 +25,7 @@ TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 WAYS = [FAST, LADDER[0], Way(Method.TILED), Way(Method.UNIFORM)]
 
 
-def make_linear(columns: int, features: int, dtype: torch.dtype, *, bias: bool = True, **options: bool) -> CudaLinear:
+def make_linear(columns: int, features: int, dtype: torch.dtype, *, bias: bool = True, **options: Any) -> CudaLinear:
     weight = (random(columns, features, seed=1) * features**-0.5).to(dtype)
     return CudaLinear(weight.to(DEVICE), random(columns, dtype=dtype, seed=2).to(DEVICE) if bias else None, **options)
 
@@ -123,8 +124,8 @@ def test_our_kernel_serves_in_one_tile_or_not_at_all(monkeypatch: pytest.MonkeyP
     assert [linear.way for linear in linears] == [Way(Method.UNIFORM)] * 2
 
 
-@pytest.mark.parametrize("options", [{"leaves": 2}, {"partial": True}, {"eight_bits": True}], ids=str)
-def test_a_library_never_makes_what_must_be_a_tree(options: dict[str, bool]):
+@pytest.mark.parametrize("options", [{"leaves": 2}, {"partial": True}, {"eight_bits": INT8}], ids=str)
+def test_a_library_never_makes_what_must_be_a_tree(options: dict[str, Any]):
     linear = make_linear(16, 32, torch.float16, **options)
     assert [way.method for way in LADDER if linear.takes(way)] == [Method.TILED, Method.UNIFORM]
 

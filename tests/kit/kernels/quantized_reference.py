@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import chain, cycle
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 class _QuantizedLinear:
     is_table = is_partial = False
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, *, gated: bool, leaves: int) -> None:
+    def __init__(self, multiply: Multiply, weight: Tensor, bias: Tensor | None, *, gated: bool, leaves: int) -> None:
+        self.multiply = multiply
         self.is_gated, self.dtype, self.leaves = gated, weight.dtype, leaves
         self.weight, self.bias = weight.clone(), bias
 
@@ -31,9 +33,10 @@ class _QuantizedLinear:
 class QuantizedReference(ReferenceBackend):
     """Multiplies as it is told, on a processor."""
 
-    def __init__(self, multiply: Multiply) -> None:
+    def __init__(self, first: Multiply, *others: Multiply) -> None:
+        """`first` is for the weight that is packed first, a network's head; the others follow, again and again."""
         super().__init__(torch.device("cpu"))
-        self._multiply = multiply
+        self._multiply = chain([first], cycle(others or [first]))
 
     def pack_linear(
         self,
@@ -45,12 +48,13 @@ class QuantizedReference(ReferenceBackend):
         partial: bool = False,
     ) -> PackedLinear:
         """Keeps a weight."""
-        return _QuantizedLinear(join_rows(weight), bias, gated=gated, leaves=leaves)  # type: ignore[return-value]
+        kept = _QuantizedLinear(next(self._multiply), join_rows(weight), bias, gated=gated, leaves=leaves)
+        return cast("PackedLinear", kept)
 
     def linear(self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False) -> Tensor:
         """Multiplies rows."""
         assert isinstance(packed, _QuantizedLinear)
-        result = self._multiply(hidden, packed.weight, packed.bias, packed.leaves)
+        result = packed.multiply(hidden, packed.weight, packed.bias, packed.leaves)
         if packed.is_gated:
             result = self.silu_and_mul(result)
         return result if wide else result.to(hidden.dtype)

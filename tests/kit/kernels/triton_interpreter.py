@@ -42,6 +42,9 @@ def _create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num
 
     The interpreter's own multiplies the bits of bfloat16 as whole numbers (triton #11584).
     """
+    if a.dtype.scalar.is_int():  # has no order
+        product = np.matmul(a.data.astype(np.float64), b.data.astype(np.float64)).astype(np.int32)
+        return interpreter.TensorHandle(d.data + product, d.dtype.scalar)
     left, right, sums = _widen(a), _widen(b), d.data.copy()
     for k in range(left.shape[-1]):
         sums += left[..., k : k + 1] * right[..., k : k + 1, :]
