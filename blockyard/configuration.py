@@ -267,6 +267,11 @@ class WorkerProcessSettings:
         "give an answer the same bits on a GPU whatever runs beside it, as a CPU always does: what is taken over from "
         "a worker that died then goes on exactly; products and attention are slower",
     )
+    device_cache_gib: Gibibytes = option(
+        0.0,
+        "size of a worker's pool of device blocks, in GiB, whatever else needs memory; 0: what --device-memory-"
+        "utilization leaves beside the largest step, which is measured",
+    )
     collectives: str = option(
         "auto",
         "how the workers of a replica of many reach each other: NCCL between GPUs, gloo between processors",

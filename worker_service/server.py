@@ -54,7 +54,11 @@ class Server:
         self.address = self._settings.worker_address
         self.stopping = asyncio.Event()
         self.worker = Worker(
-            allowed_device=AllowedDevice(self._settings.worker_device, self._settings.worker_device_index),
+            allowed_device=AllowedDevice(
+                self._settings.worker_device,
+                self._settings.worker_device_index,
+                int(self._settings.device_cache_gib * 2**30),
+            ),
             num_threads=self._settings.num_threads,
             kernels=KernelChoice(
                 self._settings.cpu_kernels, self._settings.gpu_kernels, self._settings.batch_invariant

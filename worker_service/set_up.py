@@ -63,12 +63,16 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """The device, its dtype (None: the model's), the bytes on it that are not this worker's, and the worker's rank."""
+    """The device, its dtype (None: the model's), the bytes on it that are not this worker's, and the worker's rank.
+
+    `cache_bytes`: of its blocks, if that is fixed.
+    """
 
     device: torch.device
     dtype: torch.dtype | None
     foreign_bytes: int
     parallel: Parallel = ALONE
+    cache_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,7 @@ class SetUp:
     choice: DeviceChoice | None = None
     lora_limits: LoraLimits = NO_LORAS
     loaded: LoadedModel | None = None
+    plan: memory.CachePlan | None = None
     cache: CacheFacts | None = None
     executor: StepExecutor | None = None
 
@@ -132,13 +137,42 @@ def make_choice(
     """Chooses the device; raises BlockyardError FIELD_INVALID where it is missing or cannot compute in `dtype`."""
     device = choose_device(device_type, allowed)
     check_dtype(dtype, device)
-    return DeviceChoice(device, dtype, memory.gpu_foreign_bytes(device) if device.type == "cuda" else 0, parallel)
+    foreign_bytes = memory.gpu_foreign_bytes(device) if device.type == "cuda" else 0
+    return DeviceChoice(device, dtype, foreign_bytes, parallel, allowed.cache_bytes)
 
 
 def count_blocks(loaded: LoadedModel, choice: DeviceChoice, request: ProfileRequest) -> memory.CachePlan:
     """Profiles the worst step and counts the blocks that fit beside it; raises BlockyardError NEVER_FITS."""
     device = choice.device
     block_size = request.block_size or DEFAULT_BLOCK_SIZE[device.type]
+    block_bytes = BlockFormat.of(loaded.model, block_size).block_bytes
+    if choice.cache_bytes:
+        return memory.fixed_plan(
+            memory.total_bytes(device),
+            block_size=block_size,
+            block_bytes=block_bytes,
+            cache_bytes=choice.cache_bytes,
+            swap_space_bytes=request.swap_space_bytes,
+        )
+    blocks_of_a_sequence = -(-loaded.config.max_model_len // block_size)
+    return memory.plan_cache(
+        _measure_usage(loaded, choice, block_size, request),
+        block_size=block_size,
+        block_bytes=block_bytes,
+        utilization=request.device_memory_utilization,
+        swap_space_bytes=request.swap_space_bytes,
+        host_shares_device=device.type == "cpu",
+        max_useful_blocks=USEFUL_SHARE * request.max_num_seqs * blocks_of_a_sequence + 1,
+    )
+
+
+def _measure_usage(loaded: LoadedModel, choice: DeviceChoice, block_size: int, request: ProfileRequest) -> memory.Usage:
+    device = choice.device
+
+    def read(activation_bytes: int) -> memory.Usage:
+        return memory.gpu_usage(device, choice.foreign_bytes, loaded.parameter_bytes, activation_bytes)
+
+    before = read(0) if device.type == "cuda" else None
     try:
         runner = ModelRunner(loaded)
         if choice.parallel.world_size > 1:
@@ -150,21 +184,27 @@ def count_blocks(loaded: LoadedModel, choice: DeviceChoice, request: ProfileRequ
             raise
         message = f"a step of {request.max_num_batched_tokens} tokens cannot be run: the memory is too small"
         raise BlockyardError(Reason.NEVER_FITS, message) from None
-    on_cpu = device.type == "cpu"
-    if on_cpu:
-        usage = memory.cpu_usage(memory.read_host_memory(), loaded.parameter_bytes, activation)
-    else:
-        usage = memory.gpu_usage(device, choice.foreign_bytes, loaded.parameter_bytes, activation)
-    blocks_of_a_sequence = -(-loaded.config.max_model_len // block_size)
-    return memory.plan_cache(
-        usage,
-        block_size=block_size,
-        block_bytes=BlockFormat.of(loaded.model, block_size).block_bytes,
-        utilization=request.device_memory_utilization,
-        swap_space_bytes=request.swap_space_bytes,
-        host_shares_device=on_cpu,
-        max_useful_blocks=USEFUL_SHARE * request.max_num_seqs * blocks_of_a_sequence + 1,
-    )
+    if before is not None:
+        return memory.tighter(before, read(activation))
+    return memory.cpu_usage(memory.read_host_memory(), loaded.parameter_bytes, activation)
+
+
+def check_memory(executor: StepExecutor, plan: memory.CachePlan | None) -> None:
+    """Compares what is free on a GPU now with what was planned, and says what to do where it is too little.
+
+    `plan`: None, if no blocks were counted.
+    """
+    device = executor.cache.device_pool.device
+    if device.type != "cuda" or plan is None:
+        return
+    free_bytes = memory.gpu_free_bytes(device)
+    if (utilization := memory.fitting_utilization(plan, free_bytes, executor.num_captured_bytes)) is not None:
+        log.warning(
+            "the largest step may not fit beside the blocks: start with less memory for blocks",
+            free_bytes=free_bytes,
+            step_bytes=plan.usage.activation_bytes,
+            hint=f"--device-memory-utilization {utilization}",
+        )
 
 
 def make_executor(

@@ -30,6 +30,7 @@ from worker_service.set_up import (
     NO_LORAS,
     SetUp,
     State,
+    check_memory,
     count_blocks,
     make_choice,
     make_executor,
@@ -238,6 +239,7 @@ class Worker:
             _refuse(wrong_profile_request(request))
             loaded, choice = self._loaded(), self._choice()
             plan = await self._thread.run(lambda: count_blocks(loaded, choice, request))
+            self.set_up = replace(self.set_up, plan=plan)
             log.info("blocks counted", device=plan.num_device_blocks, host=plan.num_host_blocks, bytes=plan.cache_bytes)
             return plan
 
@@ -251,6 +253,7 @@ class Worker:
             executor, cache = await self._thread.run(
                 lambda: make_executor(loaded, request, may_choose_threads=self._may_choose_threads, ranks=ranks)
             )
+            await self._thread.run(lambda: check_memory(executor, self.set_up.plan))
             self.set_up = replace(self.set_up, executor=executor, cache=cache)
             self.membership.fingerprint = bytes.fromhex(cache.fingerprint)
             log.info("cache ready", device_blocks=request.num_device_blocks, host_blocks=request.num_host_blocks)

@@ -177,7 +177,9 @@ class CudaBackend:
             return self.linear(rows, head, wide=True)
 
         captured = CapturedSteps(forward, to_logits, sizes, self.device, self.record)
-        if self.device.type == "cuda":
+        if sizes.is_trial:
+            captured.estimate()
+        elif self.device.type == "cuda":
             captured.capture_ahead()
         return captured
 

@@ -40,7 +40,7 @@ MAX_TOKENS = 2048
 TOKEN_MULTIPLE = 64
 # Sequences of mixes: padding costs them little, since it is not attended to.
 MIXED_SEQUENCES = (8, 32, 128, 512)
-# The most graphs of mixes. Each takes some of the device's memory that nobody reckoned with.
+# The most graphs of mixes: as many are reckoned with where blocks are counted.
 MAX_MIXES = 48
 # What the start may spend on capturing.
 CAPTURE_SECONDS = 20.0
@@ -146,6 +146,30 @@ class CapturedSteps:
         spent = time.perf_counter() - begin
         log.info("%d of %d graphs captured in %.1f s", len(self._captured), len(buckets), spent)
 
+    def estimate(self) -> None:
+        """Captures the two largest, and sets `num_bytes` to what all would take that may ever be captured.
+
+        The largest takes what it shares with the others. Those take their own inputs and outputs, which are known, and
+        what the driver keeps of a graph: as much as the second largest takes beyond its own.
+        """
+        largest, second, *others = self._buckets.first()
+        shared = self._measure(largest)
+        kept_by_driver = max(0, self._measure(second) - self._own_bytes(second))
+        num_mixes = sum(bucket.max_new_tokens > 1 for bucket in self._buckets.first())
+        others += [largest] * (MAX_MIXES - num_mixes)
+        self.num_bytes = shared + sum(self._own_bytes(bucket) + kept_by_driver for bucket in (second, *others))
+
+    def _measure(self, bucket: Bucket) -> int:
+        before = self.num_bytes
+        self._find(bucket)
+        return self.num_bytes - before
+
+    def _own_bytes(self, bucket: Bucket) -> int:
+        """Counts what a graph shares with no other: its inputs, in words of 4 bytes, and its output."""
+        widest = -(-self._sizes.max_length // self._sizes.block_size)
+        output = next(iter(self._captured.values()))[1].output
+        return 4 * (bucket.num_tokens + bucket.num_seqs * (3 + widest)) + bucket.num_seqs * output[:1].nbytes
+
     def takes(self, step: StepInputs) -> bool:
         """Returns whether there is a graph for the step, or may be one: the rest are computed op by op."""
         bucket = self._buckets.find(step)
@@ -164,10 +188,10 @@ class CapturedSteps:
 
     def _find(self, bucket: Bucket) -> tuple[PaddedInputs, Recording]:
         if bucket not in self._captured:
-            before = _reserved_bytes(self._device)
+            before = taken_bytes(self._device)
             inputs = PaddedInputs(bucket, self._sizes, self._device)
             recording = self._record(lambda: self._compute(inputs), self._pool)
-            self.num_bytes += _reserved_bytes(self._device) - before
+            self.num_bytes += max(each - then for each, then in zip(taken_bytes(self._device), before, strict=True))
             self._captured[bucket] = inputs, recording
         return self._captured[bucket]
 
@@ -176,5 +200,12 @@ class CapturedSteps:
         return elementwise.embedding(inputs.chosen, self._forward(*inputs.unpack()))
 
 
-def _reserved_bytes(device: torch.device) -> int:
-    return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+def taken_bytes(device: torch.device) -> tuple[int, int]:
+    """Counts the bytes that torch has taken of a GPU, and those that are not free: what the driver takes among them.
+
+    The larger of their growths is told: of what is free, a neighbour may give back or take.
+    """
+    if device.type != "cuda":
+        return 0, 0
+    free, total = torch.cuda.mem_get_info(device)
+    return torch.cuda.memory_reserved(device), total - free

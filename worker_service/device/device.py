@@ -18,11 +18,12 @@ BFLOAT16_CAPABILITY = (8, 0)
 class AllowedDevice:
     """What whoever started a worker lets its scheduler choose: `kind` is "auto", "cpu" or "cuda".
 
-    `index`: which GPU it would be, of those that this process sees.
+    `index`: which GPU it would be, of those that this process sees. `cache_bytes`: of its blocks; 0: what fits.
     """
 
     kind: str = "auto"
     index: int = 0
+    cache_bytes: int = 0
 
 
 ANY_DEVICE = AllowedDevice()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -134,6 +134,11 @@ def room_for_weights(device: torch.device, groups: ControlGroups | None = None) 
     return read_host_memory(groups).available_bytes
 
 
+def total_bytes(device: torch.device) -> int:
+    """Returns the bytes of a device's memory, or of what this process may use of the host's."""
+    return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else read_host_memory().total_bytes
+
+
 def is_exhausted(error: Exception) -> bool:
     """Returns whether an error means that memory ran out: on a CPU torch has no exception of its own for that."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
@@ -155,6 +160,12 @@ def cpu_usage(host: HostMemory, weights_bytes: int, activation_bytes: int) -> Us
     return Usage(host.total_bytes, available, weights_bytes, activation_bytes, other)
 
 
+def gpu_free_bytes(device: torch.device) -> int:
+    """Counts the bytes that nobody holds, what torch's allocator only keeps for later among them."""
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
+
+
 def gpu_foreign_bytes(device: torch.device) -> int:
     """Counts the bytes that torch's allocator in this process does not know: libraries, contexts, other processes."""
     free, total = torch.cuda.mem_get_info(device)
@@ -166,7 +177,7 @@ def gpu_usage(device: torch.device, foreign_bytes: int, weights_bytes: int, acti
 
     Those bytes belong to others and are left out, so that several workers can share a GPU; what came since is `other`.
     """
-    free, total = torch.cuda.mem_get_info(device)
+    free, total = gpu_free_bytes(device), total_bytes(device)
     other = max(0, gpu_foreign_bytes(device) - foreign_bytes)
     other += max(0, torch.cuda.memory_allocated(device) - weights_bytes)
     return Usage(total, free, weights_bytes, activation_bytes, other)
@@ -203,6 +214,38 @@ def plan_cache(
     for_device = cache - num_host_blocks * block_bytes if host_shares_device else cache
     num_device_blocks = min(for_device // block_bytes, max_useful_blocks)
     return CachePlan(block_size, block_bytes, num_device_blocks, num_host_blocks, budget, cache, usage)
+
+
+def tighter(first: Usage, second: Usage) -> Usage:
+    """Returns the second of two readings with the less of what both found free.
+
+    What a neighbour gives back between them is not relied on.
+    """
+    available = min(first.available_bytes, second.available_bytes)
+    return replace(second, available_bytes=available, other_bytes=max(first.other_bytes, second.other_bytes))
+
+
+def fixed_plan(
+    total_bytes: int, *, block_size: int, block_bytes: int, cache_bytes: int, swap_space_bytes: int
+) -> CachePlan:
+    """Counts the blocks of pools whose sizes are given; nothing is known of what else needs memory."""
+    usage = Usage(total_bytes, total_bytes, 0, 0, 0)
+    num_device_blocks, num_host_blocks = cache_bytes // block_bytes, swap_space_bytes // block_bytes
+    return CachePlan(block_size, block_bytes, num_device_blocks, num_host_blocks, cache_bytes, cache_bytes, usage)
+
+
+def fitting_utilization(plan: CachePlan, free_bytes: int, captured_bytes: int) -> float | None:
+    """Returns the utilization to ask for where the largest step no longer fits beside the pools; None: it fits.
+
+    Args:
+        plan: what was reckoned with.
+        free_bytes: what is free now, with pools and captured steps in place.
+        captured_bytes: what captured steps take of that which the plan has for steps.
+    """
+    shortage = plan.usage.activation_bytes - captured_bytes - free_bytes
+    if shortage <= 0:
+        return None
+    return max(0.0, math.floor(1000 * (plan.budget_bytes - shortage) / plan.usage.total_bytes) / 1000)
 
 
 def reset_peak_memory() -> bool:

@@ -5,6 +5,7 @@ Before the first request, on a runner. Knows no states.
 
 from __future__ import annotations
 
+import gc
 import time
 from typing import TYPE_CHECKING
 
@@ -99,7 +100,16 @@ def profile(runner: ModelRunner, block_size: int, max_num_batched_tokens: int, m
 
 
 def _profile_gpu(runner: ModelRunner, pool: Tensor, block_size: int, num_tokens: int, num_sequences: int) -> int:
-    device = runner.backend.device
+    device, config = runner.backend.device, runner.config
+    sizes = CaptureSizes(
+        num_tokens, num_sequences, block_size, config.sliding_window, config.max_model_len, is_trial=True
+    )
+    runner.model.reserve_positions(config.max_model_len)
+    captured = runner.model.capture(pool, sizes)
+    graph_bytes = captured.num_bytes if captured is not None else 0
+    # A trial gives its memory back.
+    del captured
+    gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -107,7 +117,7 @@ def _profile_gpu(runner: ModelRunner, pool: Tensor, block_size: int, num_tokens:
     runner.dry_step(pool, block_size, num_sequences=num_sequences, num_tokens=num_tokens, num_prompt_rows=rows)
     peak = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
-    return peak
+    return peak + graph_bytes
 
 
 def _profile_cpu(runner: ModelRunner, pool: Tensor, block_size: int, num_tokens: int, num_sequences: int) -> int:

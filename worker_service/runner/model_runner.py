@@ -71,6 +71,11 @@ class ModelRunner:
         """How many launched steps may be unfinished; 1: `run` is all there is."""
         return self.backend.launcher.depth
 
+    @property
+    def num_captured_bytes(self) -> int:
+        """Bytes that captured steps take."""
+        return 0 if self._captured is None else self._captured.num_bytes
+
     def join(self, ranks: Ranks) -> None:
         """Sets the ranks of the network, from the next step on."""
         self._ranks = ranks

@@ -87,6 +87,11 @@ class StepExecutor:
         # Only while an operator records a profile.
         self.recorder: Recorder | None = None
 
+    @property
+    def num_captured_bytes(self) -> int:
+        """Bytes that captured steps take."""
+        return self._runner.num_captured_bytes
+
     def begin_epoch(self, epoch: int) -> None:
         """Forgets the sequences of the epoch before and expects step 1 of this one."""
         self.forget()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -17,6 +17,8 @@ from tests.kit.kernels.triton_interpreter import DEVICE, IS_INTERPRETED
 from kernels.cuda import graphs  # isort: skip
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from kernels.ops import AttentionBatch
@@ -145,3 +147,30 @@ def test_the_start_captures_the_largest_first_for_so_long(monkeypatch: pytest.Mo
     sizes = [(bucket.num_tokens, bucket.num_seqs) for bucket in captured._captured]
     assert sizes[:4] == [(128, 64), (128, 8), (40, 40), (32, 32)]
     assert sizes[-1] == (1, 1)
+
+
+def test_what_all_graphs_take_is_told_from_the_two_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a device on which the first takes 1000 more, and the driver, of which torch knows nothing, 7 for each."""
+    sizes = CaptureSizes(126, 5, BLOCK_SIZE, None, 8 * BLOCK_SIZE)
+    recorded: list[int] = []
+
+    def record(work: Callable[[], Tensor], pool: Any) -> graphs.Recording:
+        recording = graphs.Recording(work, pool) if not IS_INTERPRETED else StrictRecording(work, pool)
+        num_seqs = len(recording.output)
+        words = (128 if num_seqs == 8 else num_seqs) + num_seqs * (3 + 8)
+        recorded.append(4 * words + recording.output.nbytes)
+        return recording  # type: ignore[return-value]
+
+    def taken_bytes(_: torch.device) -> tuple[int, int]:
+        by_torch = sum(recorded) + 1000 * bool(recorded)
+        return by_torch, by_torch + 7 * len(recorded)
+
+    monkeypatch.setattr(graphs, "taken_bytes", taken_bytes)
+    estimated, everything = (graphs.CapturedSteps(tell, torch.clone, sizes, DEVICE, record) for _ in range(2))
+    estimated.estimate()
+    assert len(recorded) == 2
+    recorded.clear()
+    everything.capture_ahead(1000)
+    assert everything.num_bytes == sum(recorded) + 1000 + 7 * len(recorded)
+    num_mixes = sum(size == max(recorded) for size in recorded)
+    assert estimated.num_bytes == everything.num_bytes + (graphs.MAX_MIXES - num_mixes) * (max(recorded) + 7)

@@ -16,6 +16,7 @@ from blockyard.common.v1 import status_pb2
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.worker.v1 import worker_pb2 as pb
 from tests.unit.worker_service.driver import BLOCK_SIZE, WorkerDriver, fails, running_worker
+from worker_service import set_up
 from worker_service.device.device import AllowedDevice, check_gpu_dtype, choose_device
 
 if TYPE_CHECKING:
@@ -82,6 +83,17 @@ def profile_request(**fields: Any) -> pb.DetermineNumAvailableBlocksRequest:
         "max_num_seqs": 8,
     } | fields
     return pb.DetermineNumAvailableBlocksRequest(**asked)
+
+
+async def test_a_fixed_pool_is_counted_without_a_profile(
+    socket_folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(set_up, "profile", None)
+    async with running_worker(socket_folder, device_cache_gib=0.5) as worker:
+        await bring_to(worker, "LOADED", model)
+        plan = await worker.stub.DetermineNumAvailableBlocks(profile_request(device_memory_utilization=0.001))
+        assert plan.num_device_blocks == (1 << 29) // plan.cache_block_bytes
+        assert plan.num_host_blocks == (1 << 20) // plan.cache_block_bytes
 
 
 @pytest.mark.parametrize("num_seqs", [1, 2, 3])

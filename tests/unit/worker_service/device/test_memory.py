@@ -17,11 +17,14 @@ from worker_service.device.memory import (
     Usage,
     compute_threads,
     cpu_usage,
+    fitting_utilization,
+    fixed_plan,
     plan_cache,
     read_host_memory,
     read_peak_memory,
     reset_peak_memory,
     room_for_weights,
+    tighter,
 )
 
 if TYPE_CHECKING:
@@ -237,3 +240,38 @@ def test_a_pool_beyond_two_gib_elements_is_addressed_right() -> None:
     assert pool[num_blocks - 1].float().mean() == 2.0
     assert not pool[num_blocks - 2].any()
     assert not pool[3].any()
+
+
+def test_what_a_neighbour_gives_back_while_a_step_is_profiled_is_not_relied_on() -> None:
+    first = replace(USAGE, available_bytes=4 * GIB, activation_bytes=0, other_bytes=2 * GIB)
+    assert tighter(first, USAGE) == replace(USAGE, available_bytes=4 * GIB, other_bytes=2 * GIB)
+    assert tighter(replace(USAGE, activation_bytes=0), first) == first
+
+
+def test_a_fixed_pool_is_as_large_as_it_is_told_whatever_else_there_is() -> None:
+    fixed = fixed_plan(GIB, block_size=16, block_bytes=MIB, cache_bytes=3 * GIB + 5, swap_space_bytes=2 * GIB)
+    assert (fixed.num_device_blocks, fixed.num_host_blocks) == (3 * 1024, 2 * 1024)
+
+
+@pytest.mark.parametrize(
+    ("free", "captured", "expected"),
+    [
+        (GIB, 0, None),
+        (GIB // 2, GIB // 2, None),
+        (GIB // 2, 0, 0.75),
+        (GIB // 4, GIB // 4, 0.75),
+        (GIB // 2 - 1, 0, 0.749),
+        (0, 0, 0.7),
+    ],
+)
+def test_too_little_free_names_the_utilization_to_use(free: int, captured: int, expected: float | None) -> None:
+    made = plan_cache(
+        USAGE,
+        block_size=16,
+        block_bytes=MIB,
+        utilization=0.8,
+        swap_space_bytes=0,
+        host_shares_device=False,
+        max_useful_blocks=10**6,
+    )
+    assert fitting_utilization(made, free, captured) == expected
