@@ -12,7 +12,6 @@ import os
 import random
 import signal
 import socket
-import sys
 import tempfile
 import time
 from contextlib import AsyncExitStack, ExitStack, suppress
@@ -28,6 +27,7 @@ from blockyard.service import faults
 from blockyard.service.servers import internal_channel
 from tests.kit.chaos.fault_proxy import FaultProxy
 from tests.kit.chaos.rank_faults import GROUP_HOST
+from tests.kit.processes.nursery import Child
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,23 +61,17 @@ class Member:
     flags: list[str]
     log_path: Path
     next_faults: str = ""
-    process: asyncio.subprocess.Process | None = None
+    process: Child | None = None
     exit_codes: list[int] = field(default_factory=list[int])
 
     async def live(self) -> int:
         """Runs it once, to its end."""
         armed, self.next_faults = self.next_faults, ""
         with self.log_path.open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "tests.kit.processes.cluster_child", str(os.getpid()), self.module),
-                *self.flags,
-                cwd=ROOT,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "PYTHONPATH": str(ROOT), faults.VARIABLE: armed},
-            )
-        code = await self.process.wait()
+            environment = {**os.environ, "PYTHONPATH": str(ROOT), faults.VARIABLE: armed}
+            program = "tests.kit.processes.cluster_child"
+            self.process = Child(program, [self.module, *self.flags], environment, log.fileno())
+        code = await self.process.ended()
         self.exit_codes.append(code)
         return code
 
@@ -101,9 +95,8 @@ class Member:
 
     def send(self, number: int) -> None:
         """Sends a signal, if there is a process."""
-        if self.process and self.is_running:
-            with suppress(ProcessLookupError):
-                self.process.send_signal(number)
+        if self.process:
+            self.process.send_signal(number)
 
 
 class Cluster:
@@ -245,7 +238,7 @@ class Cluster:
             member.send(signal.SIGKILL)
         for member in self.members.values():
             if member.process is not None:
-                await member.process.wait()
+                await member.process.ended()
         for channel in self._channels:
             await channel.close(None)
         await self._stack.aclose()

@@ -1,9 +1,8 @@
-"""Runs a service of a cluster: `python -m tests.kit.processes.cluster_child PARENT_PID MODULE [FLAG ...]`.
+"""Runs a service of a cluster: `python -m tests.kit.processes.cluster_child MODULE [FLAG ...]`.
 
-Unlike `blockyard.local.child` it is killed when its parent dies: a frozen process does not heed SIGTERM. With token
-ids in BLOCKYARD_TEST_POISON, separated by commas, a worker kills itself when it is to compute a prompt that begins so.
-A worker does to itself what signals say: see `tests.kit.chaos.rank_faults`. With LATE_DEPTH its device is late: see
-`tests.kit.kernels.late_worker`.
+With token ids in BLOCKYARD_TEST_POISON, separated by commas, a worker kills itself when it is to compute a prompt that
+begins so. A worker does to itself what signals say: see `tests.kit.chaos.rank_faults`. With LATE_DEPTH its device is
+late: see `tests.kit.kernels.late_worker`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from blockyard.local.child import die_with_parent
 from tests.kit.chaos.rank_faults import obey_signals
 from tests.kit.kernels.late_worker import DEPTH_VARIABLE, make_backends_late
 
@@ -40,8 +38,7 @@ def die_of(poison: list[int]) -> None:
 
 def main() -> None:
     """The program."""
-    parent_pid, module, *flags = sys.argv[1:]
-    die_with_parent(int(parent_pid), signal.SIGKILL)
+    module, *flags = sys.argv[1:]
     sys.argv = [module, *flags]
     if module == "worker_service":
         obey_signals()

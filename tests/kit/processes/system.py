@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from blockyard.client.access import ClientAccess
+from tests.kit.processes.nursery import Child
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,14 +36,7 @@ class Service:
         self.module = module
         self.log_path = log
         self._log = log.open("wb")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module, *flags],
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            env={**os.environ, **(environment or {})},
-        )
+        self.process = Child(module, flags, {**os.environ, **(environment or {})}, self._log.fileno())
 
     @property
     def log(self) -> str:
