@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from scheduler_service.core.sequence import Group
     from scheduler_service.core.values import GroupSpec
@@ -45,6 +45,8 @@ class CoreConfig:
     - `num_virtual_engines`: above 1 where the worker has pipeline stages: the decodes are divided among so many steps,
       which are in flight at once, and a sequence is computed again only when its last token is known.
     - `watermark`: the share of the device blocks that an admission leaves free.
+    - `max_loras`: adapters that the sequences of a step may have, together; one that has waited for so many seconds
+      while others began is the next.
     - `debug_integrity`: walk all state after each operation.
 
     Raises ValueError.
@@ -67,12 +69,15 @@ class CoreConfig:
     max_steps_in_flight: int = 2
     num_virtual_engines: int = 1
     watermark: float = 0.01
+    max_loras: int = 0
+    lora_patience_seconds: float = 2.0
     debug_integrity: bool = False
 
     def __post_init__(self) -> None:
         positive = ("block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_steps_in_flight")
         wrong = [name for name in (*positive, "num_virtual_engines") if getattr(self, name) < 1]
         not_negative = ("num_host_blocks", "max_prefill_chunk", "target_step_seconds", "aging_seconds")
+        not_negative += ("max_loras", "lora_patience_seconds")
         wrong += [name for name in not_negative if not getattr(self, name) >= 0]
         if self.num_device_blocks < 2:
             wrong.append("num_device_blocks")
@@ -111,23 +116,76 @@ class CoreConfig:
         return max_length
 
 
+MAX_SLOTS = 2**16
+"""More slots for adapters than a replica ever has."""
+
+
+class LoraRoom:
+    """Adapters of which a replica may begin sequences: those that are `open`, and so many others. Filled by `take`."""
+
+    __slots__ = ("_num_free", "_open", "_waiting")
+
+    def __init__(self, open: Iterable[int] = (), num_free: int = 0) -> None:
+        self._open = {0, *open}
+        self._num_free = num_free
+        self._waiting: set[int] = set()
+
+    def has_slot(self, lora_id: int) -> bool:
+        """Whether a sequence with this adapter, or none (0), may begin in the next step."""
+        return lora_id in self._open or self._num_free > 0
+
+    def rank(self, lora_id: int) -> int:
+        """How well off a sequence with this adapter is here: more is better. Without one all places are alike.
+
+        Where the adapter is in a slot, then where most slots are free, then where it has to wait for one.
+        """
+        if not lora_id:
+            return 0
+        return MAX_SLOTS if lora_id in self._open else self._num_free
+
+    def may_wait(self, lora_id: int) -> bool:
+        """Whether one may come though it has to wait: one of each adapter, so that it is known here that it waits."""
+        return lora_id not in self._waiting
+
+    def take(self, lora_id: int) -> None:
+        """Fills the room with a sequence that came."""
+        if not self.has_slot(lora_id):
+            self._waiting.add(lora_id)
+        elif lora_id not in self._open:
+            self._num_free -= 1
+            self._open.add(lora_id)
+
+
 class Room:
-    """The tokens of the next step, rows and blocks that are free for new requests. Filled by `take`.
+    """The tokens of the next step, rows and blocks that are free for new requests, and slots for their adapters.
+    Filled by `take`.
 
     A request that does not fit is stuck, and those behind may pass it. More than `MAX_STUCK` are not taken in: what
     waits elsewhere may still go anywhere, and in any order. But one that `outranks` somebody here need not fit, one of
-    a tenant at a time: others make room for it.
+    a tenant at a time: others make room for it. Of those that lack nothing but a slot, one of each adapter is taken in.
     """
 
     MAX_STUCK = 1
 
     MAX_URGENT = 8
 
-    __slots__ = ("_block_size", "num_blocks", "num_rows", "num_stuck", "num_tokens", "outranks", "urgent_tenants")
+    __slots__ = (
+        "_block_size",
+        "loras",
+        "num_blocks",
+        "num_rows",
+        "num_stuck",
+        "num_tokens",
+        "outranks",
+        "urgent_tenants",
+    )
 
-    def __init__(self, num_tokens: int, num_rows: int, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, num_tokens: int, num_rows: int, num_blocks: int, block_size: int, loras: LoraRoom | None = None
+    ) -> None:
         self.outranks: Callable[[Group], bool] = lambda _: False
         self.urgent_tenants: set[str] = set()
+        self.loras = loras or LoraRoom()
         self.num_tokens = num_tokens
         self.num_rows = num_rows
         self.num_blocks = num_blocks
@@ -135,22 +193,28 @@ class Room:
         self._block_size = block_size
 
     def fits(self, num_tokens: int, num_rows: int) -> bool:
-        """Whether a request with so long a prompt would be admitted in the next step."""
+        """Whether a request with so long a prompt would be admitted in the next step, if it has a slot."""
         has_blocks = -(-num_tokens // self._block_size) + num_rows <= self.num_blocks
         return self.num_tokens > 0 and num_rows <= self.num_rows and has_blocks
 
-    def takes(self, num_tokens: int, num_rows: int) -> bool:
-        """Whether it should come: it fits, or it is the one that may wait for its blocks here."""
+    def takes(self, num_tokens: int, num_rows: int, lora_id: int = 0) -> bool:
+        """Whether it should come: it fits, or it is the one that may wait for its blocks here, or for its slot."""
         may_wait = self.num_stuck < self.MAX_STUCK and self.num_tokens > 0 and self.num_rows > 0
-        return may_wait or self.fits(num_tokens, num_rows)
+        has_place = may_wait or self.fits(num_tokens, num_rows)
+        return has_place and (self.loras.has_slot(lora_id) or self.loras.may_wait(lora_id))
 
     def takes_urgent(self, group: Group) -> bool:
         """Whether it should come though it does not fit."""
-        urgent = self.urgent_tenants
-        return group.spec.tenant not in urgent and len(urgent) < self.MAX_URGENT and self.outranks(group)
+        urgent, spec = self.urgent_tenants, group.spec
+        may_come = spec.tenant not in urgent and len(urgent) < self.MAX_URGENT and self.loras.has_slot(spec.lora_id)
+        return may_come and self.outranks(group)
 
-    def take(self, num_tokens: int, num_rows: int, tenant: str = "") -> None:
+    def take(self, num_tokens: int, num_rows: int, tenant: str = "", lora_id: int = 0) -> None:
         """Fills the room with a request that came, from a tenant."""
+        has_slot = self.loras.has_slot(lora_id)
+        self.loras.take(lora_id)
+        if not has_slot:
+            return
         if not self.fits(num_tokens, num_rows):
             if not self.takes(num_tokens, num_rows):
                 self.urgent_tenants.add(tenant)

@@ -21,7 +21,7 @@ from scheduler_service.core.recovery import Suspects
 from scheduler_service.core.values import FinishReason, OwnerUpdate, SchedulerStats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from scheduler_service.core.recovery import Evacuated
     from scheduler_service.core.sequence import Group
@@ -73,6 +73,7 @@ class Scheduler:
         evacuated = recovery.give_up(self._queues, self._groups.values())
         self._live.clear()
         self._blocks.reset()
+        self._planner.loras.clear()
         self._in_flight.clear()
         self._next_step_id = 1
         self._num_stalls = 0
@@ -84,6 +85,7 @@ class Scheduler:
         self._totals.add(predecessor._totals)
         self._planner.preemption.count_on(predecessor._planner.preemption)
         self._planner.num_pieces_total = predecessor._planner.num_pieces_total
+        self._planner.loras.passed_seconds = predecessor._planner.loras.passed_seconds
 
     def abort(
         self,
@@ -124,23 +126,23 @@ class Scheduler:
             return False
         return bool(self._live.ended_ids) or (self._has_changed and bool(self._groups))
 
-    def schedule(self) -> SchedulerOutput | None:
-        """Makes the next step; None if nothing is to be sent now."""
+    def schedule(self, now: float = 0.0) -> SchedulerOutput | None:
+        """Makes the next step; None if nothing is to be sent now. `now`: seconds, by which adapters have patience."""
         if len(self._in_flight) >= self.config.max_steps_in_flight:
             return None
-        step = self._fill_step()
+        step = self._fill_step(now)
         if self._is_stalled(step):
             self._planner.preemption.all_but_first()
             self._totals.num_stalls += 1
-            step = self._fill_step()
+            step = self._fill_step(now)
         self._has_changed = not step.is_idle or not self._in_flight
         output = None if step.is_idle and not self._live.ended_ids else self._send(step)
         self._check_if_asked()
         return output
 
-    def _fill_step(self) -> StepBuilder:
+    def _fill_step(self, now: float) -> StepBuilder:
         oldest = self._in_flight[0].step_id if self._in_flight else self._next_step_id
-        return self._planner.fill(self._next_step_id, oldest)
+        return self._planner.fill(self._next_step_id, oldest, now)
 
     def _is_stalled(self, step: StepBuilder) -> bool:
         """Whether there is work, no answer to wait for, and nothing to do, for the second time: a bug."""
@@ -206,10 +208,12 @@ class Scheduler:
             self._queues.max_rows - self._queues.num_rows,
             free,
             self.config.block_size,
+            self._planner.loras.find_room(),
         )
         for queue in (self._queues.swapped, self._queues.waiting):
             for sequence in queue:
-                room.take(len(sequence.token_ids), sequence.group.num_rows)
+                group = sequence.group
+                room.take(len(sequence.token_ids), group.num_rows, lora_id=group.spec.lora_id)
         room.urgent_tenants = {sequence.group.spec.tenant for sequence in self._queues.find_all_urgent()}
         room.outranks = lambda group: any(map(self._queues.is_urgent, group.live))
         return room
@@ -217,6 +221,16 @@ class Scheduler:
     def count_cached_tokens(self, group: Group) -> int:
         """Counts the tokens of a request's prompt that the prefix cache here holds."""
         return self._blocks.count_cached_tokens(group.leader)
+
+    @property
+    def resident_lora_ids(self) -> list[int]:
+        """The adapters in the worker's slots."""
+        return self._planner.loras.resident_ids
+
+    @property
+    def lora_passed_seconds(self) -> Mapping[str, float]:
+        """By an adapter's name, how long it has waited for slots while others began."""
+        return self._planner.loras.passed_seconds
 
     # What operators ask
 
@@ -257,6 +271,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Checks all state. Raises AssertionError that says what is wrong."""
         integrity.check(self._groups, self._queues, self._blocks, list(self._in_flight), self.config)
+        self._planner.loras.check([*self._queues.running, *self._queues.swapped])
 
     def _note_change(self) -> None:
         self._has_changed = True

@@ -72,6 +72,7 @@ class StepBuilder:
 
     __slots__ = (
         "_num_tokens",
+        "activated_loras",
         "appended_block_ids",
         "appended_sequence_ids",
         "beams",
@@ -120,6 +121,7 @@ class StepBuilder:
         self.swap_out: list[BlockPair] = []
         self.swap_in: list[BlockPair] = []
         self.copies: list[BlockPair] = []
+        self.activated_loras: list[tuple[int, int]] = []
 
     @property
     def is_idle(self) -> bool:
@@ -217,6 +219,7 @@ class StepBuilder:
             blocks_to_copy=tuple(self.copies),
             finished_sequence_ids=tuple(finished_ids + self.restarted_ids),
             input_ids=tuple([(sequence.sequence_id, sequence.token_ids[-1]) for sequence in self.inputs]),
+            activated_loras=tuple(self.activated_loras),
         )
         sampled_ids = sequence_ids
         if self.pieces or self.beams:

@@ -41,13 +41,22 @@ class BeamSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class LoraSpec:
+    """An adapter of low rank. `lora_id`: from 1 on, never used again; `digest`: the SHA-256 of its content."""
+
+    lora_id: int
+    digest: bytes
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class GroupSpec:
     """A request, validated: `n` sequences that share a prompt.
 
     `owner` is who gets its tokens (a gateway); `payload` travels unread to the worker (sampling parameters).
     `computes_prompt`: all of the prompt is computed, whatever is cached of it, since its log probabilities are wanted.
     `priority`: less is sooner. `beams`: its sequences are not sampled, but the `n` best of a beam search.
-    `trace_context` travels unread too, for those who trace it.
+    `trace_context` travels unread too, for those who trace it. `lora`: the adapter that all its sequences have.
     """
 
     request_id: str
@@ -63,6 +72,12 @@ class GroupSpec:
     priority: int = 0
     beams: BeamSpec | None = None
     trace_context: Any = None
+    lora: LoraSpec | None = None
+
+    @property
+    def lora_id(self) -> int:
+        """Its adapter's number; 0: it has none."""
+        return self.lora.lora_id if self.lora else 0
 
     @property
     def num_beam_candidates(self) -> int:
@@ -119,6 +134,7 @@ class SchedulerOutput:
     """One step: what `ExecuteModelRequest` says, without its epoch. Columns of one group have one length.
 
     `input_ids`: (sequence id, token id), for those that decode a token which the worker did not choose.
+    `activated_loras`: (slot, adapter), for those that come into a slot before anything is computed.
     """
 
     step_id: int
@@ -134,6 +150,7 @@ class SchedulerOutput:
     blocks_to_copy: tuple[BlockPair, ...] = ()
     finished_sequence_ids: tuple[int, ...] = ()
     input_ids: tuple[tuple[int, int], ...] = ()
+    activated_loras: tuple[tuple[int, int], ...] = ()
 
 
 class SequenceError(NamedTuple):

@@ -20,7 +20,7 @@ from scheduler_service.replicas.loss import DRAINED, is_break
 from scheduler_service.replicas.refusals import Refusals
 from scheduler_service.replicas.steps.answer_checks import WrongAnswer
 from scheduler_service.requests.deaths import Deaths
-from scheduler_service.requests.placement import choose_engine, is_urgent, measure
+from scheduler_service.requests.placement import assign
 from scheduler_service.requests.recovery_log import RecoveryLog, RecoveryRecord
 from scheduler_service.requests.registry import Lost
 
@@ -188,17 +188,8 @@ class Dispatcher:
             return
         rooms = {each: each.scheduler.find_room() for each in self.ready_engines if each.scheduler is not None}
         chosen: defaultdict[Engine, list[Group]] = defaultdict(list)
-        while (group := self._backlog.peek()) is not None:
-            engine = choose_engine(group, rooms)
-            if engine is None:
-                # Those that ran before keep nobody out for whom others make room.
-                group = self._backlog.peek_new()
-                engine = choose_engine(group, rooms) if group is not None and is_urgent(group, rooms) else None
-            if group is None or engine is None:
-                break
-            self._backlog.take(group)
+        for group, engine in assign(self._backlog, rooms):
             self.drain_rate.note(1, group.prompt_length, self._clock())
-            rooms[engine].take(*measure(group), group.spec.tenant)
             chosen[engine].append(group)
         for engine, groups in chosen.items():
             self._give(engine, groups)

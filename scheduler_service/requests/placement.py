@@ -1,26 +1,61 @@
-"""Chooses the replica for a request, among those with room for it. Changes nothing."""
+"""Chooses the replica for each request that waits, among those with room for it. Knows no gateway."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from scheduler_service.core.config import Room
+    from scheduler_service.core.queues.backlog import Backlog
     from scheduler_service.core.sequence import Group
     from scheduler_service.replicas.engine import Engine
 
 
+def assign(backlog: Backlog, rooms: Mapping[Engine, Room]) -> Iterator[tuple[Group, Engine]]:
+    """Takes the requests from the backlog that replicas have room for, which they fill; yields each and its replica."""
+    # Adapters for which no replica has a slot: who does not need them goes on.
+    passed: set[int] = set()
+    while (group := backlog.peek(passed)) is not None:
+        engine = choose_engine(group, rooms)
+        if engine is None and waits_for_slot(group, rooms):
+            passed.add(group.spec.lora_id)
+            continue
+        if engine is None:
+            # Those that ran before keep nobody out for whom others make room.
+            group = backlog.peek_new(passed)
+            engine = choose_engine(group, rooms) if group is not None and is_urgent(group, rooms) else None
+        if group is None or engine is None:
+            return
+        backlog.take(group)
+        rooms[engine].take(*measure(group), group.spec.tenant, group.spec.lora_id)
+        yield group, engine
+
+
 def choose_engine(group: Group, rooms: Mapping[Engine, Room]) -> Engine | None:
-    """Chooses the replica with the longest cached prefix among those with room; of equals that with most rows free."""
-    size = measure(group)
-    candidates = [engine for engine, room in rooms.items() if room.takes(*size)]
+    """Chooses the replica with the longest cached prefix among those with room; of equals that with most rows free.
+
+    A request with an adapter goes first to where that may begin: where it is in a slot, or can come into one.
+    """
+    size, lora_id = measure(group), group.spec.lora_id
+    candidates = [engine for engine, room in rooms.items() if room.takes(*size, lora_id)]
     candidates = candidates or [engine for engine, room in rooms.items() if room.takes_urgent(group)]
     if len(candidates) < 2:
         return candidates[0] if candidates else None
     fitting = [engine for engine in candidates if rooms[engine].fits(*size)] or candidates
-    return max(fitting, key=lambda engine: (_count_cached(engine, group), rooms[engine].num_rows))
+
+    def rank(engine: Engine) -> tuple[int, int, int]:
+        room = rooms[engine]
+        return room.loras.rank(lora_id), _count_cached(engine, group), room.num_rows
+
+    return max(fitting, key=rank)
+
+
+def waits_for_slot(group: Group, rooms: Mapping[Engine, Room]) -> bool:
+    """Whether its adapter alone keeps a request from all replicas that have room for it: others may pass."""
+    size = measure(group)
+    return group.spec.lora_id != 0 and any(room.takes(*size) for room in rooms.values())
 
 
 def is_urgent(group: Group, rooms: Mapping[Engine, Room]) -> bool:

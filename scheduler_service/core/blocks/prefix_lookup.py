@@ -72,11 +72,13 @@ class PrefixLookup:
 
     def hash(self, sequence: Sequence, place: int) -> bytes:
         """Hashes the content of a full block of known tokens, once."""
-        hashes = sequence.block_hashes
+        hashes, lora = sequence.block_hashes, sequence.group.spec.lora
+        # The content and not the name: under one name there may be another adapter soon.
+        extra_keys = lora.digest if lora else b""
         while len(hashes) <= place:
             start = len(hashes) * self._block_size
             parent = hashes[-1] if hashes else b""
-            hashes.append(hash_block(parent, sequence.token_ids[start : start + self._block_size]))
+            hashes.append(hash_block(parent, sequence.token_ids[start : start + self._block_size], extra_keys))
         return hashes[place]
 
     def count_published(self, sequence: Sequence) -> int:

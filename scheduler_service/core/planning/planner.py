@@ -9,6 +9,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from scheduler_service.core.planning.lora_slots import LoraSlots
 from scheduler_service.core.planning.preemption import Preemption
 from scheduler_service.core.queues.waiting_queue import MAX_REFUSED
 from scheduler_service.core.recovery import Suspects
@@ -45,6 +46,7 @@ class Planner:
         "_oldest_in_flight",
         "_queues",
         "_step_time",
+        "loras",
         "num_pieces_total",
         "preemption",
         "suspects",
@@ -56,15 +58,17 @@ class Planner:
         self._blocks = blocks
         self._step_time = costs.step_time
         self._oldest_in_flight = 0
+        self.loras = LoraSlots(config.max_loras, config.lora_patience_seconds, queues)
         self.preemption = Preemption(config, queues, blocks, costs)
         self.num_pieces_total = 0
         self.suspects = Suspects()
 
-    def fill(self, step_id: int, oldest_in_flight: int) -> StepBuilder:
+    def fill(self, step_id: int, oldest_in_flight: int, now: float) -> StepBuilder:
         """Plans the step with this id. `oldest_in_flight`: the first id that is not answered; this one's if all are."""
         self._oldest_in_flight = oldest_in_flight
         step = StepBuilder(step_id, self._config.max_num_batched_tokens)
         self._queues.begin_step()
+        self.loras.begin_step(now)
         self._begin_urgent(step)
         if self._config.num_virtual_engines > 1:
             self._schedule_share(step, self._config.num_virtual_engines)
@@ -89,8 +93,9 @@ class Planner:
         queues = self._queues
         refused: set[Sequence] = set()
         while len(refused) <= MAX_REFUSED and (sequence := queues.find_urgent(refused)) is not None:
-            may_begin = not self._is_in_flight(sequence) and self.suspects.may_start(sequence)
-            if not (may_begin and self._admit_before_others(sequence, step)):
+            # Nobody gives way for a slot.
+            may_begin = self.suspects.may_start(sequence) and self.loras.may_start(sequence)
+            if self._is_in_flight(sequence) or not (may_begin and self._admit_before_others(sequence, step)):
                 refused.add(sequence)
                 continue
             queues.waiting.remove(sequence)
@@ -164,6 +169,7 @@ class Planner:
         queues = self._queues
         while step.is_idle and queues.running and (queues.swapped or queues.waiting):
             self.preemption.take_last()
+            self.loras.recount()
             self._schedule_swapped(step)
             if not queues.swapped:
                 self._schedule_waiting(step)
@@ -171,9 +177,8 @@ class Planner:
     def _schedule_prefills(self, step: StepBuilder) -> None:
         """Schedules the next pieces of prefills. Their blocks were reserved on admission."""
         for sequence in self._queues.prefilling.copy():
-            if not step.num_prefill_left:
-                return
-            self._schedule_piece(sequence, step)
+            if step.num_prefill_left:
+                self._schedule_piece(sequence, step)
 
     def _schedule_piece(self, sequence: Sequence, step: StepBuilder) -> None:
         """Schedules as much of a prefill as the limits allow, which may be nothing.
@@ -235,21 +240,25 @@ class Planner:
                 step.inputs.append(sequence)
 
     def _schedule_waiting(self, step: StepBuilder) -> None:
-        """In order; small ones pass one that cannot be admitted, unless it was preempted."""
-        queues = self._queues
-        num_refused = 0
+        """In order; small ones pass one that cannot be admitted, unless it was preempted, and all who lack a slot."""
+        waiting, queues = self._queues.waiting, self._queues
+        refused: list[Sequence] = []
+        num_passed = 0
         while step.num_prefill_left and queues.num_rows < queues.max_rows:
-            sequence = queues.waiting.peek(num_refused)
+            sequence = waiting.peek(len(refused) + num_passed, refused)
             if sequence is None or self._is_in_flight(sequence):
                 return
-            if self.suspects.may_start(sequence) and self._fits(sequence, step):
-                queues.waiting.take(sequence, num_refused)
+            has_slot = self.loras.may_start(sequence)
+            if has_slot and self.suspects.may_start(sequence) and self._fits(sequence, step):
+                waiting.take(sequence, refused)
                 self._begin(sequence, step)
                 self._schedule_piece(sequence, step)
             elif sequence.is_known:
                 return
+            elif has_slot:
+                refused.append(sequence)
             else:
-                num_refused += 1
+                num_passed += 1
 
     def _admit(self, sequence: Sequence, step: StepBuilder) -> bool:
         """Blocks for all that is known of it, if there is room for the next token of each of its group too."""
@@ -261,6 +270,7 @@ class Planner:
         """Starts a sequence that has its blocks, and sends it to the worker."""
         if not sequence.is_known and not sequence.group.num_outputs:
             sequence.group.num_cached_tokens = sequence.num_scheduled
+        self.loras.start(sequence, step)
         self._queues.start(sequence)
         step.add_new(sequence)
 

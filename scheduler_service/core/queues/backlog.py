@@ -4,7 +4,8 @@ Tenants share by tokens: the next request is the first one of the tenant that wa
 got *while somebody waited*, of prompts when they leave and of outputs as they come; what it got of an idle system took
 nothing from anybody, so it is not counted, and everything is forgotten once nobody waits. A tenant that comes starts
 at the least served of those who wait (the virtual time of fair queueing), or at what it owes if that is more. So nobody
-saves up credit by staying away, and nobody gets ahead by having one request wait at a time.
+saves up credit by staying away, and nobody gets ahead by having one request wait at a time. Within a tenant the
+adapters share alike.
 
 Source: start-time fair queueing (Goyal, Vin, Cheng, 1996) over tokens, as in VTC (Sheng et al., 2024).
 """
@@ -16,10 +17,11 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from typing import TYPE_CHECKING, Literal
 
+from scheduler_service.core.queues.adapter_lines import MIN_HEAP_TO_SWEEP, AdapterLines, Entry
 from scheduler_service.core.queues.overload import Limit, Limits, Overload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from scheduler_service.core.sequence import Group
     from scheduler_service.core.values import GroupSpec
@@ -27,44 +29,23 @@ if TYPE_CHECKING:
 MAX_ABSENT_TENANTS = 1024
 """Tenants remembered for what they owe though none of their requests waits; who left first is forgiven first."""
 
-MIN_HEAP_TO_SWEEP = 16
-"""A heap with fewer entries keeps its dead ones until they come up."""
-
-
-class _Entry:
-    """A place in a tenant's heap; dead without its group."""
-
-    __slots__ = ("group",)
-
-    def __init__(self, group: Group) -> None:
-        self.group: Group | None = group
-
 
 class _Tenant:
-    """What one tenant has waiting and was served. `heap`: (key, number of arrival, entry), dead ones among them."""
+    """What one tenant has waiting and was served."""
 
-    __slots__ = ("heap", "joined", "last_turn", "name", "num_served", "num_waiting")
+    __slots__ = ("joined", "last_turn", "lines", "name", "num_served")
 
-    def __init__(self, name: str, num_served: int) -> None:
+    def __init__(self, name: str, num_served: int, lines: AdapterLines) -> None:
         self.name = name
         self.num_served = num_served
         self.last_turn = 0
         self.joined = 0
-        self.num_waiting = 0
-        self.heap: list[tuple[float, int, _Entry]] = []
+        self.lines = lines
 
     @property
     def key(self) -> tuple[int, int, int]:
         """Least served first; of equals who had no turn for longest, of them who joined first. It only ever grows."""
         return (self.num_served, self.last_turn, self.joined)
-
-    def drop_dead(self) -> None:
-        """Let a live entry be first, and most entries live. Linear only after as many removals."""
-        while self.heap and self.heap[0][2].group is None:
-            heappop(self.heap)
-        if len(self.heap) > max(2 * self.num_waiting, MIN_HEAP_TO_SWEEP):
-            self.heap = [place for place in self.heap if place[2].group]
-            heapify(self.heap)
 
 
 class Backlog:
@@ -87,7 +68,7 @@ class Backlog:
         self._aging_seconds = aging_seconds if policy == "priority" else 0.0
         self._limits = limits or Limits()
         self._front: OrderedDict[str, Group] = OrderedDict()
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, Entry] = {}
         self._tenants: dict[str, _Tenant] = {}  # those who wait
         self._absent: OrderedDict[str, _Tenant] = OrderedDict()
         self._turns: list[tuple[tuple[int, int, int], str]] = []  # a heap; keys may be behind, tenants may have left
@@ -124,7 +105,7 @@ class Backlog:
         num_tokens = _excess(self.num_tokens, own, limits.max_waiting_tokens, self._limits.max_waiting_tokens)
         if num_tokens and self.num_tokens:
             return Overload(Limit.TOKEN_BACKLOG, num_tokens=min(num_tokens, self.num_tokens))
-        num_requests = (tenant.num_waiting if tenant else 0) + 1 - limits.max_tenant_requests
+        num_requests = (tenant.lines.num_waiting if tenant else 0) + 1 - limits.max_tenant_requests
         if limits.max_tenant_requests and num_requests > 0:
             # The others have their turns too.
             return Overload(Limit.TENANT_QUOTA, num_requests=num_requests * max(len(self._tenants), 1))
@@ -133,7 +114,7 @@ class Backlog:
     def _is_below_share(self, tenant: _Tenant | None) -> bool:
         """Whether others wait, and it has fewer requests waiting than if all had the same number of the places."""
         num_tenants = len(self._tenants) + (tenant is None)
-        num_waiting = tenant.num_waiting if tenant else 0
+        num_waiting = tenant.lines.num_waiting if tenant else 0
         return num_tenants > 1 and num_waiting < self._limits.max_waiting_requests // num_tenants
 
     def push(self, group: Group, now: float) -> None:
@@ -141,10 +122,9 @@ class Backlog:
         spec = group.spec
         self._note_in(group)
         tenant = self._tenants.get(spec.tenant) or self._join(spec.tenant)
-        entry = self._entries[spec.request_id] = _Entry(group)
+        entry = self._entries[spec.request_id] = Entry(group)
         key = now + spec.priority * self._aging_seconds if self._aging_seconds else now
-        heappush(tenant.heap, (key, next(self._numbers), entry))
-        tenant.num_waiting += 1
+        tenant.lines.push(key, next(self._numbers), entry)
 
     def push_front(self, groups: Iterable[Group]) -> None:
         """Adds requests that were interrupted: in this order, before all others, charged to no tenant."""
@@ -161,16 +141,22 @@ class Backlog:
 
     # Out
 
-    def peek(self) -> Group | None:
-        """Returns the request whose turn it is."""
-        if self._front:
-            return next(iter(self._front.values()))
-        return self.peek_new()
+    def peek(self, passed: Collection[int] = ()) -> Group | None:
+        """Returns the request whose turn it is, but for those with adapters that are to be passed."""
+        for group in self._front.values():
+            if group.spec.lora_id not in passed:
+                return group
+        return self.peek_new(passed)
 
-    def peek_new(self) -> Group | None:
+    def peek_new(self, passed: Collection[int] = ()) -> Group | None:
         """Returns the request whose turn it is of those that have not run before."""
         tenant = self._find_next()
-        return tenant.heap[0][2].group if tenant else None
+        group = tenant.lines.find(passed) if tenant else None
+        if group is None and passed:
+            # Of this tenant all are passed. With nothing to pass the first has one.
+            tenants = sorted(self._tenants.values(), key=lambda tenant: tenant.key)
+            return next((group for each in tenants if (group := each.lines.find(passed))), None)
+        return group
 
     def pop(self) -> Group:
         """Takes the request whose turn it is. Raises IndexError if none waits."""
@@ -186,6 +172,7 @@ class Backlog:
             tenant = self._tenants[group.spec.tenant]
             tenant.num_served += group.prompt_length
             tenant.last_turn = next(self._numbers)
+            tenant.lines.serve(group, tenant.last_turn)
         self.remove(group)
 
     def remove(self, group: Group) -> bool:
@@ -198,8 +185,10 @@ class Backlog:
             if entry is None or entry.group is not group:
                 return False
             del self._entries[request_id]
-            entry.group = None
-            self._note_out(self._tenants[group.spec.tenant])
+            tenant = self._tenants[group.spec.tenant]
+            tenant.lines.remove(entry)
+            if not tenant.lines.num_waiting:
+                self._note_gone(tenant)
         self.num_tokens -= group.prompt_length
         return True
 
@@ -209,26 +198,25 @@ class Backlog:
             return
         known = self._tenants.get(tenant) or self._absent.get(tenant)
         if known is None:
-            known = _Tenant(tenant, self._find_virtual_time())
+            known = self._make(tenant, self._find_virtual_time())
             self._leave(known)
         known.num_served += num_tokens
 
     # Tenants
 
+    def _make(self, name: str, num_served: int) -> _Tenant:
+        return _Tenant(name, num_served, AdapterLines(by_key=self._aging_seconds > 0))
+
     def _join(self, name: str) -> _Tenant:
         virtual_time = self._find_virtual_time()
-        tenant = self._absent.pop(name, None) or _Tenant(name, virtual_time)
+        tenant = self._absent.pop(name, None) or self._make(name, virtual_time)
         tenant.num_served = max(tenant.num_served, virtual_time)
         tenant.joined = next(self._numbers)
         self._tenants[name] = tenant
         heappush(self._turns, (tenant.key, name))
         return tenant
 
-    def _note_out(self, tenant: _Tenant) -> None:
-        tenant.num_waiting -= 1
-        tenant.drop_dead()
-        if tenant.num_waiting:
-            return
+    def _note_gone(self, tenant: _Tenant) -> None:
         del self._tenants[tenant.name]
         if self._tenants:
             self._leave(tenant)

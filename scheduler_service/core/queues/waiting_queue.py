@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from collections.abc import Sequence as Many
 
     from scheduler_service.core.sequence import Sequence
 
@@ -124,22 +125,22 @@ class WaitingQueue:
         self._heads.clear()
         self._overtaken = None
 
-    def peek(self, num_refused: int) -> Sequence | None:
-        """Returns the next one to try after `num_refused` could not be admitted; None: no more may be tried."""
-        if num_refused > MAX_REFUSED or (num_refused and self._is_patience_over()):
+    def peek(self, place: int, refused: Many[Sequence] = ()) -> Sequence | None:
+        """Returns the one at a place, after some before it could not be admitted; None: no more may be tried."""
+        if len(refused) > MAX_REFUSED or (refused and self._is_patience_over(refused[0])):
             return None
-        return self._entries[num_refused][2] if num_refused < len(self._entries) else None
+        return self._entries[place][2] if place < len(self._entries) else None
 
-    def take(self, sequence: Sequence, num_refused: int) -> None:
-        """Removes a sequence that is admitted before `num_refused` others."""
+    def take(self, sequence: Sequence, refused: Many[Sequence] = ()) -> None:
+        """Removes a sequence that is admitted before those that were refused."""
         self.remove(sequence)
-        if num_refused:
-            first = self._entries[0][2]
+        if refused:
+            first = refused[0]
             self._num_overtakes = self._num_overtakes + 1 if first is self._overtaken else 1
             self._overtaken = first
 
-    def _is_patience_over(self) -> bool:
-        return self._num_overtakes >= MAX_OVERTAKES and self._entries[0][2] is self._overtaken
+    def _is_patience_over(self, first: Sequence) -> bool:
+        return self._num_overtakes >= MAX_OVERTAKES and first is self._overtaken
 
 
 def _delete(entries: list[_Entry], entry: _Entry) -> None:

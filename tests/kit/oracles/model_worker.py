@@ -27,6 +27,11 @@ class StepRefused(Exception):
     """A step that breaks a rule."""
 
 
+def root_of(spec: GroupSpec) -> int:
+    """The name of no tokens, for a request: with an adapter all its KV is another's."""
+    return extend_name(ROOT, hash(spec.lora.digest)) if spec.lora else ROOT
+
+
 def extend_name(name: int, token_id: int) -> int:
     """The name of a prefix that is one token longer."""
     return hash((name, token_id))
@@ -77,7 +82,7 @@ class Row:
             new.sequence_index,
             new.prompt_length,
             [],
-            [ROOT],
+            [root_of(new.spec)],
             list(new.block_ids),
             new.num_computed_tokens,
             new.num_beam_candidates,
@@ -137,8 +142,10 @@ class ModelWorker:
         vocab_size: int = 32,
         seed_of: Callable[[GroupSpec], int] = seed_of_request,
         takes_ids: bool = False,
+        max_loras: int = 0,
     ) -> None:
         """`takes_ids`: it appends nothing that it samples, as with pipeline stages."""
+        self.lora_slots = [0] * max_loras
         self.takes_ids = takes_ids
         self.block_size = block_size
         self.num_device_blocks = num_device_blocks
@@ -160,6 +167,8 @@ class ModelWorker:
             self._take_input(step, sequence_id, token_id)
         for sequence_id in step.finished_sequence_ids:
             self.rows.pop(sequence_id, None)
+        for slot, lora_id in step.activated_loras:
+            self._activate(slot, lora_id)
         for new in step.new_sequences:
             self._add(new)
         self._update_tables(step)
@@ -205,6 +214,11 @@ class ModelWorker:
     def _check_host_blocks(self, blocks: Iterable[int]) -> None:
         for block in blocks:
             _require(0 <= block < self.num_host_blocks, f"host block {block}")
+
+    def _activate(self, slot: int, lora_id: int) -> None:
+        _require(0 <= slot < len(self.lora_slots), f"slot {slot}")
+        _require(lora_id not in self.lora_slots, f"adapter {lora_id} is in a slot already")
+        self.lora_slots[slot] = lora_id
 
     # Rows and tables
 
@@ -272,6 +286,9 @@ class ModelWorker:
         skipped = [sequence_id for sequence_id in step.sequence_ids if self._row(sequence_id).has_ended]
         work = zip(step.sequence_ids, step.num_new_tokens, strict=True)
         active = {sequence_id: count for sequence_id, count in work if sequence_id not in set(skipped)}
+        for sequence_id in active:
+            lora_id = self.rows[sequence_id].spec.lora_id
+            _require(lora_id in (0, *self.lora_slots), f"sequence {sequence_id} has its adapter in no slot")
         self._write(active)
         self._share_logits(step.forks, active)
         for sequence_id in active:

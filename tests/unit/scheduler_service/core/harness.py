@@ -8,9 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from scheduler_service.core.blocks.prefix_lookup import hash_block
 from scheduler_service.core.scheduler import CoreConfig, Scheduler
-from scheduler_service.core.values import BeamSpec, FinishReason, GroupSpec, OwnerUpdate, SchedulerOutput, StepResult
+from scheduler_service.core.values import (
+    BeamSpec,
+    FinishReason,
+    GroupSpec,
+    LoraSpec,
+    OwnerUpdate,
+    SchedulerOutput,
+    StepResult,
+)
 from tests.kit.oracles.core_requests import add_request
-from tests.kit.oracles.model_worker import ROOT, ModelWorker, extend_name, generate_alone
+from tests.kit.oracles.model_worker import ModelWorker, extend_name, generate_alone, root_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -46,6 +54,7 @@ def make_spec(
     priority: int = 0,
     tenant: str = "",
     beams: BeamSpec | None = None,
+    lora_id: int = 0,
 ) -> GroupSpec:
     """A request. A prompt given as a length differs from those of all other request ids."""
     if isinstance(prompt, int):
@@ -61,12 +70,20 @@ def make_spec(
         tenant=tenant,
         priority=priority,
         beams=beams,
+        lora=make_lora(lora_id) if lora_id else None,
     )
+
+
+def make_lora(lora_id: int) -> LoraSpec:
+    """An adapter: its content is its number."""
+    return LoraSpec(lora_id, lora_id.to_bytes(32), f"adapter-{lora_id}")
 
 
 def _worker_of(config: CoreConfig) -> ModelWorker:
     sizes = (config.block_size, config.num_device_blocks, config.num_host_blocks)
-    return ModelWorker(*sizes, vocab_size=VOCAB_SIZE, takes_ids=config.num_virtual_engines > 1)
+    return ModelWorker(
+        *sizes, vocab_size=VOCAB_SIZE, takes_ids=config.num_virtual_engines > 1, max_loras=config.max_loras
+    )
 
 
 class Bench:
@@ -85,6 +102,7 @@ class Bench:
         self.prefilled: dict[str, int] = {}
         self.failed: dict[str, str] = {}
         self._next_sequence_id = 1
+        self.now = 0.0
         self.times = (0.0, 0.0)  # what the worker says that a step takes: to compute, and to move blocks
 
     def add(self, spec: GroupSpec, now: float = 0.0) -> int:
@@ -100,7 +118,7 @@ class Bench:
 
     def schedule(self) -> SchedulerOutput | None:
         """Make a step and send it."""
-        step = self.scheduler.schedule()
+        step = self.scheduler.schedule(self.now)
         if step is not None:
             self.in_flight.append(step)
             self.steps.append(step)
@@ -208,10 +226,11 @@ class Bench:
         """With nothing in flight: every block that is found by its hash, in both pools, holds what the hash says."""
         assert not self.in_flight
         size, blocks = self.config.block_size, self.scheduler._blocks
-        for tokens in self._walk_prefixes():
-            block_hash, names = b"", [ROOT]
+        for spec, tokens in self._walk_prefixes():
+            block_hash, names = b"", [root_of(spec)]
             for start in range(0, len(tokens) - size + 1, size):
-                block_hash = hash_block(block_hash, tokens[start : start + size])
+                extra_keys = spec.lora.digest if spec.lora else b""
+                block_hash = hash_block(block_hash, tokens[start : start + size], extra_keys)
                 for token_id in tokens[start : start + size]:
                     names.append(extend_name(names[-1], token_id))
                 for pool, slots in ((blocks.device, self.worker.device), (blocks.host, self.worker.host)):
@@ -219,9 +238,10 @@ class Bench:
                     if block is not None:
                         assert slots[block * size : (block + 1) * size] == names[-size:], (block, pool)
 
-    def _walk_prefixes(self) -> Iterator[tuple[int, ...]]:
+    def _walk_prefixes(self) -> Iterator[tuple[GroupSpec, tuple[int, ...]]]:
         for (request_id, _), output in self.tokens.items():
-            yield self.specs[request_id].prompt_token_ids + tuple(output)
+            spec = self.specs[request_id]
+            yield spec, spec.prompt_token_ids + tuple(output)
 
     def generate_alone(self, request_id: str, sequence_index: int) -> list[int]:
         """The truth."""

@@ -37,6 +37,7 @@ configurations = st.builds(
     victims=st.sampled_from(["last", "auto"]),
     enable_host_prefix_cache=st.sampled_from([True, True, False]),
     target_step_seconds=st.sampled_from([0.0, 1e-6, 1.0]),
+    max_loras=st.sampled_from([0, 1, 2]),
 )
 prompts = st.builds(
     lambda num_shared, tail: PREFIX[:num_shared] + tuple(tail),
@@ -71,8 +72,11 @@ class Traces(RuleBasedStateMachine):
         priority=st.integers(-1, 2),
         tenant=st.sampled_from(["", "", "another"]),
         beams=beams,
+        lora_id=st.sampled_from([0, 0, 1, 2, 3]),
     )
     def add(self, prompt, **others) -> None:
+        if not self.bench.config.max_loras:
+            others["lora_id"] = 0
         spec = make_spec(f"r{self.num_requests}", prompt, **others)
         self.num_requests += 1
         self.now += 1.0
@@ -92,6 +96,7 @@ class Traces(RuleBasedStateMachine):
 
     @rule()
     def schedule(self) -> None:
+        self.bench.now = self.now
         may_send = self.bench.scheduler.can_schedule()
         step = self.bench.schedule()
         assert may_send or step is None
@@ -159,6 +164,8 @@ class Traces(RuleBasedStateMachine):
     def go_on(self, num_steps: int) -> None:
         """With the pipeline full, as it is in life."""
         for _ in range(num_steps):
+            self.now += 0.5
+            self.bench.now = self.now
             while self.bench.scheduler.can_schedule() and self.bench.schedule() is not None:
                 pass
             if self.bench.in_flight:

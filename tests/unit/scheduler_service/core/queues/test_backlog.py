@@ -9,6 +9,7 @@ from scheduler_service.core.queues.backlog import Backlog
 from scheduler_service.core.queues.overload import Limit, Limits, Overload
 from scheduler_service.core.sequence import Group
 from scheduler_service.core.values import GroupSpec
+from tests.unit.scheduler_service.core.harness import make_spec
 
 
 def make_group(request_id: str, tenant: str = "", priority: int = 0, num_prompt_tokens: int = 10) -> Group:
@@ -252,7 +253,9 @@ def test_a_tenant_has_a_quota_that_interrupted_requests_are_outside_of() -> None
 
 def count_places(backlog: Backlog) -> int:
     """Everything that a backlog keeps in its heaps."""
-    return len(backlog._turns) + sum(len(tenant.heap) for tenant in backlog._tenants.values())
+    return len(backlog._turns) + sum(
+        len(line.heap) for tenant in backlog._tenants.values() for line in tenant.lines._lines.values()
+    )
 
 
 class CountedTime(float):
@@ -322,3 +325,44 @@ def test_behind_those_that_ran_before_it_is_still_known_whose_turn_it_is() -> No
     assert (backlog.peek(), backlog.peek_new()) == (front, None)
     assert backlog.pop() is front
     assert len(backlog) == 0
+
+
+def fill_loras(backlog: Backlog, *names: str, tenant: str = "") -> None:
+    """Requests `a.1`, …, each with the adapter of its letter; those of `0.1` have none."""
+    for now, name in enumerate(names):
+        lora_id = 0 if name[0] == "0" else ord(name[0])
+        spec = make_spec(name, 10, tenant=tenant, lora_id=lora_id)
+        backlog.push(Group(spec, 1, 100, float(now)), float(now))
+
+
+def test_adapters_of_a_tenant_take_turns_by_the_tokens_of_their_prompts() -> None:
+    backlog = Backlog("fcfs", 60.0)
+    fill_loras(backlog, "a.1", "a.2", "a.3", "0.1", "b.1", "b.2", "0.2")
+    assert drain(backlog) == ["a.1", "0.1", "b.1", "a.2", "0.2", "b.2", "a.3"]
+
+
+def test_with_priorities_the_first_of_all_adapters_is_next() -> None:
+    backlog = Backlog("priority", 60.0)
+    fill_loras(backlog, "a.1", "a.2", "b.1", "a.3")
+    assert drain(backlog) == ["a.1", "a.2", "b.1", "a.3"]
+
+
+def test_requests_that_wait_for_a_slot_are_passed() -> None:
+    backlog = Backlog("fcfs", 60.0)
+    fill_loras(backlog, "a.1", "a.2", "b.1", tenant="one")
+    fill_loras(backlog, "a.3", "0.1", tenant="another")
+    passed = {ord("a")}
+    seen: list[str] = []
+    while (group := backlog.peek(passed)) is not None:
+        seen.append(group.spec.request_id)
+        backlog.take(group)
+    assert seen == ["b.1", "0.1"]
+    assert sorted(drain(backlog)) == ["a.1", "a.2", "a.3"]
+
+
+def test_interrupted_requests_are_passed_too() -> None:
+    backlog = Backlog("fcfs", 60.0)
+    groups = [Group(make_spec(name, 10, lora_id=lora_id), 1, 100, 0.0) for name, lora_id in (("x", 1), ("y", 2))]
+    backlog.push_front(groups)
+    assert backlog.peek({1}) is groups[1]
+    assert backlog.peek({1, 2}) is None

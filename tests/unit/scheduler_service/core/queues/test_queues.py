@@ -38,21 +38,22 @@ def test_order() -> None:
 def test_only_so_many_are_tried() -> None:
     sequences = make_sequences(MAX_REFUSED + 5)
     queue = fill(sequences)
-    assert [queue.peek(refused) for refused in range(MAX_REFUSED + 1)] == sequences[: MAX_REFUSED + 1]
-    assert queue.peek(MAX_REFUSED + 1) is None
+    assert [queue.peek(place) for place in range(MAX_REFUSED + 1)] == sequences[: MAX_REFUSED + 1]
+    assert queue.peek(0, sequences[: MAX_REFUSED + 1]) is None
 
 
 def test_the_first_is_passed_only_so_often() -> None:
     sequences = make_sequences(MAX_OVERTAKES + 5)
     queue = fill(sequences)
+    first = sequences[:1]
     for sequence in sequences[1 : MAX_OVERTAKES + 1]:
-        assert queue.peek(1) is sequence
-        queue.take(sequence, 1)
-    assert queue.peek(1) is None
+        assert queue.peek(1, first) is sequence
+        queue.take(sequence, first)
+    assert queue.peek(1, first) is None
     assert queue.peek(0) is sequences[0]
-    queue.take(sequences[0], 0)
-    assert queue.peek(1) is sequences[-3]  # the next one has patience of its own
-    queue.take(sequences[-3], 1)
+    queue.take(sequences[0])
+    assert queue.peek(1, sequences[-4:-3]) is sequences[-3]  # the next one has patience of its own
+    queue.take(sequences[-3], sequences[-4:-3])
     assert queue._num_overtakes == 1
 
 
@@ -105,9 +106,9 @@ def test_ten_thousand_waiting_are_not_looked_at(monkeypatch: pytest.MonkeyPatch)
     tried: list[int] = []
     peek = WaitingQueue.peek
 
-    def watched(queue: WaitingQueue, num_refused: int) -> Sequence | None:
-        tried.append(num_refused)
-        return peek(queue, num_refused)
+    def watched(queue: WaitingQueue, place: int, refused: list[Sequence]) -> Sequence | None:
+        tried.append(place)
+        return peek(queue, place, refused)
 
     monkeypatch.setattr(WaitingQueue, "peek", watched)
     for _ in range(30):
