@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kernels.collectives import Ranks
+    from kernels.cuda.quantized import Quantized
     from kernels.ops import AttentionBatch, AttentionShape, BlockTables, CapturedStep, CaptureSizes, PackedLinear
 
 
@@ -47,6 +48,8 @@ class CudaBackend:
         kinds = {"invariant": invariant, quantization: quantization != "none"}
         self.name = "/".join(["cuda", *(kind for kind, holds in kinds.items() if holds)])
         self._eight_bits = FORMATS[quantization]
+        # What the last norm gave: the next product is most often of these rows.
+        self._normed: Quantized | None = None
         on_gpu = device.type == "cuda"
         self.launcher: Launcher = CudaLauncher(device) if on_gpu else IMMEDIATE
         self.sampling = CudaSampling(device)
@@ -89,7 +92,7 @@ class CudaBackend:
         """Multiplies rows by a packed weight."""
         weight = cast("CudaLinear", packed)
         if not weight.is_partial:
-            return weight(hidden, wide=wide)
+            return weight(hidden, wide=wide, known=self._normed)
         sums = weight(hidden)
         self._ranks.stage.add(sums)
         return weight.rounded(sums)
@@ -125,7 +128,9 @@ class CudaBackend:
         self, hidden: Tensor, weight: Tensor, epsilon: float, residual: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Adds the residual, then normalises."""
-        return elementwise.rms_norm(hidden, weight, epsilon, residual)
+        into = self._eight_bits if self._eight_bits is not None and self._eight_bits.quantizes_rows else None
+        normed, total, self._normed = elementwise.rms_norm(hidden, weight, epsilon, residual, into)
+        return normed, total
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """Computes `silu(gate) * up`."""

@@ -17,10 +17,12 @@ import triton
 import triton.language as tl
 
 from kernels.cuda import launch_table
+from kernels.cuda.quantized import SMALLEST_MAGNITUDE, Quantized, quantize_leaf
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kernels.cuda.quantized import Format
     from kernels.ops import AttentionBatch, AttentionShape
 
 
@@ -32,33 +34,43 @@ def _inverse_root_mean_square(squares, count, epsilon):
 
 @triton.jit
 def _rms_norm(
-    hidden, residual, weight, normed, total, width, count, epsilon, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr
+    hidden, residual, weight, normed, total, values, scales, width, count, epsilon,
+    HAS_RESIDUAL: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * width
     columns = tl.arange(0, BLOCK)
     inside = columns < width
-    values = tl.load(hidden + row + columns, inside, 0)
+    numbers = tl.load(hidden + row + columns, inside, 0)
     if HAS_RESIDUAL:
         added = tl.load(residual + row + columns, inside, 0)
-        values = (values.to(tl.float32) + added.to(tl.float32)).to(values.dtype)
-        tl.store(total + row + columns, values, inside)
-    wide = values.to(tl.float32)
-    scaled = (wide * _inverse_root_mean_square(tl.sum(wide * wide, 0), count, epsilon)).to(values.dtype)
+        numbers = (numbers.to(tl.float32) + added.to(tl.float32)).to(numbers.dtype)
+        tl.store(total + row + columns, numbers, inside)
+    wide = numbers.to(tl.float32)
+    scaled = (wide * _inverse_root_mean_square(tl.sum(wide * wide, 0), count, epsilon)).to(numbers.dtype)
     # A product of two values of 16 bits is exact in float32.
-    result = scaled.to(tl.float32) * tl.load(weight + columns, inside, 0).to(tl.float32)
-    tl.store(normed + row + columns, result.to(values.dtype), inside)
+    result = (scaled.to(tl.float32) * tl.load(weight + columns, inside, 0).to(tl.float32)).to(numbers.dtype)
+    tl.store(normed + row + columns, result, inside)
+    if LARGEST > 0:
+        scale = scales + tl.program_id(0)
+        quantize_leaf(result.to(tl.float32), values + row + columns, scale, LARGEST, SMALLEST, inside)
 
 
-def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-    """See `kernels.ops.Backend.rms_norm`."""
+def rms_norm(
+    hidden: Tensor, weight: Tensor, epsilon: float, residual: Tensor | None, into: Format | None = None
+) -> tuple[Tensor, Tensor, Quantized | None]:
+    """See `kernels.ops.Backend.rms_norm`. Quantizes the result too, in the same pass, if there is a format for it."""
     num_rows, width = hidden.shape
     normed = hidden.new_empty(num_rows, width)
     total = hidden if residual is None else hidden.new_empty(num_rows, width)
+    made = None if into is None else Quantized.empty(normed, into)
     if num_rows:
         columns = (hidden, hidden if residual is None else residual, weight, normed, total)
-        launch = launch_table.norm_launch(width)
-        _rms_norm[(num_rows,)](*columns, width, float(width), epsilon, residual is not None, **launch.options)
-    return normed, total
+        levels = (hidden, hidden) if made is None else (made.values, made.scales)
+        _rms_norm[(num_rows,)](
+            *columns, *levels, width, float(width), epsilon, residual is not None,
+            0.0 if into is None else float(into.largest), SMALLEST_MAGNITUDE, **launch_table.norm_launch(width).options,
+        )  # fmt: skip
+    return normed, total, made
 
 
 @triton.jit

@@ -25,7 +25,7 @@ from kernels.invariance import MAX_ROWS, NUM_ROWS, keeps_rows, random_numbers
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from kernels.cuda.quantized import Format
+    from kernels.cuda.quantized import Format, Quantized
 
 # The parts of a weight's rows that ranks may hold.
 SHARES = (2, 4, 8)
@@ -86,7 +86,8 @@ class CudaLinear:
         self.is_table = not gated and eight_bits is None
         self.leaves = leaves
         self.way = FAST
-        self.weight, self.scales = (whole, None) if eight_bits is None else quantize(whole, eight_bits, leaves)
+        made = None if eight_bits is None else quantize(whole, eight_bits, leaves)
+        self.weight, self.scales = (whole, None) if made is None else (made.values, made.scales)
         self.bias = bias
         self._eight_bits = eight_bits
 
@@ -99,15 +100,16 @@ class CudaLinear:
         """Returns whether the product can be made so."""
         return way.method is not Method.PADDED or not (self.leaves > 1 or self.is_partial or self.scales is not None)
 
-    def __call__(self, rows: Tensor, *, wide: bool = False) -> Tensor:
+    def __call__(self, rows: Tensor, *, wide: bool = False, known: Quantized | None = None) -> Tensor:
         """Multiplies rows [R, in_features] of any row stride -> [R, out_features] in the dtype.
 
-        In float32 if `wide`, or if the weight is partial, and then without the bias: see `rounded`.
+        In float32 if `wide`, or if the weight is partial, and then without the bias: see `rounded`. What is `known` in
+        8 bits, these rows or others, was quantized whole.
         """
         wide = wide or self.is_partial
         dtype, bias = torch.float32 if wide else self.dtype, None if self.is_partial else self.bias
         if not self._uses_library:
-            return self._own_product(rows, bias, gated=self.is_gated, dtype=dtype)
+            return self._own_product(rows, bias, gated=self.is_gated, dtype=dtype, known=known)
         products = self.library_products(rows, wide=wide)
         plain = bias is None and not self.is_gated
         return products if plain else finish(products, bias, gated=self.is_gated, dtype=dtype)
@@ -133,10 +135,14 @@ class CudaLinear:
     def _uses_library(self) -> bool:
         return self.way.method in (Method.LIBRARY, Method.PADDED) and self.leaves == 1 and self.scales is None
 
-    def _own_product(self, rows: Tensor, bias: Tensor | None, *, gated: bool, dtype: torch.dtype) -> Tensor:
+    def _own_product(
+        self, rows: Tensor, bias: Tensor | None, *, gated: bool, dtype: torch.dtype, known: Quantized | None = None
+    ) -> Tensor:
         row_scales = None
         if self._eight_bits is not None and self._eight_bits.quantizes_rows:
-            rows, row_scales = quantize(rows, self._eight_bits, self.leaves)
+            if known is None or known.rows is not rows or self.leaves > 1:
+                known = quantize(rows, self._eight_bits, self.leaves)
+            rows, row_scales = known.values, known.scales
         return multiply(
             rows,
             self.weight,

@@ -46,6 +46,39 @@ FORMATS = {"none": None, "int8": INT8, "fp8": FP8}
 """How weights are held, by the names of `kernels.select`; None: as they came."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Quantized:
+    """Rows in 8 bits."""
+
+    rows: Tensor
+    """[R, K]: what they were."""
+    values: Tensor
+    """[R, K] in the format's dtype."""
+    scales: Tensor
+    """[R, leaves] float32: what 1 is worth, not a number in a leaf that holds one not finite."""
+
+    @classmethod
+    def empty(cls, rows: Tensor, into: Format, leaves: int = 1) -> Quantized:
+        """Makes room for rows [R, K]."""
+        values = rows.new_empty(*rows.shape, dtype=into.dtype)
+        return cls(rows, values, rows.new_empty(len(rows), leaves, dtype=torch.float32))
+
+
+@triton.jit
+def quantize_leaf(wide, values, scale, LARGEST: tl.constexpr, SMALLEST: tl.constexpr, is_feature):
+    """Writes a leaf's numbers (float32, zeros where there is no feature) to `values`, and what 1 is worth."""
+    magnitudes = tl.abs(wide)
+    largest = tl.max(magnitudes)
+    num_strange = tl.sum(tl.where(magnitudes < float("inf"), 0, 1))
+    # Rounded as the definition's are: `/` alone may be in the last place on a GPU.
+    inverse = tl.where(largest < SMALLEST, 0.0, tl.div_rn(LARGEST, tl.maximum(largest, SMALLEST)))
+    scaled = wide * inverse
+    if values.dtype.element_ty == tl.int8:
+        scaled = scaled + WHOLE - WHOLE
+    tl.store(values, scaled.to(values.dtype.element_ty), mask=is_feature)
+    tl.store(scale, tl.where(num_strange == 0, tl.div_rn(largest, LARGEST), float("nan")))
+
+
 @triton.jit
 def _quantize(
     rows,
@@ -62,36 +95,20 @@ def _quantize(
     k = tl.arange(0, BLOCK)
     is_feature = k < FEATURES
     wide = tl.load(rows + m * row_stride + leaf * FEATURES + k, mask=is_feature, other=0.0).to(tl.float32)
-    magnitudes = tl.abs(wide)
-    largest = tl.max(magnitudes)
-    num_strange = tl.sum(tl.where(magnitudes < float("inf"), 0, 1))
-    # Rounded as the definition's are: `/` alone may be in the last place on a GPU.
-    inverse = tl.where(largest < SMALLEST, 0.0, tl.div_rn(LARGEST, tl.maximum(largest, SMALLEST)))
-    scaled = wide * inverse
-    if values.dtype.element_ty == tl.int8:
-        scaled = scaled + WHOLE - WHOLE
     target = values + m * (LEAVES * FEATURES) + leaf * FEATURES + k
-    tl.store(target, scaled.to(values.dtype.element_ty), mask=is_feature)
-    worth = tl.where(num_strange == 0, tl.div_rn(largest, LARGEST), float("nan"))
-    tl.store(scales + m * LEAVES + leaf, worth)
+    quantize_leaf(wide, target, scales + m * LEAVES + leaf, LARGEST, SMALLEST, is_feature)
 
 
-def quantize(rows: Tensor, into: Format, leaves: int = 1) -> tuple[Tensor, Tensor]:
-    """Quantizes each leaf of each row [R, K], of any row stride, by its largest magnitude, in one pass.
-
-    Returns:
-        [R, K] in the format's dtype, and [R, leaves] float32: what 1 is worth, not a number in a leaf that holds one
-        not finite.
-    """
+def quantize(rows: Tensor, into: Format, leaves: int = 1) -> Quantized:
+    """Quantizes each leaf of each row [R, K], of any row stride, by its largest magnitude, in one pass."""
+    made = Quantized.empty(rows, into, leaves)
     num_rows, in_features = rows.shape
-    values = rows.new_empty(num_rows, in_features, dtype=into.dtype)
-    scales = rows.new_empty(num_rows, leaves, dtype=torch.float32)
     features = in_features // leaves
     if num_rows:
         _quantize[(num_rows, leaves)](
             rows,
-            values,
-            scales,
+            made.values,
+            made.scales,
             rows.stride(0),
             LARGEST=float(into.largest),
             SMALLEST=SMALLEST_MAGNITUDE,
@@ -100,4 +117,4 @@ def quantize(rows: Tensor, into: Format, leaves: int = 1) -> tuple[Tensor, Tenso
             # A product and a sum that were fused would be rounded once, and the definition's are rounded twice.
             **launch_table.norm_launch(features).options,
         )
-    return values, scales
+    return made

@@ -44,12 +44,12 @@ def test_norms_are_the_references(width: int, dtype: torch.dtype, monkeypatch: p
     for residual in (None, eighths(5, width, dtype=dtype, seed=1)):
         hidden = eighths(5, width, dtype=dtype)
         added = None if residual is None else residual.to(DEVICE)
-        normed, total = elementwise.rms_norm(hidden.to(DEVICE), weight.to(DEVICE), 1e-5, added)
+        normed, total, _ = elementwise.rms_norm(hidden.to(DEVICE), weight.to(DEVICE), 1e-5, added)
         expected = reference.rms_norm(hidden, weight, 1e-5, residual)
         assert_equal_bits(total, expected[1])
         assert_equal_bits(normed, expected[0])
         hidden = random(5, width, dtype=dtype, seed=3)
-        normed, total = elementwise.rms_norm(hidden.to(DEVICE), weight.to(DEVICE), 1e-5, added)
+        normed, total, _ = elementwise.rms_norm(hidden.to(DEVICE), weight.to(DEVICE), 1e-5, added)
         expected = reference.rms_norm(hidden, weight, 1e-5, residual)
         assert_equal_bits(total, expected[1])
         assert_one_rounding(normed, expected[0])
@@ -78,7 +78,7 @@ def test_activations_at_the_ends_of_their_range(dtype: torch.dtype):
 @for_dtypes
 def test_rows_have_the_same_bits_in_any_company(dtype: torch.dtype):
     rows, weight = random(9, 131, dtype=dtype).to(DEVICE), random(131, dtype=dtype, seed=1).to(DEVICE)
-    normed, _ = elementwise.rms_norm(rows, weight, 1e-5, rows.flip(1))
+    normed, _, _ = elementwise.rms_norm(rows, weight, 1e-5, rows.flip(1))
     active = elementwise.silu_and_mul(rows.repeat(1, 2))
     for first, last in ((0, 1), (3, 5), (2, 9)):
         part = rows[first:last]

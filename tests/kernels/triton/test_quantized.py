@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from kernels.cuda import linear as linear_module
 from kernels.cuda.backend import CudaBackend
 from kernels.cuda.linear import CudaLinear, Method, Way
 from kernels.cuda.quantized import FP8, INT8, MAX_INT8_FEATURES, quantize
@@ -35,14 +36,15 @@ def test_rows_are_quantized_as_defined(eight_bits: Format, dtype: torch.dtype, f
     # Halves, of which rounding up would show.
     rows[5] = torch.arange(features).remainder(254) / 2
     rows[5, :: features // leaves] = 127
-    values, scales = quantize(rows.to(DEVICE), eight_bits, leaves)
+    made = quantize(rows.to(DEVICE), eight_bits, leaves)
+    values, scales = made.values, made.scales
     assert values.shape == rows.shape
     define = int8.quantize_rows if eight_bits is INT8 else fp8.quantize_rows
     for leaf, part in enumerate(rows.chunk(leaves, 1)):
         expected, expected_scales = define(part)
         assert torch.equal(scales[:, leaf].cpu(), expected_scales)
         assert torch.equal(bits(values.chunk(leaves, 1)[leaf]), bits(expected))
-    assert quantize(rows[:0].to(DEVICE), eight_bits, leaves)[1].shape == (0, leaves)
+    assert quantize(rows[:0].to(DEVICE), eight_bits, leaves).scales.shape == (0, leaves)
 
 
 @pytest.mark.parametrize(
@@ -151,3 +153,18 @@ def test_a_backend_multiplies_as_it_is_told():
         assert torch.equal(got, int8.linear_int8(hidden, weight, leaves=leaves))
     assert backend.name == "cuda/invariant/int8"
     assert CudaBackend(DEVICE, quantization="fp8").name == "cuda/fp8"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_norm_quantizes_what_is_multiplied_next(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+    weight, hidden = random(16, 200, dtype=dtype, seed=1), random(5, 200, dtype=dtype)
+    hidden[3, 7] = torch.inf
+    backend = CudaBackend(DEVICE, quantization="int8")
+    packed = backend.pack_linear(weight.to(DEVICE))
+    normed, _ = backend.rms_norm(hidden.to(DEVICE), random(200, dtype=dtype, seed=2).to(DEVICE), 1e-5)
+    expected = int8.linear_int8(normed.cpu(), weight)
+    assert expected.isnan().any(1).tolist() == [False, False, False, True, False]
+    others = backend.linear(normed.clone(), packed, wide=True).cpu()
+    monkeypatch.setattr(linear_module, "quantize", None)
+    for got in (others, backend.linear(normed, packed, wide=True).cpu()):
+        assert torch.equal(got.nan_to_num(), expected.nan_to_num())
