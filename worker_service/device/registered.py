@@ -85,7 +85,7 @@ def allocate_registered(num_bytes: int, device: torch.device, registry: Registry
             "swaps will be slow: the host pool cannot be registered with the GPU",
             error=error,
             bytes=num_bytes,
-            hint="raise the limit of locked memory (ulimit -l), or choose a smaller --swap-space-gib",
+            hint="choose a smaller --swap-space-gib, or raise the limits of memory and of locked memory",
         )
     else:
         memory.registered = registry, tensor.data_ptr()
