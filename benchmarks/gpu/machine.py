@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import subprocess
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
@@ -67,11 +66,10 @@ def main() -> None:
         ceilings[name] = amount / stage.seconds_of(run)
         stage.keep("ceilings", ceilings)
 
-    on_gpu = stage.device.type == "cuda"
     source = torch.rand(2**20 if stage.is_dry else 2**28, device=stage.device)
     target = torch.empty_like(source)
     measure("bandwidth", lambda: target.copy_(source), 2 * source.nbytes)
-    host = torch.empty(source.shape, pin_memory=on_gpu)
+    host = torch.empty(source.shape, pin_memory=stage.device.type == "cuda")
     measure("to_host", lambda: host.copy_(source), source.nbytes)
     measure("from_host", lambda: source.copy_(host), source.nbytes)
     size = 128 if stage.is_dry else 8192
@@ -79,12 +77,9 @@ def main() -> None:
     for dtype in (torch.bfloat16, torch.float32):
         left, right = first.to(dtype), second.to(dtype)
         measure(name_of(dtype), lambda left=left, right=right: left @ right, 2 * size**3)
-    if on_gpu:
-        left, right = (each.to(torch.float8_e4m3fn) for each in (first, second))
-        one = torch.ones((), device=stage.device)
-        scaled_mm = torch._scaled_mm  # pyright: ignore[reportPrivateImportUsage]
-        multiply = partial(scaled_mm, scale_a=one, scale_b=one, out_dtype=torch.float32, use_fast_accum=True)
-        measure(name_of(left.dtype), lambda: multiply(left, right.T), 2 * size**3)
+    multiply = torch._int_mm  # pyright: ignore[reportPrivateImportUsage]
+    left, right = ((each * 30).to(torch.int8) for each in (first, second))
+    measure(name_of(left.dtype), lambda: multiply(left, right.T), 2 * size**3)
 
 
 def name_of(dtype: torch.dtype) -> str:

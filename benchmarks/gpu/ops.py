@@ -8,7 +8,7 @@ attention did not get the instructions of warp groups.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -18,6 +18,7 @@ from benchmarks.gpu.shapes import BLOCK_SIZE, block_tables, greedy, shape
 from benchmarks.gpu.stage import Stage, start
 from kernels.cuda import gemm
 from kernels.cuda.backend import CudaBackend
+from kernels.cuda.linear import Method, Way
 from kernels.cuda.plan import StepLengths, make_work_list
 from kernels.ops import AttentionShape, kv_pool_shape
 from tests.kit.kernels.triton_interpreter import IS_INTERPRETED
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from kernels.cuda.linear import CudaLinear
     from worker_service.models.model_config import ModelConfig
 
 # Copies of what is read are so large together that no cache of the device holds them.
@@ -42,45 +44,45 @@ class OpTable:
         self._config = config
         self._backend = CudaBackend(stage.device)
         self._invariant = CudaBackend(stage.device, invariant=True)
+        self._in_8_bits = {f", {name}": CudaBackend(stage.device, quantization=name) for name in ("int8", "fp8")}
         self._heads = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, config.head_dim**-0.5)
 
     def _random(self, *sizes: int) -> Tensor:
         return random_tensor(f"{sizes}", sizes, 1.0, self._config.dtype, self._stage.device)
 
     def linears(self, row_counts: Sequence[int]) -> None:
-        """The five products, by the number of rows: by cuBLAS, and by our kernel, which keeps a row's bits."""
-        config, size = self._config, self._config.dtype.itemsize
+        """The five products: by cuBLAS; by our kernel, which keeps a row's bits; and by it, of weights in 8 bits."""
+        config = self._config
         hidden, inner, queries = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
         keys = config.num_kv_heads * config.head_dim
-        weights = {
-            "qkv": (queries + 2 * keys, hidden, False),
-            "output": (hidden, queries, False),
-            "gate_up": (2 * inner, hidden, True),
-            "down": (hidden, inner, False),
-            "head": (config.vocab_size, hidden, False),
+        for name, num_out, num_in, gated in (
+            ("qkv", queries + 2 * keys, hidden, False),
+            ("output", hidden, queries, False),
+            ("gate_up", 2 * inner, hidden, True),
+            ("down", hidden, inner, False),
+            ("head", config.vocab_size, hidden, False),
+        ):
+            weight, most = self._random(num_out, num_in), 512 if name == "head" else max(row_counts)
+            for way, backend in {"": self._backend, ", our kernel": self._backend, **self._in_8_bits}.items():
+                packed = cast("CudaLinear", backend.pack_linear([weight], gated=gated))
+                count = 1 if IS_INTERPRETED else -(-UNCACHED_BYTES // packed.num_bytes)
+                again = [cast("CudaLinear", backend.pack_linear([weight], gated=gated)) for _ in range(count - 1)]
+                for each in (packed, *again) if way == ", our kernel" else ():
+                    each.way = Way(Method.TILED)
+                for rows in (rows for rows in row_counts if rows <= most):
+                    self._linear(f"linear {name} {rows} rows{way}", rows, num_out, [packed, *again])
+
+    def _linear(self, name: str, num_rows: int, num_out: int, copies: Sequence[CudaLinear]) -> None:
+        """A product by weights that are alike, one after another, so that no cache has what is read."""
+        num_in, dtype = copies[0].in_features, self._config.dtype
+        rows = self._random(num_rows, num_in)
+        rate = torch.int8 if copies[0].weight.dtype is torch.int8 else dtype
+        work = {
+            "bandwidth": copies[0].num_bytes + num_rows * (num_in + copies[0].out_features) * dtype.itemsize,
+            name_of(rate): 2.0 * num_rows * num_out * num_in,
         }
-        for name, (num_out, num_in, gated) in weights.items():
-            weight = self._random(num_out, num_in)
-            count = 1 if IS_INTERPRETED else -(-UNCACHED_BYTES // weight.nbytes)
-            copies = [weight.clone() for _ in range(count)]
-            packed = [self._backend.pack_linear([copy], gated=gated) for copy in copies]
-            for rows in row_counts:
-                if name == "head" and rows > 256:
-                    continue
-                hidden_rows = self._random(rows, num_in)
-                work = {
-                    "bandwidth": (num_out * num_in + rows * (num_in + num_out)) * size,
-                    name_of(config.dtype): 2.0 * rows * num_out * num_in,
-                }
-                ways = {
-                    "": lambda rows=hidden_rows, packed=packed: [self._backend.linear(rows, each) for each in packed],
-                    ", our kernel": lambda rows=hidden_rows, copies=copies, gated=gated: [
-                        gemm.multiply(rows, each, gated=gated) for each in copies
-                    ],
-                }
-                for way, run in ways.items():
-                    line = f"linear {name} {rows} rows{way}"
-                    self._stage.measure(line, run, work, calls=count, recorded=True)
+        calls = len(copies)
+        self._stage.measure(name, lambda: [each(rows) for each in copies], work, calls=calls, recorded=True)
 
     def elementwise(self, row_counts: Sequence[int]) -> None:
         """Norms and the activation."""
@@ -182,9 +184,9 @@ class OpTable:
 def attend(table: OpTable, *, is_dry: bool) -> None:
     """Times attention in steps of all kinds."""
     short, long, repeats = (32, 12, 1) if is_dry else (1024, 8192, 8)
-    for batch in (1, 3) if is_dry else (1, 64, 256):
+    for batch in (2,) if is_dry else (1, 64, 256):
         table.attention(f"decode {batch} x {short}", [1] * batch, [short] * batch)
-    mixed = [short // 16 * 4**power for power in range(3 if is_dry else 5)] * repeats
+    mixed = [short // 16 * 4**power for power in range(2 if is_dry else 5)] * repeats
     table.attention(f"decode {len(mixed)} of {min(mixed)} to {max(mixed)}", [1] * len(mixed), mixed)
     for length in (long,) if is_dry else (2 * short, long):
         table.attention(f"prefill {length}", [length], [length])
@@ -194,7 +196,7 @@ def main() -> bool:
     """Times everything; returns whether a prefill got its instructions."""
     stage = start(__doc__)
     table = OpTable(stage, shape(is_dry=stage.is_dry))
-    counts = (1, 3) if stage.is_dry else (1, 8, 64, 256, 2048)
+    counts = (3,) if stage.is_dry else (1, 64, 256, 2048)
     with launched_kernels() as kernels:
         # What matters most comes first.
         attend(table, is_dry=stage.is_dry)
@@ -202,7 +204,7 @@ def main() -> bool:
         stage.keep("instructions", found)
         table.linears(counts)
         table.elementwise(counts)
-        table.sampling(counts[:-1])
+        table.sampling(counts[:3])
         table.blocks(4 if stage.is_dry else 64)
         stage.keep("instructions", check(kernels.values())[0])
     return is_right

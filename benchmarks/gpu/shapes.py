@@ -43,7 +43,7 @@ TINY = {
     **LLAMA_8B,
     # A processor has no products of half floats with results in float32.
     "dtype": "float32",
-    "vocab_size": 512,
+    "vocab_size": 128,
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 1,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 # A line is timed at least so often and so long, in rounds of so long, in seconds.
-ROUNDS, SECONDS, ROUND_SECONDS = 5, 0.25, 0.05
+ROUNDS, SECONDS, ROUND_SECONDS = 5, 0.2, 0.04
 # Calls of one graph, at most.
 MAX_RECORDED = 20
 

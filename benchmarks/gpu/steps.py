@@ -117,8 +117,9 @@ class Steps:
         flops += 4.0 * seen * config.num_layers * config.num_heads * config.head_dim
         num_bytes = self.model.parameter_bytes + sum(lengths) * token_bytes
         pipeline, work = Pipeline(self._backend, depth), self._work(num_new, lengths, graphs=graphs)
+        rate = torch.int8 if self._mode == ", int8" else config.dtype
         self._stage.measure(
-            name + self._mode, lambda: pipeline.step(work), {"bandwidth": num_bytes, name_of(config.dtype): flops}
+            name + self._mode, lambda: pipeline.step(work), {"bandwidth": num_bytes, name_of(rate): flops}
         )
 
     def _work(
@@ -204,16 +205,21 @@ def main() -> None:
     context, batches, prompts = (20, (2,), (12,)) if stage.is_dry else (1024, (1, 8, 64, 256), (2048, 8192))
     longest = [context] * batches[-1], [prompts[-1]]
     ablated = batches[len(batches) // 2]
-    for mode, is_invariant in (("", False), (", invariant", True)):
-        steps = Steps(stage, CudaBackend(stage.device, invariant=is_invariant), mode, longest)
-        if is_invariant:
+    modes = {
+        "": CudaBackend(stage.device),
+        ", invariant": CudaBackend(stage.device, invariant=True),
+        ", int8": CudaBackend(stage.device, quantization="int8"),
+    }
+    for mode, backend in list(modes.items())[: 2 if stage.is_dry else None]:
+        steps = Steps(stage, backend, mode, longest)
+        if mode == ", invariant":
             steps.probe()
         steps.capture(batches[-1] if stage.is_dry else prompts[0], batches[-1], max(context, prompts[0]))
         for batch in batches:
             steps.measure(f"decode {batch} x {context}", [1] * batch, [context] * batch)
         for length in prompts:
             steps.measure(f"prefill {length}", [length], [length])
-        if not is_invariant:
+        if not mode:
             steps.profile(f"decode {ablated} x {context}", [1] * ablated, [context] * ablated)
             for batch in sorted({batches[0], ablated}):
                 name, lengths = f"decode {batch} x {context}", [context] * batch

@@ -45,6 +45,7 @@ def test_a_dry_day_leaves_every_result(tmp_path: Path) -> None:
         "## The machine",
         "0 failures, 0 errors",
         "| linear gate_up 3 rows, our kernel |",
+        "| linear down 3 rows, int8 |",
         "| paged_attention prefill 12, invariant |",
         "They were not checked: kernels are interpreted.",
         "| decode 2 x 20, invariant |",
