@@ -99,10 +99,12 @@ class StepInputs:
     """[S], contiguous."""
     block_tables: npt.NDArray[np.int32]
     """[S, widest], its rows contiguous."""
-    token_ids: npt.NDArray[np.int64] | Tensor
-    """[T]: a tensor where the backend is not on a processor, and ids may be known there alone."""
+    token_ids: npt.NDArray[np.int64]
+    """[T]: -1 - row in place of an id that the device alone knows, the last token of a row of `last_tokens`."""
     chosen: npt.NDArray[np.int64]
     """[R]: rows of which logits are made, in any order and also more than once."""
+    last_tokens: Tensor | None = None
+    """[rows] int64 on the device, as for `SamplingOps.take_last_tokens`; None where all ids are known."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

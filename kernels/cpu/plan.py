@@ -16,6 +16,7 @@ import torch
 from kernels.cpu.huge_pages import ALIGNMENT, allocate_huge
 from kernels.cpu.library import Inputs, Joint, Kind, Op, Rows, Scheme, op_array
 from kernels.cpu.packed import ELEMENT_TYPES
+from kernels.launching import take_last_tokens
 from kernels.ops import CaptureSizes, StepInputs, StepOutputs
 
 if TYPE_CHECKING:
@@ -109,7 +110,10 @@ class CapturedPlan:
     def replay(self, step: StepInputs, *, with_logits: bool) -> StepOutputs:
         """Computes a step."""
         num_chosen = len(step.chosen) if self._vocab_size else 0
-        self._token_ids[: len(step.token_ids)] = step.token_ids
+        token_ids = step.token_ids
+        if step.last_tokens is not None:
+            token_ids = take_last_tokens(torch.from_numpy(token_ids), step.last_tokens).numpy()
+        self._token_ids[: len(token_ids)] = token_ids
         logits = torch.empty(num_chosen, self._vocab_size) if with_logits else None
         best, finite = np.empty(num_chosen, np.int64), np.empty(num_chosen, np.bool_)
         best_values = np.empty(num_chosen, np.float32)

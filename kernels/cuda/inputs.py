@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from kernels.cuda.plan import StepLengths
+from kernels.cuda.tokens.last_tokens import take_last_tokens
 from kernels.ops import AttentionBatch, StepInputs
 
 if TYPE_CHECKING:
@@ -56,7 +57,9 @@ class PaddedInputs:
         num_words = self._first_table + bucket.num_seqs * self._widest
         self._words = torch.zeros(num_words, dtype=torch.int32, device=device)
         nothing = np.zeros(0, np.int64)
-        self.fill(StepInputs(nothing, nothing, np.zeros((0, 1), np.int32), nothing, nothing))
+        # With unknown tokens, so that what takes these is compiled.
+        no_token = torch.zeros(1, dtype=torch.int64, device=device)
+        self.fill(StepInputs(nothing, nothing, np.zeros((0, 1), np.int32), nothing, nothing, no_token))
 
     def fill(self, step: StepInputs) -> None:
         """Sends a step that fits into the bucket, and waits for nothing on the device."""
@@ -70,8 +73,7 @@ class PaddedInputs:
         at_width[0] = width
         new[:count], lens[:count], chosen[: len(step.chosen)] = step.num_new_tokens, step.seq_lens, step.chosen
         num_tokens = len(step.token_ids)
-        if isinstance(step.token_ids, np.ndarray):
-            ids[:num_tokens] = step.token_ids
+        ids[:num_tokens] = step.token_ids
         if num_tokens < len(ids):
             # One each where these are decodes.
             share, rest = divmod(len(ids) - num_tokens, len(new) - count)
@@ -79,8 +81,10 @@ class PaddedInputs:
             new[count] += rest
         words[self._first_table :] = step.block_tables.ravel()
         self._words[:num_words].copy_(host, non_blocking=True)
-        if isinstance(step.token_ids, torch.Tensor):
-            self._words[self._columns[-1]][:num_tokens].copy_(step.token_ids)
+        if step.last_tokens is not None:
+            # Before the graph: the table moves when it grows.
+            token_ids = self._words[self._columns[-1]]
+            take_last_tokens(token_ids, step.last_tokens, token_ids)
 
     @property
     def chosen(self) -> Tensor:

@@ -45,11 +45,13 @@ class CudaSampling:
         return self.launch_choose(logits, choices).cpu().numpy()
 
     def launch_choose(self, logits: Tensor, choices: Choices) -> Tensor:
-        """Chooses on the device, which gets one copy of what the rows ask for."""
+        """Chooses on the device, which gets one copy of what the rows ask for, if any is drawn."""
         drawn = choices.temperatures > 0
+        if not drawn.any():
+            return choice.choose(logits, None, drawn=False, filtered=False)
         filtered = drawn & ((choices.top_k > 0) | (choices.top_p < 1) | (choices.min_p > 0))
         table = upload(choice.pack_choices(choices), self._device)
-        return choice.choose(logits, table, drawn=bool(drawn.any()), filtered=bool(filtered.any()))
+        return choice.choose(logits, table, drawn=True, filtered=bool(filtered.any()))
 
     take_last_tokens = staticmethod(last_tokens.take_last_tokens)
     put_last_tokens = staticmethod(last_tokens.put_last_tokens)

@@ -65,6 +65,7 @@ class ModelRunner:
         self._has_head = loaded.model.share.is_last_stage
         # The token that each row of the batch sampled last, int64 on the device.
         self._last_tokens = torch.zeros(0, dtype=torch.int64, device=self.backend.device)
+        self._rows_of: tuple[StepLayout, Tensor] | None = None
 
     @property
     def depth(self) -> int:
@@ -127,8 +128,7 @@ class ModelRunner:
             if not len(layout.rows):
                 return torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.bool)
             token_ids, finite = self._compute(forward_batch, rows, cache, num_rows)
-            rows_on_device = self._to_device(layout.sampled.rows)
-            self.backend.sampling.put_last_tokens(self._last_tokens, rows_on_device, token_ids)
+            self.backend.sampling.put_last_tokens(self._last_tokens, self._sampled_rows(layout), token_ids)
             return token_ids, finite
 
         return self.backend.launcher.launch(work)
@@ -141,13 +141,10 @@ class ModelRunner:
         missing = num_rows - len(self._last_tokens)
         if missing > 0:
             self._last_tokens = torch.cat([self._last_tokens, self._last_tokens.new_zeros(missing)])
-        token_ids = self._to_device(forward_batch.token_ids)
-        if forward_batch.token_ids.min() <= UNKNOWN:
-            token_ids = self.backend.sampling.take_last_tokens(token_ids, self._last_tokens)
+        last_tokens = self._last_tokens if forward_batch.token_ids.min() <= UNKNOWN else None
         if self._captured is not None:
-            ids = token_ids.numpy() if token_ids.device.type == "cpu" else token_ids
-            columns = forward_batch.seq_lens, forward_batch.block_tables, ids
-            inputs = StepInputs(layout.num_new_tokens, *columns, layout.sampled.last_hidden)
+            columns = forward_batch.seq_lens, forward_batch.block_tables, forward_batch.token_ids
+            inputs = StepInputs(layout.num_new_tokens, *columns, layout.sampled.last_hidden, last_tokens)
             if self._captured.takes(inputs):
                 outputs = self._captured.replay(inputs, with_logits=not layout.sampled.is_plain_greedy)
                 if outputs.logits is not None:
@@ -155,9 +152,18 @@ class ModelRunner:
                 assert outputs.best is not None
                 assert outputs.finite is not None
                 return torch.from_numpy(outputs.best), torch.from_numpy(outputs.finite)
+        token_ids = self._to_device(forward_batch.token_ids)
+        if last_tokens is not None:
+            token_ids = self.backend.sampling.take_last_tokens(token_ids, last_tokens)
         hidden = self._forward(forward_batch, token_ids, cache.block_format.block_size, cache.device_pool)
         logits = self.model.compute_logits(hidden[self._to_device(layout.sampled.last_hidden)])
         return self._chooser.sampler.launch(logits, rows)
+
+    def _sampled_rows(self, layout: StepLayout) -> Tensor:
+        """Returns the rows that a step samples, on the device: those of the step before, if it had the same layout."""
+        if self._rows_of is None or self._rows_of[0] is not layout:
+            self._rows_of = layout, self._to_device(layout.sampled.rows)
+        return self._rows_of[1]
 
     def _replay(
         self, captured: CapturedStep, inputs: StepInputs, layout: StepLayout, batch: InputBatch, started: float

@@ -235,13 +235,13 @@ def pack_choices(choices: Choices) -> npt.NDArray[np.int32]:
     return words
 
 
-def choose(logits: Tensor, table: Tensor, *, drawn: bool, filtered: bool) -> Tensor:
+def choose(logits: Tensor, table: Tensor | None, *, drawn: bool, filtered: bool) -> Tensor:
     """Launches the choice of a token of each row, the same kernels whatever the table holds.
 
     Args:
         logits: float32 [R, vocabulary].
         table: int32 [R, 8] on the device, as `pack_choices` makes it.
-        drawn: whether any row may have a temperature above 0; if not, the table is not read.
+        drawn: whether any row may have a temperature above 0; if not, there need be no table.
         filtered: whether any such row may have a filter.
 
     Returns:

@@ -32,17 +32,18 @@ def _put(last_tokens, rows, token_ids, num_rows, BLOCK: tl.constexpr):
     tl.store(last_tokens + tl.load(rows + places, inside, 0), tl.load(token_ids + places, inside, 0), inside)
 
 
-def take_last_tokens(token_ids: Tensor, last_tokens: Tensor) -> Tensor:
+def take_last_tokens(token_ids: Tensor, last_tokens: Tensor, result: Tensor | None = None) -> Tensor:
     """Replaces ids that are not known, each by the token that a row sampled last.
 
     Args:
-        token_ids: int64 [T], -1 - row where one is not known.
+        token_ids: int32 or int64 [T], -1 - row where one is not known.
         last_tokens: int64 [rows].
+        result: what is written, [T] of the same dtype, which may be `token_ids`; None: a new tensor.
 
     Returns:
-        int64 [T], 0 in the place of a row's -1: a row that failed has no token, and nobody asks what comes of this one.
+        [T], 0 in the place of a row's -1: a row that failed has no token, and nobody asks what comes of this one.
     """
-    result = token_ids.new_empty(len(token_ids))
+    result = token_ids.new_empty(len(token_ids)) if result is None else result
     if len(token_ids):
         launch = launch_table.LAST_TOKENS
         grid = (triton.cdiv(len(token_ids), launch.block),)

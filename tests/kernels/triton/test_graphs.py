@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,13 +80,17 @@ def test_a_replay_reads_what_is_sent_for_it_alone():
 
 def test_ids_that_only_the_device_knows_take_their_places():
     captured = make_captured()
-    for new in ([1] * 3, [5, 1]):
+    # The table is another one after it has grown.
+    for num_rows, new in ((4, [1] * 3), (9, [1] * 3), (6, [5, 1])):
         step = make_step(3, new)
-        ids = torch.as_tensor(step.token_ids).to(DEVICE)
-        late = StepInputs(step.num_new_tokens, step.seq_lens, step.block_tables, ids, step.chosen)
-        outputs = captured.replay(late, with_logits=True)
+        rows = [num_rows - 1, 1]
+        known = step.token_ids.copy()
+        table = torch.full((num_rows,), -7, dtype=torch.int64, device=DEVICE)
+        table[rows] = torch.from_numpy(known[1:3]).to(DEVICE)
+        step.token_ids[1:3] = -1 - np.array(rows)
+        outputs = captured.replay(replace(step, last_tokens=table), with_logits=True)
         assert outputs.logits is not None
-        assert torch.equal(outputs.logits.cpu(), expected(step))
+        assert torch.equal(outputs.logits.cpu(), expected(replace(step, token_ids=known)))
 
 
 def test_padding_writes_where_nobody_reads_and_clears_nothing():
