@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-POISON = {torch.int64: 1 << 40, torch.int32: 1 << 30, torch.bool: True}
+POISON = {torch.int64: 1 << 40, torch.int32: 1 << 30, torch.int8: 1 << 6, torch.bool: True}
 
 
 class _Launches(TorchDispatchMode):
