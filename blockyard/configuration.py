@@ -277,6 +277,14 @@ class WorkerProcessSettings:
         "how the workers of a replica of many reach each other: NCCL between GPUs, gloo between processors",
         choices=("auto", "gloo", "nccl"),
     )
+    enable_sleep: bool = option(
+        False,
+        "take a GPU's memory such that it can be given up (`blockyard admin sleep`); a processor's always can. It has "
+        "not been tried on a GPU yet",
+    )
+    worker_model_root: str = option(
+        "", "folder below which ReloadWeights may find other weights; empty: it reads those of the loaded model alone"
+    )
     enable_debug_rpcs: bool = option(False, "answer ChecksumBlocks, for tests")
 
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from kernels.arena import Arena
     from kernels.collectives import Ranks
     from kernels.launching import Launcher
     from kernels.sampling import SamplingOps
@@ -159,6 +160,11 @@ class Backend(Protocol):
     device: torch.device
 
     @property
+    def packs_into_arenas(self) -> bool:
+        """Whether packed weights lie in the arena that they are packed into, and nowhere else."""
+        ...
+
+    @property
     def sampling(self) -> SamplingOps:
         """The ops of sampling."""
         ...
@@ -208,6 +214,7 @@ class Backend(Protocol):
         gated: bool = False,
         leaves: int = 1,
         partial: bool = False,
+        arena: Arena | None = None,
     ) -> PackedLinear:
         """Packs a weight [rows, in_features] and a bias [rows].
 
@@ -223,6 +230,7 @@ class Backend(Protocol):
                 most 8. A backend that does not promise batch invariance may sum them in one.
             partial: in_features are this rank's, and the other ranks' follow or come before: sums in float32 go through
                 the group that the backend has joined, and the bias is added once, after them. Not for a gated weight.
+            arena: where all that is held goes, if the backend `packs_into_arenas`; None: memory of its own.
         """
         ...
 

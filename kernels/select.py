@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+from kernels.arena import LastingArena
+
 if TYPE_CHECKING:
     import torch
 
+    from kernels.arena import Arena
     from kernels.ops import Backend
 
 log = logging.getLogger(__name__)
@@ -86,6 +89,19 @@ def get_backend(
     from kernels.reference.backend import ReferenceBackend  # noqa: PLC0415  the choice of backend
 
     return ReferenceBackend(device)
+
+
+def make_arena(device: torch.device, *, can_be_given_up: bool = False) -> Arena:
+    """Makes an empty arena. In the host's memory it always can be given up; on a GPU only if that is asked for."""
+    if device.type == "cpu":
+        from kernels.cpu.huge_pages import HostArena  # noqa: PLC0415  the choice of backend
+
+        return HostArena()
+    if can_be_given_up:
+        from kernels.cuda_arena import CudaArena  # noqa: PLC0415  the choice of backend
+
+        return CudaArena(device)
+    return LastingArena(device)
 
 
 def _compile(device: torch.device, kernels: str, *, batch_invariant: bool) -> Backend | None:

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kernels.cpu.huge_pages import allocate_huge
 from kernels.cuda.swap import SwapStreams, make_streams
 from kernels.ops import kv_pool_shape
+from kernels.select import make_arena
 from worker_service.device.registered import allocate_registered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kernels.arena import Arena
     from kernels.cuda.swap import StepRows, Streams
     from kernels.ops import Backend
     from worker_service.models.decoder import DecoderModel
@@ -53,19 +54,21 @@ class BlockFormat:
         return kv_pool_shape(num_blocks, self.num_layers, self.num_kv_heads, self.block_size, self.head_dim)
 
 
-def allocate_pool(block_format: BlockFormat, num_blocks: int, device: torch.device) -> Tensor:
-    """Allocates a pool. In the host's memory a page is taken when it is first written."""
-    shape = block_format.pool_shape(num_blocks)
-    if device.type != "cpu" or num_blocks == 0:
-        return torch.zeros(shape, dtype=block_format.dtype, device=device)
-    # torch.zeros would touch every page at once.
-    return allocate_huge(num_blocks * block_format.block_bytes).view(block_format.dtype).view(shape)
+def allocate_pool(
+    block_format: BlockFormat, num_blocks: int, device: torch.device, arena: Arena | None = None
+) -> Tensor:
+    """Allocates a pool, in an arena of its own unless one is given.
+
+    In the host's memory a page is taken when it is first written.
+    """
+    memory = (arena or make_arena(device)).take(num_blocks * block_format.block_bytes)
+    return memory.view(block_format.dtype).view(block_format.pool_shape(num_blocks))
 
 
-def allocate_host_pool(block_format: BlockFormat, num_blocks: int, device: torch.device) -> Tensor:
-    """Allocates the host's pool of a device; a GPU copies to and from it by itself."""
+def allocate_host_pool(block_format: BlockFormat, num_blocks: int, device: torch.device, arena: Arena) -> Tensor:
+    """Allocates the host's pool of a device; a GPU copies to and from it by itself, and it lies in no arena then."""
     if device.type != "cuda" or num_blocks == 0:
-        return allocate_pool(block_format, num_blocks, torch.device("cpu"))
+        return allocate_pool(block_format, num_blocks, torch.device("cpu"), arena)
     memory = allocate_registered(num_blocks * block_format.block_bytes, device)
     return memory.view(block_format.dtype).view(block_format.pool_shape(num_blocks))
 
@@ -74,14 +77,23 @@ class CacheEngine:
     """The device pool and the host pool of one worker. Used by the device thread alone."""
 
     def __init__(
-        self, block_format: BlockFormat, num_device_blocks: int, num_host_blocks: int, backend: Backend
+        self,
+        block_format: BlockFormat,
+        num_device_blocks: int,
+        num_host_blocks: int,
+        backend: Backend,
+        *,
+        can_sleep: bool = False,
     ) -> None:
+        """`can_sleep`: whether a GPU's memory shall be such that it can be given up."""
         self.block_format = block_format
         self.num_device_blocks = num_device_blocks
         self.num_host_blocks = num_host_blocks
         self._backend = backend
-        self.device_pool = allocate_pool(block_format, num_device_blocks, backend.device)
-        self.host_pool = allocate_host_pool(block_format, num_host_blocks, backend.device)
+        # Where the pools lie.
+        self.arena = make_arena(backend.device, can_be_given_up=can_sleep)
+        self.device_pool = allocate_pool(block_format, num_device_blocks, backend.device, self.arena)
+        self.host_pool = allocate_host_pool(block_format, num_host_blocks, backend.device, self.arena)
         self._swaps: SwapStreams | None = None
         if backend.device.type == "cuda" and num_host_blocks:
             self.swap_on(make_streams(self.device_pool))

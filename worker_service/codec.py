@@ -28,6 +28,7 @@ from worker_service.step import (
     StepResult,
     StepTimes,
 )
+from worker_service.weights.codec import encode_sleep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from worker_service.lora.limits import LoraLimits
     from worker_service.models.loader import LoadedModel
     from worker_service.observe.profiler import Profile, ProfileOptions
-    from worker_service.set_up import CacheFacts
+    from worker_service.set_up import CacheFacts, SetUp
     from worker_service.step import Array, Logprobs
     from worker_service.worker import Worker
 
@@ -292,7 +293,15 @@ def encode_model(loaded: LoadedModel) -> worker_pb2.LoadedModel:
         parameter_bytes=loaded.parameter_bytes,
         dtype=encode_dtype(loaded.config.dtype),
         quantization=next(number for number, name in QUANTIZATIONS.items() if name == loaded.quantization),
+        weights_version=loaded.version,
     )
+
+
+def encode_reloaded(set_up: SetUp) -> worker_pb2.ReloadedWeights:
+    """Encodes a model whose weights were loaded anew."""
+    assert set_up.loaded is not None
+    assert set_up.cache is not None
+    return worker_pb2.ReloadedWeights(model=encode_model(set_up.loaded), cache=encode_cache(set_up.cache))
 
 
 def encode_cache(cache: CacheFacts) -> worker_pb2.CacheInfo:
@@ -325,6 +334,7 @@ def encode_info(worker: Worker, worker_id: str, placement: worker_pb2.Placement)
         group=encode_group(worker.membership.info),
         placement=placement,
         lora=encode_lora(set_up.lora_limits),
+        sleep=encode_sleep(set_up.sleep) if set_up.loaded else None,
     )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blockyard.addresses import host_of, with_port
@@ -64,6 +65,8 @@ class Server:
                 self._settings.cpu_kernels, self._settings.gpu_kernels, self._settings.batch_invariant
             ),
             debug=self._settings.enable_debug_rpcs,
+            can_sleep=self._settings.enable_sleep,
+            model_root=Path(self._settings.worker_model_root) if self._settings.worker_model_root else None,
             make_membership=self._make_membership,
         )
         self._server = make_server(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,9 +14,10 @@ from blockyard.telemetry import EventLogger
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from worker_service import codec, group_codec
 from worker_service.observe.step_spans import StepSpans
+from worker_service.weights.codec import decode_tags, encode_tags
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Coroutine
 
     from worker_service.steps.step_stream import StepStream
     from worker_service.worker import Worker
@@ -27,6 +29,7 @@ MAX_REASON_LENGTH = 1000
 
 Context = Any
 T = TypeVar("T")
+OnProgress = Callable[[int, int], None]
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
@@ -91,27 +94,61 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
     async def LoadModel(self, request: worker_pb2.LoadModelRequest, context: Context) -> AsyncIterator[Any]:
         """Loads the model, and reports its progress."""
+        how = codec.decode_load(request)
+        events = self._load(
+            lambda on_progress: self._worker.load_model(request.model, request.revision, on_progress, *how)
+        )
+        async for event in events:
+            if isinstance(event, worker_pb2.LoadProgress):
+                yield worker_pb2.LoadModelResponse(progress=event)
+            else:
+                yield worker_pb2.LoadModelResponse(loaded=codec.encode_model(event))
+
+    async def _load(
+        self, load: Callable[[OnProgress], Coroutine[Any, Any, T]]
+    ) -> AsyncIterator[worker_pb2.LoadProgress | T]:
+        """Yields how far a load is, and what it returns; it goes on if its caller leaves."""
         loop = asyncio.get_running_loop()
-        events: asyncio.Queue[tuple[int, int] | None] = asyncio.Queue()
+        events: asyncio.Queue[worker_pb2.LoadProgress | None] = asyncio.Queue()
 
         def on_progress(done_bytes: int, total_bytes: int) -> None:
-            loop.call_soon_threadsafe(events.put_nowait, (done_bytes, total_bytes))
-
-        how = codec.decode_load(request)
-        load = asyncio.create_task(self._worker.load_model(request.model, request.revision, on_progress, *how))
-        self._loads.add(load)
-        load.add_done_callback(self._end_load)
-        load.add_done_callback(lambda _: events.put_nowait(None))
-        while (event := await events.get()) is not None:
-            done_bytes, total_bytes = event
             progress = worker_pb2.LoadProgress(done_bytes=done_bytes, total_bytes=total_bytes)
-            yield worker_pb2.LoadModelResponse(progress=progress)
-        yield worker_pb2.LoadModelResponse(loaded=codec.encode_model(load.result()))
+            loop.call_soon_threadsafe(events.put_nowait, progress)
+
+        task = asyncio.create_task(load(on_progress))
+        self._loads.add(task)
+        task.add_done_callback(self._end_load)
+        task.add_done_callback(lambda _: events.put_nowait(None))
+        while (event := await events.get()) is not None:
+            yield event
+        yield task.result()
 
     def _end_load(self, load: asyncio.Task[Any]) -> None:
         self._loads.discard(load)
         if not load.cancelled() and (error := load.exception()) is not None:
             log.error("the model was not loaded", reason=str(error))
+
+    async def Sleep(self, request: worker_pb2.SleepRequest, context: Context) -> Any:
+        """Gives memory up."""
+        work = self._worker.residency.sleep(request.level, decode_tags(request.tags))
+        use = await self._to_the_end(work)
+        return worker_pb2.SleepResponse(freed_bytes=use.freed_bytes, used_bytes=use.used_bytes)
+
+    async def WakeUp(self, request: worker_pb2.WakeUpRequest, context: Context) -> Any:
+        """Takes memory again."""
+        state = await self._to_the_end(self._worker.residency.wake_up(decode_tags(request.tags)))
+        return worker_pb2.WakeUpResponse(
+            asleep_tags=encode_tags(state.asleep), weights_are_stale=state.weights_are_stale
+        )
+
+    async def ReloadWeights(self, request: worker_pb2.ReloadWeightsRequest, context: Context) -> AsyncIterator[Any]:
+        """Loads the weights anew, and reports its progress."""
+        names = request.model, request.revision, request.version
+        async for event in self._load(lambda on_progress: self._worker.residency.reload(*names, on_progress)):
+            if isinstance(event, worker_pb2.LoadProgress):
+                yield worker_pb2.ReloadWeightsResponse(progress=event)
+            else:
+                yield worker_pb2.ReloadWeightsResponse(reloaded=codec.encode_reloaded(event))
 
     async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
         """Waits for a change of state, which goes on if its caller leaves: the device thread cannot be interrupted."""

@@ -1,6 +1,7 @@
 """Sets a worker up, one stage after another: its device, its model, its cache. Runs in the device thread.
 
     CREATED -> DEVICE_READY -> LOADED -> CACHE_READY <-> RUNNING
+                                         CACHE_READY <-> SLEEPING -> STALE -> CACHE_READY
 
 Owns the limits of what may be asked for. Knows neither the event loop nor messages.
 """
@@ -13,7 +14,9 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason, Violation
+from blockyard.model_files import resolve_model
 from blockyard.parallel import ALONE, Parallel
+from blockyard.service import faults
 from blockyard.telemetry import EventLogger
 from kernels.ops import BLOCK_SIZES, CaptureSizes
 from worker_service.batch.input_batch import BatchLimits, InputBatch
@@ -23,15 +26,17 @@ from worker_service.device import memory
 from worker_service.device.device import AllowedDevice, check_dtype, choose_device
 from worker_service.lora.limits import LoraLimits
 from worker_service.models.determinism import determinism_id
+from worker_service.models.loader import load_model
 from worker_service.runner.dry_runs import profile, settle_threads, warm_up
 from worker_service.runner.model_runner import ModelRunner
 from worker_service.steps.step_executor import StepExecutor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import torch
 
+    from kernels.select import KernelChoice
     from worker_service.models.loader import LoadedModel
     from worker_service.steps.rank_steps import RankSteps
 
@@ -59,6 +64,32 @@ class State(Enum):
     LOADED = "LOADED"
     CACHE_READY = "CACHE_READY"
     RUNNING = "RUNNING"
+    SLEEPING = "SLEEPING"
+    STALE = "STALE"
+
+
+class MemoryTag(Enum):
+    """Memory that can be given up."""
+
+    WEIGHTS = "weights"
+    KV_CACHE = "kv_cache"
+
+
+@dataclass(frozen=True, slots=True)
+class SleepState:
+    """What is given up, by a level of 1 or 2 (0: nothing is), and whether the weights are no model's as a whole."""
+
+    level: int = 0
+    asleep: frozenset[MemoryTag] = frozenset()
+    weights_are_stale: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """What LoadModel was told: a folder, a hub id or nothing for the demo model, and a revision."""
+
+    model: str = ""
+    revision: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +151,16 @@ class SetUp:
     plan: memory.CachePlan | None = None
     cache: CacheFacts | None = None
     executor: StepExecutor | None = None
+    sleep: SleepState = SleepState()
+    source: ModelSource = ModelSource()
 
     @property
     def state(self) -> State:
         """The state without an open step stream."""
+        if self.sleep.asleep:
+            return State.SLEEPING
+        if self.sleep.weights_are_stale:
+            return State.STALE
         if self.cache is not None:
             return State.CACHE_READY
         if self.loaded is not None:
@@ -139,6 +176,37 @@ def make_choice(
     check_dtype(dtype, device)
     foreign_bytes = memory.gpu_foreign_bytes(device) if device.type == "cuda" else 0
     return DeviceChoice(device, dtype, foreign_bytes, parallel, allowed.cache_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadHow:
+    """How weights are held, where they come from, and what computes with them; see `load_model`."""
+
+    quantization: str
+    load_format: str
+    kernels: KernelChoice
+    can_sleep: bool
+
+
+def load(
+    choice: DeviceChoice, source: ModelSource, how: LoadHow, on_progress: Callable[[int, int], None]
+) -> LoadedModel:
+    """Loads a model; raises BlockyardError MODEL_NOT_LOADED, or FIELD_INVALID where the device lacks its dtype."""
+    faults.reach(faults.BEFORE_LOAD)
+    loaded = load_model(
+        resolve_model(source.model, source.revision, "config" if how.load_format == "random" else "weights"),
+        choice.dtype,
+        choice.device,
+        on_progress,
+        how.kernels.name_for(choice.device),
+        how.quantization,
+        how.load_format,
+        choice.parallel,
+        batch_invariant=how.kernels.batch_invariant,
+        can_sleep=how.can_sleep,
+    )
+    check_dtype(loaded.config.dtype, choice.device)
+    return loaded
 
 
 def count_blocks(loaded: LoadedModel, choice: DeviceChoice, request: ProfileRequest) -> memory.CachePlan:
@@ -270,7 +338,8 @@ def _fingerprint(runner: ModelRunner, ranks: RankSteps | None) -> str:
 def _make_cache(loaded: LoadedModel, request: CacheRequest) -> CacheEngine:
     block_format = BlockFormat.of(loaded.model, request.block_size)
     try:
-        return CacheEngine(block_format, request.num_device_blocks, request.num_host_blocks, loaded.backend)
+        num_blocks = request.num_device_blocks, request.num_host_blocks
+        return CacheEngine(block_format, *num_blocks, loaded.backend, can_sleep=loaded.can_sleep)
     except (OSError, MemoryError, RuntimeError) as error:
         if not (isinstance(error, OSError) or memory.is_exhausted(error)):
             raise

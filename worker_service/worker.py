@@ -9,29 +9,29 @@ import asyncio
 import secrets
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from blockyard.errors import BlockyardError, Reason, invalid
-from blockyard.model_files import resolve_model
 from blockyard.parallel import ALONE, Parallel
-from blockyard.service import faults
 from blockyard.telemetry import EventLogger
 from kernels.select import KernelChoice
 from worker_service.device import memory
-from worker_service.device.device import ANY_DEVICE, AllowedDevice, check_dtype, describe_device
+from worker_service.device.device import ANY_DEVICE, AllowedDevice, describe_device
 from worker_service.device.thread import DeviceThread
 from worker_service.groups.membership import Membership, wrong_members, wrong_request
 from worker_service.lora.limits import wrong_limits
-from worker_service.models.loader import load_model
 from worker_service.models.parallel_sizes import wrong_parallel
 from worker_service.observe.metrics import WorkerMetrics
 from worker_service.observe.profiler import Profiler, choose_options
 from worker_service.set_up import (
     NO_LORAS,
+    LoadHow,
+    ModelSource,
     SetUp,
     State,
     check_memory,
     count_blocks,
+    load,
     make_choice,
     make_executor,
     wrong_block_ids,
@@ -40,9 +40,11 @@ from worker_service.set_up import (
 )
 from worker_service.steps.rank_steps import RankSteps
 from worker_service.steps.step_stream import StepStreams
+from worker_service.weights.residency import Residency
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
+    from pathlib import Path
 
     import torch
 
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
 log = EventLogger(__name__)
 
 AUTO = KernelChoice()
+T = TypeVar("T")
 # Where a group can be formed.
 _GROUPED = State.DEVICE_READY, State.LOADED, State.CACHE_READY, State.RUNNING
 
@@ -73,9 +76,12 @@ class Worker:
         num_threads: int = 0,
         kernels: KernelChoice = AUTO,
         debug: bool = False,
+        can_sleep: bool = False,
+        model_root: Path | None = None,
         make_membership: Callable[[DeviceThread, str], Membership] = Membership,
     ) -> None:
-        """`make_membership`: is given the device thread and the incarnation."""
+        """`can_sleep`, `model_root`: see `load_model` and `Residency`. `make_membership` is given the device thread and
+        the incarnation."""
         self.incarnation = secrets.token_hex(8)
         self.set_up = SetUp()
         self.is_draining = False
@@ -83,6 +89,8 @@ class Worker:
         self._allowed_device = allowed_device
         self._kernels = kernels
         self._debug = debug
+        self._can_sleep = can_sleep
+        self.residency = Residency(self, model_root)
         self._may_choose_threads = num_threads == 0
         self._thread = DeviceThread(memory.compute_threads(num_threads))
         self.membership = make_membership(self._thread, self.incarnation)
@@ -146,7 +154,7 @@ class Worker:
             raise BlockyardError(Reason.WRONG_STATE, f"the worker is {self.state.value}; this needs {legal}")
 
     @contextmanager
-    def _lifecycle(self, operation: str, *states: State) -> Generator[None]:
+    def lifecycle(self, operation: str, *states: State) -> Generator[None]:
         """Allows one change of state at a time."""
         self._require(*states)
         if self._operation:
@@ -161,7 +169,7 @@ class Worker:
         self, device_type: str, dtype: torch.dtype | None, configuration_digest: str, parallel: Parallel = ALONE
     ) -> None:
         """Chooses the device; raises BlockyardError where it is missing or cannot compute in `dtype`."""
-        with self._lifecycle("InitDevice", State.CREATED):
+        with self.lifecycle("InitDevice", State.CREATED):
             _refuse(wrong_parallel(parallel))
             choice = await self._thread.run(lambda: make_choice(device_type, dtype, self._allowed_device, parallel))
             self.set_up = SetUp(configuration_digest, choice)
@@ -174,7 +182,7 @@ class Worker:
 
     async def form_group(self, request: GroupRequest) -> str:
         """Joins a group for an epoch, and returns its kind; raises BlockyardError."""
-        with self._lifecycle("FormGroup", *_GROUPED):
+        with self.lifecycle("FormGroup", *_GROUPED):
             choice = self._prepare_epoch(request.epoch, request.members, wrong_request(request))
             return await self.membership.form(choice.parallel, choice.device, request)
 
@@ -200,30 +208,13 @@ class Worker:
         lora_limits: LoraLimits = NO_LORAS,
     ) -> LoadedModel:
         """Loads a model; calls `on_progress` in the device thread. Goes on to the end even if its caller leaves."""
-        with self._lifecycle("LoadModel", State.DEVICE_READY):
-            choice = self._choice()
+        with self.lifecycle("LoadModel", State.DEVICE_READY):
+            choice, source = self._choice(), ModelSource(model, revision)
+            how = LoadHow(quantization, load_format, self._kernels, self._can_sleep)
             if lora_limits != NO_LORAS:
                 _refuse(wrong_limits(lora_limits))
-
-            def load() -> LoadedModel:
-                faults.reach(faults.BEFORE_LOAD)
-                folder = resolve_model(model, revision, "config" if load_format == "random" else "weights")
-                loaded = load_model(
-                    folder,
-                    choice.dtype,
-                    choice.device,
-                    on_progress,
-                    self._kernels.name_for(choice.device),
-                    quantization,
-                    load_format,
-                    choice.parallel,
-                    batch_invariant=self._kernels.batch_invariant,
-                )
-                check_dtype(loaded.config.dtype, choice.device)
-                return loaded
-
-            loaded = await self._thread.run(load)
-            self.set_up = replace(self.set_up, loaded=loaded, lora_limits=lora_limits)
+            loaded = await self._thread.run(lambda: load(choice, source, how, on_progress))
+            self.set_up = replace(self.set_up, loaded=loaded, source=source, lora_limits=lora_limits)
             self.metrics.on_load()
             log.info(
                 "model loaded",
@@ -235,7 +226,7 @@ class Worker:
 
     async def determine_num_available_blocks(self, request: ProfileRequest) -> memory.CachePlan:
         """Profiles the worst step and counts the blocks that fit."""
-        with self._lifecycle("DetermineNumAvailableBlocks", State.LOADED):
+        with self.lifecycle("DetermineNumAvailableBlocks", State.LOADED):
             _refuse(wrong_profile_request(request))
             loaded, choice = self._loaded(), self._choice()
             plan = await self._thread.run(lambda: count_blocks(loaded, choice, request))
@@ -245,7 +236,7 @@ class Worker:
 
     async def initialize_cache(self, request: CacheRequest) -> CacheFacts:
         """Allocates the pools, proves what it can about results, and warms up."""
-        with self._lifecycle("InitializeCache", State.LOADED):
+        with self.lifecycle("InitializeCache", State.LOADED):
             loaded = self._loaded()
             _refuse(wrong_cache_request(request, loaded.config.max_model_len))
             parallel = self._choice().parallel
@@ -258,6 +249,10 @@ class Worker:
             self.membership.fingerprint = bytes.fromhex(cache.fingerprint)
             log.info("cache ready", device_blocks=request.num_device_blocks, host_blocks=request.num_host_blocks)
             return cache
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Runs work in the device thread."""
+        return await self._thread.run(work)
 
     def _choice(self) -> DeviceChoice:
         assert self.set_up.choice is not None

@@ -15,7 +15,7 @@ from torch import Tensor
 from kernels import blocks, planning
 from kernels.cpu import self_test
 from kernels.cpu.build import library_path
-from kernels.cpu.huge_pages import WeightMemory
+from kernels.cpu.huge_pages import HostArena
 from kernels.cpu.library import Joint, Kind, Library, Op, Scheme, TilesRefused
 from kernels.cpu.op_stream import OpStream
 from kernels.cpu.packed import ELEMENT_TYPES, CpuLinear
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from kernels.arena import Arena
     from kernels.collectives import Ranks
     from kernels.launching import Launcher
     from kernels.ops import (
@@ -99,6 +100,7 @@ class CpuBackend:
     """See `kernels.ops.Backend`."""
 
     device = _CPU
+    packs_into_arenas = True
     launcher: Launcher = IMMEDIATE
 
     def __init__(self, dtype: torch.dtype, instruction_set: str, quantization: str = "none") -> None:
@@ -109,7 +111,6 @@ class CpuBackend:
         executor = self._library.create_executor(torch.get_num_threads())
         self._ops = OpStream(executor, ELEMENT_TYPES[dtype])
         self.sampling = CpuSampling(executor)
-        self._memory = WeightMemory()
         # None: not one that the library knows.
         self.arithmetic = self_test.find_arithmetic(
             self._library, self._product, dtype, self_test.candidates(instruction_set, dtype, quantization)
@@ -117,8 +118,7 @@ class CpuBackend:
         self.identity = f"{self._library.digest}/{'unknown' if self.arithmetic is None else self.arithmetic.name}"
 
     def _product(self, rows: Tensor, weight: Tensor, leaves: int) -> Tensor:
-        # Beside the memory of weights, whose places in pages show in how fast they are read.
-        packed = self._linear_type(self._ops.executor, WeightMemory(), [weight], None, gated=False, leaves=leaves)
+        packed = self._linear_type(self._ops.executor, HostArena(), [weight], None, gated=False, leaves=leaves)
         return self.linear(rows, packed, wide=True)
 
     def set_num_threads(self, num_threads: int) -> None:
@@ -147,11 +147,12 @@ class CpuBackend:
         gated: bool = False,
         leaves: int = 1,
         partial: bool = False,
+        arena: Arena | None = None,
     ) -> PackedLinear:
         """Packs a weight and a bias."""
         parts = [weight] if isinstance(weight, Tensor) else weight
-        memory = self._memory
-        return self._linear_type(self._ops.executor, memory, parts, bias, gated=gated, leaves=leaves, partial=partial)
+        arena = arena or HostArena()
+        return self._linear_type(self._ops.executor, arena, parts, bias, gated=gated, leaves=leaves, partial=partial)
 
     def linear(self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False) -> Tensor:
         """Multiplies rows by a packed weight."""

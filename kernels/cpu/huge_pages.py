@@ -11,10 +11,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from kernels.arena import ChunkedArena
+
 HUGE_PAGE_BYTES = 2 << 20
-CHUNK_BYTES = 64 << 20
-# What a part of a chunk begins at: a cache line.
-ALIGNMENT = 64
 
 Mapping = TypeVar("Mapping", bound=mmap.mmap)
 
@@ -40,16 +39,24 @@ def map_huge(num_bytes: int, kind: type[Mapping]) -> tuple[Mapping, Tensor]:
     return memory, whole[begin : begin + num_bytes]
 
 
-class WeightMemory:
-    """Hands out parts of large allocations. A chunk is freed with the last of its parts."""
+class HostArena(ChunkedArena):
+    """See `kernels.arena.Arena`: in the host's memory. Pages are taken when first written."""
 
     def __init__(self) -> None:
-        self._chunk = torch.empty(0, dtype=torch.uint8)
+        super().__init__()
+        self._mappings: list[mmap.mmap] = []
 
-    def take(self, num_bytes: int) -> Tensor:
-        """Returns bytes [num_bytes] uint8."""
-        size = -(-num_bytes // ALIGNMENT) * ALIGNMENT
-        if size > len(self._chunk):
-            self._chunk = allocate_huge(max(size, CHUNK_BYTES))
-        part, self._chunk = self._chunk[:num_bytes], self._chunk[size:]
-        return part
+    def allocate(self, num_bytes: int) -> Tensor:
+        """Allocates zeros."""
+        mapping, memory = map_huge(num_bytes, mmap.mmap)
+        self._mappings.append(mapping)
+        return memory
+
+    def give_up(self, *, keeps: bool) -> None:
+        """Gives the pages up. What is kept stays where it is: in the host's memory."""
+        if not keeps:
+            for mapping in self._mappings:
+                mapping.madvise(mmap.MADV_DONTNEED)
+
+    def restore(self) -> None:
+        """Does nothing: pages are taken when they are written."""

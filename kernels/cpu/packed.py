@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from kernels.arena import keep
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
     from torch import Tensor
 
-    from kernels.cpu.huge_pages import WeightMemory
+    from kernels.arena import Arena
     from kernels.cpu.library import Executor
 
 ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -21,12 +23,12 @@ WORD_BYTES = 4
 
 
 class CpuLinear:
-    """A weight in panels, with its bias as it was given. Its rows may come in parts, of which nothing is kept."""
+    """A weight in panels, with its bias. Its rows may come in parts, of which nothing is kept."""
 
     def __init__(
         self,
         executor: Executor,
-        memory: WeightMemory,
+        arena: Arena,
         weights: Sequence[Tensor],
         bias: Tensor | None,
         *,
@@ -40,7 +42,7 @@ class CpuLinear:
         self.is_gated = gated
         self.out_features = self.num_rows // 2 if gated else self.num_rows
         self.dtype = weights[0].dtype
-        self.bias = None if bias is None else bias.contiguous()
+        self.bias = None if bias is None else keep(arena, bias)
         self.is_table = not gated
         num_words, rest = divmod(self.in_features * self.dtype.itemsize, WORD_BYTES)
         if rest:
@@ -48,7 +50,7 @@ class CpuLinear:
         check_leaves(self.in_features, leaves, WORD_BYTES // self.dtype.itemsize)
         parts = [part if part.stride(1) == 1 else part.contiguous() for part in weights]
         columns = panel_columns(row_addresses(parts), executor.panel_columns, gated=gated)
-        self.weight = memory.take(len(columns) * num_words * WORD_BYTES)
+        self.weight = arena.take(len(columns) * num_words * WORD_BYTES)
         executor.pack(columns, num_words, self.weight.data_ptr())
 
     @property

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kernels.cpu.huge_pages import ALIGNMENT, allocate_huge
+from kernels.arena import ALIGNMENT
+from kernels.cpu.huge_pages import allocate_huge
 from kernels.cpu.library import Inputs, Joint, Kind, Op, Rows, Scheme, op_array
 from kernels.cpu.packed import ELEMENT_TYPES
 from kernels.launching import take_last_tokens

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from kernels.arena import keep
 from kernels.cpu.packed import ELEMENT_TYPES, WORD_BYTES, check_leaves, panel_columns, row_addresses
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kernels.cpu.huge_pages import WeightMemory
+    from kernels.arena import Arena
     from kernels.cpu.library import Executor
 
 # Sums of so many products of bytes, less what the shift adds, stay within 32 bits.
@@ -21,7 +22,7 @@ MAX_IN_FEATURES = 2**17
 
 
 class Int8Linear:
-    """A weight in panels of bytes, with the scale of each output in each leaf, and its bias as it was given.
+    """A weight in panels of bytes, with the scale of each output in each leaf, and its bias.
 
     Its rows may come in parts, of which nothing is kept. It is no table: an embedding's rows are read as they were.
     """
@@ -31,7 +32,7 @@ class Int8Linear:
     def __init__(
         self,
         executor: Executor,
-        memory: WeightMemory,
+        arena: Arena,
         weights: Sequence[Tensor],
         bias: Tensor | None,
         *,
@@ -47,12 +48,14 @@ class Int8Linear:
         self.is_partial = partial
         self.is_gated = gated
         self.out_features = self.num_rows // 2 if gated else self.num_rows
-        self.bias = None if bias is None else bias.contiguous()
+        self.bias = None if bias is None else keep(arena, bias)
         parts = [part if part.stride(1) == 1 else part.contiguous() for part in weights]
         columns = panel_columns(row_addresses(parts), executor.panel_columns, gated=gated)
-        self.weight = memory.take(len(columns) * -(-self.in_features // WORD_BYTES) * WORD_BYTES)
-        self.scales = torch.empty(leaves, len(columns))
-        self.sums = torch.empty(leaves, len(columns), dtype=torch.int32)
+        self.weight = arena.take(len(columns) * -(-self.in_features // WORD_BYTES) * WORD_BYTES)
+        self.scales, self.sums = (
+            arena.take(leaves * len(columns) * WORD_BYTES).view(dtype).view(leaves, len(columns))
+            for dtype in (torch.float32, torch.int32)
+        )
         addresses = (self.weight.data_ptr(), self.scales.data_ptr(), self.sums.data_ptr())
         executor.pack_int8(columns, (self.in_features, ELEMENT_TYPES[weights[0].dtype], leaves), addresses)
 

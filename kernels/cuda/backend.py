@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from kernels.arena import Arena
     from kernels.collectives import Ranks
     from kernels.cuda.quantized import Quantized
     from kernels.ops import AttentionBatch, AttentionShape, BlockTables, CapturedStep, CaptureSizes, PackedLinear
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 class CudaBackend:
     """See `kernels.ops.Backend`."""
+
+    packs_into_arenas = True
 
     def __init__(self, device: torch.device, *, invariant: bool = False, quantization: str = "none") -> None:
         """Makes a backend of a device.
@@ -83,10 +86,14 @@ class CudaBackend:
         gated: bool = False,
         leaves: int = 1,
         partial: bool = False,
+        arena: Arena | None = None,
     ) -> PackedLinear:
         """Packs a weight and a bias. Leaves are summed apart only where bits are promised."""
         kept = leaves if self._invariant else 1
-        return CudaLinear(weight, bias, gated=gated, leaves=kept, partial=partial, eight_bits=self._eight_bits)
+        packed = CudaLinear(weight, bias, gated=gated, leaves=kept, partial=partial, eight_bits=self._eight_bits)
+        if arena is not None:
+            packed.move_to(arena)
+        return packed
 
     def linear(self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False) -> Tensor:
         """Multiplies rows by a packed weight."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kernels.arena import keep
 from kernels.cuda.epilogue import finish
 from kernels.cuda.gemm import multiply
 from kernels.cuda.quantized import INT8, MAX_INT8_FEATURES, quantize
@@ -25,6 +26,7 @@ from kernels.invariance import MAX_ROWS, NUM_ROWS, keeps_rows, random_numbers
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from kernels.arena import Arena
     from kernels.cuda.quantized import Format, Quantized
 
 # The parts of a weight's rows that ranks may hold.
@@ -90,6 +92,11 @@ class CudaLinear:
         self.weight, self.scales = (whole, None) if made is None else (made.values, made.scales)
         self.bias = bias
         self._eight_bits = eight_bits
+
+    def move_to(self, arena: Arena) -> None:
+        """Moves what it holds into an arena."""
+        self.weight = keep(arena, self.weight)
+        self.scales, self.bias = (None if each is None else keep(arena, each) for each in (self.scales, self.bias))
 
     @property
     def num_bytes(self) -> int:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from kernels.arena import Arena
     from kernels.collectives import Ranks
     from kernels.launching import Launcher
     from kernels.ops import (
@@ -39,6 +40,7 @@ class ReferenceBackend:
     """See `kernels.ops.Backend`."""
 
     name = "reference"
+    packs_into_arenas = False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -74,8 +76,9 @@ class ReferenceBackend:
         gated: bool = False,
         leaves: int = 1,
         partial: bool = False,
+        arena: Arena | None = None,
     ) -> PackedLinear:
-        """Packs a weight and a bias."""
+        """Packs a weight and a bias, wherever torch has them: oneDNN's own layout lies in memory of its own."""
         return ReferenceLinear(join_rows(weight), bias, self._method, gated=gated, leaves=leaves, partial=partial)
 
     def linear(self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False) -> Tensor:

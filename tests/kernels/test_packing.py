@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.cpu.huge_pages import ALIGNMENT, CHUNK_BYTES, HUGE_PAGE_BYTES, WeightMemory, allocate_huge
+from kernels.arena import ALIGNMENT, CHUNK_BYTES
+from kernels.cpu.huge_pages import HUGE_PAGE_BYTES, HostArena, allocate_huge
 from kernels.cpu.packed import CpuLinear, panel_columns, row_addresses
 from kernels.select import get_backend
 from tests.kit.kernels.backends import CPU, INSTRUCTION_SETS, build_kernels
@@ -144,7 +145,7 @@ def test_memory_is_taken_when_it_is_written() -> None:
 
 
 def test_parts_of_a_chunk_do_not_overlap() -> None:
-    memory = WeightMemory()
+    memory = HostArena()
     sizes = [1, 64, 100, CHUNK_BYTES - 1000, 5000, 3 * CHUNK_BYTES, 10]
     parts = [memory.take(size) for size in sizes]
     assert [len(part) for part in parts] == sizes
@@ -153,3 +154,28 @@ def test_parts_of_a_chunk_do_not_overlap() -> None:
     assert all(begin + size <= following for (begin, size), (following, _) in pairwise(begins))
     parts[0].fill_(3)
     assert not parts[1].any()
+
+
+def test_an_arena_hands_out_the_same_places_once_it_is_rewound() -> None:
+    arena = HostArena()
+    sizes = [100, CHUNK_BYTES - 64, 5000, 2 * CHUNK_BYTES, 7]
+    before = [arena.take(size).data_ptr() for size in sizes]
+    used_bytes = arena.used_bytes
+    arena.rewind()
+    assert [arena.take(size).data_ptr() for size in sizes] == before
+    assert arena.used_bytes == used_bytes
+
+
+def test_an_arena_gives_its_pages_up_and_keeps_its_addresses() -> None:
+    arena = HostArena()
+    part = arena.take(CHUNK_BYTES)
+    before = resident_bytes()
+    part.fill_(7)
+    arena.give_up(keeps=True)
+    assert part.min() == 7
+    arena.give_up(keeps=False)
+    assert resident_bytes() - before < 4 << 20
+    arena.restore()
+    assert not part.any()
+    part.fill_(5)
+    assert part.min() == 5

@@ -14,7 +14,9 @@ import numpy as np
 import torch
 
 from blockyard.parallel import ALONE
+from kernels.arena import keep
 from kernels.ops import AttentionShape, kv_pool_shape
+from kernels.select import make_arena
 from worker_service.models.layers import DecoderLayer, StepContext
 from worker_service.models.rotary import PART, rotary_table
 from worker_service.models.share import Share
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from blockyard.parallel import Parallel
+    from kernels.arena import Arena
     from kernels.collectives import Ranks
     from kernels.ops import AttentionBatch, Backend, CapturedStep, CaptureSizes, PackedLinear
     from worker_service.models.model_config import ModelConfig
@@ -68,7 +71,7 @@ class DecoderModel:
         self.share = share
         self._backend = backend
         self._embedding = embedding
-        self._layers = layers
+        self._layers: Sequence[DecoderLayer] = layers
         # The last stage's: its norm and its head.
         self._ending = ending
         num_heads, num_kv_heads = len(share.heads), len(share.kv_heads)
@@ -83,6 +86,15 @@ class DecoderModel:
         tensors += [self._ending[0]] if self._ending else []
         tensors += [self._embedding] if isinstance(self._embedding, torch.Tensor) else []
         return sum(tensor.nbytes for tensor in tensors) + sum(linear.num_bytes for linear in self._linears())
+
+    def replace_weights(self, other: DecoderModel | None) -> None:
+        """Takes the weights of a network of the same sizes for its own; None: lets go of its own, to take others later.
+
+        What was recorded of it stays valid where both lie in one arena, at the same addresses.
+        """
+        self._embedding = other._embedding if other else None
+        self._layers = other._layers if other else ()
+        self._ending = other._ending if other else None
 
     def reserve_positions(self, num_positions: int) -> None:
         """Makes the rotary table for that many positions. A step that needs more extends it.
@@ -182,13 +194,18 @@ def _hash(logits: Tensor) -> bytes:
     return hashlib.sha256(logits.cpu().numpy().tobytes()).digest()
 
 
-def build_decoder(config: ModelConfig, backend: Backend, files: Weights, parallel: Parallel = ALONE) -> DecoderModel:
-    """Reads and packs a rank's share of the weights, one tensor at a time.
+def build_decoder(
+    config: ModelConfig, backend: Backend, files: Weights, parallel: Parallel = ALONE, arena: Arena | None = None
+) -> DecoderModel:
+    """Reads and packs a rank's share of the weights, one tensor at a time, in an order that the configuration gives.
+
+    `arena`: where they go; None: one of its own.
 
     Raises:
         BlockyardError: MODEL_NOT_LOADED, where the files and the configuration do not belong together.
     """
-    return _Builder(config, backend, files, Share.of(config, parallel)).build()
+    arena = make_arena(backend.device) if arena is None else arena
+    return _Builder(config, backend, files, Share.of(config, parallel), arena).build()
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +230,9 @@ class _Cut:
 class _Builder:
     """Reads tensors under the names that transformers gives them."""
 
-    def __init__(self, config: ModelConfig, backend: Backend, files: Weights, share: Share) -> None:
+    def __init__(self, config: ModelConfig, backend: Backend, files: Weights, share: Share, arena: Arena) -> None:
         self._config = config
+        self._arena = arena
         self._backend = backend
         self._files = files
         self._share = share
@@ -240,7 +258,7 @@ class _Builder:
         shape, tokens = (config.vocab_size, config.hidden_size), slice(share.vocabulary.start, share.vocabulary.stop)
         if not config.options.tied_embeddings or self._has_two_tables(shape):
             self._passes_over = not share.is_first_stage
-            table = self._read("model.embed_tokens.weight", *shape)[tokens].clone()
+            table = self._keep(self._read("model.embed_tokens.weight", *shape)[tokens])
             self._passes_over = not share.is_last_stage
             head = self._linear("", {"lm_head": _Cut(config.vocab_size, share.vocabulary)}, shape[1], bias=False)
             return (table if share.is_first_stage else None), (head if share.is_last_stage else None)
@@ -250,11 +268,13 @@ class _Builder:
         head = self._pack([tied]) if share.is_last_stage else None
         if not share.is_first_stage:
             return None, head
-        return (head if head is not None and head.is_table else tied.clone()), head
+        return (head if head is not None and head.is_table else self._keep(tied)), head
 
     def _pack(self, weights: Sequence[Tensor], bias: Tensor | None = None, **how: Any) -> PackedLinear:
         """Packs a weight, unless it is another stage's: then the result is of no use, and is not kept."""
-        return cast("PackedLinear", None) if self._passes_over else self._backend.pack_linear(weights, bias, **how)
+        if self._passes_over:
+            return cast("PackedLinear", None)
+        return self._backend.pack_linear(weights, bias, **how, arena=self._arena)
 
     def _has_two_tables(self, shape: tuple[int, int]) -> bool:
         """Returns whether files that should tie their two tables hold two that differ; then both are used.
@@ -311,7 +331,11 @@ class _Builder:
         return self._pack([weight], added, leaves=leaves, partial=self._share.is_cut)
 
     def _tensor(self, name: str, *shape: int) -> Tensor:
-        return self._read(name, *shape).clone()
+        return self._keep(self._read(name, *shape))
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        """Copies what stays: what is read may lie in a file."""
+        return tensor if self._passes_over else keep(self._arena, tensor)
 
     def _read(self, name: str, *shape: int) -> Tensor:
         """Returns a tensor in the model's dtype: perhaps the file itself, mapped; without numbers if passed over."""

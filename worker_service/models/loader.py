@@ -9,7 +9,7 @@ from blockyard.model_config.fields import unusable
 from blockyard.model_files import model_digest
 from blockyard.parallel import ALONE
 from blockyard.telemetry import EventLogger
-from kernels.select import get_backend
+from kernels.select import get_backend, make_arena
 from worker_service.device.memory import room_for_weights
 from worker_service.models.decoder import DecoderModel, build_decoder
 from worker_service.models.model_config import ModelConfig, read_config
@@ -18,12 +18,13 @@ from worker_service.models.random_weights import RandomWeights
 from worker_service.models.weight_files import WeightFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     import torch
 
     from blockyard.parallel import Parallel
+    from kernels.arena import Arena
     from kernels.ops import Backend
 
 __all__ = ["LoadedModel", "ModelConfig", "load_model"]
@@ -46,6 +47,19 @@ class LoadedModel:
     """Bytes of the weights as they are held."""
     quantization: str
     """How the weights of products are held: one of `kernels.select.QUANTIZATIONS`."""
+    folder: Path
+    """Where it was loaded from."""
+    load_format: str
+    parallel: Parallel
+    """The rank whose share of the weights this is."""
+    arena: Arena
+    """Where the weights lie, as far as the backend packs them into arenas."""
+    tensors: Mapping[str, tuple[int, ...]]
+    """The shapes of the tensors that the weights are made of, by name, in the order in which they are read."""
+    can_sleep: bool = True
+    """Whether its memory can be given up."""
+    version: str = ""
+    """The name of the weights: empty for those that LoadModel loaded."""
 
 
 def load_model(
@@ -59,6 +73,7 @@ def load_model(
     parallel: Parallel = ALONE,
     *,
     batch_invariant: bool = False,
+    can_sleep: bool = False,
 ) -> LoadedModel:
     """Loads a model, one tensor at a time: memory stays near one copy of the weights.
 
@@ -72,6 +87,7 @@ def load_model(
         load_format: "auto", or "random" for weights that are made on the device, of a folder that has none.
         parallel: this rank's place; its share of the weights is loaded.
         batch_invariant: whether a GPU shall give a row the same bits in every step.
+        can_sleep: whether a GPU's memory shall be such that it can be given up; a processor's always can.
 
     Raises:
         BlockyardError: MODEL_NOT_LOADED, with a message that says what to do.
@@ -80,22 +96,47 @@ def load_model(
     for remark in config.remarks:
         log.warning(remark)
     check_sizes(config, parallel)
-    is_random = load_format == "random"
-    files = RandomWeights(config, device, on_progress) if is_random else WeightFiles(folder, on_progress)
+    files = open_weights(config, folder, device, load_format, on_progress)
     weights_bytes = _weights_bytes(files.num_elements, config, quantization) // parallel.world_size
     _check_room(weights_bytes, config, quantization, device)
     try:
         backend = get_backend(device, config.dtype, kernels, quantization, batch_invariant=batch_invariant)
     except ValueError as error:
         raise unusable(str(error)) from None
-    model = build_decoder(config, backend, files, parallel)
-    if is_random:
-        log.warning("the weights are random: answers have no sense")
-    if files.unread:
-        log.warning("weights that the model does not use", num_tensors=len(files.unread), first=files.unread[0])
+    arena = make_arena(device, can_be_given_up=can_sleep)
+    model = build_decoder(config, backend, files, parallel, arena)
+    _log_doubts(load_format, files.unread)
     return LoadedModel(
-        model, backend, config, files.finish(), model_digest(folder), model.parameter_bytes, quantization
+        model,
+        backend,
+        config,
+        files.finish(),
+        model_digest(folder),
+        model.parameter_bytes,
+        quantization,
+        folder,
+        load_format,
+        parallel,
+        arena,
+        files.tensors,
+        can_sleep or device.type == "cpu",
     )
+
+
+def _log_doubts(load_format: str, unread: Sequence[str]) -> None:
+    if load_format == "random":
+        log.warning("the weights are random: answers have no sense")
+    if unread:
+        log.warning("weights that the model does not use", num_tensors=len(unread), first=unread[0])
+
+
+def open_weights(
+    config: ModelConfig, folder: Path, device: torch.device, load_format: str, on_progress: Callable[[int, int], None]
+) -> WeightFiles | RandomWeights:
+    """Opens the weights of a folder, or random ones; raises BlockyardError MODEL_NOT_LOADED."""
+    if load_format == "random":
+        return RandomWeights(config, device, on_progress)
+    return WeightFiles(folder, on_progress)
 
 
 def _weights_bytes(num_elements: int, config: ModelConfig, quantization: str) -> int:

@@ -15,7 +15,7 @@ import torch
 from kernels.reference.sampling import philox
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -39,6 +39,8 @@ class RandomWeights:
         self.num_elements = count_weights(config)
         """Numbers in all tensors."""
         self.unread: list[str] = []
+        self.tensors: dict[str, tuple[int, ...]] = {}
+        """The shapes of the tensors that were made or passed over, by name, in this order."""
         self._config = config
         self._device = device
         self._on_progress = on_progress
@@ -62,10 +64,14 @@ class RandomWeights:
 
     def pass_over(self, name: str, shape: Sequence[int]) -> None:
         """Takes note of a tensor that another process makes."""
+        self.tensors[name] = tuple(shape)
         dtype = self._config.dtype
         self._digest.update(f"{self._seed} {name} {list(shape)} {dtype}\n".encode())
         self._num_made += math.prod(shape)
         self._on_progress(self._num_made * dtype.itemsize, self.num_elements * dtype.itemsize)
+
+    def check(self, tensors: Mapping[str, Sequence[int]]) -> None:
+        """Does nothing: whatever is asked for can be made."""
 
     def finish(self) -> str:
         """Returns the digest of what all tensors were made from, in hex."""

@@ -20,7 +20,7 @@ import torch
 from blockyard.model_config.fields import read_object, unusable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -71,6 +71,16 @@ class WeightFiles:
         self._digests: dict[str, bytes] = {}
         self._done_bytes = 0
         self._total_bytes = sum(entry.num_bytes for entry in self._entries.values())
+
+    @property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the tensors that were read or passed over, by name, in this order."""
+        return {name: self._entries[name].shape for name in self._digests}
+
+    def check(self, tensors: Mapping[str, Sequence[int]]) -> None:
+        """Raises BlockyardError MODEL_NOT_LOADED unless all these tensors can be read."""
+        for name, shape in tensors.items():
+            self._find(name, shape)
 
     @property
     def unread(self) -> list[str]:

@@ -92,6 +92,11 @@ class StepExecutor:
         """Bytes that captured steps take."""
         return self._runner.num_captured_bytes
 
+    @property
+    def runner(self) -> ModelRunner:
+        """The network at work."""
+        return self._runner
+
     def begin_epoch(self, epoch: int) -> None:
         """Forgets the sequences of the epoch before and expects step 1 of this one."""
         self.forget()

@@ -40,6 +40,10 @@ class _WorkerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkerSta
     """A step stream is open."""
     WORKER_STATE_UNREACHABLE: _WorkerState.ValueType  # 6
     """No process answers at its address."""
+    WORKER_STATE_SLEEPING: _WorkerState.ValueType  # 7
+    """Memory was given up: of the weights, the pools, or both."""
+    WORKER_STATE_STALE: _WorkerState.ValueType  # 8
+    """Its weights are not those of any model as a whole: it takes no steps until they are loaded anew."""
 
 class WorkerState(_WorkerState, metaclass=_WorkerStateEnumTypeWrapper):
     """The state of a worker process."""
@@ -58,6 +62,10 @@ WORKER_STATE_RUNNING: WorkerState.ValueType  # 5
 """A step stream is open."""
 WORKER_STATE_UNREACHABLE: WorkerState.ValueType  # 6
 """No process answers at its address."""
+WORKER_STATE_SLEEPING: WorkerState.ValueType  # 7
+"""Memory was given up: of the weights, the pools, or both."""
+WORKER_STATE_STALE: WorkerState.ValueType  # 8
+"""Its weights are not those of any model as a whole: it takes no steps until they are loaded anew."""
 Global___WorkerState: _TypeAlias = WorkerState  # noqa: Y015
 
 class _DrainState:

@@ -121,6 +121,30 @@ LOAD_FORMAT_RANDOM: LoadFormat.ValueType  # 2
 """Made on the device from config.json, no files: the same numbers for the same tensor's name and shape, and no sense."""
 Global___LoadFormat: _TypeAlias = LoadFormat  # noqa: Y015
 
+class _MemoryTag:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _MemoryTagEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MemoryTag.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MEMORY_TAG_UNSPECIFIED: _MemoryTag.ValueType  # 0
+    """Not known."""
+    MEMORY_TAG_WEIGHTS: _MemoryTag.ValueType  # 1
+    """The weights."""
+    MEMORY_TAG_KV_CACHE: _MemoryTag.ValueType  # 2
+    """The pools of blocks."""
+
+class MemoryTag(_MemoryTag, metaclass=_MemoryTagEnumTypeWrapper):
+    """Memory that can be given up."""
+
+MEMORY_TAG_UNSPECIFIED: MemoryTag.ValueType  # 0
+"""Not known."""
+MEMORY_TAG_WEIGHTS: MemoryTag.ValueType  # 1
+"""The weights."""
+MEMORY_TAG_KV_CACHE: MemoryTag.ValueType  # 2
+"""The pools of blocks."""
+Global___MemoryTag: _TypeAlias = MemoryTag  # noqa: Y015
+
 class _CollectivesKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -180,6 +204,7 @@ class GetWorkerInfoResponse(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
+    SLEEP_FIELD_NUMBER: _builtins.int
     LORA_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Its name."""
@@ -214,6 +239,10 @@ class GetWorkerInfoResponse(_message.Message):
         """What the process was started with."""
 
     @_builtins.property
+    def sleep(self) -> Global___SleepInfo:
+        """What is asleep; absent before LoadModel."""
+
+    @_builtins.property
     def lora(self) -> Global___LoraInfo:
         """LoRA: its limits and adapters; absent before LoadModel, and where that set no limits."""
 
@@ -232,11 +261,12 @@ class GetWorkerInfoResponse(_message.Message):
         draining: _builtins.bool = ...,
         group: Global___GroupInfo | None = ...,
         placement: Global___Placement | None = ...,
+        sleep: Global___SleepInfo | None = ...,
         lora: Global___LoraInfo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "group", b"group", "lora", b"lora", "model", b"model", "placement", b"placement"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "group", b"group", "lora", b"lora", "model", b"model", "placement", b"placement", "sleep", b"sleep"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_version", b"api_version", "cache", b"cache", "configuration_digest", b"configuration_digest", "device", b"device", "draining", b"draining", "epoch", b"epoch", "group", b"group", "incarnation", b"incarnation", "lora", b"lora", "model", b"model", "placement", b"placement", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_version", b"api_version", "cache", b"cache", "configuration_digest", b"configuration_digest", "device", b"device", "draining", b"draining", "epoch", b"epoch", "group", b"group", "incarnation", b"incarnation", "lora", b"lora", "model", b"model", "placement", b"placement", "sleep", b"sleep", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -327,6 +357,38 @@ class LoraAdapter(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LoraAdapter: _TypeAlias = LoraAdapter  # noqa: Y015
+
+@_typing.final
+class SleepInfo(_message.Message):
+    """What of a worker's memory is given up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: _builtins.int
+    ASLEEP_FIELD_NUMBER: _builtins.int
+    WEIGHTS_ARE_STALE_FIELD_NUMBER: _builtins.int
+    level: _builtins.int
+    """1 or 2; 0: nothing is asleep."""
+    weights_are_stale: _builtins.bool
+    """The weights are not those of any model as a whole."""
+    @_builtins.property
+    def asleep(self) -> _containers.RepeatedScalarFieldContainer[Global___MemoryTag.ValueType]:
+        """What is asleep."""
+
+    def __init__(
+        self,
+        *,
+        level: _builtins.int = ...,
+        asleep: _abc.Iterable[Global___MemoryTag.ValueType] | None = ...,
+        weights_are_stale: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "level", b"level", "weights_are_stale", b"weights_are_stale"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SleepInfo: _TypeAlias = SleepInfo  # noqa: Y015
 
 @_typing.final
 class GroupInfo(_message.Message):
@@ -1121,6 +1183,7 @@ class LoadedModel(_message.Message):
     PARAMETER_BYTES_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     QUANTIZATION_FIELD_NUMBER: _builtins.int
+    WEIGHTS_VERSION_FIELD_NUMBER: _builtins.int
     architecture: _builtins.str
     """The name of its architecture."""
     vocab_size: _builtins.int
@@ -1137,6 +1200,8 @@ class LoadedModel(_message.Message):
     """What it computes in."""
     quantization: Global___Quantization.ValueType
     """How the weights of products are held."""
+    weights_version: _builtins.str
+    """The name of the weights: what an update called them; empty for those that LoadModel loaded."""
     def __init__(
         self,
         *,
@@ -1148,10 +1213,11 @@ class LoadedModel(_message.Message):
         parameter_bytes: _builtins.int = ...,
         dtype: Global___Dtype.ValueType = ...,
         quantization: Global___Quantization.ValueType = ...,
+        weights_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dtype", b"dtype", "max_model_len", b"max_model_len", "model_digest", b"model_digest", "parameter_bytes", b"parameter_bytes", "quantization", b"quantization", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dtype", b"dtype", "max_model_len", b"max_model_len", "model_digest", b"model_digest", "parameter_bytes", b"parameter_bytes", "quantization", b"quantization", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest", "weights_version", b"weights_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1852,6 +1918,206 @@ class StepTimes(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepTimes: _TypeAlias = StepTimes  # noqa: Y015
+
+@_typing.final
+class SleepRequest(_message.Message):
+    """Asks to give memory up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
+    level: _builtins.int
+    """1: the weights are kept in the host's memory. 2: they are not kept."""
+    @_builtins.property
+    def tags(self) -> _containers.RepeatedScalarFieldContainer[Global___MemoryTag.ValueType]:
+        """What to give up; empty: all."""
+
+    def __init__(
+        self,
+        *,
+        level: _builtins.int = ...,
+        tags: _abc.Iterable[Global___MemoryTag.ValueType] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "tags", b"tags"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SleepRequest: _TypeAlias = SleepRequest  # noqa: Y015
+
+@_typing.final
+class SleepResponse(_message.Message):
+    """Memory was given up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FREED_BYTES_FIELD_NUMBER: _builtins.int
+    USED_BYTES_FIELD_NUMBER: _builtins.int
+    freed_bytes: _builtins.int
+    """Bytes of the device that others can use now."""
+    used_bytes: _builtins.int
+    """Bytes that this process holds there nevertheless."""
+    def __init__(
+        self,
+        *,
+        freed_bytes: _builtins.int = ...,
+        used_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["freed_bytes", b"freed_bytes", "used_bytes", b"used_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SleepResponse: _TypeAlias = SleepResponse  # noqa: Y015
+
+@_typing.final
+class WakeUpRequest(_message.Message):
+    """Asks to take memory again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TAGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tags(self) -> _containers.RepeatedScalarFieldContainer[Global___MemoryTag.ValueType]:
+        """What to take; empty: all that is asleep. A tag that is awake refuses the call."""
+
+    def __init__(
+        self,
+        *,
+        tags: _abc.Iterable[Global___MemoryTag.ValueType] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tags", b"tags"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WakeUpRequest: _TypeAlias = WakeUpRequest  # noqa: Y015
+
+@_typing.final
+class WakeUpResponse(_message.Message):
+    """Memory was taken."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ASLEEP_TAGS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_ARE_STALE_FIELD_NUMBER: _builtins.int
+    weights_are_stale: _builtins.bool
+    """The weights have to be loaded anew before a step can be taken."""
+    @_builtins.property
+    def asleep_tags(self) -> _containers.RepeatedScalarFieldContainer[Global___MemoryTag.ValueType]:
+        """What is asleep still."""
+
+    def __init__(
+        self,
+        *,
+        asleep_tags: _abc.Iterable[Global___MemoryTag.ValueType] | None = ...,
+        weights_are_stale: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep_tags", b"asleep_tags", "weights_are_stale", b"weights_are_stale"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WakeUpResponse: _TypeAlias = WakeUpResponse  # noqa: Y015
+
+@_typing.final
+class ReloadWeightsRequest(_message.Message):
+    """Asks to load the weights anew."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Empty: what LoadModel was told. Else its hub id, or a folder on the worker's machine: that of the model, or one below
+    the worker's --worker-model-root. Its config.json must say the same as that of the model.
+    """
+    revision: _builtins.str
+    """For a hub id: a branch, tag or commit. Default: what LoadModel was told."""
+    version: _builtins.str
+    """The name that these weights get."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        revision: _builtins.str = ...,
+        version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "revision", b"revision", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReloadWeightsRequest: _TypeAlias = ReloadWeightsRequest  # noqa: Y015
+
+@_typing.final
+class ReloadWeightsResponse(_message.Message):
+    """How far it is, then what was loaded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    RELOADED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def progress(self) -> Global___LoadProgress:
+        """As it goes."""
+
+    @_builtins.property
+    def reloaded(self) -> Global___ReloadedWeights:
+        """Last, once."""
+
+    def __init__(
+        self,
+        *,
+        progress: Global___LoadProgress | None = ...,
+        reloaded: Global___ReloadedWeights | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "progress", b"progress", "reloaded", b"reloaded"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "progress", b"progress", "reloaded", b"reloaded"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["progress", "reloaded"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___ReloadWeightsResponse: _TypeAlias = ReloadWeightsResponse  # noqa: Y015
+
+@_typing.final
+class ReloadedWeights(_message.Message):
+    """Weights that were loaded anew."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    CACHE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def model(self) -> Global___LoadedModel:
+        """The model, with its new weights."""
+
+    @_builtins.property
+    def cache(self) -> Global___CacheInfo:
+        """The cache, with the id of its new results."""
+
+    def __init__(
+        self,
+        *,
+        model: Global___LoadedModel | None = ...,
+        cache: Global___CacheInfo | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "model", b"model"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReloadedWeights: _TypeAlias = ReloadedWeights  # noqa: Y015
 
 @_typing.final
 class StartProfileRequest(_message.Message):

@@ -112,6 +112,21 @@ class WorkerServiceStub(object):
                 request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.ListLorasRequest.SerializeToString,
                 response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.ListLorasResponse.FromString,
                 _registered_method=True)
+        self.Sleep = channel.unary_unary(
+                '/blockyard.worker.v1.WorkerService/Sleep',
+                request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.SleepRequest.SerializeToString,
+                response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.SleepResponse.FromString,
+                _registered_method=True)
+        self.WakeUp = channel.unary_unary(
+                '/blockyard.worker.v1.WorkerService/WakeUp',
+                request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.WakeUpRequest.SerializeToString,
+                response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.WakeUpResponse.FromString,
+                _registered_method=True)
+        self.ReloadWeights = channel.unary_stream(
+                '/blockyard.worker.v1.WorkerService/ReloadWeights',
+                request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.ReloadWeightsRequest.SerializeToString,
+                response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.ReloadWeightsResponse.FromString,
+                _registered_method=True)
         self.StartProfile = channel.unary_unary(
                 '/blockyard.worker.v1.WorkerService/StartProfile',
                 request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.StartProfileRequest.SerializeToString,
@@ -262,6 +277,31 @@ class WorkerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Sleep(self, request, context):
+        """Gives memory up, and keeps its addresses: nothing that was recorded has to be recorded again. WRONG_STATE while a step
+        stream is open. On a processor level 1 keeps the weights where they are, in the host's memory. CACHE_READY; SLEEPING,
+        where it gives up what a higher level does and is a no-op otherwise.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WakeUp(self, request, context):
+        """Takes memory again. Blocks hold zeros then, and weights that were given up by level 2 are stale. SLEEPING, STALE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReloadWeights(self, request, context):
+        """Loads the weights anew, from the model's folder or another one of the same sizes, telling its progress. A folder that
+        cannot be taken is refused before anything is changed (MODEL_NOT_LOADED); what fails later leaves the worker STALE.
+        SLEEPING with the weights awake, STALE, CACHE_READY.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def StartProfile(self, request, context):
         """Begins to record what steps do, between two of them. A profile that ended and was not fetched is discarded; while one
         is recorded: WRONG_STATE. CACHE_READY, RUNNING.
@@ -377,6 +417,21 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.ListLoras,
                     request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.ListLorasRequest.FromString,
                     response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.ListLorasResponse.SerializeToString,
+            ),
+            'Sleep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sleep,
+                    request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.SleepRequest.FromString,
+                    response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.SleepResponse.SerializeToString,
+            ),
+            'WakeUp': grpc.unary_unary_rpc_method_handler(
+                    servicer.WakeUp,
+                    request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.WakeUpRequest.FromString,
+                    response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.WakeUpResponse.SerializeToString,
+            ),
+            'ReloadWeights': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReloadWeights,
+                    request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.ReloadWeightsRequest.FromString,
+                    response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.ReloadWeightsResponse.SerializeToString,
             ),
             'StartProfile': grpc.unary_unary_rpc_method_handler(
                     servicer.StartProfile,
@@ -812,6 +867,87 @@ class WorkerService(object):
             '/blockyard.worker.v1.WorkerService/ListLoras',
             blockyard_dot_worker_dot_v1_dot_worker__pb2.ListLorasRequest.SerializeToString,
             blockyard_dot_worker_dot_v1_dot_worker__pb2.ListLorasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sleep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.worker.v1.WorkerService/Sleep',
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.SleepRequest.SerializeToString,
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.SleepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WakeUp(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.worker.v1.WorkerService/WakeUp',
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.WakeUpRequest.SerializeToString,
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.WakeUpResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReloadWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/blockyard.worker.v1.WorkerService/ReloadWeights',
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.ReloadWeightsRequest.SerializeToString,
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.ReloadWeightsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -86,6 +86,18 @@ class WorkerServiceStub:
     """Sets whether an adapter may be removed. Of an unknown one: WRONG_STATE. LOADED, CACHE_READY, RUNNING."""
     ListLoras: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ListLorasRequest, _worker_pb2.ListLorasResponse]
     """Tells the adapters in the host's cache. LOADED, CACHE_READY, RUNNING."""
+    Sleep: _grpc.UnaryUnaryMultiCallable[_worker_pb2.SleepRequest, _worker_pb2.SleepResponse]
+    """Gives memory up, and keeps its addresses: nothing that was recorded has to be recorded again. WRONG_STATE while a step
+    stream is open. On a processor level 1 keeps the weights where they are, in the host's memory. CACHE_READY; SLEEPING,
+    where it gives up what a higher level does and is a no-op otherwise.
+    """
+    WakeUp: _grpc.UnaryUnaryMultiCallable[_worker_pb2.WakeUpRequest, _worker_pb2.WakeUpResponse]
+    """Takes memory again. Blocks hold zeros then, and weights that were given up by level 2 are stale. SLEEPING, STALE."""
+    ReloadWeights: _grpc.UnaryStreamMultiCallable[_worker_pb2.ReloadWeightsRequest, _worker_pb2.ReloadWeightsResponse]
+    """Loads the weights anew, from the model's folder or another one of the same sizes, telling its progress. A folder that
+    cannot be taken is refused before anything is changed (MODEL_NOT_LOADED); what fails later leaves the worker STALE.
+    SLEEPING with the weights awake, STALE, CACHE_READY.
+    """
     StartProfile: _grpc.UnaryUnaryMultiCallable[_worker_pb2.StartProfileRequest, _worker_pb2.StartProfileResponse]
     """Begins to record what steps do, between two of them. A profile that ended and was not fetched is discarded; while one
     is recorded: WRONG_STATE. CACHE_READY, RUNNING.
@@ -161,6 +173,18 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """Sets whether an adapter may be removed. Of an unknown one: WRONG_STATE. LOADED, CACHE_READY, RUNNING."""
     ListLoras: _aio.UnaryUnaryMultiCallable[_worker_pb2.ListLorasRequest, _worker_pb2.ListLorasResponse]  # type: ignore[assignment]
     """Tells the adapters in the host's cache. LOADED, CACHE_READY, RUNNING."""
+    Sleep: _aio.UnaryUnaryMultiCallable[_worker_pb2.SleepRequest, _worker_pb2.SleepResponse]  # type: ignore[assignment]
+    """Gives memory up, and keeps its addresses: nothing that was recorded has to be recorded again. WRONG_STATE while a step
+    stream is open. On a processor level 1 keeps the weights where they are, in the host's memory. CACHE_READY; SLEEPING,
+    where it gives up what a higher level does and is a no-op otherwise.
+    """
+    WakeUp: _aio.UnaryUnaryMultiCallable[_worker_pb2.WakeUpRequest, _worker_pb2.WakeUpResponse]  # type: ignore[assignment]
+    """Takes memory again. Blocks hold zeros then, and weights that were given up by level 2 are stale. SLEEPING, STALE."""
+    ReloadWeights: _aio.UnaryStreamMultiCallable[_worker_pb2.ReloadWeightsRequest, _worker_pb2.ReloadWeightsResponse]  # type: ignore[assignment]
+    """Loads the weights anew, from the model's folder or another one of the same sizes, telling its progress. A folder that
+    cannot be taken is refused before anything is changed (MODEL_NOT_LOADED); what fails later leaves the worker STALE.
+    SLEEPING with the weights awake, STALE, CACHE_READY.
+    """
     StartProfile: _aio.UnaryUnaryMultiCallable[_worker_pb2.StartProfileRequest, _worker_pb2.StartProfileResponse]  # type: ignore[assignment]
     """Begins to record what steps do, between two of them. A profile that ended and was not fetched is discarded; while one
     is recorded: WRONG_STATE. CACHE_READY, RUNNING.
@@ -323,6 +347,36 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.ListLorasResponse, _abc.Awaitable[_worker_pb2.ListLorasResponse]]:
         """Tells the adapters in the host's cache. LOADED, CACHE_READY, RUNNING."""
+
+    @_abc_1.abstractmethod
+    def Sleep(
+        self,
+        request: _worker_pb2.SleepRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.SleepResponse, _abc.Awaitable[_worker_pb2.SleepResponse]]:
+        """Gives memory up, and keeps its addresses: nothing that was recorded has to be recorded again. WRONG_STATE while a step
+        stream is open. On a processor level 1 keeps the weights where they are, in the host's memory. CACHE_READY; SLEEPING,
+        where it gives up what a higher level does and is a no-op otherwise.
+        """
+
+    @_abc_1.abstractmethod
+    def WakeUp(
+        self,
+        request: _worker_pb2.WakeUpRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.WakeUpResponse, _abc.Awaitable[_worker_pb2.WakeUpResponse]]:
+        """Takes memory again. Blocks hold zeros then, and weights that were given up by level 2 are stale. SLEEPING, STALE."""
+
+    @_abc_1.abstractmethod
+    def ReloadWeights(
+        self,
+        request: _worker_pb2.ReloadWeightsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_worker_pb2.ReloadWeightsResponse], _abc.AsyncIterator[_worker_pb2.ReloadWeightsResponse]]:
+        """Loads the weights anew, from the model's folder or another one of the same sizes, telling its progress. A folder that
+        cannot be taken is refused before anything is changed (MODEL_NOT_LOADED); what fails later leaves the worker STALE.
+        SLEEPING with the weights awake, STALE, CACHE_READY.
+        """
 
     @_abc_1.abstractmethod
     def StartProfile(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from kernels.arena import Arena
     from kernels.ops import AttentionBatch, AttentionShape, PackedLinear
 
 
@@ -39,6 +40,7 @@ class PlainBackend(ReferenceBackend):
         gated: bool = False,
         leaves: int = 1,
         partial: bool = False,
+        arena: Arena | None = None,
     ) -> PackedLinear:
         """Keeps the weight as it is."""
         return CountedLinear(join_rows(weight), bias, Method.PLAIN, gated=gated, leaves=leaves)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from kernels.arena import Arena
     from kernels.ops import PackedLinear
 
     # (rows [R, K], weight [N, K], bias [N], leaves) -> [R, N] float32.
@@ -46,6 +47,7 @@ class QuantizedReference(ReferenceBackend):
         gated: bool = False,
         leaves: int = 1,
         partial: bool = False,
+        arena: Arena | None = None,
     ) -> PackedLinear:
         """Keeps a weight."""
         kept = _QuantizedLinear(next(self._multiply), join_rows(weight), bias, gated=gated, leaves=leaves)

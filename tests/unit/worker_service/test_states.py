@@ -22,7 +22,7 @@ from worker_service.device.device import AllowedDevice, check_gpu_dtype, choose_
 if TYPE_CHECKING:
     from pathlib import Path
 
-STATES = ("CREATED", "DEVICE_READY", "LOADED", "CACHE_READY", "RUNNING")
+STATES = ("CREATED", "DEVICE_READY", "LOADED", "CACHE_READY", "RUNNING", "SLEEPING", "STALE")
 LEGAL = {
     "InitDevice": {"CREATED"},
     "LoadModel": {"DEVICE_READY"},
@@ -30,7 +30,14 @@ LEGAL = {
     "InitializeCache": {"LOADED"},
     "ExecuteModel": {"CACHE_READY", "RUNNING"},
     "ChecksumBlocks": {"CACHE_READY", "RUNNING"},
+    "StartProfile": {"CACHE_READY", "RUNNING"},
+    "StopProfile": {"CACHE_READY", "RUNNING"},
+    "Sleep": {"CACHE_READY", "SLEEPING"},
+    "WakeUp": {"SLEEPING", "STALE"},
+    "ReloadWeights": {"CACHE_READY", "STALE"},
 }
+# After these a worker is in another state: of each state the first one is called.
+CHANGING = ("InitializeCache", "Sleep", "ReloadWeights", "WakeUp")
 
 
 def state(info: pb.GetWorkerInfoResponse) -> str:
@@ -47,8 +54,12 @@ async def bring_to(worker: WorkerDriver, wanted: str, model: Path) -> None:
         assert [event async for event in worker.stub.LoadModel(pb.LoadModelRequest(model=str(model)))]
     if index >= 3:
         await worker.initialize_cache()
-    if index >= 4:
+    if wanted == "RUNNING":
         await worker.open(1).step()
+    if index >= 5:
+        await worker.stub.Sleep(pb.SleepRequest(level=2))
+    if wanted == "STALE":
+        await worker.stub.WakeUp(pb.WakeUpRequest())
     assert state(await worker.info()) == wanted
 
 
@@ -63,14 +74,19 @@ async def call(worker: WorkerDriver, name: str, model: Path) -> None:
         ),
         "ChecksumBlocks": pb.ChecksumBlocksRequest(device_block_ids=[1]),
         "ExecuteModel": pb.ExecuteModelRequest(epoch=9, step_id=1),
+        "StartProfile": pb.StartProfileRequest(),
+        "StopProfile": pb.StopProfileRequest(),
+        "Sleep": pb.SleepRequest(level=1),
+        "WakeUp": pb.WakeUpRequest(),
+        "ReloadWeights": pb.ReloadWeightsRequest(),
     }[name]
     if name == "ExecuteModel":
         stream = worker.stub.ExecuteModel()
         await stream.write(request)
         assert isinstance(await stream.read(), pb.ExecuteModelResponse)
         stream.cancel()
-    elif name == "LoadModel":
-        assert [event async for event in worker.stub.LoadModel(request)]
+    elif name in ("LoadModel", "StopProfile", "ReloadWeights"):
+        assert [event async for event in getattr(worker.stub, name)(request)]
     else:
         await getattr(worker.stub, name)(request)
 
@@ -117,7 +133,9 @@ async def test_each_call_is_legal_in_its_states_only(fresh_worker: WorkerDriver,
         assert error.reason is Reason.WRONG_STATE, name
         assert at in error.message
         assert state(await fresh_worker.info()) == at
-    for name in (name for name, legal in LEGAL.items() if at in legal and name != "InitializeCache"):
+    legal_here = [name for name, legal in LEGAL.items() if at in legal]
+    changing = [name for name in CHANGING if name in legal_here][:1]
+    for name in [name for name in legal_here if name not in CHANGING] + changing * (at != "CACHE_READY"):
         await call(fresh_worker, name, model)
 
 

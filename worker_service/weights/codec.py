@@ -1,0 +1,38 @@
+"""Decodes and encodes the messages about memory that is given up and weights that are loaded anew."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from blockyard.errors import Violation, invalid
+from blockyard.worker.v1 import worker_pb2
+from worker_service.set_up import MemoryTag
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from worker_service.set_up import SleepState
+
+TAGS = {worker_pb2.MEMORY_TAG_WEIGHTS: MemoryTag.WEIGHTS, worker_pb2.MEMORY_TAG_KV_CACHE: MemoryTag.KV_CACHE}
+
+
+def decode_tags(numbers: Iterable[int]) -> frozenset[MemoryTag]:
+    """Decodes tags; raises BlockyardError FIELD_INVALID for an unknown one."""
+    known = {int(number): tag for number, tag in TAGS.items()}
+    numbers = list(numbers)
+    unknown = [number for number in numbers if number not in known]
+    if unknown:
+        raise invalid([Violation("tags", f"{number} is not known to this worker") for number in unknown])
+    return frozenset(known[number] for number in numbers)
+
+
+def encode_tags(tags: Iterable[MemoryTag]) -> list[worker_pb2.MemoryTag.ValueType]:
+    """Encodes tags, in the order of their numbers."""
+    return sorted(number for number, tag in TAGS.items() if tag in tags)
+
+
+def encode_sleep(state: SleepState) -> worker_pb2.SleepInfo:
+    """Encodes what is asleep."""
+    return worker_pb2.SleepInfo(
+        level=state.level, asleep=encode_tags(state.asleep), weights_are_stale=state.weights_are_stale
+    )

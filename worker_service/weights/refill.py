@@ -1,0 +1,65 @@
+"""Builds a model's weights once more, from another source, where the old ones lie. Runs in the device thread.
+
+The order of what is built follows from the configuration alone, so that in an arena that was rewound every weight has
+the address that it had: what was recorded stays valid, and of memory no second copy is needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from blockyard.model_config.fields import unusable
+from worker_service.models.decoder import Weights, build_decoder
+from worker_service.models.determinism import determinism_id
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from worker_service.models.loader import LoadedModel
+    from worker_service.set_up import CacheFacts
+    from worker_service.steps.step_executor import StepExecutor
+
+
+class Source(Weights, Protocol):
+    """Weights to be read."""
+
+    @property
+    def tensors(self) -> Mapping[str, tuple[int, ...]]:
+        """The shapes of those that were read or passed over, by name, in this order."""
+        ...
+
+    def finish(self) -> str:
+        """Returns the digest of all that was read, in hex."""
+        ...
+
+
+def refill(
+    executor: StepExecutor, loaded: LoadedModel, cache: CacheFacts, source: Source, version: str
+) -> tuple[LoadedModel, CacheFacts]:
+    """Reads all weights from a source, and finds what is promised of their results.
+
+    Raises:
+        BlockyardError: MODEL_NOT_LOADED, where the source cannot be read, or is of other tensors. Then the weights are
+            neither the old ones nor the new ones.
+    """
+    model, backend, arena = loaded.model, loaded.backend, loaded.arena
+    used_bytes = arena.used_bytes
+    if not backend.packs_into_arenas:
+        # Both at once may be more than there is room for.
+        model.replace_weights(None)
+    arena.rewind()
+    built = build_decoder(loaded.config, backend, source, loaded.parallel, arena)
+    if source.tensors != loaded.tensors or arena.used_bytes != used_bytes:
+        raise unusable("these are other tensors than those of the model that was loaded")
+    batch_invariant = cache.batch_invariant
+    if not backend.packs_into_arenas:
+        model.replace_weights(built)
+        # What was chosen for the old weights is gone with them.
+        batch_invariant = executor.runner.prove_batch_invariance()
+    loaded = replace(loaded, weights_digest=source.finish(), version=version)
+    is_alone = loaded.parallel.world_size == 1
+    # Ranks compute nothing together here: what they computed of their first weights stands for this machine.
+    fingerprint = executor.runner.fingerprint() if is_alone else cache.fingerprint
+    identity = determinism_id(loaded, fingerprint)
+    return loaded, replace(cache, fingerprint=fingerprint, determinism_id=identity, batch_invariant=batch_invariant)
