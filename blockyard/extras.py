@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 # What the services import, by the extra that brings it; a test holds it against pyproject.toml.
 PACKAGES = {
-    "cli": ("typer", "rich"),
+    "cli": ("typer", "rich", "psutil"),
     "service": ("grpc_health", "grpc_reflection", "pydantic", "yaml"),
     "gateway": ("fastapi", "uvicorn", "tokenizers", "jinja2", "huggingface_hub", "prometheus_client"),
     "scheduler": ("huggingface_hub", "prometheus_client"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
+from blockyard.capacity.limits import ProfileRequest
 from blockyard.common.v1 import administration_pb2, sampling_pb2, status_pb2
 from blockyard.errors import Violation, invalid, to_status
 from blockyard.tracing.codec import decode_trace_context
@@ -14,7 +15,7 @@ from blockyard.worker.v1 import worker_pb2
 from worker_service.group_codec import encode_group
 from worker_service.lora_codec import decode_lora_limits, encode_lora
 from worker_service.observe.profiler import Detail
-from worker_service.set_up import CacheRequest, ProfileRequest
+from worker_service.set_up import CacheRequest
 from worker_service.step import (
     DEFAULT_TIMEOUT_SECONDS,
     MAX_VIOLATIONS,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from google.protobuf.duration_pb2 import Duration
     from google.protobuf.internal.containers import RepeatedScalarFieldContainer
 
-    from worker_service.device.memory import CachePlan
+    from blockyard.capacity.memory import CachePlan
     from worker_service.lora.limits import LoraLimits
     from worker_service.models.loader import LoadedModel
     from worker_service.observe.profiler import Profile, ProfileOptions

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from blockyard.capacity.limits import DEFAULT_BLOCK_SIZE, max_useful_blocks, wrong_block_size, wrong_step_size
+from blockyard.capacity.memory import cpu_usage, fitting_utilization, fixed_plan, plan_cache, read_host_memory, tighter
 from blockyard.errors import BlockyardError, Reason, Violation
 from blockyard.model_files import resolve_model
 from blockyard.parallel import ALONE, Parallel
 from blockyard.service import faults
 from blockyard.telemetry import EventLogger
-from kernels.ops import BLOCK_SIZES, CaptureSizes
+from kernels.ops import CaptureSizes
 from worker_service.batch.input_batch import BatchLimits, InputBatch
 from worker_service.cache_engine import BlockFormat, CacheEngine
 from worker_service.collectives.silent import make_silence
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from blockyard.capacity.limits import ProfileRequest
+    from blockyard.capacity.memory import CachePlan, Usage
     from kernels.select import KernelChoice
     from worker_service.models.loader import LoadedModel
     from worker_service.steps.rank_steps import RankSteps
@@ -47,13 +51,8 @@ NO_LORAS = LoraLimits()
 # What the ranks have to meet in, before the first step.
 FINGERPRINT_SECONDS = 60.0
 
-DEFAULT_BLOCK_SIZE = {"cpu": 32, "cuda": 16}
-# Of a step: what is larger is a mistake, and would be found out only by the memory that it takes.
-MAX_TOKENS, MAX_SEQS = 2**20, 2**16
 # Numbers of blocks have 31 bits in every kernel.
 MAX_BLOCKS = 2**31 - 1
-# Beyond twice what all sequences at full length hold, blocks only cost their bookkeeping.
-USEFUL_SHARE = 2
 
 
 class State(Enum):
@@ -107,17 +106,6 @@ class DeviceChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class ProfileRequest:
-    """The steps and the memory to count blocks for."""
-
-    block_size: int
-    device_memory_utilization: float
-    swap_space_bytes: int
-    max_num_batched_tokens: int
-    max_num_seqs: int
-
-
-@dataclass(frozen=True, slots=True)
 class CacheRequest:
     """The pools to make, and the largest step that they are for."""
 
@@ -148,7 +136,7 @@ class SetUp:
     choice: DeviceChoice | None = None
     lora_limits: LoraLimits = NO_LORAS
     loaded: LoadedModel | None = None
-    plan: memory.CachePlan | None = None
+    plan: CachePlan | None = None
     cache: CacheFacts | None = None
     executor: StepExecutor | None = None
     sleep: SleepState = SleepState()
@@ -209,35 +197,34 @@ def load(
     return loaded
 
 
-def count_blocks(loaded: LoadedModel, choice: DeviceChoice, request: ProfileRequest) -> memory.CachePlan:
+def count_blocks(loaded: LoadedModel, choice: DeviceChoice, request: ProfileRequest) -> CachePlan:
     """Profiles the worst step and counts the blocks that fit beside it; raises BlockyardError NEVER_FITS."""
     device = choice.device
     block_size = request.block_size or DEFAULT_BLOCK_SIZE[device.type]
     block_bytes = BlockFormat.of(loaded.model, block_size).block_bytes
     if choice.cache_bytes:
-        return memory.fixed_plan(
+        return fixed_plan(
             memory.total_bytes(device),
             block_size=block_size,
             block_bytes=block_bytes,
             cache_bytes=choice.cache_bytes,
             swap_space_bytes=request.swap_space_bytes,
         )
-    blocks_of_a_sequence = -(-loaded.config.max_model_len // block_size)
-    return memory.plan_cache(
+    return plan_cache(
         _measure_usage(loaded, choice, block_size, request),
         block_size=block_size,
         block_bytes=block_bytes,
         utilization=request.device_memory_utilization,
         swap_space_bytes=request.swap_space_bytes,
         host_shares_device=device.type == "cpu",
-        max_useful_blocks=USEFUL_SHARE * request.max_num_seqs * blocks_of_a_sequence + 1,
+        max_useful_blocks=max_useful_blocks(request.max_num_seqs, loaded.config.max_model_len, block_size),
     )
 
 
-def _measure_usage(loaded: LoadedModel, choice: DeviceChoice, block_size: int, request: ProfileRequest) -> memory.Usage:
+def _measure_usage(loaded: LoadedModel, choice: DeviceChoice, block_size: int, request: ProfileRequest) -> Usage:
     device = choice.device
 
-    def read(activation_bytes: int) -> memory.Usage:
+    def read(activation_bytes: int) -> Usage:
         return memory.gpu_usage(device, choice.foreign_bytes, loaded.parameter_bytes, activation_bytes)
 
     before = read(0) if device.type == "cuda" else None
@@ -253,11 +240,11 @@ def _measure_usage(loaded: LoadedModel, choice: DeviceChoice, block_size: int, r
         message = f"a step of {request.max_num_batched_tokens} tokens cannot be run: the memory is too small"
         raise BlockyardError(Reason.NEVER_FITS, message) from None
     if before is not None:
-        return memory.tighter(before, read(activation))
-    return memory.cpu_usage(memory.read_host_memory(), loaded.parameter_bytes, activation)
+        return tighter(before, read(activation))
+    return cpu_usage(read_host_memory(), loaded.parameter_bytes, activation)
 
 
-def check_memory(executor: StepExecutor, plan: memory.CachePlan | None) -> None:
+def check_memory(executor: StepExecutor, plan: CachePlan | None) -> None:
     """Compares what is free on a GPU now with what was planned, and says what to do where it is too little.
 
     `plan`: None, if no blocks were counted.
@@ -266,7 +253,7 @@ def check_memory(executor: StepExecutor, plan: memory.CachePlan | None) -> None:
     if device.type != "cuda" or plan is None:
         return
     free_bytes = memory.gpu_free_bytes(device)
-    if (utilization := memory.fitting_utilization(plan, free_bytes, executor.num_captured_bytes)) is not None:
+    if (utilization := fitting_utilization(plan, free_bytes, executor.num_captured_bytes)) is not None:
         log.warning(
             "the largest step may not fit beside the blocks: start with less memory for blocks",
             free_bytes=free_bytes,
@@ -347,19 +334,10 @@ def _make_cache(loaded: LoadedModel, request: CacheRequest) -> CacheEngine:
         raise BlockyardError(Reason.NEVER_FITS, f"the pools need {needed} bytes, more than there is") from None
 
 
-def wrong_profile_request(request: ProfileRequest) -> Iterable[Violation]:
-    """Finds what is wrong with a request to count blocks."""
-    if request.block_size:
-        yield from _wrong_block_size(request.block_size)
-    if not 0 < request.device_memory_utilization <= 1:
-        yield Violation("device_memory_utilization", "must be above 0 and at most 1")
-    yield from _wrong_step_size(request)
-
-
 def wrong_cache_request(request: CacheRequest, model_max_len: int) -> Iterable[Violation]:
     """Finds what is wrong with a request for a cache of a model that takes `model_max_len` tokens."""
-    yield from _wrong_block_size(request.block_size)
-    yield from _wrong_step_size(request)
+    yield from wrong_block_size(request.block_size)
+    yield from wrong_step_size(request.max_num_batched_tokens, request.max_num_seqs)
     if request.max_model_len < 1:
         yield Violation("max_model_len", "must be at least 1")
     for name in ("num_device_blocks", "num_host_blocks"):
@@ -379,14 +357,3 @@ def wrong_block_ids(field: str, block_ids: Sequence[int], num_blocks: int) -> It
     """Finds ids beyond a pool of `num_blocks`."""
     if any(block_id >= num_blocks for block_id in block_ids):
         yield Violation(field, f"blocks must be below {num_blocks}")
-
-
-def _wrong_block_size(block_size: int) -> Iterable[Violation]:
-    if block_size not in BLOCK_SIZES:
-        yield Violation("block_size", f"{block_size} is none of {', '.join(map(str, BLOCK_SIZES))}")
-
-
-def _wrong_step_size(request: ProfileRequest | CacheRequest) -> Iterable[Violation]:
-    for name, most in (("max_num_batched_tokens", MAX_TOKENS), ("max_num_seqs", MAX_SEQS)):
-        if not 1 <= getattr(request, name) <= most:
-            yield Violation(name, f"must be from 1 to {most}")

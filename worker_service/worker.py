@@ -11,7 +11,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+from blockyard.capacity.limits import wrong_profile_request
 from blockyard.errors import BlockyardError, Reason, invalid
+from blockyard.model_config.parallel_sizes import wrong_parallel
 from blockyard.parallel import ALONE, Parallel
 from blockyard.telemetry import EventLogger
 from kernels.select import KernelChoice
@@ -20,7 +22,6 @@ from worker_service.device.device import ANY_DEVICE, AllowedDevice, describe_dev
 from worker_service.device.thread import DeviceThread
 from worker_service.groups.membership import Membership, wrong_members, wrong_request
 from worker_service.lora.limits import wrong_limits
-from worker_service.models.parallel_sizes import wrong_parallel
 from worker_service.observe.metrics import WorkerMetrics
 from worker_service.observe.profiler import Profiler, choose_options
 from worker_service.set_up import (
@@ -36,7 +37,6 @@ from worker_service.set_up import (
     make_executor,
     wrong_block_ids,
     wrong_cache_request,
-    wrong_profile_request,
 )
 from worker_service.steps.rank_steps import RankSteps
 from worker_service.steps.step_stream import StepStreams
@@ -48,12 +48,14 @@ if TYPE_CHECKING:
 
     import torch
 
+    from blockyard.capacity.limits import ProfileRequest
+    from blockyard.capacity.memory import CachePlan
     from blockyard.errors import Violation
     from worker_service.groups.joining import GroupRequest
     from worker_service.lora.limits import LoraLimits
     from worker_service.models.loader import LoadedModel
     from worker_service.observe.profiler import Detail, Profile, ProfileOptions
-    from worker_service.set_up import CacheFacts, CacheRequest, DeviceChoice, ProfileRequest
+    from worker_service.set_up import CacheFacts, CacheRequest, DeviceChoice
     from worker_service.step import Step
     from worker_service.steps.step_executor import StepExecutor
     from worker_service.steps.step_stream import StepStream
@@ -224,7 +226,7 @@ class Worker:
             )
             return loaded
 
-    async def determine_num_available_blocks(self, request: ProfileRequest) -> memory.CachePlan:
+    async def determine_num_available_blocks(self, request: ProfileRequest) -> CachePlan:
         """Profiles the worst step and counts the blocks that fit."""
         with self.lifecycle("DetermineNumAvailableBlocks", State.LOADED):
             _refuse(wrong_profile_request(request))

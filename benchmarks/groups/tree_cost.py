@@ -23,7 +23,7 @@ from benchmarks.kernels import ceilings
 from benchmarks.kernels.phases import CONTEXT, PROMPT_TOKENS, Profile, Workload
 from benchmarks.kit import models, record
 from benchmarks.kit.figures import number, round_figures, spread_of
-from worker_service.models import share
+from blockyard.model_config import share
 
 SEQUENCES = (1, 8, 32, 64)
 REPEATS = 3

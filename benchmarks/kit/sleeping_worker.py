@@ -25,13 +25,13 @@ from blockyard.service import grpc_environment
 
 grpc_environment.prepare()
 
+from blockyard.capacity.memory import CachePlan, Usage
 from blockyard.model_files import model_digest, resolve_model
 from blockyard.parallel import ALONE, Parallel
 from blockyard.service.process import run_process
 from blockyard.settings import load
 from worker_service import server
 from worker_service.config import WorkerConfiguration
-from worker_service.device import memory
 from worker_service.set_up import CacheFacts, DeviceChoice, SetUp
 from worker_service.step import Step, StepResult, StepTimes
 from worker_service.worker import Worker
@@ -39,8 +39,9 @@ from worker_service.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from blockyard.capacity.limits import ProfileRequest
     from worker_service.models.loader import LoadedModel
-    from worker_service.set_up import CacheRequest, ProfileRequest
+    from worker_service.set_up import CacheRequest
 
 MAX_MODEL_LEN = 2048
 MAX_NUM_SEQS = 1024
@@ -176,10 +177,10 @@ class SleepingWorker(Worker):
         self.set_up = replace(self.set_up, loaded=cast("LoadedModel", loaded))
         return cast("LoadedModel", loaded)
 
-    async def determine_num_available_blocks(self, request: ProfileRequest) -> memory.CachePlan:
+    async def determine_num_available_blocks(self, request: ProfileRequest) -> CachePlan:
         """Has as many as are asked for."""
-        usage = memory.Usage(0, 0, 0, 0, 0)
-        return memory.CachePlan(request.block_size or BLOCK_SIZE, 1, 1, 0, 0, 0, usage)
+        usage = Usage(0, 0, 0, 0, 0)
+        return CachePlan(request.block_size or BLOCK_SIZE, 1, 1, 0, 0, 0, usage)
 
     async def initialize_cache(self, request: CacheRequest) -> CacheFacts:
         """Allocates nothing."""

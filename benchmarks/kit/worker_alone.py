@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.kit.batch_process import BatchProcess, Line
+from blockyard.capacity.limits import ProfileRequest
 from blockyard.common.v1 import sampling_pb2
 from kernels.select import KernelChoice
 from scheduler_service.core.scheduler import CoreConfig, Scheduler
@@ -28,7 +29,7 @@ from scheduler_service.core.sequence import Group
 from scheduler_service.core.values import GroupSpec, SchedulerOutput, StepResult
 from scheduler_service.replicas.codec import encode_step
 from worker_service.codec import decode_step
-from worker_service.set_up import CacheRequest, ProfileRequest
+from worker_service.set_up import CacheRequest
 from worker_service.worker import Worker
 
 if TYPE_CHECKING:

@@ -77,9 +77,10 @@ async def start(given: dict[str, Any]) -> WorkerStart:
 
     clock.end("import torch")
     from benchmarks.kit.worker_alone import Settings  # noqa: PLC0415  a stage
+    from blockyard.capacity.limits import ProfileRequest  # noqa: PLC0415
     from kernels.select import KernelChoice  # noqa: PLC0415
     from worker_service import server  # noqa: PLC0415
-    from worker_service.set_up import CacheRequest, ProfileRequest  # noqa: PLC0415
+    from worker_service.set_up import CacheRequest  # noqa: PLC0415
 
     clock.end("import the worker")
     settings = Settings(**given)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from blockyard.capacity.limits import DoesNotFit, choose_max_model_len
 from scheduler_service.replicas.facts import CachePlan
 from scheduler_service.replicas.not_ready import Misconfigured
 
@@ -27,25 +28,17 @@ def plan_cache(
     """Decides the pools and the model's length; raises Misconfigured where the settings ask for what cannot be."""
     cache, step = configuration.cache, configuration.scheduler
     num_device_blocks = cache.num_device_blocks or available.num_device_blocks
-    capacity = (num_device_blocks - 1) * available.block_size
-    if capacity <= 0:
-        raise Misconfigured(
-            f"{num_device_blocks} device blocks leave no room for any token: the memory is too small"
-            " (see --device-memory-utilization)"
+    try:
+        max_model_len = choose_max_model_len(
+            step.max_model_len, model_max_model_len, num_device_blocks, available.block_size
         )
-    asked = step.max_model_len
-    if asked != "auto" and asked > model_max_model_len:
-        raise Misconfigured(f"--max-model-len {asked} is above the {model_max_model_len} tokens of the model")
-    if asked != "auto" and asked > capacity:
-        raise Misconfigured(
-            f"--max-model-len {asked} is above the {capacity} tokens that {num_device_blocks} device blocks hold"
-            " (block 0 is scratch)"
-        )
+    except DoesNotFit as error:
+        raise Misconfigured(str(error)) from None
     return CachePlan(
         block_size=available.block_size,
         num_device_blocks=num_device_blocks,
         num_host_blocks=cache.num_host_blocks if cache.num_host_blocks >= 0 else available.num_host_blocks,
-        max_model_len=min(model_max_model_len, capacity) if asked == "auto" else asked,
+        max_model_len=max_model_len,
         max_num_batched_tokens=step.max_num_batched_tokens,
         max_num_seqs=step.max_num_seqs,
     )

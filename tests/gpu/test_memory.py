@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from blockyard.capacity.limits import ProfileRequest
 from worker_service.device import memory
-from worker_service.set_up import CacheRequest, ProfileRequest
+from worker_service.set_up import CacheRequest
 from worker_service.worker import Worker
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from kernels.leaves import add_leaves, count_leaves
+from blockyard.model_config.leaves import count_leaves
+from kernels.leaves import add_leaves
 from kernels.reference.int8 import linear_int8
 from kernels.select import get_backend
 from tests.kit.kernels.backends import COMPILED, CPU, INSTRUCTION_SETS, KERNELS, Kernels, build_kernels

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -192,30 +191,13 @@ def test_a_truncated_file(folder: Path, kept: int):
     assert "download it again" in told
 
 
-def write_hollow(path: Path, name: str, num_elements: int) -> None:
-    """Writes a file of one float32 tensor, all of it a hole: it takes no disk."""
-    header = {name: {"dtype": "F32", "shape": [num_elements], "data_offsets": [0, 4 * num_elements]}}
-    content = json.dumps(header).encode()
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(content)) + content)
-        file.truncate(8 + len(content) + 4 * num_elements)
-
-
 def test_weights_that_no_memory_holds(folder: Path):
-    (folder / "model.safetensors").unlink()
-    third = psutil.virtual_memory().total // 12
-    weight_map = {f"tensor.{index}": f"part-{index}.safetensors" for index in range(4)}
-    for name, file in weight_map.items():
-        write_hollow(folder / file, name, third)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    config = json.loads((folder / "config.json").read_text())
+    # The two tables alone take more in float32 than there is.
+    config["vocab_size"] = psutil.virtual_memory().total // (4 * config["hidden_size"])
+    (folder / "config.json").write_text(json.dumps(config))
     complaint = complaint_of(folder)
     assert re.match(r"the weights take \d+\.\d GiB in float32, and \d+\.\d GiB of memory are free", complaint)
-
-
-def test_a_file_that_no_memory_holds(folder: Path):
-    write_hollow(folder / "model.safetensors", "tensor", 1 << 41)
-    # Systems that promise more memory than they have map it.
-    assert re.search("does not fit into memory|of memory are free", complaint_of(folder))
 
 
 def test_a_file_of_something_else(folder: Path):

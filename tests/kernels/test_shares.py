@@ -7,14 +7,14 @@ import random
 import pytest
 import torch
 
+from blockyard.model_config.parallel_sizes import legal_tensor_sizes, vocabulary_share
+from blockyard.model_config.share import Share, stage_layers
 from blockyard.parallel import Parallel
 from tests.kit.kernels.backends import BEST, EMULATED, REFERENCE, Kernels
 from tests.kit.kernels.ranks import Ranks, new_backend
 from tests.kit.kernels.step_runner import StepRunner
 from tests.kit.kernels.tiny_models import VOCAB_SIZE, tiny_model
 from worker_service.models.model_config import read_config
-from worker_service.models.parallel_sizes import legal_tensor_sizes, vocabulary_share
-from worker_service.models.share import Share, stage_layers
 
 KERNELS = [
     *(Kernels(name, dtype) for name in (REFERENCE, BEST) for dtype in (torch.float32, torch.bfloat16)),

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import torch
 
+from blockyard.capacity.devices import check_gpu_dtype, choose_device_type
 from blockyard.errors import Violation, invalid
-
-# bfloat16 arithmetic came with Ampere.
-BFLOAT16_CAPABILITY = (8, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +37,7 @@ def choose_device(requested: str, allowed: AllowedDevice) -> torch.device:
     Raises:
         BlockyardError: FIELD_INVALID, where they contradict each other or there is no such GPU.
     """
-    if "auto" not in (requested, allowed.kind) and requested != allowed.kind:
-        raise invalid(
-            [Violation("device_type", f"{requested}, but this worker was started with --worker-device {allowed.kind}")]
-        )
-    wanted = allowed.kind if requested == "auto" else requested
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise invalid([Violation("device_type", "cuda, but torch sees no GPU here: use cpu, or a CUDA build of torch")])
+    wanted = choose_device_type(requested, allowed.kind, has_gpu=torch.cuda.is_available())
     if wanted == "cpu":
         return torch.device("cpu")
     if allowed.index >= (num_gpus := torch.cuda.device_count()):
@@ -68,20 +58,14 @@ def instruction_set(device: torch.device) -> str:
 
 
 def check_dtype(dtype: torch.dtype | None, device: torch.device) -> None:
-    """Refuses a dtype that a GPU cannot compute in.
+    """Refuses a dtype that a GPU cannot compute in; None: not known yet.
 
     Raises:
         BlockyardError: FIELD_INVALID, with the GPU's name and what to use instead.
     """
-    if device.type == "cuda":
-        check_gpu_dtype(dtype, describe_device(device), torch.cuda.get_device_capability(device))
-
-
-def check_gpu_dtype(dtype: torch.dtype | None, name: str, capability: tuple[int, int]) -> None:
-    """Refuses a dtype that a GPU of this name and compute capability cannot compute in."""
-    if dtype is torch.bfloat16 and capability < BFLOAT16_CAPABILITY:
-        reason = f"{name} has compute capability {capability[0]}.{capability[1]}"
-        raise invalid([Violation("dtype", f"bfloat16 needs a GPU of capability 8.0 or more; {reason}: use float16")])
+    if device.type == "cuda" and dtype is not None:
+        name = str(dtype).removeprefix("torch.")
+        check_gpu_dtype(name, describe_device(device), torch.cuda.get_device_capability(device))
 
 
 def _processor() -> str:

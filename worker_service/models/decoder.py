@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 import torch
 
+from blockyard.model_config.share import Share
 from blockyard.parallel import ALONE
 from kernels.arena import keep
 from kernels.ops import AttentionShape, kv_pool_shape
 from kernels.select import make_arena
 from worker_service.models.layers import DecoderLayer, StepContext
 from worker_service.models.rotary import PART, rotary_table
-from worker_service.models.share import Share
 from worker_service.models.vocabulary import SharedVocabulary
 
 if TYPE_CHECKING:

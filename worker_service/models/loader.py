@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from blockyard.capacity.formats import check_quantization, weight_format
+from blockyard.capacity.weights import check_room, weights_bytes
 from blockyard.model_config.fields import unusable
+from blockyard.model_config.parallel_sizes import check_sizes
+from blockyard.model_config.share import Share
 from blockyard.model_files import model_digest
 from blockyard.parallel import ALONE
 from blockyard.telemetry import EventLogger
@@ -13,7 +17,6 @@ from kernels.select import get_backend, make_arena
 from worker_service.device.memory import room_for_weights
 from worker_service.models.decoder import DecoderModel, build_decoder
 from worker_service.models.model_config import ModelConfig, read_config
-from worker_service.models.parallel_sizes import check_sizes
 from worker_service.models.random_weights import RandomWeights
 from worker_service.models.weight_files import WeightFiles
 
@@ -97,8 +100,7 @@ def load_model(
         log.warning(remark)
     check_sizes(config, parallel)
     files = open_weights(config, folder, device, load_format, on_progress)
-    weights_bytes = _weights_bytes(files.num_elements, config, quantization) // parallel.world_size
-    _check_room(weights_bytes, config, quantization, device)
+    _check_weights(config, parallel, device, kernels, quantization)
     try:
         backend = get_backend(device, config.dtype, kernels, quantization, batch_invariant=batch_invariant)
     except ValueError as error:
@@ -123,6 +125,16 @@ def load_model(
     )
 
 
+def _check_weights(
+    config: ModelConfig, parallel: Parallel, device: torch.device, kernels: str, quantization: str
+) -> None:
+    """Refuses weights that cannot be held here; raises BlockyardError MODEL_NOT_LOADED."""
+    check_quantization(quantization, config.dtype_name, device.type, kernels)
+    held = weight_format(device.type, config.dtype_name, quantization, kernels)
+    num_bytes = weights_bytes(config, Share.of(config, parallel), held)
+    check_room(num_bytes, room_for_weights(device), config.dtype_name, quantization, device.type)
+
+
 def _log_doubts(load_format: str, unread: Sequence[str]) -> None:
     if load_format == "random":
         log.warning("the weights are random: answers have no sense")
@@ -137,21 +149,3 @@ def open_weights(
     if load_format == "random":
         return RandomWeights(config, device, on_progress)
     return WeightFiles(folder, on_progress)
-
-
-def _weights_bytes(num_elements: int, config: ModelConfig, quantization: str) -> int:
-    """Bounds the bytes of the weights: a quantized number takes one byte, the embedding keeps its dtype."""
-    if quantization == "none":
-        return num_elements * config.dtype.itemsize
-    return num_elements + config.vocab_size * config.hidden_size * config.dtype.itemsize
-
-
-def _check_room(weights_bytes: int, config: ModelConfig, quantization: str, device: torch.device) -> None:
-    """Refuses weights that the memory cannot hold: loading them would end this process without a message."""
-    room_bytes = room_for_weights(device)
-    if weights_bytes > room_bytes:
-        held = str(config.dtype).removeprefix("torch.") if quantization == "none" else quantization
-        raise unusable(
-            f"the weights take {weights_bytes / 2**30:.1f} GiB in {held}, and {room_bytes / 2**30:.1f} GiB of memory "
-            f"are free ({device.type}): take a smaller model, a smaller --dtype, or a larger machine"
-        )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from blockyard.capacity.weights import count_elements
 from kernels.reference.sampling import philox
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class RandomWeights:
     def __init__(
         self, config: ModelConfig, device: torch.device, on_progress: Callable[[int, int], None], seed: int = 0
     ) -> None:
-        self.num_elements = count_weights(config)
+        self.num_elements = count_elements(config)
         """Numbers in all tensors."""
         self.unread: list[str] = []
         self.tensors: dict[str, tuple[int, ...]] = {}
@@ -94,15 +95,3 @@ def random_tensor(name: str, shape: Sequence[int], spread: float, dtype: torch.d
         halves = torch.stack([words & (HALF - 1), words >> 16], 2).flatten()[: part.numel()]
         part.copy_((halves.float() - (HALF - 1) / 2) * unit)
     return tensor.view(*shape)
-
-
-def count_weights(config: ModelConfig) -> int:
-    """Counts the numbers of a network's tensors."""
-    options, hidden, inner = config.options, config.hidden_size, config.intermediate_size
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    table = config.vocab_size * hidden
-    products = hidden * (queries + 2 * keys) + queries * hidden + 3 * hidden * inner
-    biases = options.qkv_bias * (queries + 2 * keys) + options.output_bias * hidden
-    biases += options.mlp_bias * (2 * inner + hidden)
-    norms = 2 * hidden + options.qk_norm * 2 * config.head_dim
-    return table * (1 if options.tied_embeddings else 2) + config.num_layers * (products + biases + norms) + hidden

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch.nn import functional
 
-from worker_service.models.parallel_sizes import vocabulary_share
+from blockyard.model_config.parallel_sizes import vocabulary_share
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -87,11 +87,6 @@ class WeightFiles:
         """The names of tensors that were not read."""
         return sorted(self._entries.keys() - self._digests.keys())
 
-    @property
-    def num_elements(self) -> int:
-        """Numbers in all tensors."""
-        return sum(math.prod(entry.shape) for entry in self._entries.values())
-
     def __contains__(self, name: str) -> bool:
         return name in self._entries
 

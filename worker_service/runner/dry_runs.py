@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from blockyard.capacity.steps import SamplingScratch, StepSize, least_step_bytes
 from kernels.ops import CaptureSizes
 from worker_service.cache_engine import BlockFormat, allocate_pool
 from worker_service.device.memory import read_peak_memory, reset_peak_memory
-from worker_service.sampling import logprobs
-from worker_service.sampling.sampler import sampling_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,9 +84,8 @@ def profile(runner: ModelRunner, block_size: int, max_num_batched_tokens: int, m
 
     Measures them where they are not known.
     """
-    num_sequences = min(max_num_seqs, max_num_batched_tokens)
-    # Few sequences may be too short together for a step of all the tokens that the budget allows.
-    num_tokens = min(max_num_batched_tokens, num_sequences * runner.config.max_model_len)
+    size = StepSize.largest(max_num_batched_tokens, max_num_seqs, runner.config.max_model_len)
+    num_tokens, num_sequences = size.num_tokens, size.num_sequences
     pool = allocate_pool(BlockFormat.of(runner.model, block_size), 1, runner.backend.device)
     if runner.backend.device.type == "cuda":
         return _profile_gpu(runner, pool, block_size, num_tokens, num_sequences)
@@ -143,10 +141,6 @@ def _profile_cpu(runner: ModelRunner, pool: Tensor, block_size: int, num_tokens:
 
 
 def _least_activation(runner: ModelRunner, num_tokens: int, num_sequences: int) -> int:
-    """Computes from sizes what a step holds at once: a layer's inner rows, logits and their working copies."""
-    config = runner.config
-    row = 4 * config.hidden_size + 3 * config.intermediate_size
-    ops, num_prompt_rows = runner.backend.sampling, min(runner.max_prompt_rows, num_tokens)
-    sampling = sampling_bytes(ops, num_sequences, config.vocab_size)
-    prompts = logprobs.logprobs_bytes(ops, num_prompt_rows, config.vocab_size)
-    return num_tokens * row * config.dtype.itemsize + max(sampling, prompts)
+    ops = runner.backend.sampling
+    scratch = SamplingScratch(ops.choose_bytes, ops.token_logprobs_bytes)
+    return least_step_bytes(runner.config, StepSize(num_tokens, num_sequences), scratch)

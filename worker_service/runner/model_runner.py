@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from blockyard.capacity.steps import max_prompt_rows
 from kernels.launching import upload
 from kernels.ops import CaptureSizes, StepInputs
 from worker_service.batch.chooser import Chooser
@@ -34,10 +35,6 @@ if TYPE_CHECKING:
     from worker_service.cache_engine import CacheEngine
     from worker_service.models.loader import LoadedModel
     from worker_service.step import Array
-
-# Rows of prompts whose logits are made at a time, and their elements (16 MiB).
-MAX_PROMPT_ROWS = 512
-MAX_PROMPT_LOGITS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,7 +207,7 @@ class ModelRunner:
     @property
     def max_prompt_rows(self) -> int:
         """How many rows of prompts get their log probabilities at a time."""
-        return max(1, min(MAX_PROMPT_ROWS, MAX_PROMPT_LOGITS // self.config.vocab_size))
+        return max_prompt_rows(self.config.vocab_size)
 
     def _forward(self, forward_batch: ForwardBatch, token_ids: Tensor, block_size: int, kv_pool: Tensor) -> Tensor:
         plan = self.backend.plan_attention(

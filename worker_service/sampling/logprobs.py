@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from worker_service.step import Array
 
 
-def logprobs_bytes(ops: SamplingOps, num_rows: int, vocab_size: int) -> int:
-    """Bounds the bytes that log probabilities of `num_rows` rows take, with their logits."""
-    return num_rows * vocab_size * np.dtype(np.float32).itemsize + ops.token_logprobs_bytes(num_rows, vocab_size)
-
-
 def of_tokens(ops: SamplingOps, logits: Tensor, rows: Array, token_ids: Array, num_best: Array) -> Logprobs:
     """Computes the log probabilities of tokens, and of the best ones beside each.
 

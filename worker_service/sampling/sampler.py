@@ -25,20 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kernels.ops import Backend
-    from kernels.sampling import SamplingOps
     from worker_service.step import Array
 
 Flags = npt.NDArray[np.bool_]
-
-
-# At most as many copies of all logits live at once: given, and kept as they were.
-LOGITS_COPIES = 2
-
-
-def sampling_bytes(ops: SamplingOps, num_rows: int, vocab_size: int) -> int:
-    """Bounds the bytes that sampling `num_rows` rows takes, with their logits."""
-    kept = LOGITS_COPIES * num_rows * vocab_size * torch.float32.itemsize
-    return kept + max(ops.choose_bytes(num_rows, vocab_size), ops.token_logprobs_bytes(num_rows, vocab_size))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

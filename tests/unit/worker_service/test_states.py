@@ -17,7 +17,7 @@ from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.worker.v1 import worker_pb2 as pb
 from tests.unit.worker_service.driver import BLOCK_SIZE, WorkerDriver, fails, running_worker
 from worker_service import set_up
-from worker_service.device.device import AllowedDevice, check_gpu_dtype, choose_device
+from worker_service.device.device import AllowedDevice, choose_device
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -362,14 +362,6 @@ def test_a_worker_computes_on_the_gpu_that_it_was_started_for(monkeypatch: pytes
     assert choose_device("cpu", AllowedDevice("auto", 1)) == torch.device("cpu")
     with pytest.raises(BlockyardError, match=r"sees 2 GPUs here, .* --worker-device-index 2"):
         choose_device("cuda", AllowedDevice("auto", 2))
-
-
-def test_bfloat16_needs_an_ampere_gpu() -> None:
-    with pytest.raises(BlockyardError, match=r"Tesla T4 has compute capability 7\.5: use float16"):
-        check_gpu_dtype(torch.bfloat16, "Tesla T4", (7, 5))
-    check_gpu_dtype(torch.bfloat16, "A100", (8, 0))
-    check_gpu_dtype(torch.float16, "Tesla T4", (7, 5))
-    check_gpu_dtype(None, "Tesla T4", (7, 5))
 
 
 async def test_shutdown_is_answered_twice_and_asks_the_process_to_end(fresh_worker: WorkerDriver) -> None:

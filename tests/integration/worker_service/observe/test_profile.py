@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from blockyard.capacity.steps import SamplingScratch
 from kernels.reference.sampling import MAX_CHOSEN_LOGITS, ReferenceSampling
 from tests.kit.kernels.backends import build_kernels
 from tests.kit.kernels.tiny_models import tiny_model
 from worker_service.models.loader import load_model
 from worker_service.runner.dry_runs import profile
 from worker_service.runner.model_runner import ModelRunner
-from worker_service.sampling.sampler import sampling_bytes
 
 ROOT = Path(__file__).parents[4]
 MIB = 1 << 20
@@ -111,6 +111,7 @@ def test_a_profile_tells_the_same_each_time() -> None:
 
 def test_choosing_takes_its_memory_for_some_rows_at_a_time() -> None:
     ops, vocab_size = ReferenceSampling(torch.device("cpu")), 100_000
-    for_all = sampling_bytes(ops, MAX_CHOSEN_LOGITS // vocab_size, vocab_size)
-    assert sampling_bytes(ops, 1000, vocab_size) < for_all + 4 * 1000 * vocab_size * 4
+    scratch = SamplingScratch(ops.choose_bytes, ops.token_logprobs_bytes)
+    for_all = scratch.sampling_bytes(MAX_CHOSEN_LOGITS // vocab_size, vocab_size)
+    assert scratch.sampling_bytes(1000, vocab_size) < for_all + 4 * 1000 * vocab_size * 4
     assert ops.choose_bytes(1, 10 * MAX_CHOSEN_LOGITS) == 12 * 4 * 10 * MAX_CHOSEN_LOGITS, "one row at least"

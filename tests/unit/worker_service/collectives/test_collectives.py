@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.leaves import MAX_LEAVES, add_leaves
+from blockyard.model_config.leaves import MAX_LEAVES
+from kernels.leaves import add_leaves
 from tests.unit.worker_service.collectives.ranks import all_ranks, gloo_groups, make_collectives
 from worker_service.collectives.silent import SilentCollectives
 

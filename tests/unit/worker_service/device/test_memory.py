@@ -9,23 +9,20 @@ import psutil
 import pytest
 import torch
 
-from worker_service.cache_engine import BlockFormat, allocate_pool
-from worker_service.device.memory import (
+from blockyard.capacity.memory import (
     CPU_RESERVE_BYTES,
     ControlGroups,
     HostMemory,
     Usage,
-    compute_threads,
     cpu_usage,
     fitting_utilization,
     fixed_plan,
     plan_cache,
     read_host_memory,
-    read_peak_memory,
-    reset_peak_memory,
-    room_for_weights,
     tighter,
 )
+from worker_service.cache_engine import BlockFormat, allocate_pool
+from worker_service.device.memory import compute_threads, read_peak_memory, reset_peak_memory, room_for_weights
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -49,7 +49,6 @@ def test_tensors_are_read_as_they_were_written(tmp_path: Path, dtype: torch.dtyp
     tensors = {name: tensor.to(dtype) for name, tensor in made.items()}
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     files = open_files(tmp_path)
-    assert files.num_elements == sum(tensor.numel() for tensor in tensors.values())
     assert "odd" in files
     assert "__metadata__" not in files
     assert files.unread == sorted(tensors)

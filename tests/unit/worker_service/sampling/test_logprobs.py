@@ -12,6 +12,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blockyard.capacity import steps
 from blockyard.common.v1 import sampling_pb2
 from kernels.reference import logprobs as arithmetic
 from kernels.select import get_backend
@@ -280,13 +281,13 @@ def test_a_prompt_in_pieces_is_told_as_the_whole(
     for pieces in ([1] * 29, [28, 1], [1, 28], [8, 8, 8, 5], [13, 16]):
         assert tell_prompt(model, pieces, asked, company=company) == whole
     # As many rows at a time as a large vocabulary leaves.
-    monkeypatch.setattr(model_runner, "MAX_PROMPT_LOGITS", 3 * model.config.vocab_size)
+    monkeypatch.setattr(steps, "MAX_PROMPT_LOGITS", 3 * model.config.vocab_size)
     assert tell_prompt(model, [20, 9], asked, company=company) == whole
 
 
 def test_a_profile_counts_the_rows_of_a_prompt(loaded: LoadedModel) -> None:
     runner = model_runner.ModelRunner(loaded)
-    num_rows = min(model_runner.MAX_PROMPT_ROWS, loaded.config.max_model_len)
+    num_rows = min(steps.MAX_PROMPT_ROWS, loaded.config.max_model_len)
     assert profile(runner, 8, num_rows, 1) >= 3 * num_rows * loaded.config.vocab_size * 4
 
 

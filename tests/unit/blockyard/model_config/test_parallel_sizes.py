@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.model_config.network import NetworkConfig, read_network
+from blockyard.model_config.parallel_sizes import check_sizes, legal_tensor_sizes
 from blockyard.parallel import Parallel
-from worker_service.models.parallel_sizes import check_sizes, legal_tensor_sizes
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
-def config(model: Path) -> NetworkConfig:
-    return read_network(model)
+def config(tmp_path_factory: pytest.TempPathFactory) -> NetworkConfig:
+    sizes = {"vocab_size": 384, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 1, "max_position_embeddings": 2048}
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **sizes, **heads}))
+    return read_network(folder)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.errors import Violation
 from blockyard.model_config.fields import unusable
-from kernels.leaves import MAX_LEAVES, count_leaves
+from blockyard.model_config.leaves import MAX_LEAVES, count_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

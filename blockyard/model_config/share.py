@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kernels.leaves import count_leaves
-from worker_service.models.parallel_sizes import vocabulary_share
+from blockyard.model_config.leaves import count_leaves
+from blockyard.model_config.parallel_sizes import vocabulary_share
 
 if TYPE_CHECKING:
+    from blockyard.model_config.network import NetworkConfig
     from blockyard.parallel import Parallel
-    from worker_service.models.model_config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Share:
     is_last_stage: bool
 
     @classmethod
-    def of(cls, config: ModelConfig, parallel: Parallel) -> Share:
+    def of(cls, config: NetworkConfig, parallel: Parallel) -> Share:
         """Cuts a network whose sizes `check_sizes` allows."""
         size, rank = parallel.tensor_parallel_size, parallel.tensor_rank
         unit = vocabulary_share(config.vocab_size, size)

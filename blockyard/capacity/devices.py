@@ -1,0 +1,37 @@
+"""Which kind of device is chosen, and what it can compute in. Knows no torch: what there is comes in as arguments."""
+
+from __future__ import annotations
+
+from blockyard.errors import Violation, invalid
+
+# bfloat16 arithmetic came with Ampere.
+BFLOAT16_CAPABILITY = (8, 0)
+
+
+def choose_device_type(requested: str, allowed: str, *, has_gpu: bool) -> str:
+    """Chooses cpu or cuda; both `requested`, by the scheduler, and `allowed`, by who started a worker, may be auto.
+
+    Raises:
+        BlockyardError: FIELD_INVALID, where they contradict each other or there is no GPU.
+    """
+    if "auto" not in (requested, allowed) and requested != allowed:
+        raise invalid(
+            [Violation("device_type", f"{requested}, but this worker was started with --worker-device {allowed}")]
+        )
+    wanted = allowed if requested == "auto" else requested
+    if wanted == "auto":
+        return "cuda" if has_gpu else "cpu"
+    if wanted == "cuda" and not has_gpu:
+        raise invalid([Violation("device_type", "cuda, but torch sees no GPU here: use cpu, or a CUDA build of torch")])
+    return wanted
+
+
+def check_gpu_dtype(dtype_name: str, name: str, capability: tuple[int, int]) -> None:
+    """Refuses a dtype that a GPU of this name and compute capability cannot compute in.
+
+    Raises:
+        BlockyardError: FIELD_INVALID, with what to use instead.
+    """
+    if dtype_name == "bfloat16" and capability < BFLOAT16_CAPABILITY:
+        reason = f"{name} has compute capability {capability[0]}.{capability[1]}"
+        raise invalid([Violation("dtype", f"bfloat16 needs a GPU of capability 8.0 or more; {reason}: use float16")])

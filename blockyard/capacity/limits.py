@@ -1,0 +1,87 @@
+"""What may be asked of a worker's blocks and steps, and what they are worth: one text for whoever plans and refuses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from blockyard.errors import Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
+DEFAULT_BLOCK_SIZE = {"cpu": 32, "cuda": 16}
+# Of a step: what is larger is a mistake, and would be found out only by the memory that it takes.
+MAX_TOKENS, MAX_SEQS = 2**20, 2**16
+# Beyond twice what all sequences at full length hold, blocks only cost their bookkeeping.
+USEFUL_SHARE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRequest:
+    """The steps and the memory to count blocks for."""
+
+    block_size: int
+    device_memory_utilization: float
+    swap_space_bytes: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+
+
+class DoesNotFit(Exception):
+    """A length of sequences that the model does not take, or that the blocks do not hold."""
+
+
+def wrong_profile_request(request: ProfileRequest) -> Iterable[Violation]:
+    """Finds what is wrong with a request to count blocks."""
+    if request.block_size:
+        yield from wrong_block_size(request.block_size)
+    if not 0 < request.device_memory_utilization <= 1:
+        yield Violation("device_memory_utilization", "must be above 0 and at most 1")
+    yield from wrong_step_size(request.max_num_batched_tokens, request.max_num_seqs)
+
+
+def wrong_block_size(block_size: int) -> Iterable[Violation]:
+    """Finds that blocks cannot have so many tokens."""
+    if block_size not in BLOCK_SIZES:
+        yield Violation("block_size", f"{block_size} is none of {', '.join(map(str, BLOCK_SIZES))}")
+
+
+def wrong_step_size(max_num_batched_tokens: int, max_num_seqs: int) -> Iterable[Violation]:
+    """Finds what is wrong with the limits of a step."""
+    limits = {"max_num_batched_tokens": (max_num_batched_tokens, MAX_TOKENS), "max_num_seqs": (max_num_seqs, MAX_SEQS)}
+    for name, (given, most) in limits.items():
+        if not 1 <= given <= most:
+            yield Violation(name, f"must be from 1 to {most}")
+
+
+def max_useful_blocks(max_num_seqs: int, max_model_len: int, block_size: int) -> int:
+    """Returns the number of device blocks, scratch among them, beyond which more are of no use."""
+    return USEFUL_SHARE * max_num_seqs * -(-max_model_len // block_size) + 1
+
+
+def choose_max_model_len(
+    asked: int | Literal["auto"], model_max_model_len: int, num_device_blocks: int, block_size: int
+) -> int:
+    """Chooses the tokens that a sequence may have; auto: what the model takes and the blocks hold.
+
+    Raises:
+        DoesNotFit: they are not as many as asked, or none.
+    """
+    capacity = (num_device_blocks - 1) * block_size
+    if capacity <= 0:
+        raise DoesNotFit(
+            f"{num_device_blocks} device blocks leave no room for any token: the memory is too small"
+            " (see --device-memory-utilization)"
+        )
+    if asked == "auto":
+        return min(model_max_model_len, capacity)
+    if asked > model_max_model_len:
+        raise DoesNotFit(f"--max-model-len {asked} is above the {model_max_model_len} tokens of the model")
+    if asked > capacity:
+        raise DoesNotFit(
+            f"--max-model-len {asked} is above the {capacity} tokens that {num_device_blocks} device blocks hold"
+            " (block 0 is scratch)"
+        )
+    return asked

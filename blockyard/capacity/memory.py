@@ -1,0 +1,198 @@
+"""Reads how much memory this machine has, and counts the blocks that fit beside a worst-case step.
+
+Owns the reading of limits (control groups, /proc) and the arithmetic. Knows no model: sizes come in as numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Cached files make way, the model's own that was just read among them; not so what is mapped, programs and libraries.
+_CACHED_FILES = {"inactive_file": 1, "active_file": 1, "file_mapped": -1}
+_CACHED_FILES_1 = {"total_inactive_file": 1, "total_active_file": 1, "total_mapped_file": -1}
+# What the allocator, fragmentation and growing lists may take beyond the profile, on a CPU.
+CPU_RESERVE_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Memory of the machine, or of the container that this process is in, in bytes."""
+
+    total_bytes: int
+    available_bytes: int
+    process_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The memory of a device before it has blocks, in bytes; any process can still take `available_bytes`."""
+
+    total_bytes: int
+    available_bytes: int
+    weights_bytes: int
+    activation_bytes: int
+    other_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """The numbers of blocks that fit, and the division of the memory."""
+
+    block_size: int
+    block_bytes: int
+    num_device_blocks: int
+    num_host_blocks: int
+    budget_bytes: int
+    cache_bytes: int
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class ControlGroups:
+    """The control groups of this process: where they are mounted, and the file that names them."""
+
+    mount: Path = Path("/sys/fs/cgroup")
+    membership: Path = Path("/proc/self/cgroup")
+
+    def memory(self) -> tuple[int, int] | None:
+        """Returns the tightest limit on this process and the bytes still free below it; None: no limit."""
+        limits = [
+            *self._levels("", "memory.max", "memory.current", _CACHED_FILES),
+            *self._levels("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", _CACHED_FILES_1),
+        ]
+        return min(limits, key=lambda pair: pair[1], default=None)
+
+    def num_cpus(self) -> int | None:
+        """Returns the tightest quota as a number of processors, rounded up; None: no quota."""
+        quotas: list[float] = []
+        for folder in self._folders(""):
+            quota, _, period = read_text(folder / "cpu.max").partition(" ")
+            if quota.isdigit() and period.strip().isdigit():
+                quotas.append(int(quota) / int(period))
+        for folder in self._folders("cpu"):
+            quota, period = read_text(folder / "cpu.cfs_quota_us"), read_text(folder / "cpu.cfs_period_us")
+            if quota.isdigit() and period.isdigit():
+                quotas.append(int(quota) / int(period))
+        return math.ceil(min(quotas)) if quotas else None
+
+    def _levels(self, controller: str, limit: str, usage: str, reclaimable: Mapping[str, int]) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        for folder in self._folders(controller):
+            limit_bytes, used_bytes = read_text(folder / limit), read_text(folder / usage)
+            # Version 1 says "no limit" with a number near 2**63.
+            if not limit_bytes.isdigit() or int(limit_bytes) >= 1 << 60:
+                continue
+            used = int(used_bytes) if used_bytes.isdigit() else 0
+            statistics = dict(line.split() for line in read_text(folder / "memory.stat").splitlines())
+            cached = sum(sign * int(statistics.get(name, 0)) for name, sign in reclaimable.items())
+            found.append((int(limit_bytes), max(0, int(limit_bytes) - used + max(0, cached))))
+        return found
+
+    def _folders(self, controller: str) -> list[Path]:
+        """The folders of this process's group and of every one above it; `controller` is empty for version 2."""
+        root = self.mount / controller
+        for line in read_text(self.membership).splitlines():
+            _, controllers, path = line.split(":", 2)
+            if (controller in controllers.split(",")) if controller else controllers == "":
+                group = root / path.strip("/")
+                return [group, *(parent for parent in group.parents if parent == root or root in parent.parents)]
+        # Inside a container the mount may show the group itself while its name is that of the host.
+        return [root]
+
+
+def read_text(path: Path) -> str:
+    """Reads a small file of the system's; empty where it is not there."""
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def read_host_memory(groups: ControlGroups | None = None) -> HostMemory:
+    """Reads what this process may use: the machine's memory, or less where a control group says so."""
+    memory = psutil.virtual_memory()
+    total, available = memory.total, memory.available
+    limit = (groups or ControlGroups()).memory()
+    if limit is not None:
+        total, available = min(total, limit[0]), min(available, limit[1])
+    return HostMemory(total, available, psutil.Process().memory_info().rss)
+
+
+def cpu_usage(host: HostMemory, weights_bytes: int, activation_bytes: int) -> Usage:
+    """Adds up the memory on a CPU: all that this process holds beyond its weights is `other`."""
+    other = max(0, host.process_bytes - weights_bytes) + CPU_RESERVE_BYTES
+    available = host.available_bytes - CPU_RESERVE_BYTES
+    return Usage(host.total_bytes, available, weights_bytes, activation_bytes, other)
+
+
+def plan_cache(
+    usage: Usage,
+    *,
+    block_size: int,
+    block_bytes: int,
+    utilization: float,
+    swap_space_bytes: int,
+    host_shares_device: bool,
+    max_useful_blocks: int,
+) -> CachePlan:
+    """Divides what is left into blocks.
+
+    Args:
+        usage: what the device holds.
+        block_size: tokens of a block.
+        block_bytes: bytes of a block over all layers.
+        utilization: the share of the device's memory to use for all, in (0, 1].
+        swap_space_bytes: bytes of the host pool, as asked.
+        host_shares_device: both pools lie in one memory (a CPU): the host pool takes at most half of it.
+        max_useful_blocks: more device blocks than this are of no use.
+    """
+    budget = int(usage.total_bytes * utilization)
+    cache = budget - usage.weights_bytes - usage.activation_bytes - usage.other_bytes
+    # Others take memory too; a pool is only promised what is there now.
+    cache = max(0, min(cache, usage.available_bytes - usage.activation_bytes))
+    if host_shares_device:
+        swap_space_bytes = min(swap_space_bytes, cache // 2)
+    num_host_blocks = swap_space_bytes // block_bytes
+    for_device = cache - num_host_blocks * block_bytes if host_shares_device else cache
+    num_device_blocks = min(for_device // block_bytes, max_useful_blocks)
+    return CachePlan(block_size, block_bytes, num_device_blocks, num_host_blocks, budget, cache, usage)
+
+
+def tighter(first: Usage, second: Usage) -> Usage:
+    """Returns the second of two readings with the less of what both found free.
+
+    What a neighbour gives back between them is not relied on.
+    """
+    available = min(first.available_bytes, second.available_bytes)
+    return replace(second, available_bytes=available, other_bytes=max(first.other_bytes, second.other_bytes))
+
+
+def fixed_plan(
+    total_bytes: int, *, block_size: int, block_bytes: int, cache_bytes: int, swap_space_bytes: int
+) -> CachePlan:
+    """Counts the blocks of pools whose sizes are given; nothing is known of what else needs memory."""
+    usage = Usage(total_bytes, total_bytes, 0, 0, 0)
+    num_device_blocks, num_host_blocks = cache_bytes // block_bytes, swap_space_bytes // block_bytes
+    return CachePlan(block_size, block_bytes, num_device_blocks, num_host_blocks, cache_bytes, cache_bytes, usage)
+
+
+def fitting_utilization(plan: CachePlan, free_bytes: int, captured_bytes: int) -> float | None:
+    """Returns the utilization to ask for where the largest step no longer fits beside the pools; None: it fits.
+
+    Args:
+        plan: what was reckoned with.
+        free_bytes: what is free now, with pools and captured steps in place.
+        captured_bytes: what captured steps take of that which the plan has for steps.
+    """
+    shortage = plan.usage.activation_bytes - captured_bytes - free_bytes
+    if shortage <= 0:
+        return None
+    return max(0.0, math.floor(1000 * (plan.budget_bytes - shortage) / plan.usage.total_bytes) / 1000)

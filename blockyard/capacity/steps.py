@@ -1,0 +1,95 @@
+"""Counts the bytes that the largest step takes at once, beside weights and blocks. From sizes: nothing is run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from blockyard.capacity.weights import ITEM_BYTES, layer_products
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from blockyard.capacity.weights import WeightFormat
+    from blockyard.model_config.network import NetworkConfig
+    from blockyard.model_config.share import Share
+
+FLOAT_BYTES = 4
+# At most as many copies of all logits live at once: given, and kept as they were.
+LOGITS_COPIES = 2
+# Rows of prompts whose logits are made at a time, and their elements (16 MiB).
+MAX_PROMPT_ROWS = 512
+MAX_PROMPT_LOGITS = 1 << 22
+# What the kernels for processors keep of a row that they quantize, beside its bytes: two cache lines and a scale.
+QUANTIZED_ROW_BYTES = 2 * 64 + FLOAT_BYTES
+# What they sort with, for each number of a row of logits and each thread.
+CPU_SCRATCH_BYTES = 25
+
+
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """The largest step."""
+
+    num_tokens: int
+    num_sequences: int
+
+    @classmethod
+    def largest(cls, max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int) -> StepSize:
+        """Returns the largest step that limits allow: few sequences may be too short together for all the tokens."""
+        num_sequences = min(max_num_seqs, max_num_batched_tokens)
+        return cls(min(max_num_batched_tokens, num_sequences * max_model_len), num_sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingScratch:
+    """What choosing tokens of rows takes beside their logits, and what their log probabilities take: of a backend."""
+
+    choose_bytes: Callable[[int, int], int]
+    token_logprobs_bytes: Callable[[int, int], int]
+
+    def sampling_bytes(self, num_rows: int, vocab_size: int) -> int:
+        """Bounds the bytes that sampling `num_rows` rows takes, with their logits."""
+        kept = LOGITS_COPIES * num_rows * vocab_size * FLOAT_BYTES
+        return kept + max(self.choose_bytes(num_rows, vocab_size), self.token_logprobs_bytes(num_rows, vocab_size))
+
+    def logprobs_bytes(self, num_rows: int, vocab_size: int) -> int:
+        """Bounds the bytes that log probabilities of `num_rows` rows take, with their logits."""
+        return num_rows * vocab_size * FLOAT_BYTES + self.token_logprobs_bytes(num_rows, vocab_size)
+
+
+def cpu_scratch(num_threads: int) -> SamplingScratch:
+    """Returns what the kernels for processors take."""
+
+    def count(num_rows: int, vocab_size: int) -> int:
+        return num_threads * vocab_size * CPU_SCRATCH_BYTES
+
+    return SamplingScratch(count, count)
+
+
+def max_prompt_rows(vocab_size: int) -> int:
+    """Returns how many rows of prompts get their log probabilities at a time."""
+    return max(1, min(MAX_PROMPT_ROWS, MAX_PROMPT_LOGITS // vocab_size))
+
+
+def least_step_bytes(network: NetworkConfig, size: StepSize, scratch: SamplingScratch) -> int:
+    """Computes what any step holds at once: a layer's inner rows, logits and their working copies."""
+    row = 4 * network.hidden_size + 3 * network.intermediate_size
+    num_prompt_rows = min(max_prompt_rows(network.vocab_size), size.num_tokens)
+    sampling = scratch.sampling_bytes(size.num_sequences, network.vocab_size)
+    prompts = scratch.logprobs_bytes(num_prompt_rows, network.vocab_size)
+    return size.num_tokens * row * ITEM_BYTES[network.dtype_name] + max(sampling, prompts)
+
+
+def arena_bytes(network: NetworkConfig, share: Share, held: WeightFormat, max_rows: int) -> int:
+    """Bounds the arena of a captured step, and the rows that its products quantize.
+
+    It is what lies beside one another where each buffer is put as low as it fits (`kernels.cpu.plan`): hidden rows, and
+    projections with what is attended, or the inner rows; and always a row's angles.
+    """
+    item, hidden = ITEM_BYTES[network.dtype_name], network.hidden_size
+    queries = len(share.heads) * network.head_dim
+    projected = queries + 2 * len(share.kv_heads) * network.head_dim
+    numbers = max(4 * hidden + max(projected, len(share.mlp)), 3 * hidden + projected + queries)
+    rows = item * (numbers + 2 * network.head_dim)
+    widest = max(product.in_features for product in layer_products(network, share))
+    return max_rows * (rows + (widest + QUANTIZED_ROW_BYTES) * held.is_int8)

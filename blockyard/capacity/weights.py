@@ -1,0 +1,138 @@
+"""Counts the weights that a rank holds, in numbers and in bytes: from a network's sizes and how its kernels hold them.
+
+The names and the reading of tensors are the worker's (`worker_service.models.decoder`); a test holds both together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from blockyard.model_config.fields import unusable
+from blockyard.model_config.share import Share
+from blockyard.parallel import ALONE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from blockyard.model_config.network import NetworkConfig
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# The kernels for processors read weights of one byte in words of four, with a scale and a sum for each output and leaf.
+WORD_BYTES = 4
+SCALE_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """The weight of a product, as far as a rank holds it."""
+
+    num_rows: int
+    """Outputs; of a gated weight gates and ups."""
+    in_features: int
+    has_bias: bool = False
+    is_gated: bool = False
+    leaves: int = 1
+    is_partial: bool = False
+    """Whether other ranks hold the rest of its inner dimension."""
+
+    @property
+    def num_elements(self) -> int:
+        """Numbers of the weight and its bias."""
+        return self.num_rows * (self.in_features + self.has_bias)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """How kernels hold the weights of products."""
+
+    panel_columns: int = 1
+    """Outputs are filled up to a multiple; of a gated weight gates and ups are, to half of it each."""
+    is_int8: bool = False
+    is_wide: bool = False
+    """Whether all are held in float32."""
+    widens_leaves: bool = False
+    """Whether those of several leaves or ranks are."""
+    holds_tables: bool = True
+    """Whether an embedding can take rows of a weight, so that a tied table is held once."""
+
+    def held_bytes(self, product: Product, item_bytes: int) -> int:
+        """Returns the bytes of a product's weight and bias in a dtype of so many bytes a number."""
+        if self.is_wide or (self.widens_leaves and (product.leaves > 1 or product.is_partial)):
+            item_bytes = ITEM_BYTES["float32"]
+        sides = 2 if product.is_gated else 1
+        multiple = max(1, self.panel_columns // sides)
+        num_rows = sides * _up_to_multiple(product.num_rows // sides, multiple)
+        bias_bytes = product.num_rows * item_bytes * product.has_bias
+        if self.is_int8:
+            return (
+                num_rows * (_up_to_multiple(product.in_features, WORD_BYTES) + product.leaves * SCALE_BYTES)
+                + bias_bytes
+            )
+        return num_rows * product.in_features * item_bytes + bias_bytes
+
+
+def _up_to_multiple(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def layer_products(network: NetworkConfig, share: Share) -> tuple[Product, ...]:
+    """Lists the products of one layer."""
+    hidden, options = network.hidden_size, network.options
+    queries, keys = len(share.heads) * network.head_dim, len(share.kv_heads) * network.head_dim
+    inner = len(share.mlp)
+    cut = {"is_partial": share.is_cut}
+    return (
+        Product(queries + 2 * keys, hidden, options.qkv_bias),
+        Product(hidden, queries, options.output_bias, leaves=share.output_leaves, **cut),
+        Product(2 * inner, hidden, options.mlp_bias, is_gated=True),
+        Product(hidden, inner, options.mlp_bias, leaves=share.down_leaves, **cut),
+    )
+
+
+def _products(network: NetworkConfig, share: Share) -> Iterator[tuple[int, Product]]:
+    """Lists the products of a rank, and how many of each there are."""
+    for product in layer_products(network, share):
+        yield len(share.layers), product
+    if share.is_last_stage:
+        yield 1, _head(network, share)
+
+
+def _head(network: NetworkConfig, share: Share) -> Product:
+    return Product(len(share.vocabulary), network.hidden_size)
+
+
+def _num_norm_elements(network: NetworkConfig, share: Share) -> int:
+    of_a_layer = 2 * network.hidden_size + network.options.qk_norm * 2 * network.head_dim
+    return len(share.layers) * of_a_layer + share.is_last_stage * network.hidden_size
+
+
+def count_elements(network: NetworkConfig) -> int:
+    """Counts the numbers of a whole network's tensors."""
+    share = Share.of(network, ALONE)
+    table = 0 if network.options.tied_embeddings else _head(network, share).num_elements
+    products = sum(count * product.num_elements for count, product in _products(network, share))
+    return table + products + _num_norm_elements(network, share)
+
+
+def weights_bytes(network: NetworkConfig, share: Share, held: WeightFormat) -> int:
+    """Counts the bytes of a rank's weights as they are held: those that a worker then tells."""
+    item_bytes = ITEM_BYTES[network.dtype_name]
+    products = sum(count * held.held_bytes(product, item_bytes) for count, product in _products(network, share))
+    is_head = network.options.tied_embeddings and share.is_last_stage and held.holds_tables
+    table = share.is_first_stage and not is_head
+    return products + item_bytes * (_num_norm_elements(network, share) + table * _head(network, share).num_elements)
+
+
+def check_room(num_bytes: int, room_bytes: int, dtype_name: str, quantization: str, device_type: str) -> None:
+    """Refuses weights that the memory cannot hold: loading them would end the process without a message.
+
+    Raises:
+        BlockyardError: MODEL_NOT_LOADED.
+    """
+    if num_bytes > room_bytes:
+        held = dtype_name if quantization == "none" else quantization
+        raise unusable(
+            f"the weights take {num_bytes / 2**30:.1f} GiB in {held}, and {room_bytes / 2**30:.1f} GiB of memory "
+            f"are free ({device_type}): take a smaller model, a smaller --dtype, or a larger machine"
+        )

@@ -1,0 +1,92 @@
+"""What is planned from config.json is what workers then hold: weights, blocks, the sizes that kernels know."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from blockyard.capacity.formats import QUANTIZED_DTYPES, check_quantization, weight_format
+from blockyard.capacity.limits import BLOCK_SIZES
+from blockyard.capacity.steps import SamplingScratch, arena_bytes, cpu_scratch
+from blockyard.capacity.weights import weights_bytes
+from blockyard.configuration import SystemConfiguration
+from blockyard.errors import BlockyardError
+from blockyard.model_config.share import Share
+from blockyard.parallel import Parallel
+from blockyard.settings import settings_of
+from kernels import ops
+from kernels.ops import CaptureSizes
+from tests.kit.kernels.backends import build_kernels
+from tests.kit.kernels.tiny_models import tiny_model
+from worker_service.cache_engine import BlockFormat, allocate_pool
+from worker_service.models.loader import LoadedModel, load_model
+
+if TYPE_CHECKING:
+    from blockyard.capacity.weights import WeightFormat
+
+CPU = torch.device("cpu")
+RANKS = (Parallel(), *(Parallel(2, 1, rank) for rank in range(2)), *(Parallel(1, 2, rank) for rank in range(2)))
+HELD = [
+    ("auto", torch.float32, "none"),
+    ("auto", torch.bfloat16, "none"),
+    ("auto", torch.bfloat16, "int8"),
+    ("reference", torch.float32, "none"),
+    ("reference", torch.float16, "none"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> None:
+    build_kernels()
+
+
+def load(name: str, kernels: str, dtype: torch.dtype, quantization: str, rank: Parallel) -> LoadedModel:
+    folder = tiny_model(name)
+    return load_model(folder, dtype, CPU, lambda done, total: None, kernels, quantization, "random", rank)
+
+
+def planned_format(loaded: LoadedModel, kernels: str, quantization: str) -> WeightFormat:
+    return weight_format("cpu", loaded.config.dtype_name, quantization, kernels)
+
+
+@pytest.mark.parametrize(("kernels", "dtype", "quantization"), HELD)
+@pytest.mark.parametrize("name", ["llama_bias", "qwen3"])
+def test_weights_are_counted_to_the_byte(name: str, kernels: str, dtype: torch.dtype, quantization: str) -> None:
+    for rank in RANKS:
+        loaded = load(name, kernels, dtype, quantization, rank)
+        share, held = Share.of(loaded.config, rank), planned_format(loaded, kernels, quantization)
+        assert weights_bytes(loaded.config, share, held) == loaded.parameter_bytes, rank
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_the_arena_of_a_step_is_bounded(name: str, quantization: str) -> None:
+    # A stage of one layer needs less.
+    for rank in RANKS[:3]:
+        loaded = load(name, "auto", torch.bfloat16, quantization, rank)
+        pool = allocate_pool(BlockFormat.of(loaded.model, 32), 1, CPU)
+        captured = loaded.model.capture(pool, CaptureSizes(512, 64, 32))
+        assert captured is not None
+        share, held = Share.of(loaded.config, rank), planned_format(loaded, "auto", quantization)
+        assert captured.num_bytes <= arena_bytes(loaded.config, share, held, 512) < 1.4 * captured.num_bytes
+
+
+def test_choosing_takes_what_is_planned() -> None:
+    sampling = load("llama", "auto", torch.bfloat16, "none", Parallel()).backend.sampling
+    there = SamplingScratch(sampling.choose_bytes, sampling.token_logprobs_bytes)
+    planned = cpu_scratch(torch.get_num_threads())
+    assert planned.sampling_bytes(7, 1000) == there.sampling_bytes(7, 1000)
+    assert planned.logprobs_bytes(7, 1000) == there.logprobs_bytes(7, 1000)
+
+
+def test_the_sizes_of_blocks_are_those_of_the_kernels() -> None:
+    assert BLOCK_SIZES == ops.BLOCK_SIZES
+
+
+def test_every_quantization_says_where_it_is_possible() -> None:
+    (choices,) = (each.choices for each in settings_of(SystemConfiguration) if each.name == "quantization")
+    assert {"none", *QUANTIZED_DTYPES} == set(choices)
+    with pytest.raises(BlockyardError, match="int8 needs the kernels for x86-64 processors"):
+        check_quantization("int8", "float16", "cpu", "auto")
