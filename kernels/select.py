@@ -27,8 +27,9 @@ CPU_KERNELS = ("auto", "amx", "avx512_bf16", "avx512", "avx2", "reference")
 """The choice of kernels on a CPU: what a table names for the processor, those of one instruction set, or torch's."""
 
 
-QUANTIZATIONS = ("none", "int8")
-"""How the weights of all products are held: in the model's dtype, or as `kernels.reference.int8` defines."""
+QUANTIZATIONS = ("none", "int8", "fp8")
+"""How the weights of all products are held: in the model's dtype, or as `kernels.reference.int8` or `fp8` define."""
+CPU_QUANTIZATIONS = ("none", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +73,25 @@ def get_backend(
         raise ValueError(f"no backend for device {device.type!r}; known are cpu and cuda")
     if quantization not in QUANTIZATIONS:
         raise ValueError(f"no quantization {quantization!r}; known are {', '.join(QUANTIZATIONS)}")
-    if device.type == "cpu" and kernels != "reference":
+    if device.type == "cpu" and kernels != "reference" and quantization in CPU_QUANTIZATIONS:
         from kernels.cpu.backend import choose_backend  # noqa: PLC0415  the choice of backend
 
         if (chosen := choose_backend(dtype, kernels, quantization)) is not None:
             return chosen
-    if quantization != "none":
-        raise ValueError(
-            f"{quantization} needs the kernels for x86-64 processors, built (make setup), and a model in bfloat16 or "
-            f"float32; this is {str(dtype).removeprefix('torch.')} on {device.type}, kernels: {kernels}"
-        )
     if device.type == "cuda" and kernels != "reference":
-        compiled = _compile(device, kernels, batch_invariant=batch_invariant)
-        if compiled is not None and (kernels != "auto" or _computes(compiled, dtype)):
+        compiled = _compile(device, kernels, quantization, batch_invariant=batch_invariant)
+        if compiled is not None and (kernels != "auto" or _computes(compiled, dtype, quantization)):
             return compiled
+    if quantization != "none":
+        needed = (
+            ""
+            if quantization not in CPU_QUANTIZATIONS
+            else ("the kernels for x86-64 processors, built (make setup), and a model in bfloat16 or float32, or ")
+        )
+        raise ValueError(
+            f"{quantization} needs {needed}a GPU with our kernels; "
+            f"this is {str(dtype).removeprefix('torch.')} on {device.type}, kernels: {kernels}"
+        )
     from kernels.reference.backend import ReferenceBackend  # noqa: PLC0415  the choice of backend
 
     return ReferenceBackend(device)
@@ -104,7 +110,7 @@ def make_arena(device: torch.device, *, can_be_given_up: bool = False) -> Arena:
     return LastingArena(device)
 
 
-def _compile(device: torch.device, kernels: str, *, batch_invariant: bool) -> Backend | None:
+def _compile(device: torch.device, kernels: str, quantization: str, *, batch_invariant: bool) -> Backend | None:
     """Makes the backend of our kernels on a GPU; None where there is no compiler for them and torch's ops may serve."""
     try:
         from kernels.cuda.backend import CudaBackend  # noqa: PLC0415  the choice of backend
@@ -113,16 +119,19 @@ def _compile(device: torch.device, kernels: str, *, batch_invariant: bool) -> Ba
             raise ValueError(f"no {kernels} kernels: {error}") from None
         log.warning("no kernels for GPUs (%s): torch's ops serve, which are slower", error)
         return None
-    return CudaBackend(device, invariant=batch_invariant)
+    return CudaBackend(device, invariant=batch_invariant, quantization=quantization)
 
 
-def _computes(compiled: Backend, dtype: torch.dtype) -> bool:
+def _computes(compiled: Backend, dtype: torch.dtype, quantization: str) -> bool:
     """Returns whether compiled kernels compute what torch's ops do; logs what does not."""
     from kernels.cuda.self_test import first_difference  # noqa: PLC0415  the choice of backend
     from kernels.reference.backend import ReferenceBackend  # noqa: PLC0415  the choice of backend
+    from kernels.reference.fp8 import linear_fp8  # noqa: PLC0415  the choice of backend
+    from kernels.reference.int8 import linear_int8  # noqa: PLC0415  the choice of backend
 
+    product = {"int8": linear_int8, "fp8": linear_fp8}.get(quantization)
     try:
-        wrong = first_difference(compiled, ReferenceBackend(compiled.device), dtype)
+        wrong = first_difference(compiled, ReferenceBackend(compiled.device), dtype, product)
     except Exception as error:  # noqa: BLE001 - a compiler's may be any
         wrong = f"{type(error).__name__}: {error}"
     if wrong:

@@ -52,6 +52,7 @@ DTYPES = {
     worker_pb2.DTYPE_FLOAT16: torch.float16,
 }
 QUANTIZATIONS = {worker_pb2.QUANTIZATION_UNSPECIFIED: "none", worker_pb2.QUANTIZATION_INT8: "int8"}
+QUANTIZATIONS[worker_pb2.QUANTIZATION_FP8] = "fp8"
 LOAD_FORMATS = {
     worker_pb2.LOAD_FORMAT_UNSPECIFIED: "auto",
     worker_pb2.LOAD_FORMAT_AUTO: "auto",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kernels.ops import Backend
 
     Op = Callable[[Backend], Tensor]
+    Product = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
 
 BLOCK_SIZE = 16
 # Tokens before the step, and its own: a decode in a long text, pieces of prompts in few and in many tiles.
@@ -32,13 +33,20 @@ SHAPE = AttentionShape(8, 2, 128, 128**-0.5)
 TOLERANCES = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 
 
-def first_difference(backend: Backend, truth: Backend, dtype: torch.dtype) -> str:
+def first_difference(backend: Backend, truth: Backend, dtype: torch.dtype, product: Product | None = None) -> str:
     """Returns the name of the first op whose results differ from those of `truth`, or "" where there is none.
+
+    Args:
+        backend: what is tried.
+        truth: of the same device.
+        dtype: of what is computed.
+        product: defines the products of a backend that quantizes weights, from rows [R, K], a weight [N, K], a bias
+            [N] and leaves to [R, N] float32.
 
     Raises:
         Exception: whatever a compiler or the device raises.
     """
-    for name, op in _ops(truth.device, dtype).items():
+    for name, op in _ops(truth, dtype, product).items():
         got, expected = op(backend).double(), op(truth).double()
         tolerance = TOLERANCES[dtype] * float(expected.abs().max())
         # A number that is none is as wrong as can be.
@@ -47,8 +55,8 @@ def first_difference(backend: Backend, truth: Backend, dtype: torch.dtype) -> st
     return ""
 
 
-def _ops(device: torch.device, dtype: torch.dtype) -> dict[str, Op]:
-    num_tokens, features = sum(NEW_TOKENS), 256
+def _ops(truth: Backend, dtype: torch.dtype, product: Product | None) -> dict[str, Op]:
+    device, num_tokens, features = truth.device, sum(NEW_TOKENS), 256
 
     def numbers(rows: int, columns: int, seed: int) -> Tensor:
         return random_numbers(rows, columns, seed=seed).to(device, dtype)
@@ -58,8 +66,12 @@ def _ops(device: torch.device, dtype: torch.dtype) -> dict[str, Op]:
     ids = torch.arange(num_tokens, device=device) * 7 % len(weight)
 
     def linear(backend: Backend, rows: Tensor, *, gated: bool) -> Tensor:
-        # Leaves are never multiplied by a library, where bits are promised.
-        return backend.linear(rows, backend.pack_linear(weight.clone(), bias.clone(), gated=gated, leaves=2))
+        if backend is truth and product is not None:
+            sums = product(rows, weight, bias, 1)
+            return backend.silu_and_mul(sums) if gated else sums
+        # Leaves are never multiplied by a library, where bits are promised; nor are quantized weights.
+        leaves = 2 if product is None else 1
+        return backend.linear(rows, backend.pack_linear(weight.clone(), bias.clone(), gated=gated, leaves=leaves))
 
     return {
         "linear": lambda backend: linear(backend, hidden, gated=False),

@@ -66,6 +66,7 @@ _DTYPES = {
 _QUANTIZATIONS = {
     "none": worker_pb2.QUANTIZATION_UNSPECIFIED,
     "int8": worker_pb2.QUANTIZATION_INT8,
+    "fp8": worker_pb2.QUANTIZATION_FP8,
 }
 _LOAD_FORMATS = {"auto": worker_pb2.LOAD_FORMAT_UNSPECIFIED, "random": worker_pb2.LOAD_FORMAT_RANDOM}
 _STATE_PREFIX = "WORKER_STATE_"

@@ -185,13 +185,19 @@ def test_kernels_that_lack_it_refuse_it(dtype: torch.dtype, cpu_kernels: str, to
         get_backend(CPU, dtype, cpu_kernels, "int8")
 
 
-def test_a_gpu_refuses_it():
-    with pytest.raises(ValueError, match=r"int8 needs the kernels for x86-64.*bfloat16 on cuda"):
-        get_backend(torch.device("cuda"), torch.bfloat16, "auto", "int8")
+@pytest.mark.parametrize("quantization", ["int8", "fp8"])
+def test_a_gpu_without_our_kernels_refuses_it(quantization: str):
+    with pytest.raises(ValueError, match=rf"{quantization} needs.* a GPU with our kernels; this is bfloat16 on cuda"):
+        get_backend(torch.device("cuda"), torch.bfloat16, "reference", quantization)
+
+
+def test_a_processor_refuses_fp8():
+    with pytest.raises(ValueError, match="fp8 needs a GPU with our kernels; this is bfloat16 on cpu"):
+        get_backend(CPU, torch.bfloat16, "auto", "fp8")
 
 
 def test_an_unknown_quantization_is_refused():
-    with pytest.raises(ValueError, match="no quantization 'int4'; known are none, int8"):
+    with pytest.raises(ValueError, match="no quantization 'int4'; known are none, int8, fp8"):
         get_backend(CPU, torch.bfloat16, "auto", "int4")
 
 

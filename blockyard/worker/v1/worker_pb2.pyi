@@ -87,6 +87,8 @@ class _QuantizationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Quantiza
     """Not quantized: in what the model computes in."""
     QUANTIZATION_INT8: _Quantization.ValueType  # 1
     """8 bits for each weight, with a scale for each output; rows of activations are quantized as they are multiplied."""
+    QUANTIZATION_FP8: _Quantization.ValueType  # 2
+    """8-bit floating point, e4m3, for each row of a weight one scale; activations keep their dtype."""
 
 class Quantization(_Quantization, metaclass=_QuantizationEnumTypeWrapper):
     """How the weights of products are held."""
@@ -95,6 +97,8 @@ QUANTIZATION_UNSPECIFIED: Quantization.ValueType  # 0
 """Not quantized: in what the model computes in."""
 QUANTIZATION_INT8: Quantization.ValueType  # 1
 """8 bits for each weight, with a scale for each output; rows of activations are quantized as they are multiplied."""
+QUANTIZATION_FP8: Quantization.ValueType  # 2
+"""8-bit floating point, e4m3, for each row of a weight one scale; activations keep their dtype."""
 Global___Quantization: _TypeAlias = Quantization  # noqa: Y015
 
 class _LoadFormat:

@@ -37,9 +37,15 @@ class Uncompiled(CudaBackend):
         raise RuntimeError("Failed to find C compiler")
 
 
-@pytest.mark.parametrize("invariant", [False, True])
-def test_right_kernels_pass(invariant: bool):
-    assert not first_difference(CudaBackend(DEVICE, invariant=invariant), ReferenceBackend(DEVICE), torch.float32)
+@pytest.mark.parametrize(
+    ("invariant", "quantization"), [(False, "none"), (True, "none"), (True, "int8"), (False, "fp8")]
+)
+def test_right_kernels_pass(invariant: bool, quantization: str):
+    backend = CudaBackend(DEVICE, invariant=invariant, quantization=quantization)
+    assert select._computes(backend, torch.float32, quantization)
+    if quantization != "none":
+        # Held to another definition they would not.
+        assert first_difference(backend, ReferenceBackend(DEVICE), torch.float32) == "linear"
 
 
 @pytest.mark.parametrize(
@@ -47,5 +53,5 @@ def test_right_kernels_pass(invariant: bool):
 )
 def test_others_are_told_and_not_taken(backend: type[CudaBackend], told: str, caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING):
-        assert not select._computes(backend(DEVICE), torch.float32)
+        assert not select._computes(backend(DEVICE), torch.float32, "none")
     assert told in caplog.text
