@@ -1,7 +1,7 @@
 """The op set: what a network definition may call, documented once.
 
-Owns the shapes, dtypes and aliasing of every op, the layout of the KV pool and the metadata that all layers of a step
-share. Knows nothing of networks, sequences' identities, sampling settings or who allocates a pool.
+Owns the shapes, dtypes and aliasing of ops, the layout of the KV pool and the metadata that layers share. Knows nothing
+of networks, sequences' identities, sampling settings or who allocates a pool.
 
 Letters in shapes: T tokens of the step, S scheduled sequences, H query heads, K key-value heads, D head_dim. Unless an
 op says otherwise its tensors are contiguous, on the backend's device, in the model's dtype (float32, bfloat16 or
@@ -84,9 +84,16 @@ class PackedLinear(Protocol):
     is_partial: bool
     """Whether other ranks hold the rest of its inner dimension."""
 
+    layout: str
+    """How it is held, in words."""
+
     @property
     def num_bytes(self) -> int:
         """Bytes held."""
+        ...
+
+    def unpack(self) -> tuple[Tensor, Tensor | None]:
+        """Returns copies of the weight [rows, in_features] that rows are multiplied by, and of the bias [rows]."""
         ...
 
 
@@ -196,8 +203,7 @@ class Backend(Protocol):
         Args:
             num_new_tokens: [S] tokens to compute of each sequence: any mix of decodes (1), pieces of a prefill, and 0.
             seq_lens: [S] length of each sequence after this step.
-            block_tables: for each sequence its block ids in order, at least enough for its length; lists, int tensors
-                or one padded array [S, widest].
+            block_tables: block ids in order, enough for each length; lists, int tensors or a padded array [S, widest].
             block_size: tokens of a block, one of BLOCK_SIZES.
             sliding_window: keys that a query sees, its own among them, in layers that ask for it; None: all.
 
@@ -273,8 +279,7 @@ class Backend(Protocol):
             residual: [T, width], or None for nothing to add.
 
         Returns:
-            The normalised rows (rounded to the dtype, then times the weight), and `hidden + residual` (which is
-            `hidden` itself where there is no residual).
+            The normalised rows (rounded to the dtype, then times the weight), and `hidden + residual` or `hidden`.
         """
         ...
 

@@ -42,6 +42,7 @@ class CpuLinear:
         self.is_gated = gated
         self.out_features = self.num_rows // 2 if gated else self.num_rows
         self.dtype = weights[0].dtype
+        self.layout = f"panels of {str(self.dtype).removeprefix('torch.')}"
         self.bias = None if bias is None else keep(arena, bias)
         self.is_table = not gated
         num_words, rest = divmod(self.in_features * self.dtype.itemsize, WORD_BYTES)
@@ -51,12 +52,19 @@ class CpuLinear:
         parts = [part if part.stride(1) == 1 else part.contiguous() for part in weights]
         columns = panel_columns(row_addresses(parts), executor.panel_columns, gated=gated)
         self.weight = arena.take(len(columns) * num_words * WORD_BYTES)
+        self._width = executor.panel_columns
         executor.pack(columns, num_words, self.weight.data_ptr())
 
     @property
     def num_bytes(self) -> int:
         """Bytes held."""
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def unpack(self) -> tuple[Tensor, Tensor | None]:
+        """Returns copies of the weight [num_rows, in_features] and the bias [num_rows]."""
+        shape = self.in_features, self._width, self.num_rows
+        rows = panel_rows(self.weight.view(self.dtype), *shape, gated=self.is_gated)
+        return rows, None if self.bias is None else self.bias.clone()
 
 
 def check_leaves(in_features: int, leaves: int, values_per_word: int) -> None:
@@ -91,3 +99,24 @@ def panel_columns(rows: npt.NDArray[np.uintp], width: int, *, gated: bool) -> np
     padded = np.zeros((len(sides), num_panels * width_of_side), np.uintp)
     padded[:, : sides.shape[1]] = sides
     return padded.reshape(len(sides), num_panels, width_of_side).transpose(1, 0, 2).ravel()
+
+
+def panel_rows(panels: Tensor, row_size: int, width: int, num_rows: int, *, gated: bool) -> Tensor:
+    """Puts the columns of panels in the order of the rows that `panel_columns` made them of.
+
+    Args:
+        panels: [any], elements of a dtype, as `Executor.pack` lays them out; of one word or less each.
+        row_size: elements of a row.
+        width: columns of a panel.
+        num_rows: rows, gates and ups together.
+        gated: whether the first half are gates, the others ups.
+
+    Returns:
+        [num_rows, row_size]: a copy.
+    """
+    num_sides, per_word = (2 if gated else 1), WORD_BYTES // panels.itemsize
+    num_words = -(-row_size // per_word)
+    words = panels.view(-1, num_words, num_sides, width // num_sides, per_word)
+    ordered = words.permute(2, 0, 3, 1, 4).clone(memory_format=torch.contiguous_format)
+    sides = ordered.view(num_sides, -1, num_words * per_word)
+    return sides[:, : num_rows // num_sides, :row_size].reshape(num_rows, row_size)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernels.arena import keep
-from kernels.cpu.packed import ELEMENT_TYPES, WORD_BYTES, check_leaves, panel_columns, row_addresses
+from kernels.cpu.packed import ELEMENT_TYPES, WORD_BYTES, check_leaves, panel_columns, panel_rows, row_addresses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +28,7 @@ class Int8Linear:
     """
 
     is_table = False
+    layout = "panels of int8, a scale for each output and leaf"
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class Int8Linear:
             raise ValueError(f"in_features must be at most {MAX_IN_FEATURES} in int8, not {self.in_features}")
         check_leaves(self.in_features, leaves, WORD_BYTES)
         self.leaves = leaves
+        self._width = executor.panel_columns
         self.is_partial = partial
         self.is_gated = gated
         self.out_features = self.num_rows // 2 if gated else self.num_rows
@@ -64,3 +66,14 @@ class Int8Linear:
         """Bytes held."""
         bias_bytes = 0 if self.bias is None else self.bias.nbytes
         return self.weight.nbytes + self.scales.nbytes + self.sums.nbytes + bias_bytes
+
+    def unpack(self) -> tuple[Tensor, Tensor | None]:
+        """Returns the weight [num_rows, in_features] float32, as it was rounded, and a copy of the bias [num_rows]."""
+        weight = panel_rows(
+            self.weight.view(torch.int8), self.in_features, self._width, self.num_rows, gated=self.is_gated
+        )
+        scales = torch.stack(
+            [panel_rows(leaf, 1, self._width, self.num_rows, gated=self.is_gated)[:, 0] for leaf in self.scales], dim=1
+        )
+        wide = weight.view(self.num_rows, self.leaves, -1) * scales[:, :, None]
+        return wide.view(self.num_rows, self.in_features), None if self.bias is None else self.bias.clone()

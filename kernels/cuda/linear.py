@@ -90,6 +90,8 @@ class CudaLinear:
         self.way = FAST
         made = None if eight_bits is None else quantize(whole, eight_bits, leaves)
         self.weight, self.scales = (whole, None) if made is None else (made.values, made.scales)
+        self.layout = f"rows of {str(self.weight.dtype).removeprefix('torch.')}"
+        self.layout += "" if made is None else ", a scale for each output and leaf"
         self.bias = bias
         self._eight_bits = eight_bits
 
@@ -102,6 +104,14 @@ class CudaLinear:
     def num_bytes(self) -> int:
         """Bytes held."""
         return sum(each.nbytes for each in (self.weight, self.scales, self.bias) if each is not None)
+
+    def unpack(self) -> tuple[Tensor, Tensor | None]:
+        """Returns copies of the weight [rows, in_features], as it was rounded, and of the bias [rows]."""
+        bias = None if self.bias is None else self.bias.clone()
+        if self.scales is None:
+            return self.weight.clone(), bias
+        wide = self.weight.float().view(len(self.weight), self.scales.shape[1], -1) * self.scales[:, :, None]
+        return wide.view(self.weight.shape), bias
 
     def takes(self, way: Way) -> bool:
         """Returns whether the product can be made so."""

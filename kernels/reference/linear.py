@@ -96,6 +96,11 @@ class ReferenceLinear:
         bias_bytes = 0 if self._bias is None else self._bias.nbytes
         return self._num_rows * self.in_features * self._compute_dtype.itemsize + bias_bytes
 
+    def unpack(self) -> tuple[Tensor, Tensor | None]:
+        """Returns copies of the weight [rows, in_features] and of the bias [rows]."""
+        bias = None if self._bias is None else self._bias.to(self.dtype, copy=True)
+        return self._dense().to(self.dtype, copy=True), bias
+
     @property
     def num_weights(self) -> int:
         """The numbers in the weight."""
@@ -112,6 +117,7 @@ class ReferenceLinear:
         self.method = method
         keeps = method is Method.PLAIN or (self.leaves == 1 and not self.is_partial and can_prepack(self.dtype))
         self._compute_dtype = self.dtype if keeps else torch.float32
+        self.layout = f"{method.value}, {str(self._compute_dtype).removeprefix('torch.')}"
         if self._bias is not None:
             self._bias = self._bias.to(self._compute_dtype)
         parts = dense.to(self._compute_dtype).split(self.in_features // self.leaves, dim=1)

@@ -93,6 +93,17 @@ def test_gates_and_ups_are_those_of_plain_products(instruction_set: str, dtype: 
 
 
 @each_instruction_set
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+def test_a_weight_is_given_back_as_it_was_rounded(instruction_set: str, gated: bool):
+    for num_rows, width, leaves in ((34, 5, 1), (100, 64, 4), (64, 1027, 1)):
+        weight = random(num_rows, width, dtype=torch.bfloat16)
+        packed = backend_for(instruction_set, torch.bfloat16).pack_linear(weight, gated=gated, leaves=leaves)
+        levels, scales = quantize_rows(weight.float().view(num_rows * leaves, -1))
+        rounded = (levels * scales[:, None]).view(num_rows, width)
+        assert torch.equal(packed.unpack()[0], rounded)
+
+
+@each_instruction_set
 @each_dtype
 def test_a_row_does_not_depend_on_its_batch(instruction_set: str, dtype: torch.dtype):
     backend = backend_for(instruction_set, dtype)

@@ -76,6 +76,29 @@ def test_a_gated_weight_gives_the_activated_rows(kernels: Kernels, num_outputs: 
 
 
 @for_all
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+def test_a_weight_is_given_back_as_it_came(kernels: Kernels, gated: bool):
+    for num_rows, width in ((2, 2), (34, 50), (100, 34), (64, 64)):
+        layer = Layer(kernels, num_rows, width, gated=gated)
+        weight, bias = layer.packed.unpack()
+        assert torch.equal(weight, layer.weight)
+        assert layer.bias is not None
+        assert bias is not None
+        assert torch.equal(bias, layer.bias)
+        weight.fill_(7), bias.fill_(7)
+        layer.assert_right(layer.rows(3))
+        assert str(kernels.dtype).removeprefix("torch.") in layer.packed.layout or kernels.is_reference
+
+
+@for_all
+def test_the_leaves_of_a_weight_are_given_back_side_by_side(kernels: Kernels):
+    weight = random(34, 64, dtype=kernels.dtype)
+    unpacked, bias = kernels.backend.pack_linear(weight.clone(), leaves=4).unpack()
+    assert torch.equal(unpacked, weight)
+    assert bias is None
+
+
+@for_all
 @pytest.mark.parametrize(("num_rows", "width"), SIZES)
 def test_wide_results_are_float32(kernels: Kernels, num_rows: int, width: int):
     layer = Layer(kernels, num_rows, width)

@@ -11,6 +11,7 @@ from kernels.cuda import linear as linear_module
 from kernels.cuda.linear import FAST, LADDER, CudaLinear, Method, Way, settle
 from kernels.cuda.quantized import INT8
 from kernels.leaves import add_leaves
+from kernels.reference.int8 import quantize_rows
 from tests.kit.kernels.random_tensors import random
 from tests.kit.kernels.row_dependent import by_pairs, in_order
 from tests.kit.kernels.triton_interpreter import DEVICE, DTYPES
@@ -136,3 +137,16 @@ def test_a_weight_comes_whole_or_in_parts():
     assert torch.equal(whole.weight, torch.cat(parts))
     assert (whole.in_features, whole.out_features, whole.is_table, whole.num_bytes) == (16, 16, True, 16 * 16 * 4)
     assert CudaLinear(parts, None, gated=True).out_features == 8
+
+
+def test_a_weight_is_given_back_as_it_is_held():
+    linear = make_linear(16, 32, torch.float32)
+    weight, bias = linear.unpack()
+    assert torch.equal(weight, linear.weight)
+    assert weight.data_ptr() != linear.weight.data_ptr()
+    assert linear.bias is not None
+    assert bias is not None
+    assert torch.equal(bias, linear.bias)
+    rounded, _ = make_linear(16, 32, torch.float32, leaves=2, eight_bits=INT8).unpack()
+    levels, scales = quantize_rows(linear.weight.cpu().view(32, 16))
+    assert torch.equal(rounded.cpu(), (levels * scales[:, None]).view(16, 32))
