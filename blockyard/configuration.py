@@ -243,6 +243,9 @@ class SchedulerProcessSettings:
     step_deadline_seconds: NotNegativeSeconds = option(
         0.0, "a step that takes longer means a worker that hangs, in seconds; 0: by the steps before"
     )
+    wait_while_asleep: bool = option(
+        False, "let new requests wait while all replicas are asleep; off: they are refused with SLEEPING"
+    )
     debug_integrity: bool = option(False, "check all block state after every step; slow, for tests")
 
 

@@ -64,6 +64,7 @@ class Reason(StrEnum):
     BUG = "BUG"
     NO_READY_WORKER = "NO_READY_WORKER"
     DRAINING = "DRAINING"
+    SLEEPING = "SLEEPING"
     GROUP_BROKEN = "GROUP_BROKEN"
     QUEUE_DEADLINE = "QUEUE_DEADLINE"
     GENERATION_DEADLINE = "GENERATION_DEADLINE"
@@ -100,6 +101,7 @@ TABLE: Mapping[Reason, Rule] = {
     Reason.BUG: Rule(grpc.StatusCode.INTERNAL, 500),
     Reason.NO_READY_WORKER: Rule(grpc.StatusCode.UNAVAILABLE, 503),
     Reason.DRAINING: Rule(grpc.StatusCode.UNAVAILABLE, 503),
+    Reason.SLEEPING: Rule(grpc.StatusCode.UNAVAILABLE, 503),
     Reason.GROUP_BROKEN: Rule(grpc.StatusCode.UNAVAILABLE, 503),
     Reason.QUEUE_DEADLINE: Rule(grpc.StatusCode.DEADLINE_EXCEEDED, 504),
     Reason.GENERATION_DEADLINE: Rule(grpc.StatusCode.DEADLINE_EXCEEDED, 504),

@@ -13,6 +13,7 @@ from blockyard.telemetry import EventLogger
 from scheduler_service.core.queues.backlog import Backlog
 from scheduler_service.core.queues.overload import Limits
 from scheduler_service.metrics import SchedulerMetrics
+from scheduler_service.operations.operations import Operations
 from scheduler_service.replicas.engine import Engine
 from scheduler_service.replicas.fleet import PLUS, Fleet
 from scheduler_service.replicas.steps.step_meter import StepMeter
@@ -48,6 +49,7 @@ class SchedulerService:
         self.metrics = SchedulerMetrics()
         self.dispatcher = Dispatcher(self.requests, self.backlog, self.metrics, clock)
         self.admission = Admission(configuration, self.requests, self.backlog, self.dispatcher, self.metrics, clock)
+        self.operations = Operations(self.dispatcher, self.requests)
         self.metrics.watch(
             self.engines,
             self.backlog,

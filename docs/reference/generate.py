@@ -118,6 +118,7 @@ MEANINGS: dict[Reason, tuple[str, str]] = {
         "Give it more time, or ask for fewer tokens.",
     ),
     Reason.DRAINING: ("The process is stopping.", "Try again: a successor may be there already."),
+    Reason.SLEEPING: ("All replicas are asleep.", "Wake one: `blockyard admin wake`."),
     Reason.GROUP_BROKEN: (
         "A worker of a replica of many lost another one. The replica is set up again, and requests go on.",
         "Nothing: clients do not see it.",

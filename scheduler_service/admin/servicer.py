@@ -9,8 +9,10 @@ from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.service.log_level import check_level, set_log_level
 from blockyard.telemetry import EventLogger
+from scheduler_service.admin.operations_codec import decode_mode, decode_wanted_tags
 from scheduler_service.admin.state_dump_codec import encode_state
 from scheduler_service.admin.status_codec import encode_replica, encode_status
+from scheduler_service.operations.memory_link import encode_tags
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -24,6 +26,7 @@ log = EventLogger(__name__)
 
 SCHEDULER = "scheduler"
 DEFAULT_MAX_REQUESTS = 1000
+DEFAULT_LEVEL = 1
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
@@ -65,11 +68,37 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.UndrainReplicaResponse:
         """Ends a drain: the replica takes requests again."""
         engine = self._find(request.replica)
+        if engine.sleep_level:
+            raise BlockyardError(Reason.WRONG_STATE, f"replica {engine.replica_id} is asleep: wake it up")
         if engine.drain.is_wanted:
             log.info("a replica is drained no more", replica_id=engine.replica_id)
             engine.drain.end()
             self._service.dispatcher.on_readiness_changed(engine)
         return admin_pb2.UndrainReplicaResponse(replica=encode_replica(engine))
+
+    async def SleepReplica(  # type: ignore[override]
+        self, request: admin_pb2.SleepReplicaRequest, context: Any
+    ) -> admin_pb2.SleepReplicaResponse:
+        """Puts a replica to sleep."""
+        engine, mode = self._find(request.replica), decode_mode(request.mode)
+        uses = await self._service.operations.sleep(engine, request.level or DEFAULT_LEVEL, mode)
+        return admin_pb2.SleepReplicaResponse(
+            replica=encode_replica(engine),
+            freed_bytes=sum(use.freed_bytes for use in uses),
+            used_bytes=sum(use.used_bytes for use in uses),
+        )
+
+    async def WakeReplica(  # type: ignore[override]
+        self, request: admin_pb2.WakeReplicaRequest, context: Any
+    ) -> admin_pb2.WakeReplicaResponse:
+        """Wakes a replica."""
+        engine, tags = self._find(request.replica), decode_wanted_tags(request.tags)
+        awake = await self._service.operations.wake(engine, tags, reload=request.reload)
+        return admin_pb2.WakeReplicaResponse(
+            replica=encode_replica(engine),
+            asleep_tags=encode_tags(awake.asleep),
+            weights_are_stale=awake.is_stale,
+        )
 
     async def ResetPrefixCache(  # type: ignore[override]
         self, request: admin_pb2.ResetPrefixCacheRequest, context: Any

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from google.protobuf.duration_pb2 import Duration
 
-from blockyard.common.v1 import sampling_pb2, status_pb2
+from blockyard.common.v1 import administration_pb2, sampling_pb2, status_pb2
 from blockyard.errors import BlockyardError, Reason, from_status
 from blockyard.logprob_columns import split_logprobs, split_prompt_logprobs
 from blockyard.tracing.codec import encode_trace_context
@@ -25,7 +25,9 @@ from scheduler_service.replicas.facts import (
     GroupInfo,
     LoadedModel,
     LoadProgress,
+    MemoryTag,
     Placement,
+    SleepInfo,
     WorkerInfo,
     WorkerState,
 )
@@ -43,7 +45,7 @@ from scheduler_service.replicas.steps.answer_checks import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from blockyard.google_rpc import status_pb2 as rpc_status_pb2
     from blockyard.logprob_columns import Candidates, PromptPiece
@@ -52,6 +54,10 @@ if TYPE_CHECKING:
     from scheduler_service.replicas.facts import MeetingPoint
     from scheduler_service.replicas.steps.answer_checks import AnswerLimits
 
+TAGS: dict[int, MemoryTag] = {
+    administration_pb2.MEMORY_TAG_WEIGHTS: MemoryTag.WEIGHTS,
+    administration_pb2.MEMORY_TAG_KV_CACHE: MemoryTag.KV_CACHE,
+}
 _DEVICE_TYPES = {
     "auto": worker_pb2.DEVICE_TYPE_UNSPECIFIED,
     "cpu": worker_pb2.DEVICE_TYPE_CPU,
@@ -305,8 +311,14 @@ def decode_worker_info(message: worker_pb2.GetWorkerInfoResponse) -> WorkerInfo:
             draining=message.draining,
             group=_decode_group(message.group) if message.HasField("group") else None,
             placement=Placement(message.placement.group, message.placement.index),
+            sleep=SleepInfo(decode_tags(message.sleep.asleep), message.sleep.weights_are_stale),
         )
     )
+
+
+def decode_tags(numbers: Iterable[int]) -> frozenset[MemoryTag]:
+    """Decodes tags; one of a newer worker has no name here, and is left out."""
+    return frozenset(TAGS[number] for number in numbers if number in TAGS)
 
 
 def _decode_group(message: worker_pb2.GroupInfo) -> GroupInfo:
@@ -350,6 +362,7 @@ def _decode_model(message: worker_pb2.LoadedModel) -> LoadedModel:
             model_digest=message.model_digest,
             parameter_bytes=message.parameter_bytes,
             weights_digest=message.weights_digest,
+            weights_version=message.weights_version,
         )
     )
 

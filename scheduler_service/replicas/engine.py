@@ -15,7 +15,7 @@ from blockyard.telemetry import EventLogger
 from scheduler_service.core.scheduler import CoreConfig, Scheduler
 from scheduler_service.replicas.conduct import Conduct
 from scheduler_service.replicas.drain import Drain
-from scheduler_service.replicas.facts import Readiness
+from scheduler_service.replicas.facts import Readiness, WorkerState
 from scheduler_service.replicas.loss import DRAINED, Loss, is_break
 from scheduler_service.replicas.not_ready import LAST_FAILURE_RETRY_SECONDS, Unusable
 from scheduler_service.replicas.refusals import named_sequences
@@ -81,7 +81,7 @@ class Engine:
         self.replica = Replica(
             links,
             configuration,
-            self._set_not_ready,
+            self.set_not_ready,
             may_claim=lambda found: events.may_claim(self, found),
             may_serve=lambda facts: events.may_serve(self, facts),
         )
@@ -101,6 +101,8 @@ class Engine:
         self.scheduler: Scheduler | None = None
         self.facts: ModelFacts | None = None
         self.readiness = Readiness(False, "the scheduler has just started")
+        # What it was last put to sleep with; 0: it was not, or was woken.
+        self.sleep_level = 0
         self._configuration = configuration
         self._events = events
         self._suspects = suspects
@@ -112,6 +114,12 @@ class Engine:
     def is_ready(self) -> bool:
         """Whether the replica takes steps."""
         return self.readiness.ready
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether it is asleep: it was put to sleep and has nothing left, or a worker was found asleep."""
+        was_put = self.sleep_level > 0 and self.drain.is_done
+        return was_put or any(rank.state is WorkerState.SLEEPING for rank in self.replica.ranks)
 
     @property
     def takes_requests(self) -> bool:
@@ -147,7 +155,7 @@ class Engine:
             except Unusable as error:
                 if not self._events.serves_without(self):
                     raise
-                self._set_not_ready(str(error))
+                self.set_not_ready(str(error))
                 await asyncio.sleep(LAST_FAILURE_RETRY_SECONDS)
             except Exception:  # the boundary: whatever breaks here must leave the other replicas alone
                 log.exception("a replica failed", replica_id=self.replica_id, worker_address=self.replica.address)
@@ -156,7 +164,7 @@ class Engine:
 
     async def _run_epoch(self) -> None:
         if self.drain.is_wanted:
-            self._set_not_ready(DRAINED)
+            self.set_not_ready(self.drain.message)
             await self.drain.rest(self.replica.look)
         set_up = await self.drain.unless_wanted(self._set_up())
         if set_up is None:
@@ -189,11 +197,12 @@ class Engine:
         if seconds := self.conduct.pause_seconds:
             message = f"left aside for {seconds:g} s: {self.conduct.num_unsound_epochs} epochs in a row broke at once"
             log.warning("a worker is left aside", replica_id=self.replica_id, seconds=seconds)
-            self._set_not_ready(f"{message}; {self.readiness.message}")
+            self.set_not_ready(f"{message}; {self.readiness.message}")
             await self.conduct.sit_out(self.replica, self._clock)
         return await self.replica.set_up()
 
-    def _set_not_ready(self, message: str) -> None:
+    def set_not_ready(self, message: str) -> None:
+        """Notes why it takes no steps."""
         self._set_readiness(Readiness(False, message))
 
     def _set_readiness(self, readiness: Readiness) -> None:
@@ -228,7 +237,7 @@ class Engine:
         """Gives all requests back: the worker's step stream is gone, and with it all KV."""
         scheduler, facts, step = self.scheduler, self.facts, self.step_loop.in_flight.oldest
         if scheduler is None or facts is None:
-            self._set_not_ready(error.message)
+            self.set_not_ready(error.message)
             return
         was_refused = not (is_break(error) or isinstance(error, WrongAnswer) or step is None)
         named = scheduler.count_outputs(named_sequences(step, error)) if was_refused and step else {}
@@ -249,7 +258,8 @@ class Engine:
             num_requests=sum(num_tokens > 0 for _, num_tokens in loss.evacuated),
             num_tokens=sum(num_tokens for _, num_tokens in loss.evacuated),
         )
-        self.readiness = Readiness(False, DRAINED if was_drained else f"the worker was lost: {error.message}")
+        message = self.drain.message if was_drained else f"the worker was lost: {error.message}"
+        self.readiness = Readiness(False, message)
         self._events.on_worker_lost(self, loss)
         self._events.on_readiness_changed(self)
 

@@ -23,6 +23,23 @@ class WorkerState(Enum):
     CACHE_READY = "CACHE_READY"
     RUNNING = "RUNNING"
     UNREACHABLE = "UNREACHABLE"
+    SLEEPING = "SLEEPING"
+    STALE = "STALE"
+
+
+class MemoryTag(Enum):
+    """Memory of a worker that can be given up; the values are the names in the contract, less their prefix."""
+
+    WEIGHTS = "WEIGHTS"
+    KV_CACHE = "KV_CACHE"
+
+
+@dataclass(frozen=True, slots=True)
+class SleepInfo:
+    """What of a worker's memory is given up; `is_stale`: its weights are no model's as a whole."""
+
+    asleep: frozenset[MemoryTag] = frozenset()
+    is_stale: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +78,7 @@ class LoadedModel:
     model_digest: str
     parameter_bytes: int
     weights_digest: str = ""
+    weights_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +140,7 @@ class WorkerInfo:
     draining: bool = False
     group: GroupInfo | None = None
     placement: Placement = Placement("", 0)
+    sleep: SleepInfo = SleepInfo()
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,6 +173,10 @@ class Rank:
             raise NotReady(f"{self._who} is stopping; waiting for its successor")
         if not may_claim(worker.incarnation):
             raise NotReady(f"{self._who} is another replica's, found by another name")
+        if worker.state is WorkerState.SLEEPING:
+            raise NotReady(f"{self._who} is asleep")
+        if worker.state is WorkerState.STALE:
+            raise NotReady(f"{self._who} has stale weights: load them anew (blockyard admin wake --reload)")
         if worker.state is not WorkerState.CREATED and worker.configuration_digest != self._digest:
             await self.dismiss("another configuration")
 

@@ -111,7 +111,10 @@ class StepLoop:
         """Whether a drain need not wait: for the steps on their way, and what nobody else could go on with."""
         if not self._drain.is_wanted or self.in_flight:
             return False
-        return self._serves_without() or not scheduler.has_unfinished()
+        return self._leaves_at_once() or not scheduler.has_unfinished()
+
+    def _leaves_at_once(self) -> bool:
+        return self._drain.leaves_at_once(serves_without=self._serves_without())
 
     async def _send_steps(self, scheduler: Scheduler, steps: Steps) -> None:
         while True:
@@ -146,8 +149,8 @@ class StepLoop:
     def _schedule(self, scheduler: Scheduler, epoch: int) -> SchedulerOutput | None:
         if len(self.in_flight) >= self._pipeline.depth:
             return None
-        if self._drain.is_wanted and self._serves_without():
-            # What it has goes on there, once the steps on their way are answered.
+        if self._drain.is_wanted and self._leaves_at_once():
+            # What it has goes on elsewhere or later, once the steps on their way are answered.
             return None
         self._events.dispatch()
         if not scheduler.can_schedule():

@@ -190,6 +190,17 @@ class WorkerLink:
         with _translated():
             await self._stub.LeaveGroup(worker_pb2.LeaveGroupRequest(epoch=epoch, reason=reason), timeout=INFO_SECONDS)
 
+    async def call(self, method: str, request: Any, seconds: float) -> Any:
+        """Makes a call, by its name."""
+        with _translated():
+            return _read(await getattr(self._stub, method)(request, timeout=seconds))
+
+    async def stream(self, method: str, request: Any) -> AsyncIterator[Any]:
+        """Makes a call that answers more than once, by its name."""
+        with _translated():
+            async for message in getattr(self._stub, method)(request):
+                yield _read(message)
+
     async def shutdown(self, reason: str) -> None:
         """Tells the worker to end its process."""
         with _translated():

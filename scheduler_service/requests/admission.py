@@ -19,6 +19,7 @@ from scheduler_service.core.sequence import Group
 from scheduler_service.core.values import FinishReason
 from scheduler_service.gateways.messages import make_resumed
 from scheduler_service.gateways.outbox import GatewayOutbox
+from scheduler_service.requests.placement import are_asleep
 from scheduler_service.requests.reattachment import Reattachment
 from scheduler_service.requests.registry import Request
 
@@ -61,6 +62,7 @@ class Admission:
         clock: Callable[[], float],
     ) -> None:
         self._patience = configuration.service.max_worker_wait_seconds
+        self._waits_while_asleep = configuration.service.wait_while_asleep
         self._requests = requests
         self._backlog = backlog
         self._dispatcher = dispatcher
@@ -152,6 +154,8 @@ class Admission:
         except ValueError as error:
             raise BlockyardError(Reason.FIELD_INVALID, str(error)) from None
         if before is None:
+            if are_asleep(self._dispatcher.engines) and not self._waits_while_asleep:
+                raise _make_asleep_error()
             self._check_limits(spec)
         now = self._clock()
         arrived_at = now - (before.age_seconds if before else 0.0)
@@ -268,19 +272,18 @@ class Admission:
 
     def _expire_without_worker(self, now: float) -> None:
         """Fails the requests that have waited too long for any worker."""
-        dispatcher = self._dispatcher
+        dispatcher, patience, live = self._dispatcher, self._patience, self._requests.live.values()
+        if are_asleep(dispatcher.engines):
+            dispatcher.lost_at = now  # They wait for an operator: their patience with workers begins after that.
+            return
         if dispatcher.ready_engines:
             return
         lost_at = now if dispatcher.lost_at is None else dispatcher.lost_at
-        patience = self._patience
-        live = self._requests.live.values()
         overdue = [each for each in live if max(each.group.arrived_at, lost_at) + patience <= now]
         if overdue:
             log.warning("requests waited too long for a worker", num_requests=len(overdue), seconds=patience)
-        message = f"no worker was ready for {patience:g} s: {dispatcher.readiness.message}"
         for request in overdue:
-            error = BlockyardError(Reason.NO_READY_WORKER, message, retry_after_seconds=RETRY_AFTER_SECONDS)
-            dispatcher.fail(request, error)
+            dispatcher.fail(request, _make_lost_error(patience, dispatcher.readiness.message))
 
     def _charge(self) -> None:
         """Counts what each tenant's requests have got since the last time, as long as somebody waits."""
@@ -305,6 +308,16 @@ def _continue(group: Group, before: Resubmission) -> None:
     for sequence, logprobs, score, error in columns:
         sequence.logprobs = list(logprobs)
         sequence.score, sequence.error = score, error
+
+
+def _make_lost_error(patience: float, missing: str) -> BlockyardError:
+    message = f"no worker was ready for {patience:g} s: {missing}"
+    return BlockyardError(Reason.NO_READY_WORKER, message, retry_after_seconds=RETRY_AFTER_SECONDS)
+
+
+def _make_asleep_error() -> BlockyardError:
+    message = "all replicas are asleep: an operator wakes them (blockyard admin wake)"
+    return BlockyardError(Reason.SLEEPING, message, retry_after_seconds=RETRY_AFTER_SECONDS)
 
 
 def _make_cancelled_error() -> BlockyardError:

@@ -16,7 +16,7 @@ from scheduler_service.core.recovery import Suspects
 from scheduler_service.core.values import FinishReason
 from scheduler_service.gateways.messages import Recovery
 from scheduler_service.replicas.facts import Readiness, combine, is_same_model, repeats
-from scheduler_service.replicas.loss import DRAINED, is_break
+from scheduler_service.replicas.loss import is_break
 from scheduler_service.replicas.refusals import Refusals
 from scheduler_service.replicas.steps.answer_checks import WrongAnswer
 from scheduler_service.requests.deaths import Deaths
@@ -264,7 +264,7 @@ class Dispatcher:
 
     def _fail_stranded(self, engine: Engine) -> None:
         """Fails what a replica had and could not give back."""
-        stranded = [request_id for request_id, request in self._requests.live.items() if request.engine is engine]
+        stranded = self._requests.find_of(engine)
         if stranded:
             log.error("requests cannot go on", replica_id=engine.replica_id, request_ids=stranded)
             self.fail_all(stranded, BlockyardError(Reason.BUG, "the scheduler lost its state of the request"))
@@ -297,8 +297,9 @@ def _find_readiness(engines: Sequence[Engine], latest: Engine | None, missing_wo
         return Readiness(True)
     if not engines:
         return Readiness(False, missing_workers or "no worker is known")
-    readiness = (latest if latest is not None and latest in engines else engines[0]).readiness
-    message = DRAINED if readiness.ready else readiness.message
+    engine = latest if latest is not None and latest in engines else engines[0]
+    readiness = engine.readiness
+    message = engine.drain.message if readiness.ready else readiness.message
     return Readiness(False, f"{message}; {missing_workers}" if missing_workers else message)
 
 

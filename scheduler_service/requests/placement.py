@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from scheduler_service.core.config import Room
     from scheduler_service.core.queues.backlog import Backlog
@@ -71,3 +71,8 @@ def measure(group: Group) -> tuple[int, int]:
 def _count_cached(engine: Engine, group: Group) -> int:
     assert engine.scheduler is not None
     return engine.scheduler.count_cached_tokens(group)
+
+
+def are_asleep(engines: Sequence[Engine]) -> bool:
+    """Returns whether there are replicas and all of them are asleep."""
+    return bool(engines) and all(engine.is_asleep for engine in engines)

@@ -92,6 +92,10 @@ class RequestRegistry:
         request = self.live.get(outbox.request_ids.get(handle, "") if handle else request_id)
         return request if request is not None and outbox in request.handles else None
 
+    def find_of(self, engine: Engine) -> list[str]:
+        """The names of the live requests that a replica has."""
+        return [request_id for request_id, request in self.live.items() if request.engine is engine]
+
     def add(self, request: Request) -> None:
         """Registers a new live request."""
         self.live[request.request_id] = request

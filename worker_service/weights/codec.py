@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from blockyard.common.v1 import administration_pb2
 from blockyard.errors import Violation, invalid
 from blockyard.worker.v1 import worker_pb2
 from worker_service.set_up import MemoryTag
@@ -13,7 +14,10 @@ if TYPE_CHECKING:
 
     from worker_service.set_up import SleepState
 
-TAGS = {worker_pb2.MEMORY_TAG_WEIGHTS: MemoryTag.WEIGHTS, worker_pb2.MEMORY_TAG_KV_CACHE: MemoryTag.KV_CACHE}
+TAGS = {
+    administration_pb2.MEMORY_TAG_WEIGHTS: MemoryTag.WEIGHTS,
+    administration_pb2.MEMORY_TAG_KV_CACHE: MemoryTag.KV_CACHE,
+}
 
 
 def decode_tags(numbers: Iterable[int]) -> frozenset[MemoryTag]:
@@ -26,7 +30,7 @@ def decode_tags(numbers: Iterable[int]) -> frozenset[MemoryTag]:
     return frozenset(known[number] for number in numbers)
 
 
-def encode_tags(tags: Iterable[MemoryTag]) -> list[worker_pb2.MemoryTag.ValueType]:
+def encode_tags(tags: Iterable[MemoryTag]) -> list[administration_pb2.MemoryTag.ValueType]:
     """Encodes tags, in the order of their numbers."""
     return sorted(number for number, tag in TAGS.items() if tag in tags)
 

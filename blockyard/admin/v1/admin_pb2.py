@@ -27,7 +27,7 @@ from blockyard.common.v1 import status_pb2 as blockyard_dot_common_dot_v1_dot_st
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x62lockyard/admin/v1/admin.proto\x12\x12\x62lockyard.admin.v1\x1a(blockyard/common/v1/administration.proto\x1a blockyard/common/v1/status.proto\x1a\x1egoogle/protobuf/duration.proto\"\x12\n\x10GetStatusRequest\"\x80\x01\n\x11GetStatusResponse\x12\x32\n\x07gateway\x18\x01 \x01(\x0b\x32!.blockyard.admin.v1.GatewayStatus\x12\x37\n\tscheduler\x18\x02 \x01(\x0b\x32$.blockyard.common.v1.SchedulerStatus\"\xfb\x02\n\rGatewayStatus\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x14\n\x0cnum_requests\x18\x05 \x01(\r\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x12)\n\x06uptime\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bnum_readers\x18\x08 \x01(\r\x12?\n\x13time_to_first_token\x18\t \x01(\x0b\x32\".blockyard.common.v1.LatencyTotals\x12?\n\x13inter_token_latency\x18\n \x01(\x0b\x32\".blockyard.common.v1.LatencyTotals\x12;\n\x0frequest_latency\x18\x0b \x01(\x0b\x32\".blockyard.common.v1.LatencyTotals\"\x15\n\x13\x44rainGatewayRequest\"J\n\x14\x44rainGatewayResponse\x12\x32\n\x07gateway\x18\x01 \x01(\x0b\x32!.blockyard.admin.v1.GatewayStatus\"\x17\n\x15UndrainGatewayRequest\"L\n\x16UndrainGatewayResponse\x12\x32\n\x07gateway\x18\x01 \x01(\x0b\x32!.blockyard.admin.v1.GatewayStatus\"&\n\x13\x44rainReplicaRequest\x12\x0f\n\x07replica\x18\x01 \x01(\t\"_\n\x14\x44rainReplicaResponse\x12\x33\n\x07replica\x18\x01 \x01(\x0b\x32\".blockyard.common.v1.ReplicaStatus\x12\x12\n\nhands_over\x18\x02 \x01(\x08\"(\n\x15UndrainReplicaRequest\x12\x0f\n\x07replica\x18\x01 \x01(\t\"M\n\x16UndrainReplicaResponse\x12\x33\n\x07replica\x18\x01 \x01(\x0b\x32\".blockyard.common.v1.ReplicaStatus\"*\n\x17ResetPrefixCacheRequest\x12\x0f\n\x07replica\x18\x01 \x01(\t\"R\n\x18ResetPrefixCacheResponse\x12\x36\n\x08replicas\x18\x01 \x03(\x0b\x32$.blockyard.admin.v1.PrefixCacheReset\"\xac\x01\n\x10PrefixCacheReset\x12\x12\n\nreplica_id\x18\x01 \x01(\r\x12#\n\x1bnum_forgotten_device_blocks\x18\x02 \x01(\r\x12!\n\x19num_forgotten_host_blocks\x18\x03 \x01(\r\x12\x1e\n\x16num_kept_device_blocks\x18\x04 \x01(\r\x12\x1c\n\x14num_kept_host_blocks\x18\x05 \x01(\r\"S\n\x12SetLogLevelRequest\x12,\n\x05level\x18\x01 \x01(\x0e\x32\x1d.blockyard.common.v1.LogLevel\x12\x0f\n\x07process\x18\x02 \x01(\t\"M\n\x13SetLogLevelResponse\x12\x36\n\tprocesses\x18\x01 \x03(\x0b\x32#.blockyard.admin.v1.ProcessLogLevel\"j\n\x0fProcessLogLevel\x12\x0f\n\x07process\x18\x01 \x01(\t\x12\x35\n\x0eprevious_level\x18\x02 \x01(\x0e\x32\x1d.blockyard.common.v1.LogLevel\x12\x0f\n\x07message\x18\x03 \x01(\t\"\\\n\x13StartProfileRequest\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x34\n\x07options\x18\x02 \x01(\x0b\x32#.blockyard.common.v1.ProfileOptions\"`\n\x14StartProfileResponse\x12\x12\n\nreplica_id\x18\x01 \x01(\r\x12\x34\n\x07options\x18\x02 \x01(\x0b\x32#.blockyard.common.v1.ProfileOptions\"%\n\x12StopProfileRequest\x12\x0f\n\x07replica\x18\x01 \x01(\t\"Y\n\x13StopProfileResponse\x12\x34\n\x07summary\x18\x01 \x01(\x0b\x32#.blockyard.common.v1.ProfileSummary\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"(\n\x10\x44umpStateRequest\x12\x14\n\x0cmax_requests\x18\x01 \x01(\r\"F\n\x11\x44umpStateResponse\x12\x31\n\x05state\x18\x01 \x01(\x0b\x32\".blockyard.admin.v1.SchedulerState\"\xf6\x01\n\x0eSchedulerState\x12\x34\n\x06status\x18\x01 \x01(\x0b\x32$.blockyard.common.v1.SchedulerStatus\x12\x32\n\x08replicas\x18\x02 \x03(\x0b\x32 .blockyard.admin.v1.ReplicaState\x12\x32\n\x08requests\x18\x03 \x03(\x0b\x32 .blockyard.admin.v1.RequestState\x12\x14\n\x0cnum_requests\x18\x04 \x01(\r\x12\x13\n\x0bgateway_ids\x18\x05 \x03(\t\x12\x1b\n\x13suspect_request_ids\x18\x06 \x03(\t\"P\n\x0cReplicaState\x12\x12\n\nreplica_id\x18\x01 \x01(\r\x12,\n\x05steps\x18\x02 \x03(\x0b\x32\x1d.blockyard.admin.v1.StepState\"G\n\tStepState\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x15\n\rnum_sequences\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\"\xd4\x02\n\x0cRequestState\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x10\n\x08priority\x18\x03 \x01(\x05\x12&\n\x03\x61ge\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\nreplica_id\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11num_prompt_tokens\x18\x06 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x07 \x01(\r\x12\x12\n\nmax_length\x18\x08 \x01(\r\x12\x0f\n\x07readers\x18\t \x03(\t\x12\x15\n\ris_recovering\x18\n \x01(\x08\x12\x16\n\x0eis_beam_search\x18\x0b \x01(\x08\x12\x34\n\tsequences\x18\x0c \x03(\x0b\x32!.blockyard.admin.v1.SequenceStateB\r\n\x0b_replica_id\"\xcf\x01\n\rSequenceState\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x16\n\x0esequence_index\x18\x02 \x01(\r\x12\x0e\n\x06status\x18\x03 \x01(\t\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x05 \x01(\r\x12\x1c\n\x14num_scheduled_tokens\x18\x06 \x01(\r\x12\x19\n\x11num_device_blocks\x18\x07 \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\x08 \x01(\r2\xee\x07\n\x0c\x41\x64minService\x12X\n\tGetStatus\x12$.blockyard.admin.v1.GetStatusRequest\x1a%.blockyard.admin.v1.GetStatusResponse\x12\x61\n\x0c\x44rainGateway\x12\'.blockyard.admin.v1.DrainGatewayRequest\x1a(.blockyard.admin.v1.DrainGatewayResponse\x12g\n\x0eUndrainGateway\x12).blockyard.admin.v1.UndrainGatewayRequest\x1a*.blockyard.admin.v1.UndrainGatewayResponse\x12\x61\n\x0c\x44rainReplica\x12\'.blockyard.admin.v1.DrainReplicaRequest\x1a(.blockyard.admin.v1.DrainReplicaResponse\x12g\n\x0eUndrainReplica\x12).blockyard.admin.v1.UndrainReplicaRequest\x1a*.blockyard.admin.v1.UndrainReplicaResponse\x12m\n\x10ResetPrefixCache\x12+.blockyard.admin.v1.ResetPrefixCacheRequest\x1a,.blockyard.admin.v1.ResetPrefixCacheResponse\x12^\n\x0bSetLogLevel\x12&.blockyard.admin.v1.SetLogLevelRequest\x1a\'.blockyard.admin.v1.SetLogLevelResponse\x12\x61\n\x0cStartProfile\x12\'.blockyard.admin.v1.StartProfileRequest\x1a(.blockyard.admin.v1.StartProfileResponse\x12`\n\x0bStopProfile\x12&.blockyard.admin.v1.StopProfileRequest\x1a\'.blockyard.admin.v1.StopProfileResponse0\x01\x12X\n\tDumpState\x12$.blockyard.admin.v1.DumpStateRequest\x1a%.blockyard.admin.v1.DumpStateResponseBK\n\x16\x64\x65v.blockyard.admin.v1P\x01Z/blockyard.dev/protos/blockyard/admin/v1;adminv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x62lockyard/admin/v1/admin.proto\x12\x12\x62lockyard.admin.v1\x1a(blockyard/common/v1/administration.proto\x1a blockyard/common/v1/status.proto\x1a\x1egoogle/protobuf/duration.proto\"\x12\n\x10GetStatusRequest\"\x80\x01\n\x11GetStatusResponse\x12\x32\n\x07gateway\x18\x01 \x01(\x0b\x32!.blockyard.admin.v1.GatewayStatus\x12\x37\n\tscheduler\x18\x02 \x01(\x0b\x32$.blockyard.common.v1.SchedulerStatus\"\xfb\x02\n\rGatewayStatus\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x14\n\x0cnum_requests\x18\x05 \x01(\r\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x12)\n\x06uptime\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bnum_readers\x18\x08 \x01(\r\x12?\n\x13time_to_first_token\x18\t \x01(\x0b\x32\".blockyard.common.v1.LatencyTotals\x12?\n\x13inter_token_latency\x18\n \x01(\x0b\x32\".blockyard.common.v1.LatencyTotals\x12;\n\x0frequest_latency\x18\x0b \x01(\x0b\x32\".blockyard.common.v1.LatencyTotals\"\x15\n\x13\x44rainGatewayRequest\"J\n\x14\x44rainGatewayResponse\x12\x32\n\x07gateway\x18\x01 \x01(\x0b\x32!.blockyard.admin.v1.GatewayStatus\"\x17\n\x15UndrainGatewayRequest\"L\n\x16UndrainGatewayResponse\x12\x32\n\x07gateway\x18\x01 \x01(\x0b\x32!.blockyard.admin.v1.GatewayStatus\"&\n\x13\x44rainReplicaRequest\x12\x0f\n\x07replica\x18\x01 \x01(\t\"_\n\x14\x44rainReplicaResponse\x12\x33\n\x07replica\x18\x01 \x01(\x0b\x32\".blockyard.common.v1.ReplicaStatus\x12\x12\n\nhands_over\x18\x02 \x01(\x08\"(\n\x15UndrainReplicaRequest\x12\x0f\n\x07replica\x18\x01 \x01(\t\"M\n\x16UndrainReplicaResponse\x12\x33\n\x07replica\x18\x01 \x01(\x0b\x32\".blockyard.common.v1.ReplicaStatus\"b\n\x13SleepReplicaRequest\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\r\n\x05level\x18\x02 \x01(\r\x12+\n\x04mode\x18\x03 \x01(\x0e\x32\x1d.blockyard.admin.v1.LeaveMode\"t\n\x14SleepReplicaResponse\x12\x33\n\x07replica\x18\x01 \x01(\x0b\x32\".blockyard.common.v1.ReplicaStatus\x12\x13\n\x0b\x66reed_bytes\x18\x02 \x01(\x04\x12\x12\n\nused_bytes\x18\x03 \x01(\x04\"c\n\x12WakeReplicaRequest\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12,\n\x04tags\x18\x02 \x03(\x0e\x32\x1e.blockyard.common.v1.MemoryTag\x12\x0e\n\x06reload\x18\x03 \x01(\x08\"\x9a\x01\n\x13WakeReplicaResponse\x12\x33\n\x07replica\x18\x01 \x01(\x0b\x32\".blockyard.common.v1.ReplicaStatus\x12\x33\n\x0b\x61sleep_tags\x18\x02 \x03(\x0e\x32\x1e.blockyard.common.v1.MemoryTag\x12\x19\n\x11weights_are_stale\x18\x03 \x01(\x08\"*\n\x17ResetPrefixCacheRequest\x12\x0f\n\x07replica\x18\x01 \x01(\t\"R\n\x18ResetPrefixCacheResponse\x12\x36\n\x08replicas\x18\x01 \x03(\x0b\x32$.blockyard.admin.v1.PrefixCacheReset\"\xac\x01\n\x10PrefixCacheReset\x12\x12\n\nreplica_id\x18\x01 \x01(\r\x12#\n\x1bnum_forgotten_device_blocks\x18\x02 \x01(\r\x12!\n\x19num_forgotten_host_blocks\x18\x03 \x01(\r\x12\x1e\n\x16num_kept_device_blocks\x18\x04 \x01(\r\x12\x1c\n\x14num_kept_host_blocks\x18\x05 \x01(\r\"S\n\x12SetLogLevelRequest\x12,\n\x05level\x18\x01 \x01(\x0e\x32\x1d.blockyard.common.v1.LogLevel\x12\x0f\n\x07process\x18\x02 \x01(\t\"M\n\x13SetLogLevelResponse\x12\x36\n\tprocesses\x18\x01 \x03(\x0b\x32#.blockyard.admin.v1.ProcessLogLevel\"j\n\x0fProcessLogLevel\x12\x0f\n\x07process\x18\x01 \x01(\t\x12\x35\n\x0eprevious_level\x18\x02 \x01(\x0e\x32\x1d.blockyard.common.v1.LogLevel\x12\x0f\n\x07message\x18\x03 \x01(\t\"\\\n\x13StartProfileRequest\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x34\n\x07options\x18\x02 \x01(\x0b\x32#.blockyard.common.v1.ProfileOptions\"`\n\x14StartProfileResponse\x12\x12\n\nreplica_id\x18\x01 \x01(\r\x12\x34\n\x07options\x18\x02 \x01(\x0b\x32#.blockyard.common.v1.ProfileOptions\"%\n\x12StopProfileRequest\x12\x0f\n\x07replica\x18\x01 \x01(\t\"Y\n\x13StopProfileResponse\x12\x34\n\x07summary\x18\x01 \x01(\x0b\x32#.blockyard.common.v1.ProfileSummary\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"(\n\x10\x44umpStateRequest\x12\x14\n\x0cmax_requests\x18\x01 \x01(\r\"F\n\x11\x44umpStateResponse\x12\x31\n\x05state\x18\x01 \x01(\x0b\x32\".blockyard.admin.v1.SchedulerState\"\xf6\x01\n\x0eSchedulerState\x12\x34\n\x06status\x18\x01 \x01(\x0b\x32$.blockyard.common.v1.SchedulerStatus\x12\x32\n\x08replicas\x18\x02 \x03(\x0b\x32 .blockyard.admin.v1.ReplicaState\x12\x32\n\x08requests\x18\x03 \x03(\x0b\x32 .blockyard.admin.v1.RequestState\x12\x14\n\x0cnum_requests\x18\x04 \x01(\r\x12\x13\n\x0bgateway_ids\x18\x05 \x03(\t\x12\x1b\n\x13suspect_request_ids\x18\x06 \x03(\t\"P\n\x0cReplicaState\x12\x12\n\nreplica_id\x18\x01 \x01(\r\x12,\n\x05steps\x18\x02 \x03(\x0b\x32\x1d.blockyard.admin.v1.StepState\"G\n\tStepState\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x15\n\rnum_sequences\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\"\xd4\x02\n\x0cRequestState\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x10\n\x08priority\x18\x03 \x01(\x05\x12&\n\x03\x61ge\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\nreplica_id\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11num_prompt_tokens\x18\x06 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x07 \x01(\r\x12\x12\n\nmax_length\x18\x08 \x01(\r\x12\x0f\n\x07readers\x18\t \x03(\t\x12\x15\n\ris_recovering\x18\n \x01(\x08\x12\x16\n\x0eis_beam_search\x18\x0b \x01(\x08\x12\x34\n\tsequences\x18\x0c \x03(\x0b\x32!.blockyard.admin.v1.SequenceStateB\r\n\x0b_replica_id\"\xcf\x01\n\rSequenceState\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x16\n\x0esequence_index\x18\x02 \x01(\r\x12\x0e\n\x06status\x18\x03 \x01(\t\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x05 \x01(\r\x12\x1c\n\x14num_scheduled_tokens\x18\x06 \x01(\r\x12\x19\n\x11num_device_blocks\x18\x07 \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\x08 \x01(\r*g\n\tLeaveMode\x12\x1a\n\x16LEAVE_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fLEAVE_MODE_KEEP\x10\x01\x12\x13\n\x0fLEAVE_MODE_WAIT\x10\x02\x12\x14\n\x10LEAVE_MODE_ABORT\x10\x03\x32\xb1\t\n\x0c\x41\x64minService\x12X\n\tGetStatus\x12$.blockyard.admin.v1.GetStatusRequest\x1a%.blockyard.admin.v1.GetStatusResponse\x12\x61\n\x0c\x44rainGateway\x12\'.blockyard.admin.v1.DrainGatewayRequest\x1a(.blockyard.admin.v1.DrainGatewayResponse\x12g\n\x0eUndrainGateway\x12).blockyard.admin.v1.UndrainGatewayRequest\x1a*.blockyard.admin.v1.UndrainGatewayResponse\x12\x61\n\x0c\x44rainReplica\x12\'.blockyard.admin.v1.DrainReplicaRequest\x1a(.blockyard.admin.v1.DrainReplicaResponse\x12g\n\x0eUndrainReplica\x12).blockyard.admin.v1.UndrainReplicaRequest\x1a*.blockyard.admin.v1.UndrainReplicaResponse\x12\x61\n\x0cSleepReplica\x12\'.blockyard.admin.v1.SleepReplicaRequest\x1a(.blockyard.admin.v1.SleepReplicaResponse\x12^\n\x0bWakeReplica\x12&.blockyard.admin.v1.WakeReplicaRequest\x1a\'.blockyard.admin.v1.WakeReplicaResponse\x12m\n\x10ResetPrefixCache\x12+.blockyard.admin.v1.ResetPrefixCacheRequest\x1a,.blockyard.admin.v1.ResetPrefixCacheResponse\x12^\n\x0bSetLogLevel\x12&.blockyard.admin.v1.SetLogLevelRequest\x1a\'.blockyard.admin.v1.SetLogLevelResponse\x12\x61\n\x0cStartProfile\x12\'.blockyard.admin.v1.StartProfileRequest\x1a(.blockyard.admin.v1.StartProfileResponse\x12`\n\x0bStopProfile\x12&.blockyard.admin.v1.StopProfileRequest\x1a\'.blockyard.admin.v1.StopProfileResponse0\x01\x12X\n\tDumpState\x12$.blockyard.admin.v1.DumpStateRequest\x1a%.blockyard.admin.v1.DumpStateResponseBK\n\x16\x64\x65v.blockyard.admin.v1P\x01Z/blockyard.dev/protos/blockyard/admin/v1;adminv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,6 +35,8 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'blockyard.admin.v1.admin_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\026dev.blockyard.admin.v1P\001Z/blockyard.dev/protos/blockyard/admin/v1;adminv1'
+  _globals['_LEAVEMODE']._serialized_start=3599
+  _globals['_LEAVEMODE']._serialized_end=3702
   _globals['_GETSTATUSREQUEST']._serialized_start=162
   _globals['_GETSTATUSREQUEST']._serialized_end=180
   _globals['_GETSTATUSRESPONSE']._serialized_start=183
@@ -57,40 +59,48 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UNDRAINREPLICAREQUEST']._serialized_end=1074
   _globals['_UNDRAINREPLICARESPONSE']._serialized_start=1076
   _globals['_UNDRAINREPLICARESPONSE']._serialized_end=1153
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=1155
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=1197
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=1199
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=1281
-  _globals['_PREFIXCACHERESET']._serialized_start=1284
-  _globals['_PREFIXCACHERESET']._serialized_end=1456
-  _globals['_SETLOGLEVELREQUEST']._serialized_start=1458
-  _globals['_SETLOGLEVELREQUEST']._serialized_end=1541
-  _globals['_SETLOGLEVELRESPONSE']._serialized_start=1543
-  _globals['_SETLOGLEVELRESPONSE']._serialized_end=1620
-  _globals['_PROCESSLOGLEVEL']._serialized_start=1622
-  _globals['_PROCESSLOGLEVEL']._serialized_end=1728
-  _globals['_STARTPROFILEREQUEST']._serialized_start=1730
-  _globals['_STARTPROFILEREQUEST']._serialized_end=1822
-  _globals['_STARTPROFILERESPONSE']._serialized_start=1824
-  _globals['_STARTPROFILERESPONSE']._serialized_end=1920
-  _globals['_STOPPROFILEREQUEST']._serialized_start=1922
-  _globals['_STOPPROFILEREQUEST']._serialized_end=1959
-  _globals['_STOPPROFILERESPONSE']._serialized_start=1961
-  _globals['_STOPPROFILERESPONSE']._serialized_end=2050
-  _globals['_DUMPSTATEREQUEST']._serialized_start=2052
-  _globals['_DUMPSTATEREQUEST']._serialized_end=2092
-  _globals['_DUMPSTATERESPONSE']._serialized_start=2094
-  _globals['_DUMPSTATERESPONSE']._serialized_end=2164
-  _globals['_SCHEDULERSTATE']._serialized_start=2167
-  _globals['_SCHEDULERSTATE']._serialized_end=2413
-  _globals['_REPLICASTATE']._serialized_start=2415
-  _globals['_REPLICASTATE']._serialized_end=2495
-  _globals['_STEPSTATE']._serialized_start=2497
-  _globals['_STEPSTATE']._serialized_end=2568
-  _globals['_REQUESTSTATE']._serialized_start=2571
-  _globals['_REQUESTSTATE']._serialized_end=2911
-  _globals['_SEQUENCESTATE']._serialized_start=2914
-  _globals['_SEQUENCESTATE']._serialized_end=3121
-  _globals['_ADMINSERVICE']._serialized_start=3124
-  _globals['_ADMINSERVICE']._serialized_end=4130
+  _globals['_SLEEPREPLICAREQUEST']._serialized_start=1155
+  _globals['_SLEEPREPLICAREQUEST']._serialized_end=1253
+  _globals['_SLEEPREPLICARESPONSE']._serialized_start=1255
+  _globals['_SLEEPREPLICARESPONSE']._serialized_end=1371
+  _globals['_WAKEREPLICAREQUEST']._serialized_start=1373
+  _globals['_WAKEREPLICAREQUEST']._serialized_end=1472
+  _globals['_WAKEREPLICARESPONSE']._serialized_start=1475
+  _globals['_WAKEREPLICARESPONSE']._serialized_end=1629
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=1631
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=1673
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=1675
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=1757
+  _globals['_PREFIXCACHERESET']._serialized_start=1760
+  _globals['_PREFIXCACHERESET']._serialized_end=1932
+  _globals['_SETLOGLEVELREQUEST']._serialized_start=1934
+  _globals['_SETLOGLEVELREQUEST']._serialized_end=2017
+  _globals['_SETLOGLEVELRESPONSE']._serialized_start=2019
+  _globals['_SETLOGLEVELRESPONSE']._serialized_end=2096
+  _globals['_PROCESSLOGLEVEL']._serialized_start=2098
+  _globals['_PROCESSLOGLEVEL']._serialized_end=2204
+  _globals['_STARTPROFILEREQUEST']._serialized_start=2206
+  _globals['_STARTPROFILEREQUEST']._serialized_end=2298
+  _globals['_STARTPROFILERESPONSE']._serialized_start=2300
+  _globals['_STARTPROFILERESPONSE']._serialized_end=2396
+  _globals['_STOPPROFILEREQUEST']._serialized_start=2398
+  _globals['_STOPPROFILEREQUEST']._serialized_end=2435
+  _globals['_STOPPROFILERESPONSE']._serialized_start=2437
+  _globals['_STOPPROFILERESPONSE']._serialized_end=2526
+  _globals['_DUMPSTATEREQUEST']._serialized_start=2528
+  _globals['_DUMPSTATEREQUEST']._serialized_end=2568
+  _globals['_DUMPSTATERESPONSE']._serialized_start=2570
+  _globals['_DUMPSTATERESPONSE']._serialized_end=2640
+  _globals['_SCHEDULERSTATE']._serialized_start=2643
+  _globals['_SCHEDULERSTATE']._serialized_end=2889
+  _globals['_REPLICASTATE']._serialized_start=2891
+  _globals['_REPLICASTATE']._serialized_end=2971
+  _globals['_STEPSTATE']._serialized_start=2973
+  _globals['_STEPSTATE']._serialized_end=3044
+  _globals['_REQUESTSTATE']._serialized_start=3047
+  _globals['_REQUESTSTATE']._serialized_end=3387
+  _globals['_SEQUENCESTATE']._serialized_start=3390
+  _globals['_SEQUENCESTATE']._serialized_end=3597
+  _globals['_ADMINSERVICE']._serialized_start=3705
+  _globals['_ADMINSERVICE']._serialized_end=4906
 # @@protoc_insertion_point(module_scope)

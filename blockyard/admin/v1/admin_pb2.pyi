@@ -10,6 +10,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -20,6 +21,38 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _LeaveMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LeaveModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LeaveMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LEAVE_MODE_UNSPECIFIED: _LeaveMode.ValueType  # 0
+    """As LEAVE_MODE_KEEP."""
+    LEAVE_MODE_KEEP: _LeaveMode.ValueType  # 1
+    """They stop after the step that runs and go on where a replica takes requests, this one or another: their tokens are
+    computed once more, and the answers are the same.
+    """
+    LEAVE_MODE_WAIT: _LeaveMode.ValueType  # 2
+    """They are finished first."""
+    LEAVE_MODE_ABORT: _LeaveMode.ValueType  # 3
+    """They end with SLEEPING."""
+
+class LeaveMode(_LeaveMode, metaclass=_LeaveModeEnumTypeWrapper):
+    """What becomes of the requests of a replica that is to have none."""
+
+LEAVE_MODE_UNSPECIFIED: LeaveMode.ValueType  # 0
+"""As LEAVE_MODE_KEEP."""
+LEAVE_MODE_KEEP: LeaveMode.ValueType  # 1
+"""They stop after the step that runs and go on where a replica takes requests, this one or another: their tokens are
+computed once more, and the answers are the same.
+"""
+LEAVE_MODE_WAIT: LeaveMode.ValueType  # 2
+"""They are finished first."""
+LEAVE_MODE_ABORT: LeaveMode.ValueType  # 3
+"""They end with SLEEPING."""
+Global___LeaveMode: _TypeAlias = LeaveMode  # noqa: Y015
 
 @_typing.final
 class GetStatusRequest(_message.Message):
@@ -315,6 +348,134 @@ class UndrainReplicaResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UndrainReplicaResponse: _TypeAlias = UndrainReplicaResponse  # noqa: Y015
+
+@_typing.final
+class SleepReplicaRequest(_message.Message):
+    """Asks a replica to give its memory up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    """Which."""
+    level: _builtins.int
+    """1: the weights are kept in the host's memory. 2: they are not, and have to be loaded anew. 0: 1."""
+    mode: Global___LeaveMode.ValueType
+    """What becomes of its requests."""
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+        level: _builtins.int = ...,
+        mode: Global___LeaveMode.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "mode", b"mode", "replica", b"replica"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SleepReplicaRequest: _TypeAlias = SleepReplicaRequest  # noqa: Y015
+
+@_typing.final
+class SleepReplicaResponse(_message.Message):
+    """It is asleep."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    FREED_BYTES_FIELD_NUMBER: _builtins.int
+    USED_BYTES_FIELD_NUMBER: _builtins.int
+    freed_bytes: _builtins.int
+    """Bytes that its workers gave up, together."""
+    used_bytes: _builtins.int
+    """Bytes that its workers' processes hold nevertheless, together."""
+    @_builtins.property
+    def replica(self) -> _status_pb2.ReplicaStatus:
+        """The replica, now."""
+
+    def __init__(
+        self,
+        *,
+        replica: _status_pb2.ReplicaStatus | None = ...,
+        freed_bytes: _builtins.int = ...,
+        used_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["replica", b"replica"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["freed_bytes", b"freed_bytes", "replica", b"replica", "used_bytes", b"used_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SleepReplicaResponse: _TypeAlias = SleepReplicaResponse  # noqa: Y015
+
+@_typing.final
+class WakeReplicaRequest(_message.Message):
+    """Asks a replica to take memory again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
+    RELOAD_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    """Which."""
+    reload: _builtins.bool
+    """Load weights anew that were given up, or that a broken update left behind: before the pools are taken."""
+    @_builtins.property
+    def tags(self) -> _containers.RepeatedScalarFieldContainer[_administration_pb2.MemoryTag.ValueType]:
+        """What to take; empty: all that is asleep. A tag that is awake refuses the call."""
+
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+        tags: _abc.Iterable[_administration_pb2.MemoryTag.ValueType] | None = ...,
+        reload: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reload", b"reload", "replica", b"replica", "tags", b"tags"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WakeReplicaRequest: _TypeAlias = WakeReplicaRequest  # noqa: Y015
+
+@_typing.final
+class WakeReplicaResponse(_message.Message):
+    """Memory was taken."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    ASLEEP_TAGS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_ARE_STALE_FIELD_NUMBER: _builtins.int
+    weights_are_stale: _builtins.bool
+    """Weights have to be loaded anew before it takes requests."""
+    @_builtins.property
+    def replica(self) -> _status_pb2.ReplicaStatus:
+        """The replica, now."""
+
+    @_builtins.property
+    def asleep_tags(self) -> _containers.RepeatedScalarFieldContainer[_administration_pb2.MemoryTag.ValueType]:
+        """What is asleep still, at any of its workers."""
+
+    def __init__(
+        self,
+        *,
+        replica: _status_pb2.ReplicaStatus | None = ...,
+        asleep_tags: _abc.Iterable[_administration_pb2.MemoryTag.ValueType] | None = ...,
+        weights_are_stale: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["replica", b"replica"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep_tags", b"asleep_tags", "replica", b"replica", "weights_are_stale", b"weights_are_stale"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WakeReplicaResponse: _TypeAlias = WakeReplicaResponse  # noqa: Y015
 
 @_typing.final
 class ResetPrefixCacheRequest(_message.Message):

@@ -64,6 +64,16 @@ class AdminServiceStub(object):
                 request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.UndrainReplicaRequest.SerializeToString,
                 response_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.UndrainReplicaResponse.FromString,
                 _registered_method=True)
+        self.SleepReplica = channel.unary_unary(
+                '/blockyard.admin.v1.AdminService/SleepReplica',
+                request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.SleepReplicaRequest.SerializeToString,
+                response_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.SleepReplicaResponse.FromString,
+                _registered_method=True)
+        self.WakeReplica = channel.unary_unary(
+                '/blockyard.admin.v1.AdminService/WakeReplica',
+                request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.WakeReplicaRequest.SerializeToString,
+                response_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.WakeReplicaResponse.FromString,
+                _registered_method=True)
         self.ResetPrefixCache = channel.unary_unary(
                 '/blockyard.admin.v1.AdminService/ResetPrefixCache',
                 request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.SerializeToString,
@@ -137,6 +147,22 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SleepReplica(self, request, context):
+        """Has a replica give its memory up, once it has nothing left: its requests end, go on elsewhere or after it woke, as the
+        mode says. It stays asleep, through a restart of its workers too, until it is woken. While all replicas are asleep
+        new requests are refused with SLEEPING. Asleep already, it gives up what a higher level does.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WakeReplica(self, request, context):
+        """Has it take memory again, and requests once it has all of it and its weights are a model's. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ResetPrefixCache(self, request, context):
         """Forgets what prefix caches hold, on the device and in the swap pool. Blocks that sequences use stay, and are found
         afterwards too: once these have ended, or the replica is drained, another reset finds them.
@@ -201,6 +227,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.UndrainReplica,
                     request_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.UndrainReplicaRequest.FromString,
                     response_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.UndrainReplicaResponse.SerializeToString,
+            ),
+            'SleepReplica': grpc.unary_unary_rpc_method_handler(
+                    servicer.SleepReplica,
+                    request_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.SleepReplicaRequest.FromString,
+                    response_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.SleepReplicaResponse.SerializeToString,
+            ),
+            'WakeReplica': grpc.unary_unary_rpc_method_handler(
+                    servicer.WakeReplica,
+                    request_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.WakeReplicaRequest.FromString,
+                    response_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.WakeReplicaResponse.SerializeToString,
             ),
             'ResetPrefixCache': grpc.unary_unary_rpc_method_handler(
                     servicer.ResetPrefixCache,
@@ -368,6 +404,60 @@ class AdminService(object):
             '/blockyard.admin.v1.AdminService/UndrainReplica',
             blockyard_dot_admin_dot_v1_dot_admin__pb2.UndrainReplicaRequest.SerializeToString,
             blockyard_dot_admin_dot_v1_dot_admin__pb2.UndrainReplicaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SleepReplica(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.admin.v1.AdminService/SleepReplica',
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.SleepReplicaRequest.SerializeToString,
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.SleepReplicaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WakeReplica(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.admin.v1.AdminService/WakeReplica',
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.WakeReplicaRequest.SerializeToString,
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.WakeReplicaResponse.FromString,
             options,
             channel_credentials,
             insecure,

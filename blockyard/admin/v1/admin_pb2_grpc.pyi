@@ -53,6 +53,13 @@ class AdminServiceStub:
     """
     UndrainReplica: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UndrainReplicaRequest, _admin_pb2.UndrainReplicaResponse]
     """Has it take requests again. Idempotent."""
+    SleepReplica: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SleepReplicaRequest, _admin_pb2.SleepReplicaResponse]
+    """Has a replica give its memory up, once it has nothing left: its requests end, go on elsewhere or after it woke, as the
+    mode says. It stays asleep, through a restart of its workers too, until it is woken. While all replicas are asleep
+    new requests are refused with SLEEPING. Asleep already, it gives up what a higher level does.
+    """
+    WakeReplica: _grpc.UnaryUnaryMultiCallable[_admin_pb2.WakeReplicaRequest, _admin_pb2.WakeReplicaResponse]
+    """Has it take memory again, and requests once it has all of it and its weights are a model's. Idempotent."""
     ResetPrefixCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResetPrefixCacheRequest, _admin_pb2.ResetPrefixCacheResponse]
     """Forgets what prefix caches hold, on the device and in the swap pool. Blocks that sequences use stay, and are found
     afterwards too: once these have ended, or the replica is drained, another reset finds them.
@@ -93,6 +100,13 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
     UndrainReplica: _aio.UnaryUnaryMultiCallable[_admin_pb2.UndrainReplicaRequest, _admin_pb2.UndrainReplicaResponse]  # type: ignore[assignment]
     """Has it take requests again. Idempotent."""
+    SleepReplica: _aio.UnaryUnaryMultiCallable[_admin_pb2.SleepReplicaRequest, _admin_pb2.SleepReplicaResponse]  # type: ignore[assignment]
+    """Has a replica give its memory up, once it has nothing left: its requests end, go on elsewhere or after it woke, as the
+    mode says. It stays asleep, through a restart of its workers too, until it is woken. While all replicas are asleep
+    new requests are refused with SLEEPING. Asleep already, it gives up what a higher level does.
+    """
+    WakeReplica: _aio.UnaryUnaryMultiCallable[_admin_pb2.WakeReplicaRequest, _admin_pb2.WakeReplicaResponse]  # type: ignore[assignment]
+    """Has it take memory again, and requests once it has all of it and its weights are a model's. Idempotent."""
     ResetPrefixCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResetPrefixCacheRequest, _admin_pb2.ResetPrefixCacheResponse]  # type: ignore[assignment]
     """Forgets what prefix caches hold, on the device and in the swap pool. Blocks that sequences use stay, and are found
     afterwards too: once these have ended, or the replica is drained, another reset finds them.
@@ -160,6 +174,25 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.UndrainReplicaResponse, _abc.Awaitable[_admin_pb2.UndrainReplicaResponse]]:
         """Has it take requests again. Idempotent."""
+
+    @_abc_1.abstractmethod
+    def SleepReplica(
+        self,
+        request: _admin_pb2.SleepReplicaRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.SleepReplicaResponse, _abc.Awaitable[_admin_pb2.SleepReplicaResponse]]:
+        """Has a replica give its memory up, once it has nothing left: its requests end, go on elsewhere or after it woke, as the
+        mode says. It stays asleep, through a restart of its workers too, until it is woken. While all replicas are asleep
+        new requests are refused with SLEEPING. Asleep already, it gives up what a higher level does.
+        """
+
+    @_abc_1.abstractmethod
+    def WakeReplica(
+        self,
+        request: _admin_pb2.WakeReplicaRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.WakeReplicaResponse, _abc.Awaitable[_admin_pb2.WakeReplicaResponse]]:
+        """Has it take memory again, and requests once it has all of it and its weights are a model's. Idempotent."""
 
     @_abc_1.abstractmethod
     def ResetPrefixCache(

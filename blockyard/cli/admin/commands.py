@@ -15,8 +15,8 @@ import typer
 from rich.console import Console
 
 from blockyard.admin.v1 import admin_pb2
-from blockyard.cli.admin import tables
-from blockyard.cli.admin.link import DEFAULT_ADMIN_ADDRESS, AdminAddress, AsJson, admin_api, as_json
+from blockyard.cli.admin import memory, tables
+from blockyard.cli.admin.link import DEFAULT_ADMIN_ADDRESS, AdminAddress, AsJson, Replica, admin_api, as_json
 from blockyard.cli.connection import with_connection
 from blockyard.common.v1 import administration_pb2, status_pb2
 from blockyard.errors import BlockyardError, Reason
@@ -30,6 +30,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+for command in (memory.sleep, memory.wake):
+    app.command()(command)
+
 GATEWAY = "gateway"
 POLL_SECONDS = 0.1
 # Between two readings whose difference is a rate.
@@ -38,9 +41,6 @@ RATE_SECONDS = 0.5
 PROFILE_SECONDS = 150.0
 _PLAIN_WIDTH = 200
 
-Replica = Annotated[
-    str, typer.Argument(help="a replica's number, or its worker's address, name or incarnation; default: the only one")
-]
 Target = Annotated[str, typer.Argument(help=f"`{GATEWAY}` (the one that is asked), or a replica as `status` names it")]
 
 

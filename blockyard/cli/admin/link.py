@@ -30,6 +30,9 @@ AdminAddress = Annotated[
     str,
     typer.Option("--admin-address", help="the gateway's admin address, host:port", envvar="BLOCKYARD_ADMIN_ADDRESS"),
 ]
+Replica = Annotated[
+    str, typer.Argument(help="a replica's number, or its worker's address, name or incarnation; default: the only one")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="write JSON, as protobuf maps the answer")]
 T = TypeVar("T")
 

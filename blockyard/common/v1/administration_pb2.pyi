@@ -77,6 +77,30 @@ kernels it sees nothing: a step is one call of theirs.
 """
 Global___ProfileDetail: _TypeAlias = ProfileDetail  # noqa: Y015
 
+class _MemoryTag:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _MemoryTagEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MemoryTag.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MEMORY_TAG_UNSPECIFIED: _MemoryTag.ValueType  # 0
+    """Not known."""
+    MEMORY_TAG_WEIGHTS: _MemoryTag.ValueType  # 1
+    """The weights."""
+    MEMORY_TAG_KV_CACHE: _MemoryTag.ValueType  # 2
+    """The pools of blocks."""
+
+class MemoryTag(_MemoryTag, metaclass=_MemoryTagEnumTypeWrapper):
+    """Memory that can be given up."""
+
+MEMORY_TAG_UNSPECIFIED: MemoryTag.ValueType  # 0
+"""Not known."""
+MEMORY_TAG_WEIGHTS: MemoryTag.ValueType  # 1
+"""The weights."""
+MEMORY_TAG_KV_CACHE: MemoryTag.ValueType  # 2
+"""The pools of blocks."""
+Global___MemoryTag: _TypeAlias = MemoryTag  # noqa: Y015
+
 @_typing.final
 class ProfileOptions(_message.Message):
     """What to profile, and how much of it."""

@@ -125,30 +125,6 @@ LOAD_FORMAT_RANDOM: LoadFormat.ValueType  # 2
 """Made on the device from config.json, no files: the same numbers for the same tensor's name and shape, and no sense."""
 Global___LoadFormat: _TypeAlias = LoadFormat  # noqa: Y015
 
-class _MemoryTag:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _MemoryTagEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MemoryTag.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    MEMORY_TAG_UNSPECIFIED: _MemoryTag.ValueType  # 0
-    """Not known."""
-    MEMORY_TAG_WEIGHTS: _MemoryTag.ValueType  # 1
-    """The weights."""
-    MEMORY_TAG_KV_CACHE: _MemoryTag.ValueType  # 2
-    """The pools of blocks."""
-
-class MemoryTag(_MemoryTag, metaclass=_MemoryTagEnumTypeWrapper):
-    """Memory that can be given up."""
-
-MEMORY_TAG_UNSPECIFIED: MemoryTag.ValueType  # 0
-"""Not known."""
-MEMORY_TAG_WEIGHTS: MemoryTag.ValueType  # 1
-"""The weights."""
-MEMORY_TAG_KV_CACHE: MemoryTag.ValueType  # 2
-"""The pools of blocks."""
-Global___MemoryTag: _TypeAlias = MemoryTag  # noqa: Y015
-
 class _CollectivesKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -376,14 +352,14 @@ class SleepInfo(_message.Message):
     weights_are_stale: _builtins.bool
     """The weights are not those of any model as a whole."""
     @_builtins.property
-    def asleep(self) -> _containers.RepeatedScalarFieldContainer[Global___MemoryTag.ValueType]:
+    def asleep(self) -> _containers.RepeatedScalarFieldContainer[_administration_pb2.MemoryTag.ValueType]:
         """What is asleep."""
 
     def __init__(
         self,
         *,
         level: _builtins.int = ...,
-        asleep: _abc.Iterable[Global___MemoryTag.ValueType] | None = ...,
+        asleep: _abc.Iterable[_administration_pb2.MemoryTag.ValueType] | None = ...,
         weights_are_stale: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
@@ -1934,14 +1910,14 @@ class SleepRequest(_message.Message):
     level: _builtins.int
     """1: the weights are kept in the host's memory. 2: they are not kept."""
     @_builtins.property
-    def tags(self) -> _containers.RepeatedScalarFieldContainer[Global___MemoryTag.ValueType]:
+    def tags(self) -> _containers.RepeatedScalarFieldContainer[_administration_pb2.MemoryTag.ValueType]:
         """What to give up; empty: all."""
 
     def __init__(
         self,
         *,
         level: _builtins.int = ...,
-        tags: _abc.Iterable[Global___MemoryTag.ValueType] | None = ...,
+        tags: _abc.Iterable[_administration_pb2.MemoryTag.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -1985,13 +1961,13 @@ class WakeUpRequest(_message.Message):
 
     TAGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def tags(self) -> _containers.RepeatedScalarFieldContainer[Global___MemoryTag.ValueType]:
+    def tags(self) -> _containers.RepeatedScalarFieldContainer[_administration_pb2.MemoryTag.ValueType]:
         """What to take; empty: all that is asleep. A tag that is awake refuses the call."""
 
     def __init__(
         self,
         *,
-        tags: _abc.Iterable[Global___MemoryTag.ValueType] | None = ...,
+        tags: _abc.Iterable[_administration_pb2.MemoryTag.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -2012,13 +1988,13 @@ class WakeUpResponse(_message.Message):
     weights_are_stale: _builtins.bool
     """The weights have to be loaded anew before a step can be taken."""
     @_builtins.property
-    def asleep_tags(self) -> _containers.RepeatedScalarFieldContainer[Global___MemoryTag.ValueType]:
+    def asleep_tags(self) -> _containers.RepeatedScalarFieldContainer[_administration_pb2.MemoryTag.ValueType]:
         """What is asleep still."""
 
     def __init__(
         self,
         *,
-        asleep_tags: _abc.Iterable[Global___MemoryTag.ValueType] | None = ...,
+        asleep_tags: _abc.Iterable[_administration_pb2.MemoryTag.ValueType] | None = ...,
         weights_are_stale: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015

@@ -31,6 +31,8 @@ GATEWAY = "gateway"
 STATUS_TIMEOUT_SECONDS = 2.0
 # A worker has its own time for what it is asked; a profile starts torch's profiler, which loads libraries.
 CALL_TIMEOUT_SECONDS = 150.0
+# A replica may finish its requests first, or load its weights.
+OPERATION_TIMEOUT_SECONDS = 3600.0
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
@@ -121,13 +123,13 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     def _stub(self) -> Any:
         return admin_pb2_grpc.AdminServiceStub(self._link.channel())
 
-    async def _pass_on(self, method: str, request: Any) -> Any:
+    async def _pass_on(self, method: str, request: Any, seconds: float = CALL_TIMEOUT_SECONDS) -> Any:
         _note(method)
-        return await self._ask_scheduler(method, request)
+        return await self._ask_scheduler(method, request, seconds)
 
-    async def _ask_scheduler(self, method: str, request: Any) -> Any:
+    async def _ask_scheduler(self, method: str, request: Any, seconds: float = CALL_TIMEOUT_SECONDS) -> Any:
         try:
-            return await getattr(self._stub(), method)(request, timeout=CALL_TIMEOUT_SECONDS)
+            return await getattr(self._stub(), method)(request, timeout=seconds)
         except grpc.RpcError as error:
             raise _from_scheduler(error) from None
 
@@ -142,6 +144,18 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.UndrainReplicaResponse:
         """Lets a replica take requests again."""
         return await self._pass_on("UndrainReplica", request)
+
+    async def SleepReplica(  # type: ignore[override]
+        self, request: admin_pb2.SleepReplicaRequest, context: Any
+    ) -> admin_pb2.SleepReplicaResponse:
+        """Puts a replica to sleep."""
+        return await self._pass_on("SleepReplica", request, OPERATION_TIMEOUT_SECONDS)
+
+    async def WakeReplica(  # type: ignore[override]
+        self, request: admin_pb2.WakeReplicaRequest, context: Any
+    ) -> admin_pb2.WakeReplicaResponse:
+        """Wakes a replica."""
+        return await self._pass_on("WakeReplica", request, OPERATION_TIMEOUT_SECONDS)
 
     async def ResetPrefixCache(  # type: ignore[override]
         self, request: admin_pb2.ResetPrefixCacheRequest, context: Any

@@ -25,6 +25,7 @@ from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_service.core.values import SequenceError
 from tests.kit.fakes.fake_device import Answer, Device
 from tests.kit.fakes.fake_group import Digests, FakeGroup
+from tests.kit.fakes.fake_memory import FakeMemory
 from tests.kit.fakes.fake_operations import FakeOperations
 from tests.kit.fakes.worker_codec import decode_step, encode_result
 from tests.kit.oracles.model_worker import ModelWorker
@@ -64,7 +65,7 @@ def seed_of_payload(spec: GroupSpec) -> int:
     return sampling_pb2.SamplingParams.FromString(spec.payload or b"").seed
 
 
-class FakeWorker(FakeOperations, FakeGroup, worker_pb2_grpc.WorkerServiceServicer):
+class FakeWorker(FakeOperations, FakeMemory, FakeGroup, worker_pb2_grpc.WorkerServiceServicer):
     """A worker process, or what looks like one: `async with FakeWorker(options, address) as worker`."""
 
     def __init__(self, options: FakeWorkerOptions, address: str) -> None:
@@ -157,6 +158,7 @@ class FakeWorker(FakeOperations, FakeGroup, worker_pb2_grpc.WorkerServiceService
             weights_digest=self.options.weights_digest,
             parameter_bytes=1000,
             dtype=worker_pb2.DTYPE_FLOAT32,
+            weights_version=self.weights_version,
         )
 
     async def GetWorkerInfo(self, request: worker_pb2.GetWorkerInfoRequest, context: Any) -> Any:
@@ -176,6 +178,7 @@ class FakeWorker(FakeOperations, FakeGroup, worker_pb2_grpc.WorkerServiceService
             draining=self.is_draining,
             group=self.group,
             placement=worker_pb2.Placement(group=self.options.worker_group, index=self.options.worker_index),
+            sleep=self.sleep if loaded else None,
         )
 
     async def InitDevice(self, request: worker_pb2.InitDeviceRequest, context: Any) -> Any:
@@ -239,6 +242,8 @@ class FakeWorker(FakeOperations, FakeGroup, worker_pb2_grpc.WorkerServiceService
         finally:
             reader.cancel()
             stream.device.close()
+            if stream is self._streams[-1]:
+                self.state = status_pb2.WORKER_STATE_CACHE_READY
             if stream.unanswered:
                 self.break_group("the step stream ended")
 

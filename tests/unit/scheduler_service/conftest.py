@@ -59,6 +59,12 @@ class Operator:
     async def drain(self, replica: str) -> admin_pb2.DrainReplicaResponse:
         return await self.stub.DrainReplica(admin_pb2.DrainReplicaRequest(replica=replica))
 
+    async def sleep(self, replica: str = "", **fields: int) -> admin_pb2.SleepReplicaResponse:
+        return await self.stub.SleepReplica(admin_pb2.SleepReplicaRequest(replica=replica, **fields))  # type: ignore[arg-type]
+
+    async def wake(self, replica: str = "", **fields: object) -> admin_pb2.WakeReplicaResponse:
+        return await self.stub.WakeReplica(admin_pb2.WakeReplicaRequest(replica=replica, **fields))  # type: ignore[arg-type]
+
     async def undrain(self, replica: str) -> admin_pb2.UndrainReplicaResponse:
         return await self.stub.UndrainReplica(admin_pb2.UndrainReplicaRequest(replica=replica))
 

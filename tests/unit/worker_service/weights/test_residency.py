@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from safetensors.torch import load_file, save_file
 
+from blockyard.common.v1 import administration_pb2
 from blockyard.errors import Reason
 from blockyard.worker.v1 import worker_pb2 as pb
 from tests.unit.worker_service.driver import WorkerDriver, fails, new_sequence, running_worker
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PROMPT = [5, 6, 7, 8, 9, 10]
-WEIGHTS, KV_CACHE = pb.MEMORY_TAG_WEIGHTS, pb.MEMORY_TAG_KV_CACHE
+WEIGHTS, KV_CACHE = administration_pb2.MEMORY_TAG_WEIGHTS, administration_pb2.MEMORY_TAG_KV_CACHE
 
 
 async def generate(worker: WorkerDriver, epoch: int, num_tokens: int = 6) -> list[int]:

@@ -28,6 +28,8 @@ DEBUG, INFO = administration_pb2.LOG_LEVEL_DEBUG, administration_pb2.LOG_LEVEL_I
 PASSED_ON = {
     "DrainReplica": {"replica": "a"},
     "UndrainReplica": {"replica": "a"},
+    "SleepReplica": {"replica": "a", "level": 2},
+    "WakeReplica": {"replica": "a", "reload": True},
     "ResetPrefixCache": {"replica": "a"},
     "StartProfile": {"replica": "a", "options": administration_pb2.ProfileOptions(max_steps=3)},
     "DumpState": {"max_requests": 4},

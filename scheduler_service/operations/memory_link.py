@@ -1,0 +1,65 @@
+"""The calls that give a worker's memory up, take it again, and load its weights anew.
+
+Every failure leaves here as a BlockyardError that names the worker.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from blockyard.common.v1 import administration_pb2
+from blockyard.errors import BlockyardError
+from blockyard.worker.v1 import worker_pb2
+from scheduler_service.replicas.facts import MemoryTag
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable
+
+    from scheduler_service.replicas.rank import Rank
+
+# Pages of a terabyte are given up or copied in this.
+MEMORY_SECONDS = 600.0
+
+
+class MemoryUse(NamedTuple):
+    """Bytes that a worker gave up, and those that its process holds nevertheless."""
+
+    freed_bytes: int
+    used_bytes: int
+
+
+def encode_tags(tags: Iterable[MemoryTag]) -> list[administration_pb2.MemoryTag.ValueType]:
+    """Encodes tags, in the order of their numbers."""
+    wanted = frozenset(tags)
+    return [administration_pb2.MemoryTag.Value(f"MEMORY_TAG_{tag.value}") for tag in MemoryTag if tag in wanted]
+
+
+@contextmanager
+def _named(rank: Rank) -> Generator[None]:
+    try:
+        yield
+    except BlockyardError as error:
+        message = f"the worker at {rank.address}: {error.message}"
+        raise BlockyardError(error.reason, message, error.violations, error.retry_after_seconds) from None
+
+
+async def sleep(rank: Rank, level: int) -> MemoryUse:
+    """Has a worker give all its memory up."""
+    with _named(rank):
+        answer = await rank.link.call("Sleep", worker_pb2.SleepRequest(level=level), MEMORY_SECONDS)
+    return MemoryUse(answer.freed_bytes, answer.used_bytes)
+
+
+async def wake_up(rank: Rank, tags: Iterable[MemoryTag]) -> None:
+    """Has a worker take memory again."""
+    with _named(rank):
+        await rank.link.call("WakeUp", worker_pb2.WakeUpRequest(tags=encode_tags(tags)), MEMORY_SECONDS)
+
+
+async def reload(rank: Rank, model: str = "", revision: str = "", version: str = "") -> None:
+    """Has a worker load its weights anew, by default those that it was set up with."""
+    request = worker_pb2.ReloadWeightsRequest(model=model, revision=revision, version=version)
+    with _named(rank):
+        async for _ in rank.link.stream("ReloadWeights", request):
+            pass

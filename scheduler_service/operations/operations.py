@@ -1,0 +1,181 @@
+"""Puts replicas to sleep and wakes them: has a replica leave its requests, then asks its workers, all of them.
+
+Knows no messages. What a worker is in it says itself; here is only what was wanted of a replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from blockyard.telemetry import EventLogger
+from scheduler_service.operations import memory_link
+from scheduler_service.replicas.drain import Leaving
+from scheduler_service.replicas.facts import MemoryTag, WorkerState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Generator, Iterable
+    from typing import Any
+
+    from scheduler_service.operations.memory_link import MemoryUse
+    from scheduler_service.replicas.engine import Engine
+    from scheduler_service.replicas.rank import Rank
+    from scheduler_service.requests.dispatcher import Dispatcher
+    from scheduler_service.requests.registry import RequestRegistry
+
+log = EventLogger(__name__)
+
+LEVELS = (1, 2)
+# A worker sees that its step stream was cancelled within a step.
+STREAM_END_SECONDS = 30.0
+POLL_SECONDS = 0.01
+ASLEEP, STALE = "asleep", "awake, and its weights have to be loaded anew"
+T = TypeVar("T")
+
+
+class Mode(Enum):
+    """What becomes of the requests of a replica that is to have none."""
+
+    KEEP = Leaving.AT_ONCE
+    WAIT = Leaving.FINISHED
+    ABORT = "they fail"
+
+
+class Awake(NamedTuple):
+    """What is asleep still at any worker of a replica, and whether its weights have to be loaded anew."""
+
+    asleep: frozenset[MemoryTag]
+    is_stale: bool
+
+
+class Operations:
+    """One object for the scheduler's process."""
+
+    def __init__(self, dispatcher: Dispatcher, requests: RequestRegistry) -> None:
+        self._dispatcher = dispatcher
+        self._requests = requests
+        self._running: dict[Engine, str] = {}
+
+    async def sleep(self, engine: Engine, level: int, mode: Mode) -> list[MemoryUse]:
+        """Has a replica leave its requests and give its memory up; returns what each worker gave up, by rank.
+
+        Raises BlockyardError: FIELD_INVALID; WRONG_STATE while something else is done to the replica, or it is not set
+        up; what a worker says. Then the replica goes on.
+        """
+        if level not in LEVELS:
+            raise invalid([Violation("level", "must be 1 or 2")])
+        with self._alone(engine, "SleepReplica"), self.left(engine):
+            await self.leave(engine, mode, ASLEEP)
+            uses = await each(engine.replica.ranks, lambda rank: memory_link.sleep(rank, level))
+            engine.sleep_level = max(level, engine.sleep_level)
+        await engine.replica.look()
+        self._announce(engine, ASLEEP)
+        freed_bytes = sum(use.freed_bytes for use in uses)
+        log.info("a replica is asleep", replica_id=engine.replica_id, level=level, freed_bytes=freed_bytes)
+        return uses
+
+    async def wake(self, engine: Engine, tags: frozenset[MemoryTag], *, reload: bool) -> Awake:
+        """Has a replica take memory again, and requests if nothing is asleep and no weights are stale.
+
+        Weights come first, so that what is loaded anew has room.
+
+        Raises BlockyardError: FIELD_INVALID for a tag that is awake everywhere; WRONG_STATE while something else is
+        done to the replica; what a worker says. Then it stays asleep.
+        """
+        with self._alone(engine, "WakeReplica"):
+            awake = await look(engine)
+            if wrong := sorted(tag.name for tag in tags - awake.asleep):
+                raise invalid([Violation("tags", f"{', '.join(wrong)} is awake")])
+            due, ranks = tags or awake.asleep, engine.replica.ranks
+            await self._take(ranks, due & {MemoryTag.WEIGHTS})
+            if reload:
+                await look(engine)
+                stale = [rank for rank in ranks if rank.worker is not None and rank.worker.sleep.is_stale]
+                await each(stale, memory_link.reload)
+            await self._take(ranks, due & {MemoryTag.KV_CACHE})
+            awake = await look(engine)
+            if awake.asleep:
+                self._announce(engine, ASLEEP)
+            elif awake.is_stale:
+                self._announce(engine, STALE)
+            else:
+                self._end_rest(engine)
+            log.info("a replica is woken", replica_id=engine.replica_id, is_stale=awake.is_stale)
+            return awake
+
+    async def _take(self, ranks: Iterable[Rank], tags: frozenset[MemoryTag]) -> None:
+        """Has each worker take the memory of these tags that it has given up."""
+        due = [rank for rank in ranks if rank.worker is not None and rank.worker.sleep.asleep & tags]
+        await each(due, lambda rank: memory_link.wake_up(rank, tags))
+
+    # Requests.
+
+    @contextmanager
+    def _alone(self, engine: Engine, operation: str) -> Generator[None]:
+        """Allows one operation on a replica at a time."""
+        if running := self._running.get(engine):
+            raise BlockyardError(Reason.WRONG_STATE, f"{running} is running on replica {engine.replica_id}")
+        self._running[engine] = operation
+        try:
+            yield
+        finally:
+            del self._running[engine]
+
+    @contextmanager
+    def left(self, engine: Engine) -> Generator[None]:
+        """Lets a replica go on with requests if what it was to leave them for fails, unless it had none before."""
+        had_left = engine.drain.is_wanted
+        try:
+            yield
+        except BaseException:
+            if not had_left:
+                self._end_rest(engine)
+            raise
+
+    async def leave(self, engine: Engine, mode: Mode, message: str) -> None:
+        """Has a replica leave its requests, and waits until it has none and its workers' streams have ended."""
+        log.info("a replica leaves its requests", replica_id=engine.replica_id, mode=mode.name, reason=message)
+        if mode is Mode.ABORT:
+            error = BlockyardError(Reason.SLEEPING, f"the replica is to be {message}", retry_after_seconds=1.0)
+            self._dispatcher.fail_all(self._requests.find_of(engine), error)
+        leaving = mode.value if isinstance(mode.value, Leaving) else Leaving.AT_ONCE
+        engine.drain.begin(leaving, message)
+        self._dispatcher.on_readiness_changed(engine)
+        await engine.drain.wait_until_done()
+        async with asyncio.timeout(STREAM_END_SECONDS):
+            # What another process says of itself: there is no event to wait for.
+            while await self._is_running(engine):  # noqa: ASYNC110
+                await asyncio.sleep(POLL_SECONDS)
+
+    async def _is_running(self, engine: Engine) -> bool:
+        await engine.replica.look()
+        return any(rank.state is WorkerState.RUNNING for rank in engine.replica.ranks)
+
+    def _end_rest(self, engine: Engine) -> None:
+        engine.sleep_level = 0
+        engine.drain.end()
+        self._dispatcher.on_readiness_changed(engine)
+
+    def _announce(self, engine: Engine, message: str) -> None:
+        engine.drain.message = message
+        engine.set_not_ready(message)
+
+
+async def look(engine: Engine) -> Awake:
+    """Asks all workers of a replica what is asleep."""
+    await engine.replica.look()
+    infos = [rank.worker.sleep for rank in engine.replica.ranks if rank.worker is not None]
+    asleep = frozenset(tag for info in infos for tag in info.asleep)
+    return Awake(asleep, any(info.is_stale for info in infos))
+
+
+async def each(ranks: Iterable[Rank], work: Callable[[Rank], Coroutine[Any, Any, T]]) -> list[T]:
+    """Does something at all of these workers at once; raises what failed first, once all have answered."""
+    answers = await asyncio.gather(*map(work, ranks), return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return [answer for answer in answers if not isinstance(answer, BaseException)]
