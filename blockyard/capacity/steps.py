@@ -10,6 +10,7 @@ from blockyard.capacity.weights import ITEM_BYTES, layer_products
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from blockyard.capacity.limits import ProfileRequest
     from blockyard.capacity.weights import WeightFormat
     from blockyard.model_config.network import NetworkConfig
     from blockyard.model_config.share import Share
@@ -24,6 +25,9 @@ MAX_PROMPT_LOGITS = 1 << 22
 QUANTIZED_ROW_BYTES = 2 * 64 + FLOAT_BYTES
 # What they sort with, for each number of a row of logits and each thread.
 CPU_SCRATCH_BYTES = 25
+# What torch's ops sort at a time, and in how many copies.
+MAX_CHOSEN_LOGITS = 1 << 21
+SORTING_COPIES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,18 @@ def cpu_scratch(num_threads: int) -> SamplingScratch:
     return SamplingScratch(count, count)
 
 
+def torch_scratch() -> SamplingScratch:
+    """Returns what torch's ops take (`kernels.reference.sampling`), and about what kernels for GPUs do."""
+
+    def choose(num_rows: int, vocab_size: int) -> int:
+        return SORTING_COPIES * min(num_rows * vocab_size, max(MAX_CHOSEN_LOGITS, vocab_size)) * FLOAT_BYTES
+
+    def token_logprobs(num_rows: int, vocab_size: int) -> int:
+        return LOGITS_COPIES * num_rows * vocab_size * FLOAT_BYTES
+
+    return SamplingScratch(choose, token_logprobs)
+
+
 def max_prompt_rows(vocab_size: int) -> int:
     """Returns how many rows of prompts get their log probabilities at a time."""
     return max(1, min(MAX_PROMPT_ROWS, MAX_PROMPT_LOGITS // vocab_size))
@@ -93,3 +109,12 @@ def arena_bytes(network: NetworkConfig, share: Share, held: WeightFormat, max_ro
     rows = item * (numbers + 2 * network.head_dim)
     widest = max(product.in_features for product in layer_products(network, share))
     return max_rows * (rows + (widest + QUANTIZED_ROW_BYTES) * held.is_int8)
+
+
+def step_bytes(
+    network: NetworkConfig, share: Share, held: WeightFormat, request: ProfileRequest, scratch: SamplingScratch
+) -> int:
+    """Counts what the largest step takes that a request allows."""
+    size = StepSize.largest(request.max_num_batched_tokens, request.max_num_seqs, network.max_model_len)
+    max_rows = max(request.max_num_batched_tokens, request.max_num_seqs)
+    return arena_bytes(network, share, held, max_rows) + least_step_bytes(network, size, scratch)

@@ -7,7 +7,7 @@ import sys
 import typer
 
 import blockyard
-from blockyard.cli import bench, chat, connection, generate, keys, serve
+from blockyard.cli import bench, chat, connection, generate, keys, plan, serve
 from blockyard.cli.admin import commands as admin
 from blockyard.cli.top import command as top
 from blockyard.errors import TRANSPORT_ORIGIN, BlockyardError
@@ -27,6 +27,7 @@ app = typer.Typer(
 )
 app.callback()(connection.read_options)
 serve.register(app)
+plan.register(app)
 for command in (generate.generate, chat.chat, bench.bench, top.top):
     app.command()(connection.with_connection(command))
 app.add_typer(admin.app, name="admin")

@@ -22,7 +22,7 @@ from blockyard.settings import SettingsError, resolve, to_yaml
 from blockyard.telemetry import EventLogger, configure_logging
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from rich.status import Status
 
@@ -50,13 +50,7 @@ def serve(
     What dies is started again. Each option is a setting: it may stand in the file of --config too, or in the
     environment, where --max-num-seqs is BLOCKYARD_MAX_NUM_SEQS.
     """
-    given = {name: value for name, value in settings.items() if value is not None}
-    if model_or_folder and given.setdefault("model", model_or_folder) != model_or_folder:
-        raise typer.BadParameter(f"--model says {given['model']}", param_hint="MODEL")
-    try:
-        configuration = resolve(SystemConfiguration, {**given, "config": config})
-    except SettingsError as error:
-        raise typer.BadParameter(str(error)) from None
+    configuration = resolve_system(model_or_folder, config, settings)
     if print_config:
         typer.echo(to_yaml(configuration), nl=False)
         return
@@ -65,6 +59,17 @@ def serve(
     code = asyncio.run(_serve(configuration))
     if code:
         raise typer.Exit(code)
+
+
+def resolve_system(model_or_folder: str, config: str, settings: Mapping[str, Any]) -> SystemConfiguration:
+    """Makes a configuration of a command line's model, file and settings; raises typer.BadParameter."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    if model_or_folder and given.setdefault("model", model_or_folder) != model_or_folder:
+        raise typer.BadParameter(f"--model says {given['model']}", param_hint="MODEL")
+    try:
+        return resolve(SystemConfiguration, {**given, "config": config})
+    except SettingsError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 async def _serve(configuration: SystemConfiguration) -> int:

@@ -27,7 +27,6 @@ from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.configuration import (
     DeviceSettings,
     InternalSecuritySettings,
-    ParallelSettings,
     PublicSettings,
     SystemConfiguration,
     WorkerProcessSettings,
@@ -43,6 +42,8 @@ from blockyard.settings import ENVIRONMENT_PREFIX, SettingsError, settings_of, t
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from blockyard.parallel import ParallelSizes
 
 # A worker's settings, with or without those that it alone has.
 Settings = TypeVar("Settings", bound=WorkerProcessSettings)
@@ -243,7 +244,7 @@ def count_gpus(environment: Mapping[str, str]) -> int:
     return len(list(DEVICES.glob("nvidia[0-9]*")))
 
 
-def check_num_gpus(device: DeviceSettings, parallel: ParallelSettings) -> None:
+def check_num_gpus(device: DeviceSettings, parallel: ParallelSizes) -> None:
     """Raises SettingsError for a replica of more workers than this machine has GPUs: NCCL connects no two on one."""
     if uses_gpu(device) and 1 < parallel.world_size > (num_gpus := count_gpus(os.environ)):
         raise SettingsError(

@@ -294,6 +294,15 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
         "curl -N localhost:8000/v1/chat/completions -H 'Content-Type: application/json' "
         "-H 'Idempotency-Key: order-17' -d '{": AT_SERVICES,
     },
+    "docs/guides/plan.md": {
+        ".venv/bin/blockyard plan": By("tests/unit/blockyard/cli/test_plan_command.py::test_the_demo_model_fits"),
+        ".venv/bin/blockyard plan ./my-model --gpu h100 --tensor-parallel-size 2": By(
+            "tests/unit/blockyard/cli/test_plan_command.py::test_a_large_model_on_a_large_gpu"
+        ),
+        ".venv/bin/blockyard plan ./my-model --memory 24GiB --json": By(
+            "tests/unit/blockyard/cli/test_plan_command.py::test_replicas_share_a_memory"
+        ),
+    },
     "docs/guides/run.md": {
         "make setup": THIS,
         ".venv/bin/blockyard serve": AS_IT_STANDS,

@@ -1,0 +1,178 @@
+"""Plans a replica before anything starts: what each rank would hold, what would fit beside it, what would be refused.
+
+Asks in the order in which a worker and its scheduler would, by their own code: what it refuses, they refuse with the
+same words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from blockyard.capacity.devices import check_gpu_dtype, choose_device_type
+from blockyard.capacity.formats import check_quantization, weight_format
+from blockyard.capacity.limits import (
+    DEFAULT_BLOCK_SIZE,
+    DoesNotFit,
+    ProfileRequest,
+    choose_max_model_len,
+    max_useful_blocks,
+    wrong_profile_request,
+)
+from blockyard.capacity.memory import CPU_RESERVE_BYTES, CachePlan, Usage, fixed_plan, plan_cache
+from blockyard.capacity.steps import cpu_scratch, step_bytes, torch_scratch
+from blockyard.capacity.weights import ITEM_BYTES, check_room, weights_bytes
+from blockyard.errors import BlockyardError, invalid
+from blockyard.model_config.parallel_sizes import check_sizes, wrong_parallel
+from blockyard.model_config.share import Share
+from blockyard.parallel import Parallel, ParallelSizes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from blockyard.configuration import SystemConfiguration
+    from blockyard.errors import Violation
+    from blockyard.model_config.network import NetworkConfig
+
+# What a worker's process holds beside weights, blocks and steps: Python, torch and their libraries. Measured on a CPU
+# (x86-64, Linux, torch 2.11); on a GPU its libraries' handles are left to the reserve of the utilization.
+PROCESS_BYTES = {"cpu": 310 << 20, "cuda": 256 << 20}
+KEYS_AND_VALUES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What workers compute on: this machine, or one that is only named. Bytes are those of each device."""
+
+    name: str
+    total_bytes: int
+    available_bytes: int
+    num_devices: int
+    """GPUs; 0: the workers compute on processors, whose memory they share."""
+    capability: tuple[int, int] = (9, 0)
+    num_threads: int = 0
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether workers can compute on a GPU."""
+        return self.num_devices > 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPlan:
+    """What a replica would be: `ranks` are the first of each stage. Where there is a `refusal`, it would not start."""
+
+    sizes: ParallelSizes
+    ranks: tuple[CachePlan, ...]
+    max_model_len: int
+    max_num_seqs: int
+    refusal: str = ""
+
+    @property
+    def tightest(self) -> CachePlan:
+        """The rank with the fewest blocks: all have as many, since every step names the same ones to all."""
+        return min(self.ranks, key=lambda rank: rank.num_device_blocks)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the device's blocks hold; block 0 is scratch."""
+        return (self.tightest.num_device_blocks - 1) * self.tightest.block_size
+
+    def num_sequences(self, length: int) -> int:
+        """Returns how many sequences of so many tokens run at once."""
+        blocks = -(-length // self.tightest.block_size)
+        return min((self.tightest.num_device_blocks - 1) // blocks, self.max_num_seqs)
+
+
+def block_bytes(network: NetworkConfig, share: Share, block_size: int) -> int:
+    """Counts the bytes of a block at a rank, over all its layers."""
+    numbers = len(share.layers) * KEYS_AND_VALUES * len(share.kv_heads) * block_size * network.head_dim
+    return numbers * ITEM_BYTES[network.dtype_name]
+
+
+def plan_replica(
+    network: NetworkConfig, configuration: SystemConfiguration, hardware: Hardware, sizes: ParallelSizes
+) -> ReplicaPlan:
+    """Plans a replica of some size, one of those that the configuration asks for; `refusal` says why it cannot be."""
+    step = configuration.scheduler
+    planned = ReplicaPlan(sizes, (), 0, step.max_num_seqs)
+    try:
+        ranks = tuple(_plan_rank(network, configuration, hardware, rank) for rank in _differing_ranks(sizes))
+        planned = replace(planned, ranks=ranks)
+        least = planned.tightest
+        num_blocks = configuration.cache.num_device_blocks or least.num_device_blocks
+        length = choose_max_model_len(step.max_model_len, network.max_model_len, num_blocks, least.block_size)
+    except BlockyardError as error:
+        return replace(planned, refusal=error.message)
+    except DoesNotFit as error:
+        return replace(planned, refusal=str(error))
+    return replace(planned, max_model_len=length)
+
+
+def _differing_ranks(sizes: ParallelSizes) -> list[Parallel]:
+    """Lists the first rank of each stage: none of its stage has more."""
+    tensor, pipeline = sizes.tensor_parallel_size, sizes.pipeline_parallel_size
+    return [Parallel(tensor, pipeline, stage * tensor) for stage in range(pipeline)]
+
+
+def _plan_rank(
+    network: NetworkConfig, configuration: SystemConfiguration, hardware: Hardware, parallel: Parallel
+) -> CachePlan:
+    device, worker = configuration.device, configuration.worker
+    _refuse(wrong_parallel(parallel))
+    kind = choose_device_type(device.device, "auto", has_gpu=hardware.has_gpu)
+    if kind == "cuda":
+        check_gpu_dtype(network.dtype_name, hardware.name, hardware.capability)
+    check_sizes(network, parallel)
+    kernels = worker.gpu_kernels if kind == "cuda" else worker.cpu_kernels
+    check_quantization(device.quantization, network.dtype_name, kind, kernels)
+    share, held = Share.of(network, parallel), weight_format(kind, network.dtype_name, device.quantization, kernels)
+    num_bytes = weights_bytes(network, share, held)
+    check_room(num_bytes, hardware.available_bytes, network.dtype_name, device.quantization, kind)
+    num_sharing = _count_sharing(configuration, hardware, parallel, kind)
+    request = _profile_request(configuration, num_sharing)
+    _refuse(wrong_profile_request(request))
+    block_size = request.block_size or DEFAULT_BLOCK_SIZE[kind]
+    pool = {"block_size": block_size, "block_bytes": block_bytes(network, share, block_size)}
+    if worker.device_cache_gib:
+        cache_bytes = int(worker.device_cache_gib * 2**30)
+        swap_space_bytes = request.swap_space_bytes
+        return fixed_plan(hardware.total_bytes, **pool, cache_bytes=cache_bytes, swap_space_bytes=swap_space_bytes)
+    num_threads = worker.num_threads or hardware.num_threads
+    activation = step_bytes(
+        network, share, held, request, cpu_scratch(num_threads) if kind == "cpu" else torch_scratch()
+    )
+    other = PROCESS_BYTES[kind] + (CPU_RESERVE_BYTES if kind == "cpu" else 0)
+    # Those that share a device load before any has blocks.
+    available = max(0, hardware.available_bytes - num_sharing * (num_bytes + other))
+    return plan_cache(
+        Usage(hardware.total_bytes, available, num_bytes, activation, other),
+        **pool,
+        utilization=request.device_memory_utilization,
+        swap_space_bytes=request.swap_space_bytes,
+        host_shares_device=kind == "cpu",
+        max_useful_blocks=max_useful_blocks(request.max_num_seqs, network.max_model_len, block_size),
+    )
+
+
+def _profile_request(configuration: SystemConfiguration, num_sharing: int) -> ProfileRequest:
+    """Makes what the scheduler asks a worker, each of which gets its part of a device's memory."""
+    device, step = configuration.device, configuration.scheduler
+    return ProfileRequest(
+        block_size=configuration.cache.block_size,
+        device_memory_utilization=device.device_memory_utilization / num_sharing,
+        swap_space_bytes=int(device.swap_space_gib * 2**30),
+        max_num_batched_tokens=step.max_num_batched_tokens,
+        max_num_seqs=step.max_num_seqs,
+    )
+
+
+def _count_sharing(configuration: SystemConfiguration, hardware: Hardware, sizes: ParallelSizes, kind: str) -> int:
+    """Counts the workers on one device: those on processors share one memory."""
+    num_workers = configuration.replicas.data_parallel_size * sizes.world_size
+    return -(-num_workers // (hardware.num_devices if kind == "cuda" else 1))
+
+
+def _refuse(violations: Iterable[Violation]) -> None:
+    if found := list(violations):
+        raise invalid(found)

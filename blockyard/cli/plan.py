@@ -1,0 +1,215 @@
+"""`blockyard plan`: what a model would take and what would fit, before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from blockyard.capacity.replica_plan import plan_replica
+from blockyard.capacity.weights import count_elements
+from blockyard.cli import units
+from blockyard.cli.parameters import settings_parameters, with_parameters
+from blockyard.cli.serve import resolve_system
+from blockyard.configuration import CHOSEN_TOGETHER, SystemConfiguration
+from blockyard.errors import BlockyardError
+from blockyard.local.hardware import find_hardware
+from blockyard.local.local_system import check_num_gpus
+from blockyard.model_config.network import read_network
+from blockyard.model_config.parallel_sizes import legal_tensor_sizes
+from blockyard.model_files import resolve_model
+from blockyard.parallel import ParallelSizes
+from blockyard.settings import SettingsError
+
+if TYPE_CHECKING:
+    from blockyard.capacity.replica_plan import Hardware, ReplicaPlan
+    from blockyard.model_config.network import NetworkConfig
+
+LENGTHS = (1024, 4096, 16384, 65536)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command, with every setting of `serve` as an option."""
+    app.command()(with_parameters(plan, settings_parameters(SystemConfiguration, CHOSEN_TOGETHER)))
+
+
+def plan(
+    model_or_folder: Annotated[
+        str, typer.Argument(metavar="MODEL", help="folder or hub id, as --model; default: the demo model")
+    ] = "",
+    memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="memory instead of this machine's, as 24GiB; of each GPU, if any")
+    ] = "",
+    gpu: Annotated[str, typer.Option(metavar="NAME", help="a GPU instead of this machine's devices, as h100")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    config: Annotated[str, typer.Option(metavar="FILE", help="YAML file with settings", show_default=False)] = "",
+    **settings: Any,
+) -> None:
+    """Say what a model would take and what would fit, from its config.json alone; nothing is started.
+
+    Takes the settings of `blockyard serve`. Exits with 1 where they would be refused.
+    """
+    configuration = resolve_system(model_or_folder, config, settings)
+    try:
+        folder = resolve_model(configuration.model.model, configuration.model.revision, "config")
+        network = read_network(folder, configuration.device.dtype)
+    except BlockyardError as error:
+        _refuse(error.message, as_json=as_json)
+        return
+    hardware = find_hardware(configuration.device, memory, gpu)
+    is_here = not (memory or gpu)
+    sizes = _sizes(network, configuration)
+    plans = [_plan(network, configuration, hardware, each, is_here=is_here) for each in sizes]
+    asked = plans[sizes.index(_asked(configuration))]
+    report = Report(network, configuration.device.quantization, hardware, asked, plans)
+    if as_json:
+        typer.echo(json.dumps(report.describe(), indent=2))
+    else:
+        report.show(Console())
+    if report.asked.refusal:
+        raise typer.Exit(1)
+
+
+def _refuse(why: str, *, as_json: bool) -> None:
+    """Tells why nothing can be planned at all, and exits."""
+    typer.echo(json.dumps({"refusal": why}, indent=2) if as_json else f"would be refused: {why}")
+    raise typer.Exit(1)
+
+
+def _asked(configuration: SystemConfiguration) -> ParallelSizes:
+    parallel = configuration.parallel
+    return ParallelSizes(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
+
+
+def _plan(
+    network: NetworkConfig,
+    configuration: SystemConfiguration,
+    hardware: Hardware,
+    sizes: ParallelSizes,
+    *,
+    is_here: bool,
+) -> ReplicaPlan:
+    planned = plan_replica(network, configuration, hardware, sizes)
+    if not is_here or planned.refusal:
+        return planned
+    try:
+        check_num_gpus(configuration.device, sizes)
+    except SettingsError as error:
+        return dataclasses.replace(planned, refusal=str(error))
+    return planned
+
+
+def _sizes(network: NetworkConfig, configuration: SystemConfiguration) -> list[ParallelSizes]:
+    """Lists the sizes to compare: all tensor-parallel ones that the model allows, in the stages that are asked for."""
+    asked = _asked(configuration)
+    tensor = sorted({*legal_tensor_sizes(network), asked.tensor_parallel_size})
+    return [ParallelSizes(size, asked.pipeline_parallel_size) for size in tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Plans of one model on one kind of device: the one that was asked for, and those of other parallel sizes."""
+
+    network: NetworkConfig
+    quantization: str
+    hardware: Hardware
+    asked: ReplicaPlan
+    plans: list[ReplicaPlan]
+
+    @property
+    def lengths(self) -> list[int]:
+        """The lengths of sequences to tell of."""
+        longest = max(each.max_model_len for each in self.plans)
+        return [length for length in LENGTHS if length < longest] + ([longest] if longest else [])
+
+    def describe(self) -> dict[str, Any]:
+        """Describes all as JSON."""
+        return {
+            "model": {
+                "architecture": self.network.architecture,
+                "num_parameters": count_elements(self.network),
+                "dtype": self.network.dtype_name,
+                "quantization": self.quantization,
+                "max_model_len": self.network.max_model_len,
+            },
+            "device": {
+                "name": self.hardware.name,
+                "total_bytes": self.hardware.total_bytes,
+                "available_bytes": self.hardware.available_bytes,
+            },
+            "refusal": self.asked.refusal,
+            "plan": self._describe_plan(self.asked),
+            "parallel_sizes": [self._describe_plan(each) for each in self.plans],
+        }
+
+    def _describe_plan(self, planned: ReplicaPlan) -> dict[str, Any]:
+        told: dict[str, Any] = {**dataclasses.asdict(planned.sizes), "refusal": planned.refusal}
+        if not planned.ranks:
+            return told
+        least = planned.tightest
+        return {
+            **told,
+            "weights_bytes": [rank.usage.weights_bytes for rank in planned.ranks],
+            "step_bytes": least.usage.activation_bytes,
+            "other_bytes": least.usage.other_bytes,
+            "cache_bytes": least.cache_bytes,
+            "block_size": least.block_size,
+            "block_bytes": least.block_bytes,
+            "num_device_blocks": least.num_device_blocks,
+            "num_host_blocks": least.num_host_blocks,
+            "max_model_len": planned.max_model_len,
+            "num_tokens": planned.num_tokens,
+            "num_sequences": {str(length): planned.num_sequences(length) for length in self.lengths},
+        }
+
+    def show(self, console: Console) -> None:
+        """Prints all for a person."""
+        network, hardware = self.network, self.hardware
+        held = network.dtype_name + ("" if self.quantization == "none" else f", {self.quantization}")
+        billions = count_elements(network) / 1e9
+        free = units.size(hardware.available_bytes)
+        facts = Table.grid(padding=(0, 2))
+        facts.add_row("model", f"{network.architecture}, {billions:.2f} billion parameters, {held}")
+        facts.add_row("length", f"up to {network.max_model_len} tokens")
+        facts.add_row("device", f"{hardware.name}, {units.size(hardware.total_bytes)} ({free} free)")
+        if self.asked.ranks:
+            for name, text in _of_a_worker(self.asked).items():
+                facts.add_row(name, text)
+        console.print(facts)
+        console.print(self._compare())
+        if self.asked.refusal:
+            console.print(f"would be refused: {self.asked.refusal}", markup=False, highlight=False, soft_wrap=True)
+
+    def _compare(self) -> Table:
+        headings = ("tensor", "pipeline", "weights", "blocks", "tokens", *map(str, self.lengths))
+        table = Table(*headings, caption="right: how many sequences of so many tokens run at once")
+        for planned in self.plans:
+            sizes = str(planned.sizes.tensor_parallel_size), str(planned.sizes.pipeline_parallel_size)
+            if planned.refusal:
+                table.add_row(*sizes, "refused")
+                continue
+            least = planned.tightest
+            weights = units.size(max(rank.usage.weights_bytes for rank in planned.ranks))
+            fitting = [str(planned.num_sequences(length)) for length in self.lengths]
+            table.add_row(*sizes, weights, str(least.num_device_blocks), str(planned.num_tokens), *fitting)
+        return table
+
+
+def _of_a_worker(asked: ReplicaPlan) -> dict[str, str]:
+    least, usage = asked.tightest, asked.tightest.usage
+    weights = ", ".join(dict.fromkeys(units.size(rank.usage.weights_bytes) for rank in asked.ranks))
+    blocks = f"{least.num_device_blocks} device blocks and {least.num_host_blocks} host blocks"
+    a_token, a_block = units.size(least.block_bytes / least.block_size), units.size(least.block_bytes)
+    return {
+        "weights": f"{weights} at each worker",
+        "KV": f"{a_token} a token, {a_block} a block of {least.block_size} tokens",
+        "step": f"{units.size(usage.activation_bytes)} at most",
+        "process": f"{units.size(usage.other_bytes)} beside these",
+        "blocks": f"{units.size(least.cache_bytes)}: {blocks}",
+        "longest": f"{asked.max_model_len} tokens",
+    }
