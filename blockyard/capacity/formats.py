@@ -6,8 +6,11 @@ from blockyard.capacity.weights import WeightFormat
 from blockyard.model_config.fields import unusable
 
 PANEL_COLUMNS = 32
-# The dtypes of models whose weights may be held in so many bits, by the kind of device.
-QUANTIZED_DTYPES = {"int8": {"cpu": ("bfloat16", "float32")}}
+# The kinds of device that have kernels for weights of so few bits.
+QUANTIZED_DEVICES = {"int8": ("cpu", "cuda"), "fp8": ("cuda",)}
+# Words of four bytes; a scale and a sum, in float32 and as many bits.
+CPU_WORD_BYTES, CPU_SCALE_BYTES = 4, 8
+GPU_SCALE_BYTES = 4
 # Dtypes that the kernels for processors compute in; torch computes in others.
 CPU_DTYPES = ("float32", "bfloat16")
 
@@ -18,17 +21,20 @@ def check_quantization(quantization: str, dtype_name: str, device_type: str, ker
     Raises:
         BlockyardError: MODEL_NOT_LOADED.
     """
-    if quantization == "none":
+    devices = QUANTIZED_DEVICES.get(quantization, ())
+    is_known = device_type in devices and (device_type != "cpu" or dtype_name in CPU_DTYPES)
+    if quantization == "none" or (is_known and kernels != "reference"):
         return
-    known = QUANTIZED_DTYPES[quantization].get(device_type, ())
-    if dtype_name not in known or kernels == "reference":
-        raise unusable(
-            f"{quantization} needs the kernels for x86-64 processors, built (make setup), and a model in bfloat16 or "
-            f"float32; this is {dtype_name} on {device_type}, kernels: {kernels}"
-        )
+    on_processors = "the kernels for x86-64 processors, built (make setup), and a model in bfloat16 or float32, or "
+    raise unusable(
+        f"{quantization} needs {on_processors if 'cpu' in devices else ''}a GPU with our kernels; "
+        f"this is {dtype_name} on {device_type}, kernels: {kernels}"
+    )
 
 
-def weight_format(device_type: str, dtype_name: str, quantization: str, kernels: str) -> WeightFormat:
+def weight_format(
+    device_type: str, dtype_name: str, quantization: str, kernels: str, *, batch_invariant: bool = False
+) -> WeightFormat:
     """Chooses how weights are held.
 
     Args:
@@ -36,12 +42,17 @@ def weight_format(device_type: str, dtype_name: str, quantization: str, kernels:
         dtype_name: of the model.
         quantization: of the weights of products.
         kernels: those asked for on this kind of device.
+        batch_invariant: whether a GPU shall give a row the same bits in every step.
     """
+    is_quantized = quantization != "none"
     if device_type == "cuda":
-        return WeightFormat(holds_tables=kernels != "reference")
+        scale_bytes = GPU_SCALE_BYTES * is_quantized
+        holds_tables = kernels != "reference" and not is_quantized
+        return WeightFormat(scale_bytes=scale_bytes, keeps_leaves=batch_invariant, holds_tables=holds_tables)
     if kernels == "reference" or dtype_name not in CPU_DTYPES:
         # Few processors multiply half floats of 16 bits.
         return WeightFormat(is_wide=dtype_name not in CPU_DTYPES, widens_leaves=True, holds_tables=False)
-    is_int8 = quantization == "int8"
     columns = PANEL_COLUMNS // 2 if kernels == "avx2" else PANEL_COLUMNS
-    return WeightFormat(columns, is_int8=is_int8, holds_tables=not is_int8)
+    if not is_quantized:
+        return WeightFormat(columns)
+    return WeightFormat(columns, CPU_SCALE_BYTES, CPU_WORD_BYTES, holds_tables=False)

@@ -126,7 +126,9 @@ def _plan_rank(
     check_sizes(network, parallel)
     kernels = worker.gpu_kernels if kind == "cuda" else worker.cpu_kernels
     check_quantization(device.quantization, network.dtype_name, kind, kernels)
-    share, held = Share.of(network, parallel), weight_format(kind, network.dtype_name, device.quantization, kernels)
+    share = Share.of(network, parallel)
+    invariant = worker.batch_invariant
+    held = weight_format(kind, network.dtype_name, device.quantization, kernels, batch_invariant=invariant)
     num_bytes = weights_bytes(network, share, held)
     check_room(num_bytes, hardware.available_bytes, network.dtype_name, device.quantization, kind)
     num_sharing = _count_sharing(configuration, hardware, parallel, kind)

@@ -108,7 +108,7 @@ def arena_bytes(network: NetworkConfig, share: Share, held: WeightFormat, max_ro
     numbers = max(4 * hidden + max(projected, len(share.mlp)), 3 * hidden + projected + queries)
     rows = item * (numbers + 2 * network.head_dim)
     widest = max(product.in_features for product in layer_products(network, share))
-    return max_rows * (rows + (widest + QUANTIZED_ROW_BYTES) * held.is_int8)
+    return max_rows * (rows + (widest + QUANTIZED_ROW_BYTES) * held.is_quantized)
 
 
 def step_bytes(

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from blockyard.model_config.network import NetworkConfig
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-# The kernels for processors read weights of one byte in words of four, with a scale and a sum for each output and leaf.
-WORD_BYTES = 4
-SCALE_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +45,23 @@ class WeightFormat:
 
     panel_columns: int = 1
     """Outputs are filled up to a multiple; of a gated weight gates and ups are, to half of it each."""
-    is_int8: bool = False
+    scale_bytes: int = 0
+    """Beside numbers of one byte, for each output and leaf; 0: the weights are not quantized."""
+    word_bytes: int = 1
+    """What the rows of quantized weights are filled up to a multiple of."""
+    keeps_leaves: bool = True
+    """Whether leaves are quantized apart."""
     is_wide: bool = False
     """Whether all are held in float32."""
     widens_leaves: bool = False
     """Whether those of several leaves or ranks are."""
     holds_tables: bool = True
     """Whether an embedding can take rows of a weight, so that a tied table is held once."""
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether numbers take one byte."""
+        return self.scale_bytes > 0
 
     def held_bytes(self, product: Product, item_bytes: int) -> int:
         """Returns the bytes of a product's weight and bias in a dtype of so many bytes a number."""
@@ -64,9 +71,10 @@ class WeightFormat:
         multiple = max(1, self.panel_columns // sides)
         num_rows = sides * _up_to_multiple(product.num_rows // sides, multiple)
         bias_bytes = product.num_rows * item_bytes * product.has_bias
-        if self.is_int8:
+        if self.is_quantized:
+            leaves = product.leaves if self.keeps_leaves else 1
             return (
-                num_rows * (_up_to_multiple(product.in_features, WORD_BYTES) + product.leaves * SCALE_BYTES)
+                num_rows * (_up_to_multiple(product.in_features, self.word_bytes) + leaves * self.scale_bytes)
                 + bias_bytes
             )
         return num_rows * product.in_features * item_bytes + bias_bytes

@@ -54,11 +54,12 @@ async def worker_refusal(worker: WorkerDriver, folder: Path, settings: dict[str,
     place = pb.Parallel(
         tensor_parallel_size=sizes.tensor_parallel_size, pipeline_parallel_size=sizes.pipeline_parallel_size
     )
-    is_int8 = settings.get("quantization") == "int8"
+    quantizations = {"none": 0, "int8": pb.QUANTIZATION_INT8, "fp8": pb.QUANTIZATION_FP8}
+    quantization: Any = quantizations[settings.get("quantization", "none")]
     load = pb.LoadModelRequest(
         model=str(folder),
         format=pb.LOAD_FORMAT_RANDOM,
-        quantization=pb.QUANTIZATION_INT8 if is_int8 else pb.QUANTIZATION_UNSPECIFIED,
+        quantization=quantization,
     )
     profile = pb.DetermineNumAvailableBlocksRequest(
         device_memory_utilization=0.9,
@@ -91,6 +92,7 @@ async def worker_refusal(worker: WorkerDriver, folder: Path, settings: dict[str,
         ({}, {}, (3, 1), "must be a power of two, at most 8"),
         ({}, {}, (16, 2000), "must be from 1 to 1024"),
         ({}, {"quantization": "int8", "dtype": "float16"}, (1, 1), "int8 needs the kernels for x86-64 processors"),
+        ({}, {"quantization": "fp8"}, (1, 1), "fp8 needs a GPU with our kernels; this is float32 on cpu"),
         ({"vocab_size": 1 << 28}, {}, (1, 1), r"the weights take \d+\.\d GiB in float32, and"),
         ({"vocab_size": 1 << 28}, {"dtype": "bfloat16"}, (2, 1), r"the weights take \d+\.\d GiB in bfloat16, and"),
         ({}, {"block_size": 7}, (1, 1), "7 is none of 8, 16, 32"),

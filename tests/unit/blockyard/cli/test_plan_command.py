@@ -71,7 +71,7 @@ def test_stages_hold_what_they_hold(model: str, capsys: Captured) -> None:
             ["--gpu", "t4", "--dtype", "float16"],
             "the weights take 15.0 GiB in float16, and 14.5 GiB of memory are free",
         ),
-        (["--gpu", "h100", "--quantization", "int8"], "int8 needs the kernels for x86-64 processors"),
+        (["--memory", "64GiB", "--quantization", "fp8"], "fp8 needs a GPU with our kernels; this is bfloat16 on cpu"),
         (["--memory", "22GiB", "--max-model-len", "100000"], "--max-model-len 100000 is above the"),
         (["--memory", "64GiB", "--max-model-len", "200000"], "is above the 131072 tokens of the model"),
         (["--memory", "64GiB", "--block-size", "7"], "block_size: 7 is none of 8"),

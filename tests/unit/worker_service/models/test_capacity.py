@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from blockyard.capacity.formats import QUANTIZED_DTYPES, check_quantization, weight_format
+from blockyard.capacity.formats import QUANTIZED_DEVICES, check_quantization, weight_format
 from blockyard.capacity.limits import BLOCK_SIZES
 from blockyard.capacity.steps import SamplingScratch, arena_bytes, cpu_scratch
 from blockyard.capacity.weights import weights_bytes
@@ -87,6 +87,6 @@ def test_the_sizes_of_blocks_are_those_of_the_kernels() -> None:
 
 def test_every_quantization_says_where_it_is_possible() -> None:
     (choices,) = (each.choices for each in settings_of(SystemConfiguration) if each.name == "quantization")
-    assert {"none", *QUANTIZED_DTYPES} == set(choices)
+    assert {"none", *QUANTIZED_DEVICES} == set(choices)
     with pytest.raises(BlockyardError, match="int8 needs the kernels for x86-64 processors"):
         check_quantization("int8", "float16", "cpu", "auto")
