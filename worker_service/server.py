@@ -36,6 +36,8 @@ log = EventLogger(__name__)
 SERVICE_NAME = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
 # The rank of a group calls them at another.
 RENDEZVOUS_METHODS = tuple(f"/{SERVICE_NAME}/{method}" for method in ("SetRendezvousKey", "GetRendezvousKey"))
+# Trainers send weights to it, with a ticket of the scheduler's.
+UPDATE_METHOD = f"/{SERVICE_NAME}/UpdateWeights"
 # A step takes well under this; a load that runs is given up.
 STOP_SECONDS = 5.0
 # A scheduler that was told of the drain closes its stream within a step.
@@ -72,7 +74,9 @@ class Server:
         self._server = make_server(
             INTERNAL_MESSAGE_BYTES,
             [SERVICE_NAME],
-            gate=self._identity.gate("scheduler", dict.fromkeys(RENDEZVOUS_METHODS, "worker")),
+            gate=self._identity.gate(
+                "scheduler", {**dict.fromkeys(RENDEZVOUS_METHODS, "worker"), UPDATE_METHOD: "trainer"}
+            ),
             interceptors=[CallCounter(self.worker.metrics.registry.grpc_calls)],
         )
         certificates = {"internal": self._identity.files}

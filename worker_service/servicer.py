@@ -7,14 +7,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from blockyard.errors import BlockyardError, Reason
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.service import faults
 from blockyard.service.log_level import set_log_level
 from blockyard.telemetry import EventLogger
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from worker_service import codec, group_codec
 from worker_service.observe.step_spans import StepSpans
-from worker_service.weights.codec import decode_tags, encode_tags
+from worker_service.weights.codec import decode_head, decode_tags, encode_tags
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
@@ -224,6 +224,31 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         """Ends a profile and sends it in pieces."""
         for message in codec.encode_profile(await self._worker.stop_profile(self._worker_id)):
             yield message
+
+    async def BeginWeightUpdate(self, request: worker_pb2.BeginWeightUpdateRequest, context: Context) -> Any:
+        """Begins an update of the weights."""
+        heads = list(map(decode_head, request.tensors))
+        order = self._worker.residency.begin_update(request.version, request.ticket, heads)
+        return worker_pb2.BeginWeightUpdateResponse(order=order)
+
+    async def UpdateWeights(self, request_iterator: Any, context: Context) -> Any:
+        """Takes the bytes of an update."""
+        first = await anext(aiter(request_iterator), None)
+        if first is None:
+            raise invalid([Violation("ticket", "must be there")])
+
+        async def pieces() -> AsyncIterator[tuple[int, bytes]]:
+            yield first.tensor, first.data
+            async for message in request_iterator:
+                yield message.tensor, message.data
+
+        update = await self._worker.residency.receive_update(first.ticket, pieces())
+        return worker_pb2.UpdateWeightsResponse(num_tensors=update.num_tensors, num_bytes=update.num_bytes)
+
+    async def FinishWeightUpdate(self, request: worker_pb2.FinishWeightUpdateRequest, context: Context) -> Any:
+        """Ends an update."""
+        set_up = await self._worker.residency.finish_update(request.version)
+        return worker_pb2.FinishWeightUpdateResponse(updated=codec.encode_reloaded(set_up))
 
     async def SetLogLevel(self, request: worker_pb2.SetLogLevelRequest, context: Context) -> Any:
         """Changes what is logged."""

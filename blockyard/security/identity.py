@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
-ServiceName = Literal["gateway", "scheduler", "worker"]
+ServiceName = Literal["gateway", "scheduler", "worker", "trainer"]
 
 
 class InternalIdentity:

@@ -72,6 +72,8 @@ class DecoderModel:
         self._backend = backend
         self._embedding = embedding
         self._layers: Sequence[DecoderLayer] = layers
+        # Though its configuration ties them.
+        self.has_two_tables = False
         # The last stage's: its norm and its head.
         self._ending = ending
         num_heads, num_kv_heads = len(share.heads), len(share.kv_heads)
@@ -236,6 +238,7 @@ class _Builder:
         self._backend = backend
         self._files = files
         self._share = share
+        self._has_found_two = False
         # Tensors are another stage's: they count in the digest of the weights, and are not read.
         self._passes_over = False
 
@@ -251,7 +254,9 @@ class _Builder:
         self._passes_over = not share.is_last_stage
         final_norm = self._tensor("model.norm.weight", config.hidden_size)
         ending = (final_norm, head) if head is not None and share.is_last_stage else None
-        return DecoderModel(config, self._backend, embedding, layers, ending, share)
+        model = DecoderModel(config, self._backend, embedding, layers, ending, share)
+        model.has_two_tables = self._has_found_two
+        return model
 
     def _embedding_and_head(self) -> tuple[Tensor | PackedLinear | None, PackedLinear | None]:
         config, share = self._config, self._share
@@ -285,7 +290,8 @@ class _Builder:
         if not all(name in self._files for name in names):
             return False
         embedding, head = (self._files.read(name, shape) for name in names)
-        return not torch.equal(embedding, head)
+        self._has_found_two = not torch.equal(embedding, head)
+        return self._has_found_two
 
     def _layer(self, index: int) -> DecoderLayer:
         config, options, share = self._config, self._config.options, self._share

@@ -59,6 +59,8 @@ class LoadedModel:
     """Where the weights lie, as far as the backend packs them into arenas."""
     tensors: Mapping[str, tuple[int, ...]]
     """The shapes of the tensors that the weights are made of, by name, in the order in which they are read."""
+    arena_bytes: int
+    """Bytes of the arena that the weights take."""
     can_sleep: bool = True
     """Whether its memory can be given up."""
     version: str = ""
@@ -121,6 +123,7 @@ def load_model(
         parallel,
         arena,
         files.tensors,
+        arena.used_bytes,
         can_sleep or device.type == "cpu",
     )
 

@@ -111,7 +111,7 @@ class WeightFiles:
         self._note(name, entry, _map(entry, reads_ahead=False))
 
     def _note(self, name: str, entry: _Entry, tensor: Tensor) -> None:
-        self._digests[name] = _sample_digest(name, entry, tensor)
+        self._digests[name] = sample_digest(name, entry.shape, entry.stored_dtype, tensor)
         self._done_bytes += entry.num_bytes
         self._on_progress(self._done_bytes, self._total_bytes)
 
@@ -138,12 +138,18 @@ class WeightFiles:
         stored dtype and up to 64 KiB of bytes: all of them, or 64 pieces of 1 KiB at even distances.
         """
         self._on_progress(self._total_bytes, self._total_bytes)
-        return hashlib.sha256(b"".join(self._digests[name] for name in sorted(self._digests))).hexdigest()
+        return weights_digest(self._digests)
 
 
-def _sample_digest(name: str, entry: _Entry, tensor: Tensor) -> bytes:
+def weights_digest(digests: Mapping[str, bytes]) -> str:
+    """Hashes the digests of all tensors, in hex; see `WeightFiles.finish`."""
+    return hashlib.sha256(b"".join(digests[name] for name in sorted(digests))).hexdigest()
+
+
+def sample_digest(name: str, shape: Sequence[int], stored_dtype: str, tensor: Tensor) -> bytes:
+    """Hashes a tensor as it is stored; see `WeightFiles.finish`."""
     content = tensor.flatten().view(torch.uint8).numpy().data
-    digest = hashlib.sha256(f"{name} {list(entry.shape)} {entry.stored_dtype}\n".encode())
+    digest = hashlib.sha256(f"{name} {list(shape)} {stored_dtype}\n".encode())
     if content.nbytes <= SAMPLE_PIECES * PIECE_BYTES:
         digest.update(content)
     else:

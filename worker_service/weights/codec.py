@@ -8,6 +8,7 @@ from blockyard.common.v1 import administration_pb2
 from blockyard.errors import Violation, invalid
 from blockyard.worker.v1 import worker_pb2
 from worker_service.set_up import MemoryTag
+from worker_service.weights.update import TensorHead
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,6 +19,11 @@ TAGS = {
     administration_pb2.MEMORY_TAG_WEIGHTS: MemoryTag.WEIGHTS,
     administration_pb2.MEMORY_TAG_KV_CACHE: MemoryTag.KV_CACHE,
 }
+
+
+def decode_head(message: administration_pb2.TensorHead) -> TensorHead:
+    """Decodes a tensor's head."""
+    return TensorHead(message.name, message.dtype, tuple(message.shape), message.sha256)
 
 
 def decode_tags(numbers: Iterable[int]) -> frozenset[MemoryTag]:

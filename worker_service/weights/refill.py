@@ -14,8 +14,6 @@ from worker_service.models.decoder import Weights, build_decoder
 from worker_service.models.determinism import determinism_id
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from worker_service.models.loader import LoadedModel
     from worker_service.set_up import CacheFacts
     from worker_service.steps.step_executor import StepExecutor
@@ -23,11 +21,6 @@ if TYPE_CHECKING:
 
 class Source(Weights, Protocol):
     """Weights to be read."""
-
-    @property
-    def tensors(self) -> Mapping[str, tuple[int, ...]]:
-        """The shapes of those that were read or passed over, by name, in this order."""
-        ...
 
     def finish(self) -> str:
         """Returns the digest of all that was read, in hex."""
@@ -44,14 +37,13 @@ def refill(
             neither the old ones nor the new ones.
     """
     model, backend, arena = loaded.model, loaded.backend, loaded.arena
-    used_bytes = arena.used_bytes
     if not backend.packs_into_arenas:
         # Both at once may be more than there is room for.
         model.replace_weights(None)
     arena.rewind()
     built = build_decoder(loaded.config, backend, source, loaded.parallel, arena)
-    if source.tensors != loaded.tensors or arena.used_bytes != used_bytes:
-        raise unusable("these are other tensors than those of the model that was loaded")
+    if arena.used_bytes != loaded.arena_bytes:
+        raise unusable("the embedding and the output projection are tied in one of both weights, and not in the other")
     batch_invariant = cache.batch_invariant
     if not backend.packs_into_arenas:
         model.replace_weights(built)

@@ -5,6 +5,7 @@ Lives in the event loop; all work is the device thread's. Knows no messages.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -17,16 +18,18 @@ from worker_service.device import memory
 from worker_service.set_up import MemoryTag, State
 from worker_service.weights.refill import refill
 from worker_service.weights.source import open_source
+from worker_service.weights.update import MIN_TICKET_BYTES, WeightUpdate, order_heads, wrong_heads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from worker_service.models.loader import LoadedModel
-    from worker_service.set_up import SetUp, SleepState
+    from worker_service.set_up import CacheFacts, SetUp, SleepState
     from worker_service.steps.step_executor import StepExecutor
     from worker_service.weights.refill import Source
+    from worker_service.weights.update import TensorHead
 
 log = EventLogger(__name__)
 
@@ -64,6 +67,8 @@ class Residency:
         """`model_root`: the folder below which other weights may be; None: those of the loaded model alone."""
         self._owner = owner
         self._model_root = model_root
+        self.update: WeightUpdate | None = None
+        """The one that was begun last and is neither finished nor given up."""
 
     @property
     def _state(self) -> SleepState:
@@ -146,32 +151,114 @@ class Residency:
         is STALE, as it is meanwhile.
         """
         with self._owner.lifecycle("ReloadWeights", State.SLEEPING, State.STALE, State.CACHE_READY):
-            self.require_weights("ReloadWeights")
+            self._require_weights("ReloadWeights")
             loaded, source = self._parts()[0], self._owner.set_up.source
 
             def open_files() -> Source:
                 return open_source(loaded, source, (model, revision), self._model_root, on_progress)
 
             files = await self._owner.run(open_files)
+            self._forget_update()
             self._note(weights_are_stale=True)
-            await self.fill(files, version)
+            self._take(*await self._build(files, version))
             log.info("weights loaded anew", model=model or "as before", version=version)
             return self._owner.set_up
 
-    def require_weights(self, operation: str) -> None:
+    def _require_weights(self, operation: str) -> None:
         """Raises BlockyardError WRONG_STATE if the weights are asleep."""
         if MemoryTag.WEIGHTS in self._state.asleep:
             raise BlockyardError(
                 Reason.WRONG_STATE, f"the worker is SLEEPING, its weights too: wake them before {operation}"
             )
 
-    async def fill(self, source: Source, version: str) -> None:
-        """Fills the weights from a source, within a change of state; they are stale if that fails."""
+    # Live updates.
+
+    def begin_update(self, version: str, ticket: bytes, heads: Sequence[TensorHead]) -> list[int]:
+        """Begins an update, and returns the indices of the heads in the order in which their bytes are to come.
+
+        Raises BlockyardError FIELD_INVALID with all that is wrong, and has changed nothing then; or WRONG_STATE.
+        """
+        with self._owner.lifecycle("BeginWeightUpdate", State.CACHE_READY, State.STALE):
+            loaded = self._parts()[0]
+            wrong = wrong_heads(loaded, heads)
+            wrong += [] if version else [Violation("version", "must not be empty")]
+            wrong += (
+                [] if len(ticket) >= MIN_TICKET_BYTES else [Violation("ticket", f"{MIN_TICKET_BYTES} bytes at least")]
+            )
+            if wrong:
+                raise invalid(wrong)
+            order = order_heads(loaded, heads)
+            self._forget_update()
+            self.update = WeightUpdate(version, ticket, heads, order)
+            self._note(weights_are_stale=True)
+            log.info("an update begins", version=version, num_tensors=len(order))
+            return order
+
+    async def receive_update(self, ticket: bytes, pieces: AsyncIterator[tuple[int, bytes]]) -> WeightUpdate:
+        """Takes all bytes of the update that was begun: (index of the tensor, bytes); returns it.
+
+        Raises BlockyardError PERMISSION_DENIED, WRONG_STATE, or FIELD_INVALID where other bytes come than were named.
+        """
+        with self._owner.lifecycle("UpdateWeights", State.STALE):
+            update = self._require_update()
+            update.use(ticket)
+            building = asyncio.create_task(self._build(update, update.version))
+            feeding = asyncio.create_task(update.feed(pieces))
+            try:
+                await asyncio.wait({building, feeding}, return_when=asyncio.FIRST_EXCEPTION)
+                if not building.done() or building.exception() is None:
+                    feeding.result()
+                update.renewed = building.result()
+                return update
+            except BaseException as error:
+                feeding.cancel()
+                update.fail(error)
+                await asyncio.wait({building, feeding})
+                log.warning("an update broke off", version=update.version, reason=str(error))
+                raise
+            finally:
+                update.is_over.set()
+
+    async def finish_update(self, version: str) -> SetUp:
+        """Waits until all bytes of an update were taken, and makes it the weights.
+
+        Raises BlockyardError WRONG_STATE where it broke off, or there is none.
+        """
+        loaded = self._owner.set_up.loaded
+        if not self._state.weights_are_stale and loaded is not None and version and loaded.version == version:
+            return self._owner.set_up
+        update = self._require_update()
+        if update.version != version:
+            raise invalid([Violation("version", f"the update is to {update.version}")])
+        await update.is_over.wait()
+        with self._owner.lifecycle("FinishWeightUpdate", State.STALE):
+            update.require_whole()
+            assert update.renewed is not None
+            self._take(*update.renewed)
+            self.update = None
+            log.info("the weights are updated", version=version, num_bytes=update.num_bytes)
+            return self._owner.set_up
+
+    def _require_update(self) -> WeightUpdate:
+        if self.update is None:
+            raise BlockyardError(
+                Reason.WRONG_STATE, f"the worker is {self._owner.set_up.state.value}: no update was begun"
+            )
+        return self.update
+
+    def _forget_update(self) -> None:
+        if self.update is not None:
+            self.update.is_over.set()
+            self.update = None
+
+    async def _build(self, source: Source, version: str) -> tuple[LoadedModel, CacheFacts]:
         loaded, executor = self._parts()
         cache = self._owner.set_up.cache
         assert cache is not None
-        renewed, facts = await self._owner.run(lambda: refill(executor, loaded, cache, source, version))
-        self._owner.set_up = replace(self._owner.set_up, loaded=renewed, cache=facts)
+        return await self._owner.run(lambda: refill(executor, loaded, cache, source, version))
+
+    def _take(self, loaded: LoadedModel, cache: CacheFacts) -> None:
+        self._owner.set_up = replace(self._owner.set_up, loaded=loaded, cache=cache)
         self._note(weights_are_stale=False)
 
 

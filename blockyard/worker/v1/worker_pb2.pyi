@@ -2100,6 +2100,166 @@ class ReloadedWeights(_message.Message):
 Global___ReloadedWeights: _TypeAlias = ReloadedWeights  # noqa: Y015
 
 @_typing.final
+class BeginWeightUpdateRequest(_message.Message):
+    """Asks to begin an update."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    TENSORS_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    """The name that the weights get; not empty."""
+    ticket: _builtins.bytes
+    """What UpdateWeights must show: at least 16 random bytes."""
+    @_builtins.property
+    def tensors(self) -> _containers.RepeatedCompositeFieldContainer[_administration_pb2.TensorHead]:
+        """All tensors of the model. A head of the output projection may be there where the model ties it to the embedding, if
+        both have the same bytes.
+        """
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.str = ...,
+        tensors: _abc.Iterable[_administration_pb2.TensorHead] | None = ...,
+        ticket: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tensors", b"tensors", "ticket", b"ticket", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BeginWeightUpdateRequest: _TypeAlias = BeginWeightUpdateRequest  # noqa: Y015
+
+@_typing.final
+class BeginWeightUpdateResponse(_message.Message):
+    """The update has begun."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORDER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def order(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Indices of the heads, in the order in which their bytes are to come. The same for all ranks of a group."""
+
+    def __init__(
+        self,
+        *,
+        order: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["order", b"order"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BeginWeightUpdateResponse: _TypeAlias = BeginWeightUpdateResponse  # noqa: Y015
+
+@_typing.final
+class UpdateWeightsRequest(_message.Message):
+    """Bytes of a tensor."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENSOR_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    tensor: _builtins.int
+    """The index of its head."""
+    data: _builtins.bytes
+    """The next of its bytes, at most 8 MiB."""
+    ticket: _builtins.bytes
+    """In the first message: as BeginWeightUpdate was told."""
+    def __init__(
+        self,
+        *,
+        tensor: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+        ticket: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "tensor", b"tensor", "ticket", b"ticket"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateWeightsRequest: _TypeAlias = UpdateWeightsRequest  # noqa: Y015
+
+@_typing.final
+class UpdateWeightsResponse(_message.Message):
+    """All bytes were taken."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_TENSORS_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    num_tensors: _builtins.int
+    """Tensors."""
+    num_bytes: _builtins.int
+    """Their bytes."""
+    def __init__(
+        self,
+        *,
+        num_tensors: _builtins.int = ...,
+        num_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_bytes", b"num_bytes", "num_tensors", b"num_tensors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateWeightsResponse: _TypeAlias = UpdateWeightsResponse  # noqa: Y015
+
+@_typing.final
+class FinishWeightUpdateRequest(_message.Message):
+    """Asks to compute with what came."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    """As BeginWeightUpdate was told."""
+    def __init__(
+        self,
+        *,
+        version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FinishWeightUpdateRequest: _TypeAlias = FinishWeightUpdateRequest  # noqa: Y015
+
+@_typing.final
+class FinishWeightUpdateResponse(_message.Message):
+    """It does."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPDATED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def updated(self) -> Global___ReloadedWeights:
+        """The model, with its new weights, and the cache, with the id of its new results."""
+
+    def __init__(
+        self,
+        *,
+        updated: Global___ReloadedWeights | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["updated", b"updated"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["updated", b"updated"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FinishWeightUpdateResponse: _TypeAlias = FinishWeightUpdateResponse  # noqa: Y015
+
+@_typing.final
 class StartProfileRequest(_message.Message):
     """Asks for a profile."""
 

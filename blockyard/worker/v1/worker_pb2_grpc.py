@@ -127,6 +127,21 @@ class WorkerServiceStub(object):
                 request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.ReloadWeightsRequest.SerializeToString,
                 response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.ReloadWeightsResponse.FromString,
                 _registered_method=True)
+        self.BeginWeightUpdate = channel.unary_unary(
+                '/blockyard.worker.v1.WorkerService/BeginWeightUpdate',
+                request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.BeginWeightUpdateRequest.SerializeToString,
+                response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.BeginWeightUpdateResponse.FromString,
+                _registered_method=True)
+        self.UpdateWeights = channel.stream_unary(
+                '/blockyard.worker.v1.WorkerService/UpdateWeights',
+                request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.UpdateWeightsRequest.SerializeToString,
+                response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.UpdateWeightsResponse.FromString,
+                _registered_method=True)
+        self.FinishWeightUpdate = channel.unary_unary(
+                '/blockyard.worker.v1.WorkerService/FinishWeightUpdate',
+                request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.FinishWeightUpdateRequest.SerializeToString,
+                response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.FinishWeightUpdateResponse.FromString,
+                _registered_method=True)
         self.StartProfile = channel.unary_unary(
                 '/blockyard.worker.v1.WorkerService/StartProfile',
                 request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.StartProfileRequest.SerializeToString,
@@ -302,6 +317,31 @@ class WorkerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def BeginWeightUpdate(self, request, context):
+        """Begins to replace the weights by others of the same names and shapes, which are named here, all of them. Heads that
+        the model does not have are refused before anything is changed (FIELD_INVALID). An update that was begun before is
+        forgotten. CACHE_READY, STALE -> STALE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateWeights(self, request_iterator, context):
+        """Takes the bytes of the tensors, in the order that BeginWeightUpdate told. For trainers: with its ticket, once. What
+        breaks off or is not what was named leaves the worker STALE, until another update or ReloadWeights. STALE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FinishWeightUpdate(self, request, context):
+        """Waits until UpdateWeights has taken everything, and lets the worker compute with it. WRONG_STATE with the tensors
+        that are missing if it broke off. STALE -> CACHE_READY; a no-op where these are the weights already.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def StartProfile(self, request, context):
         """Begins to record what steps do, between two of them. A profile that ended and was not fetched is discarded; while one
         is recorded: WRONG_STATE. CACHE_READY, RUNNING.
@@ -432,6 +472,21 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.ReloadWeights,
                     request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.ReloadWeightsRequest.FromString,
                     response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.ReloadWeightsResponse.SerializeToString,
+            ),
+            'BeginWeightUpdate': grpc.unary_unary_rpc_method_handler(
+                    servicer.BeginWeightUpdate,
+                    request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.BeginWeightUpdateRequest.FromString,
+                    response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.BeginWeightUpdateResponse.SerializeToString,
+            ),
+            'UpdateWeights': grpc.stream_unary_rpc_method_handler(
+                    servicer.UpdateWeights,
+                    request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.UpdateWeightsRequest.FromString,
+                    response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.UpdateWeightsResponse.SerializeToString,
+            ),
+            'FinishWeightUpdate': grpc.unary_unary_rpc_method_handler(
+                    servicer.FinishWeightUpdate,
+                    request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.FinishWeightUpdateRequest.FromString,
+                    response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.FinishWeightUpdateResponse.SerializeToString,
             ),
             'StartProfile': grpc.unary_unary_rpc_method_handler(
                     servicer.StartProfile,
@@ -948,6 +1003,87 @@ class WorkerService(object):
             '/blockyard.worker.v1.WorkerService/ReloadWeights',
             blockyard_dot_worker_dot_v1_dot_worker__pb2.ReloadWeightsRequest.SerializeToString,
             blockyard_dot_worker_dot_v1_dot_worker__pb2.ReloadWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BeginWeightUpdate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.worker.v1.WorkerService/BeginWeightUpdate',
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.BeginWeightUpdateRequest.SerializeToString,
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.BeginWeightUpdateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateWeights(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/blockyard.worker.v1.WorkerService/UpdateWeights',
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.UpdateWeightsRequest.SerializeToString,
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.UpdateWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FinishWeightUpdate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.worker.v1.WorkerService/FinishWeightUpdate',
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.FinishWeightUpdateRequest.SerializeToString,
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.FinishWeightUpdateResponse.FromString,
             options,
             channel_credentials,
             insecure,

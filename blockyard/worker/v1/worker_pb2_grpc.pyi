@@ -98,6 +98,19 @@ class WorkerServiceStub:
     cannot be taken is refused before anything is changed (MODEL_NOT_LOADED); what fails later leaves the worker STALE.
     SLEEPING with the weights awake, STALE, CACHE_READY.
     """
+    BeginWeightUpdate: _grpc.UnaryUnaryMultiCallable[_worker_pb2.BeginWeightUpdateRequest, _worker_pb2.BeginWeightUpdateResponse]
+    """Begins to replace the weights by others of the same names and shapes, which are named here, all of them. Heads that
+    the model does not have are refused before anything is changed (FIELD_INVALID). An update that was begun before is
+    forgotten. CACHE_READY, STALE -> STALE.
+    """
+    UpdateWeights: _grpc.StreamUnaryMultiCallable[_worker_pb2.UpdateWeightsRequest, _worker_pb2.UpdateWeightsResponse]
+    """Takes the bytes of the tensors, in the order that BeginWeightUpdate told. For trainers: with its ticket, once. What
+    breaks off or is not what was named leaves the worker STALE, until another update or ReloadWeights. STALE.
+    """
+    FinishWeightUpdate: _grpc.UnaryUnaryMultiCallable[_worker_pb2.FinishWeightUpdateRequest, _worker_pb2.FinishWeightUpdateResponse]
+    """Waits until UpdateWeights has taken everything, and lets the worker compute with it. WRONG_STATE with the tensors
+    that are missing if it broke off. STALE -> CACHE_READY; a no-op where these are the weights already.
+    """
     StartProfile: _grpc.UnaryUnaryMultiCallable[_worker_pb2.StartProfileRequest, _worker_pb2.StartProfileResponse]
     """Begins to record what steps do, between two of them. A profile that ended and was not fetched is discarded; while one
     is recorded: WRONG_STATE. CACHE_READY, RUNNING.
@@ -184,6 +197,19 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """Loads the weights anew, from the model's folder or another one of the same sizes, telling its progress. A folder that
     cannot be taken is refused before anything is changed (MODEL_NOT_LOADED); what fails later leaves the worker STALE.
     SLEEPING with the weights awake, STALE, CACHE_READY.
+    """
+    BeginWeightUpdate: _aio.UnaryUnaryMultiCallable[_worker_pb2.BeginWeightUpdateRequest, _worker_pb2.BeginWeightUpdateResponse]  # type: ignore[assignment]
+    """Begins to replace the weights by others of the same names and shapes, which are named here, all of them. Heads that
+    the model does not have are refused before anything is changed (FIELD_INVALID). An update that was begun before is
+    forgotten. CACHE_READY, STALE -> STALE.
+    """
+    UpdateWeights: _aio.StreamUnaryMultiCallable[_worker_pb2.UpdateWeightsRequest, _worker_pb2.UpdateWeightsResponse]  # type: ignore[assignment]
+    """Takes the bytes of the tensors, in the order that BeginWeightUpdate told. For trainers: with its ticket, once. What
+    breaks off or is not what was named leaves the worker STALE, until another update or ReloadWeights. STALE.
+    """
+    FinishWeightUpdate: _aio.UnaryUnaryMultiCallable[_worker_pb2.FinishWeightUpdateRequest, _worker_pb2.FinishWeightUpdateResponse]  # type: ignore[assignment]
+    """Waits until UpdateWeights has taken everything, and lets the worker compute with it. WRONG_STATE with the tensors
+    that are missing if it broke off. STALE -> CACHE_READY; a no-op where these are the weights already.
     """
     StartProfile: _aio.UnaryUnaryMultiCallable[_worker_pb2.StartProfileRequest, _worker_pb2.StartProfileResponse]  # type: ignore[assignment]
     """Begins to record what steps do, between two of them. A profile that ended and was not fetched is discarded; while one
@@ -376,6 +402,37 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Loads the weights anew, from the model's folder or another one of the same sizes, telling its progress. A folder that
         cannot be taken is refused before anything is changed (MODEL_NOT_LOADED); what fails later leaves the worker STALE.
         SLEEPING with the weights awake, STALE, CACHE_READY.
+        """
+
+    @_abc_1.abstractmethod
+    def BeginWeightUpdate(
+        self,
+        request: _worker_pb2.BeginWeightUpdateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.BeginWeightUpdateResponse, _abc.Awaitable[_worker_pb2.BeginWeightUpdateResponse]]:
+        """Begins to replace the weights by others of the same names and shapes, which are named here, all of them. Heads that
+        the model does not have are refused before anything is changed (FIELD_INVALID). An update that was begun before is
+        forgotten. CACHE_READY, STALE -> STALE.
+        """
+
+    @_abc_1.abstractmethod
+    def UpdateWeights(
+        self,
+        request_iterator: _MaybeAsyncIterator[_worker_pb2.UpdateWeightsRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.UpdateWeightsResponse, _abc.Awaitable[_worker_pb2.UpdateWeightsResponse]]:
+        """Takes the bytes of the tensors, in the order that BeginWeightUpdate told. For trainers: with its ticket, once. What
+        breaks off or is not what was named leaves the worker STALE, until another update or ReloadWeights. STALE.
+        """
+
+    @_abc_1.abstractmethod
+    def FinishWeightUpdate(
+        self,
+        request: _worker_pb2.FinishWeightUpdateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.FinishWeightUpdateResponse, _abc.Awaitable[_worker_pb2.FinishWeightUpdateResponse]]:
+        """Waits until UpdateWeights has taken everything, and lets the worker compute with it. WRONG_STATE with the tensors
+        that are missing if it broke off. STALE -> CACHE_READY; a no-op where these are the weights already.
         """
 
     @_abc_1.abstractmethod

@@ -35,9 +35,13 @@ LEGAL = {
     "Sleep": {"CACHE_READY", "SLEEPING"},
     "WakeUp": {"SLEEPING", "STALE"},
     "ReloadWeights": {"CACHE_READY", "STALE"},
+    "BeginWeightUpdate": {"CACHE_READY", "STALE"},
+    # After BeginWeightUpdate: see weights/test_update.py.
+    "UpdateWeights": set[str](),
+    "FinishWeightUpdate": set[str](),
 }
 # After these a worker is in another state: of each state the first one is called.
-CHANGING = ("InitializeCache", "Sleep", "ReloadWeights", "WakeUp")
+CHANGING = ("InitializeCache", "Sleep", "ReloadWeights", "WakeUp", "BeginWeightUpdate")
 
 
 def state(info: pb.GetWorkerInfoResponse) -> str:
@@ -79,6 +83,9 @@ async def call(worker: WorkerDriver, name: str, model: Path) -> None:
         "Sleep": pb.SleepRequest(level=1),
         "WakeUp": pb.WakeUpRequest(),
         "ReloadWeights": pb.ReloadWeightsRequest(),
+        "BeginWeightUpdate": pb.BeginWeightUpdateRequest(version="2"),
+        "UpdateWeights": iter([pb.UpdateWeightsRequest()]),
+        "FinishWeightUpdate": pb.FinishWeightUpdateRequest(version="2"),
     }[name]
     if name == "ExecuteModel":
         stream = worker.stub.ExecuteModel()

@@ -1,0 +1,194 @@
+"""One update of the weights: which tensors are to come, in which order, and their bytes as they come.
+
+The event loop feeds whole tensors, a few ahead at most; the device thread reads them as it would a file's. Knows no
+messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import queue
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from blockyard.errors import BlockyardError, Reason, Violation
+from worker_service.models.weight_files import STORED_DTYPES, sample_digest, weights_digest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Sequence
+
+    from torch import Tensor
+
+    from worker_service.models.loader import LoadedModel
+    from worker_service.set_up import CacheFacts
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+MIN_TICKET_BYTES = 16
+MAX_VIOLATIONS = 20
+MAX_NAMES = 5
+# Tensors that wait for the device thread while the next one comes.
+NUM_STAGED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHead:
+    """A tensor without its numbers; `stored_dtype`: as safetensors names it."""
+
+    name: str
+    stored_dtype: str
+    shape: tuple[int, ...]
+    sha256: bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensor."""
+        return math.prod(self.shape) * STORED_DTYPES[self.stored_dtype].itemsize
+
+
+def order_heads(loaded: LoadedModel, heads: Sequence[TensorHead]) -> list[int]:
+    """Returns the indices of the heads in the order in which a model's tensors are read."""
+    places = {head.name: index for index, head in enumerate(heads)}
+    return [places[name] for name in _names(loaded)]
+
+
+def _names(loaded: LoadedModel) -> list[str]:
+    is_tied = loaded.config.options.tied_embeddings
+    return [name for name in loaded.tensors if not (is_tied and name == HEAD)]
+
+
+def wrong_heads(loaded: LoadedModel, heads: Sequence[TensorHead]) -> list[Violation]:
+    """Finds all that keeps these tensors from being a model's weights."""
+    if loaded.model.has_two_tables:
+        return [Violation("tensors", "this model holds two tables that its config.json ties: reload it from a folder")]
+    return list(_wrong_heads(loaded, heads))[:MAX_VIOLATIONS]
+
+
+def _wrong_heads(loaded: LoadedModel, heads: Sequence[TensorHead]) -> Iterator[Violation]:
+    names, found = _names(loaded), {head.name: head for head in heads}
+    if len(found) < len(heads):
+        yield Violation("tensors", "a name stands twice")
+    for name in names:
+        if name not in found:
+            yield Violation("tensors", f"{name} is missing")
+    for index, head in enumerate(heads):
+        field = f"tensors[{index}]"
+        if head.name == HEAD and HEAD not in names and EMBEDDING in found:
+            if head.sha256 != found[EMBEDDING].sha256:
+                yield Violation(field, f"{HEAD} differs from {EMBEDDING}, and the model ties them")
+            continue
+        if head.name not in names:
+            yield Violation(field, f"the model has no {head.name}")
+        elif head.shape != loaded.tensors[head.name]:
+            yield Violation(field, f"{head.name} has shape {list(head.shape)}, not {list(loaded.tensors[head.name])}")
+        if head.stored_dtype not in STORED_DTYPES:
+            yield Violation(field, f"{head.name} is {head.stored_dtype}: supported are {', '.join(STORED_DTYPES)}")
+        if len(head.sha256) != hashlib.sha256().digest_size:
+            yield Violation(field, f"{head.name} has no SHA-256")
+
+
+class WeightUpdate:
+    """The tensors of one update. Has what `WeightFiles` has for the device thread."""
+
+    def __init__(self, version: str, ticket: bytes, heads: Sequence[TensorHead], order: Sequence[int]) -> None:
+        self.version = version
+        self.num_bytes = 0
+        self.num_tensors = 0
+        # What the device thread made of it, once all has come.
+        self.renewed: tuple[LoadedModel, CacheFacts] | None = None
+        self.is_over = asyncio.Event()
+        self._ticket: bytes | None = ticket
+        self._heads, self._order = heads, order
+        self._wanted = {heads[index].name for index in order}
+        self._tensors: queue.SimpleQueue[tuple[TensorHead, bytearray] | Exception] = queue.SimpleQueue()
+        self._room = asyncio.Semaphore(NUM_STAGED)
+        self._loop = asyncio.get_running_loop()
+        self._digests: dict[str, bytes] = {}
+
+    @property
+    def is_used(self) -> bool:
+        """Whether its ticket was."""
+        return self._ticket is None
+
+    def use(self, ticket: bytes) -> None:
+        """Takes the ticket, which is good once; raises BlockyardError PERMISSION_DENIED for another one."""
+        if self._ticket is None or ticket != self._ticket:
+            raise BlockyardError(Reason.PERMISSION_DENIED, "this is not the ticket of the update, or it was used")
+        self._ticket = None
+
+    def require_whole(self) -> None:
+        """Raises BlockyardError WRONG_STATE with the tensors that have not come."""
+        if self.renewed is None:
+            missing = [self._heads[index].name for index in self._order[self.num_tensors :]]
+            some = ", ".join(missing[:MAX_NAMES]) + (", ..." if len(missing) > MAX_NAMES else "")
+            raise BlockyardError(
+                Reason.WRONG_STATE,
+                f"the update to {self.version} broke off: {len(missing)} tensors are missing ({some}); "
+                "update again, or load the weights anew",
+            )
+
+    # The event loop's side.
+
+    async def feed(self, pieces: AsyncIterator[tuple[int, bytes]]) -> None:
+        """Takes pieces of tensors until all have come; raises BlockyardError FIELD_INVALID for what is not in order."""
+        for index in self._order:
+            head, data = self._heads[index], bytearray()
+            await self._room.acquire()
+            while len(data) < head.num_bytes:
+                piece = await anext(pieces, None)
+                if piece is None:
+                    raise BlockyardError(Reason.FIELD_INVALID, f"the stream ended within {head.name}")
+                if piece[0] != index:
+                    raise BlockyardError(Reason.FIELD_INVALID, f"tensor {piece[0]} came where {head.name} is due")
+                data += piece[1]
+            if len(data) > head.num_bytes:
+                raise BlockyardError(Reason.FIELD_INVALID, f"{head.name} has more than {head.num_bytes} bytes")
+            if await asyncio.to_thread(_sha256, data) != head.sha256:
+                raise BlockyardError(Reason.FIELD_INVALID, f"{head.name} is damaged: its SHA-256 is another one")
+            self.num_bytes += len(data)
+            self.num_tensors += 1
+            self._tensors.put((head, data))
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the device thread's wait."""
+        self._tensors.put(BlockyardError(Reason.WRONG_STATE, f"the update broke off: {error}"))
+
+    # The device thread's side.
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._wanted
+
+    def read(self, name: str, shape: Sequence[int]) -> Tensor:
+        """Waits for the next tensor, and returns it as it came."""
+        found = self._tensors.get()
+        if isinstance(found, Exception):
+            raise found
+        self._loop.call_soon_threadsafe(self._room.release)
+        head, data = found
+        if head.name != name:
+            raise BlockyardError(Reason.BUG, f"{head.name} came where {name} is read")
+        tensor = _to_tensor(head, data)
+        self._digests[name] = sample_digest(name, head.shape, head.stored_dtype, tensor)
+        return tensor
+
+    def pass_over(self, name: str, shape: Sequence[int]) -> None:
+        """Takes note of a tensor that another stage reads."""
+        self.read(name, shape)
+
+    def finish(self) -> str:
+        """Returns the digest of the weights, which is that of a folder with the same tensors."""
+        return weights_digest(self._digests)
+
+
+def _sha256(data: bytearray) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def _to_tensor(head: TensorHead, data: bytearray) -> Tensor:
+    dtype = STORED_DTYPES[head.stored_dtype]
+    if not data:
+        return torch.empty(head.shape, dtype=dtype)
+    return torch.frombuffer(data, dtype=dtype).view(head.shape)
