@@ -9,6 +9,7 @@ import typer
 import blockyard
 from blockyard.cli import bench, chat, connection, generate, keys, plan, serve
 from blockyard.cli.admin import commands as admin
+from blockyard.cli.doctor import command as doctor
 from blockyard.cli.top import command as top
 from blockyard.errors import TRANSPORT_ORIGIN, BlockyardError
 from blockyard.local.supervisor import StartError
@@ -28,6 +29,7 @@ app = typer.Typer(
 app.callback()(connection.read_options)
 serve.register(app)
 plan.register(app)
+doctor.register(app)
 for command in (generate.generate, chat.chat, bench.bench, top.top):
     app.command()(connection.with_connection(command))
 app.add_typer(admin.app, name="admin")

@@ -295,6 +295,13 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
         "-H 'Idempotency-Key: order-17' -d '{": AT_SERVICES,
     },
     "docs/guides/plan.md": {
+        ".venv/bin/blockyard doctor": By("tests/unit/blockyard/cli/doctor/test_command.py::test_every_part_is_told"),
+        ".venv/bin/blockyard doctor --config blockyard.yaml --json": By(
+            "tests/unit/blockyard/cli/doctor/test_command.py::test_what_fails_is_told_as_json"
+        ),
+        ".venv/bin/blockyard doctor --scheduler-address …": By(
+            "tests/unit/blockyard/cli/doctor/test_command.py::test_what_fails_is_told_as_json"
+        ),
         ".venv/bin/blockyard plan": By("tests/unit/blockyard/cli/test_plan_command.py::test_the_demo_model_fits"),
         ".venv/bin/blockyard plan ./my-model --gpu h100 --tensor-parallel-size 2": By(
             "tests/unit/blockyard/cli/test_plan_command.py::test_a_large_model_on_a_large_gpu"

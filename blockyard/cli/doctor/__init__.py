@@ -1,0 +1,1 @@
+"""`blockyard doctor`: whether this machine is ready to serve."""

@@ -1,0 +1,113 @@
+"""Looks at this machine: memory, limits, clock, GPUs and the compilers that kernels need."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import resource
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from blockyard.capacity.memory import ControlGroups, read_host_memory, read_text
+from blockyard.cli import units
+from blockyard.cli.doctor.findings import bad, doubtful, good
+from blockyard.local.hardware import query_gpus
+from blockyard.local.local_system import uses_gpu
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from blockyard.cli.doctor.findings import Finding
+    from blockyard.configuration import SystemConfiguration
+
+LEAST_MEMORY_BYTES = 2 << 30
+# Files of a process beside its connections.
+OTHER_FILES = 256
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+# What adjtimex answers while nothing keeps the clock right, and room for what it fills in.
+CLOCK_ERROR, TIMEX_BYTES = 5, 512
+
+
+def look_at_machine(configuration: SystemConfiguration) -> Iterator[Finding]:
+    """Looks at what needs no other process."""
+    yield good("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    groups = ControlGroups()
+    yield look_at_memory(groups)
+    yield look_at_processors(groups)
+    yield look_at_huge_pages(read_text(HUGE_PAGES))
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    yield look_at_files(most, configuration.security.max_connections)
+    yield look_at_clock(_read_clock())
+    yield from look_at_gpus(configuration)
+
+
+def look_at_memory(groups: ControlGroups) -> Finding:
+    """Looks at what a process may take, in a container what its limit leaves."""
+    host = read_host_memory(groups)
+    limit = " (a control group's limit)" if groups.memory() else ""
+    text = f"{units.size(host.available_bytes)} free of {units.size(host.total_bytes)}{limit}"
+    if host.available_bytes < LEAST_MEMORY_BYTES:
+        return doubtful("memory", text, "free some, or raise the limit: `blockyard plan` says what a model takes")
+    return good("memory", text)
+
+
+def look_at_processors(groups: ControlGroups) -> Finding:
+    """Looks at how many processors there are, and how many of them may be used."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = groups.num_cpus()
+    if quota is not None and quota < usable:
+        return good("processors", f"{quota} of {usable}, by a control group's quota")
+    return good("processors", str(usable))
+
+
+def look_at_huge_pages(modes: str) -> Finding:
+    """Looks at whether the system gives large pages to who asks: `modes` are the choices, the one in use in []."""
+    if "[never]" not in modes:
+        return good("huge pages", "given to who asks" if modes else "not told by this system")
+    advice = f"echo madvise > {HUGE_PAGES}: a CPU's steps wait less for memory"
+    return doubtful("huge pages", "never given", advice)
+
+
+def look_at_files(most: int, max_connections: int) -> Finding:
+    """Looks at whether a process may open as many files as there may be connections."""
+    needed = max_connections + OTHER_FILES
+    text = "no limit" if most == resource.RLIM_INFINITY else f"{most} at once"
+    if most != resource.RLIM_INFINITY and most < needed:
+        advice = f"raise the hard limit (ulimit -Hn) to {needed}, or lower --max-connections"
+        return doubtful("open files", text, advice)
+    return good("open files", text)
+
+
+def _read_clock() -> int | None:
+    """Asks whether something keeps the clock right; None where the system does not say."""
+    try:
+        return ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(TIMEX_BYTES))
+    except (OSError, AttributeError):
+        return None
+
+
+def look_at_clock(state: int | None) -> Finding:
+    """Looks at the clock: certificates and keys end by it. `state`: what adjtimex answers."""
+    if state == CLOCK_ERROR:
+        return doubtful("clock", "nothing keeps it right", "run chrony or systemd-timesyncd, here or on the host")
+    return good("clock", "not told by this system" if state is None or state < 0 else "kept right")
+
+
+def look_at_gpus(configuration: SystemConfiguration) -> Iterator[Finding]:
+    """Looks at the GPUs, and whether the driver answers."""
+    found = query_gpus()
+    for number, gpu in enumerate(found):
+        capability = ".".join(map(str, gpu.capability))
+        text = f"{gpu.name}, {units.size(gpu.available_bytes)} free of {units.size(gpu.total_bytes)}"
+        yield good(f"GPU {number}", f"{text}, capability {capability}")
+    if not uses_gpu(configuration.device):
+        if not found:
+            yield good("GPU", "none: workers compute on the processors")
+        return
+    if not found:
+        advice = "install NVIDIA's driver, give the container its GPUs, or choose --device cpu"
+        yield bad("GPU", "nvidia-smi lists none", advice)
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        yield bad("C compiler", "none", "install gcc: Triton compiles the kernels' launchers with it")

@@ -1,0 +1,68 @@
+"""`blockyard doctor` as a whole: lines, JSON, exit status. Its look at kernels is a process of its own."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from blockyard.cli.doctor import kernels
+from tests.unit.blockyard.cli.invoking import run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+Captured = pytest.CaptureFixture[str]
+PORTS = ("--grpc-port=0", "--http-port=0", "--admin-port=0", "--device=cpu")
+ANSWER = {
+    "torch": "2.13",
+    "triton": False,
+    "devices": [{"device": "cpu", "name": "AVX2", "kernels": "cpu/avx2", "warnings": []}],
+}
+
+
+@pytest.fixture(autouse=True)
+def self_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives an answer in place of a worker's process: these tests need no torch."""
+    (tmp_path / "answering.py").write_text(f"print({json.dumps(json.dumps(ANSWER))})\n")
+    monkeypatch.setattr(kernels, "MODULE", "answering")
+    monkeypatch.setattr(kernels, "ROOT", tmp_path)
+
+
+def test_every_part_is_told(capsys: Captured) -> None:
+    assert run("doctor", *PORTS) == 0
+    out = capsys.readouterr().out
+    for subject in ("python", "memory", "huge pages", "clock", "torch", "kernels on cpu", "ports"):
+        assert subject in out
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def test_what_fails_is_told_as_json(tmp_path: Path, taken: int, capsys: Captured) -> None:
+    config = tmp_path / "blockyard.yaml"
+    config.write_text(f"http_port: {taken}\ngrpc_port: 0\nadmin_port: 0\ndevice: cpu\n")
+    nobody = [f"--scheduler-address=unix:{tmp_path}/s", f"--worker-address=unix:{tmp_path}/a+unix:{tmp_path}/b"]
+    assert run("doctor", f"--config={config}", "--json", *nobody) == 1
+    failed = {each["subject"]: each for each in json.loads(capsys.readouterr().out) if each["level"] == "fail"}
+    services = [f"scheduler unix:{tmp_path}/s", f"worker unix:{tmp_path}/a", f"worker unix:{tmp_path}/b"]
+    assert set(failed) == {"ports", *services}
+    assert str(taken) in failed["ports"]["text"]
+    assert all(each["advice"] for each in failed.values())
+
+
+def test_a_worker_that_cannot_start_is_told(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "answering.py").write_text("raise ImportError('no torch here')\n")
+    assert run("doctor", *PORTS) == 1
+    assert "no torch here" in capsys.readouterr().out
+
+
+def test_a_bad_setting_is_a_bad_command_line(capsys: Captured) -> None:
+    assert run("doctor", "--max-connections=none") == 2
+    assert "--max-connections" in capsys.readouterr().err
