@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from blockyard.lora.settings import LoraSettings
 from blockyard.parallel import ParallelSizes
 from blockyard.settings import option
 
@@ -370,6 +371,7 @@ class SystemConfiguration:
     load: LoadSettings = LoadSettings()
     device: DeviceSettings = DeviceSettings()
     cache: CacheSettings = CacheSettings()
+    lora: LoraSettings = LoraSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     gateway_process: GatewayProcessSettings = GatewayProcessSettings()
     scheduler_process: SchedulerProcessSettings = SchedulerProcessSettings()

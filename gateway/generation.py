@@ -138,7 +138,7 @@ class GenerationService:
         is_new = not any(position.num_tokens for position in positions.values()) and self._is_new(request)
         with request_log.beginning(), self._admission.beginning(is_new=is_new):
             self._facts()
-            prepared = await self._preparation.prepare(request, self._facts)
+            prepared = await self._preparation.prepare(request, self._facts, self._link.loras)
             submission = prepared.submission
             check_positions(positions, submission)
             if known := self._find(submission):
@@ -210,26 +210,29 @@ class GenerationService:
         return self._live.metrics
 
     def models(self) -> list[ModelCard]:
-        """Lists the models: one, or none before the scheduler has sent its facts."""
+        """Lists the model and its adapters; nothing before the scheduler has sent its facts."""
         facts = self._link.facts
         if facts is None:
             return []
-        return [
-            ModelCard(
-                name=self.model_name,
-                max_model_len=facts.max_model_len,
-                vocab_size=facts.vocab_size,
-                has_chat_template=self.tokenizer.has_chat_template,
-                determinism_id=facts.determinism_id,
-                batch_invariant=facts.batch_invariant,
-            )
-        ]
+        model = ModelCard(
+            name=self.model_name,
+            max_model_len=facts.max_model_len,
+            vocab_size=facts.vocab_size,
+            has_chat_template=self.tokenizer.has_chat_template,
+            determinism_id=facts.determinism_id,
+            batch_invariant=facts.batch_invariant,
+        )
+        return [model, *(replace(model, name=name, parent=model.name) for name in self._link.loras)]
 
     def resolve_model(self, name: str) -> None:
-        """Raises BlockyardError MODEL_NOT_FOUND unless the name is empty or the served model's."""
-        if name not in ("", self.model_name):
+        """Raises BlockyardError MODEL_NOT_FOUND unless the name is empty, the served model's or an adapter's."""
+        if not self.serves(name):
             description = f"{name!r} is not served; {self.model_name!r} is"
             raise invalid([Violation("model", description, Reason.MODEL_NOT_FOUND)])
+
+    def serves(self, name: str) -> bool:
+        """Whether requests may name this model; an empty name is the served one's."""
+        return name in ("", self.model_name) or name in self._link.loras
 
     def _facts(self) -> ModelFacts:
         """Returns the model's facts; raises BlockyardError NO_READY_WORKER while they are not known."""

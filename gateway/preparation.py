@@ -18,12 +18,12 @@ from gateway.request_warnings import with_clamped_length, with_tool_warning
 from gateway.validation import ModelLimits, complete, find_violations
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from blockyard.errors import Violation
     from gateway.observe.request_log import RequestLog
     from gateway.request import GenerationRequest
-    from gateway.scheduler_messages import ModelFacts, Submission
+    from gateway.scheduler_messages import Adapter, ModelFacts, Submission
     from gateway.text.encoding import Encoding
     from gateway.text.tokenizer import Tokenizer
 
@@ -81,18 +81,20 @@ class Preparation:
             max_tokens = 1
         return max(1, max_model_len - max_tokens)
 
-    async def prepare(self, request: GenerationRequest, facts: Callable[[], ModelFacts]) -> Prepared:
-        """Makes the submission of a request, which has its id.
+    async def prepare(
+        self, request: GenerationRequest, facts: Callable[[], ModelFacts], loras: Mapping[str, Adapter]
+    ) -> Prepared:
+        """Makes the submission of a request, which has its id, with the adapter that it names as its model, if it does.
 
         Raises BlockyardError: every violation at once, or what `facts` raises, which is asked when they are needed.
         """
         token_ids, wrong = await _result_or_violations(self.prompt_of(request, facts))
         bad_word_ids, wrong_words = await _result_or_violations(self._encoding.bad_words_of(request))
-        known = facts()
+        known, adapter = facts(), loras.get(request.model)
         # What the tokenizer has and the model has not can never be generated.
         bad_word_ids = tuple(ids for ids in bad_word_ids or () if max(ids, default=0) < known.vocab_size)
         limits = ModelLimits(
-            self._model_name,
+            adapter.name if adapter else self._model_name,
             known.vocab_size,
             known.max_model_len,
             self._tokenizer.end_token_ids,
@@ -115,7 +117,7 @@ class Preparation:
         )
         # An array, since it is kept as long as the request.
         name, prompt = wire_id(request.tenant, request.request_id), array("I", token_ids)
-        submission = replace(submission, request_id=name, prompt_token_ids=prompt)
+        submission = replace(submission, request_id=name, prompt_token_ids=prompt, lora=adapter)
         return Prepared(request, state_codec.with_state(submission, request))
 
     def make_state(
@@ -131,13 +133,12 @@ class Preparation:
         now = asyncio.get_running_loop().time()
         remaining = submission.remaining_seconds
         prompt_token_ids, sampling = submission.prompt_token_ids, submission.sampling
+        model = submission.lora.name if submission.lora else self._model_name
         texts = self._tokenizer.token_texts(skip_special_tokens=request.skip_special_tokens)
         return RequestState(
             submission,
             Origin(
-                Accepted(
-                    request.request_id, len(prompt_token_ids), sampling.seed or 0, self._model_name, request.warnings
-                ),
+                Accepted(request.request_id, len(prompt_token_ids), sampling.seed or 0, model, request.warnings),
                 arrived_at=now,
                 outlives_readers=request.on_disconnect is OnDisconnect.KEEP,
                 deadline_at=None if remaining is None else now + remaining,

@@ -231,3 +231,5 @@ class ModelCard:
     has_chat_template: bool
     determinism_id: str
     batch_invariant: bool
+    # Of an adapter: the model that it adapts.
+    parent: str = ""

@@ -58,6 +58,19 @@ class SchedulerReading(NamedTuple):
     replicas: tuple[ReplicaReading, ...]
 
 
+class Adapter(NamedTuple):
+    """An adapter of low rank that requests may name as their model, as the scheduler said it.
+
+    `lora_id` is never used again: under one name there may be another one later. `digest`: SHA-256 of its content, hex.
+    """
+
+    lora_id: int
+    name: str
+    path: str
+    digest: str
+    pinned: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Submission:
     """A validated request as the scheduler needs it. Every number of `sampling` is set; its bad words are token ids.
@@ -82,6 +95,7 @@ class Submission:
     gateway_state: bytes = b""
     body_digest: bytes = b""
     trace_context: TraceContext | None = None
+    lora: Adapter | None = None
 
 
 class SequenceRecord(NamedTuple):
@@ -229,3 +243,4 @@ class Progress:
     logprobs: Sequence[tuple[int, Candidates]] = ()
     prompt_logprobs: Sequence[PromptPiece] = ()
     resumed: Sequence[Resumed] = ()
+    loras: tuple[Adapter, ...] | None = None

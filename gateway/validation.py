@@ -55,7 +55,10 @@ _NEUTRAL = {
 
 
 class ModelLimits(NamedTuple):
-    """The limits of a model. `max_num_seqs`: sequences or beams that run at once; 0: not known."""
+    """The limits of a model. `max_num_seqs`: sequences or beams that run at once; 0: not known.
+
+    `name`: the model's own, or that of the adapter that the request names.
+    """
 
     name: str
     vocab_size: int

@@ -123,6 +123,21 @@ INEXACT = counter(
     "blockyard_inexact_recoveries_total",
     "Recoveries from the loss of a worker after which an answer need not be, bit for bit, what it would have been.",
 )
+LORAS = gauge(
+    "blockyard_lora_adapters",
+    "Adapters at a replica: `loaded` into the host's cache, or `resident` in a slot of the device too.",
+    "replica",
+    "state",
+)
+LORA_LOAD_SECONDS = histogram(
+    "blockyard_lora_load_seconds", "Loads of an adapter at all workers of a replica.", geometric(0.001, 100)
+)
+LORA_PASSED_SECONDS = counter(
+    "blockyard_lora_passed_seconds_total",
+    "Time that an adapter waited for a slot while requests without it began.",
+    "replica",
+    "adapter",
+)
 
 CATALOGUE = (
     REQUESTS,
@@ -154,4 +169,7 @@ CATALOGUE = (
     LEFT_ASIDE,
     READY_REPLICAS,
     GATEWAYS,
+    LORAS,
+    LORA_LOAD_SECONDS,
+    LORA_PASSED_SECONDS,
 )

@@ -21,6 +21,7 @@ from blockyard.configuration import (
     SchedulerSettings,
     TracingSettings,
 )
+from blockyard.lora.settings import LoraSettings
 from blockyard.settings import option
 
 
@@ -54,6 +55,7 @@ class SchedulerConfiguration:
     device: DeviceSettings = DeviceSettings()
     parallel: ParallelSettings = ParallelSettings()
     cache: CacheSettings = CacheSettings()
+    lora: LoraSettings = LoraSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     service: ServiceSettings = ServiceSettings()
     resume: ResumeSettings = ResumeSettings()

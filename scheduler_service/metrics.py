@@ -49,6 +49,7 @@ class SchedulerMetrics:
         self._recoveries = registry.counter(catalogue.RECOVERIES, (catalogue.WORKER,), (catalogue.SCHEDULER,))
         self._recomputed = registry.counter(catalogue.RECOMPUTED, (catalogue.WORKER,), (catalogue.SCHEDULER,))
         self._inexact = registry.counter(catalogue.INEXACT)
+        self._lora_loads = registry.histogram(catalogue.LORA_LOAD_SECONDS)
 
     # As it happens.
 
@@ -75,6 +76,10 @@ class SchedulerMetrics:
         self._recomputed.add(catalogue.WORKER, count=recovery.num_replayed_tokens)
         if not recovery.exact:
             self._inexact.add()
+
+    def on_lora_loaded(self, seconds: float) -> None:
+        """Measures the load of an adapter."""
+        self._lora_loads.observe(seconds)
 
     def on_taken_over(self, group: Group) -> None:
         """Counts a request that goes on after the loss of the scheduler before this one."""
@@ -166,6 +171,16 @@ def _moved_blocks(engine: Engine, stats: SchedulerStats) -> Labelled:
     }
 
 
+def _loras(engine: Engine, stats: SchedulerStats) -> Labelled:
+    resident = engine.scheduler.lora_slots.resident_ids if engine.scheduler else ()
+    return {("loaded",): len(engine.loras.loaded), ("resident",): len(resident)}
+
+
+def _lora_passed_seconds(engine: Engine, stats: SchedulerStats) -> Labelled:
+    passed = engine.scheduler.lora_slots.passed_seconds if engine.scheduler else {}
+    return {(name,): seconds for name, seconds in list(passed.items())}
+
+
 _OF_REPLICAS: Mapping[Metric, Callable[[Engine, SchedulerStats], Labelled]] = {
     catalogue.SEQUENCES: _sequences,
     catalogue.BLOCKS: _blocks,
@@ -178,5 +193,7 @@ _OF_REPLICAS: Mapping[Metric, Callable[[Engine, SchedulerStats], Labelled]] = {
     catalogue.MOVED_BLOCKS: _moved_blocks,
     catalogue.STALLS: lambda engine, stats: {(): stats.num_stalls_total},
     catalogue.STEPS: lambda engine, stats: {(): engine.step_loop.step_log.num_steps},
+    catalogue.LORAS: _loras,
+    catalogue.LORA_PASSED_SECONDS: _lora_passed_seconds,
     catalogue.STEPS_IN_FLIGHT: lambda engine, stats: {(): stats.num_steps_in_flight},
 }

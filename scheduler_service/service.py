@@ -20,6 +20,7 @@ from scheduler_service.replicas.steps.step_meter import StepMeter
 from scheduler_service.replicas.worker_link import WorkerLink
 from scheduler_service.requests.admission import Admission
 from scheduler_service.requests.dispatcher import Dispatcher
+from scheduler_service.requests.loras import Loras
 from scheduler_service.requests.registry import RequestRegistry
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class SchedulerService:
         self.backlog = Backlog(order.policy, order.aging_seconds, limits)
         self.metrics = SchedulerMetrics()
         self.dispatcher = Dispatcher(self.requests, self.backlog, self.metrics, clock)
+        self.loras = Loras(configuration.lora, self.requests, self.dispatcher)
         self.admission = Admission(configuration, self.requests, self.backlog, self.dispatcher, self.metrics, clock)
         self.operations = Operations(self.dispatcher, self.requests)
         self.metrics.watch(
@@ -93,6 +95,8 @@ class SchedulerService:
                 self._tasks = tasks
                 tasks.create_task(self.admission.keep_time())
                 tasks.create_task(self._fleet.run())
+                tasks.create_task(self.loras.load_modules())
+                tasks.create_task(self.loras.keep_time())
         except BaseExceptionGroup as errors:
             # One is enough to end it, and says more by itself.
             raise errors.exceptions[0] from None
@@ -138,6 +142,8 @@ class SchedulerService:
             self._clock,
         )
         self._num_replicas += 1
+        self.loras.attach(engine)
+        engine.loras.on_loaded = self.metrics.on_lora_loaded
         self.dispatcher.add_engine(engine)
         self._running[engine] = self._tasks.create_task(engine.run())
 

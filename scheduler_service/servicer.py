@@ -35,7 +35,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         first = await anext(requests, None)
         if first is None or not first.hello.gateway_id:
             raise invalid([Violation("hello.gateway_id", "must be in the first message")])
+        # Before it is told which adapters there are.
+        self._service.loras.take_over(map(codec.decode_adapter, first.hello.loras))
         outbox = self._admission.attach(first.hello.gateway_id)
+        outbox.put_state(loras=self._service.loras.registry.named)
         reader = asyncio.create_task(self._read(outbox, first, requests))
         try:
             while outgoing := await outbox.take():
@@ -66,7 +69,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         for add in message.add:
             handle = add.handle
             try:
-                self._admission.add(outbox, codec.decode_add(add, outbox.owner))
+                addition = codec.decode_add(add, outbox.owner)
+                self._service.loras.keep(addition.adapter)
+                self._admission.add(outbox, addition)
             except BlockyardError as error:
                 self._admission.refuse(outbox, add.request_id, handle, error)
         for abort in message.abort:

@@ -7,7 +7,7 @@ import sys
 import typer
 
 import blockyard
-from blockyard.cli import bench, chat, connection, generate, keys, plan, serve
+from blockyard.cli import bench, chat, connection, generate, keys, lora, plan, serve
 from blockyard.cli.admin import commands as admin
 from blockyard.cli.doctor import command as doctor
 from blockyard.cli.top import command as top
@@ -34,6 +34,7 @@ for command in (generate.generate, chat.chat, bench.bench, top.top):
     app.command()(connection.with_connection(command))
 app.add_typer(admin.app, name="admin")
 app.add_typer(keys.app, name="keys")
+app.add_typer(lora.app, name="lora")
 
 
 @app.command()

@@ -234,6 +234,7 @@ def to_models(response: inference_pb2.ListModelsResponse) -> list[Model]:
             model.has_chat_template,
             model.determinism_id,
             model.batch_invariant,
+            model.parent,
         )
         for model in response.models
     ]

@@ -41,7 +41,7 @@ class GenerationOptions(TypedDict, total=False):
     """A name of your choice, for `cancel`, `resume` and the logs; at most 128 of [A-Za-z0-9._:-]. The same request,
     sent again under its name while it runs or soon after, has the same answer. [made by the client]"""
     model: str
-    """A name from `list_models`. [the only model]"""
+    """A name from `list_models`: the model's, or an adapter's. [the model]"""
     n: int
     """How many continuations, 1 to 64. [1]"""
     max_tokens: int
@@ -270,7 +270,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that is served."""
+    """A model that is served, or an adapter of the model `parent`."""
 
     name: str
     max_model_len: int
@@ -278,6 +278,7 @@ class Model:
     has_chat_template: bool
     determinism_id: str
     batch_invariant: bool
+    parent: str = ""
 
 
 @dataclass(slots=True)

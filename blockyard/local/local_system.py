@@ -134,6 +134,7 @@ class LocalSystem:
             device,
             configuration.parallel,
             configuration.cache,
+            configuration.lora,
             configuration.scheduler,
             configuration.scheduler_process,
         )

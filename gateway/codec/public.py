@@ -274,4 +274,5 @@ def encode_model(card: ModelCard) -> inference_pb2.Model:
         has_chat_template=card.has_chat_template,
         determinism_id=card.determinism_id,
         batch_invariant=card.batch_invariant,
+        parent=card.parent,
     )

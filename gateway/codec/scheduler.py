@@ -24,6 +24,7 @@ from gateway.codec.sampling import (
 from gateway.scheduler_messages import (
     Abort,
     Acceptance,
+    Adapter,
     Ending,
     Failure,
     ModelFacts,
@@ -65,6 +66,7 @@ def encode_submission(submission: Submission) -> scheduler_pb2.AddRequest:
         gateway_state=submission.gateway_state,
         body_digest=submission.body_digest,
         trace_context=encode_trace_context(submission.trace_context),
+        lora=encode_lora(submission.lora) if submission.lora else None,
     )
 
 
@@ -86,7 +88,17 @@ def decode_submission(message: scheduler_pb2.AddRequest) -> Submission:
         gateway_state=message.gateway_state,
         body_digest=message.body_digest,
         trace_context=decode_trace_context(message.trace_context),
+        lora=_decode_lora(message.lora) if message.HasField("lora") else None,
     )
+
+
+def encode_lora(adapter: Adapter) -> scheduler_pb2.LoraAdapter:
+    """Writes an adapter as the scheduler said it."""
+    return scheduler_pb2.LoraAdapter(**adapter._asdict())
+
+
+def _decode_lora(message: scheduler_pb2.LoraAdapter) -> Adapter:
+    return Adapter(message.lora_id, message.name, message.path, message.digest, message.pinned)
 
 
 def encode_add(add: Add) -> scheduler_pb2.AddRequest:
@@ -200,6 +212,7 @@ def decode_progress(message: scheduler_pb2.AttachResponse) -> Progress:
         logprobs=list(zip(message.logprob_sequence_ids, split_logprobs(message.logprobs), strict=True)),
         prompt_logprobs=decode_prompt_logprobs(message.prompt_logprobs),
         resumed=list(map(_decode_resumed, message.resumed)),
+        loras=tuple(map(_decode_lora, message.loras.adapters)) if message.HasField("loras") else None,
     )
 
 

@@ -16,6 +16,7 @@ from blockyard.gateway.v1 import state_pb2
 from gateway.codec import public as codec
 from gateway.codec import scheduler as scheduler_codec
 from gateway.request import GenerationRequest, SamplingOptions
+from gateway.scheduler_messages import Adapter
 
 if TYPE_CHECKING:
     from gateway.scheduler_messages import Submission
@@ -34,7 +35,11 @@ def with_state(submission: Submission, request: GenerationRequest) -> Submission
 
 
 def _digest(submission: Submission, state: state_pb2.RequestState) -> bytes:
-    timeless = replace(submission, max_queue_seconds=None, remaining_seconds=None, gateway_state=b"", body_digest=b"")
+    # Sent again, a request is the same though its adapter was replaced meanwhile.
+    named = submission.lora and Adapter(0, submission.lora.name, "", "")
+    timeless = replace(
+        submission, max_queue_seconds=None, remaining_seconds=None, gateway_state=b"", body_digest=b"", lora=named
+    )
     asked = scheduler_codec.encode_submission(timeless).SerializeToString(deterministic=True)
     digest = hashlib.sha256(asked)
     digest.update(state.spec.SerializeToString(deterministic=True))
@@ -53,6 +58,7 @@ def request_of(submission: Submission) -> GenerationRequest:
     return replace(
         codec.decode_spec(state.spec),
         prompt=tuple(submission.prompt_token_ids),
+        model=submission.lora.name if submission.lora else "",
         sampling=submission.sampling,
         n=submission.n,
         tenant=submission.tenant,

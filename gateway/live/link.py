@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from gateway.scheduler_messages import Cancelled, ModelFacts, Outgoing
+    from gateway.scheduler_messages import Adapter, Cancelled, ModelFacts, Outgoing
 
 
 class Link(Protocol):
@@ -16,6 +16,11 @@ class Link(Protocol):
     @property
     def facts(self) -> ModelFacts | None:
         """What the scheduler said of its model last; None before it said anything."""
+        ...
+
+    @property
+    def loras(self) -> Mapping[str, Adapter]:
+        """The adapters that requests may have, by name, as the scheduler said last."""
         ...
 
     @property

@@ -22,6 +22,7 @@ from gateway.codec import scheduler as codec
 from gateway.live.scheduler_readiness import SchedulerReadiness
 from gateway.scheduler_messages import (
     Abort,
+    Adapter,
     Add,
     Cancelled,
     ModelFacts,
@@ -32,7 +33,7 @@ from gateway.scheduler_messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from blockyard.common.v1 import status_pb2
     from blockyard.security.tls import Peer
@@ -70,6 +71,7 @@ class SchedulerLink:
         self._gateway_id = gateway_id
         self._receiver: LinkEvents | None = None
         self._readiness = SchedulerReadiness(model_digest, self._unreachable())
+        self._loras: dict[str, Adapter] = {}
         self._outgoing: list[Outgoing] = []
         self._has_outgoing = asyncio.Event()
         self._is_attached = False
@@ -87,6 +89,11 @@ class SchedulerLink:
     def facts(self) -> ModelFacts | None:
         """What the scheduler said of its model last; None before it said anything."""
         return self._readiness.facts
+
+    @property
+    def loras(self) -> Mapping[str, Adapter]:
+        """The adapters that requests may have, by name, as a scheduler said last; the next one is told them."""
+        return self._loras
 
     @property
     def is_ready(self) -> bool:
@@ -185,7 +192,9 @@ class SchedulerLink:
         writer: asyncio.Task[None] | None = None
         reason = self._unreachable()
         try:
-            await call.write(scheduler_pb2.AttachRequest(hello=scheduler_pb2.Hello(gateway_id=self._gateway_id)))
+            loras = map(codec.encode_lora, self._loras.values())
+            hello = scheduler_pb2.Hello(gateway_id=self._gateway_id, loras=loras)
+            await call.write(scheduler_pb2.AttachRequest(hello=hello))
             writer = asyncio.create_task(self._write(call), name="scheduler link writer")
             await self._read(call)
             reason = "the scheduler closed the connection"
@@ -219,6 +228,8 @@ class SchedulerLink:
                 log.info("attached to the scheduler", address=self._address)
             if self._readiness.on_progress(progress):
                 self._changed.set()
+            if progress.loras is not None:
+                self._loras = {adapter.name: adapter for adapter in progress.loras}
             assert self._receiver is not None
             self._receiver.on_progress(progress)
 

@@ -9,6 +9,7 @@ from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.service.log_level import check_level, set_log_level
 from blockyard.telemetry import EventLogger
+from scheduler_service.admin.lora_codec import encode_lora
 from scheduler_service.admin.operations_codec import decode_mode, decode_wanted_tags
 from scheduler_service.admin.state_dump_codec import encode_state
 from scheduler_service.admin.status_codec import encode_replica, encode_status
@@ -139,6 +140,34 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         async for piece in _find_ranks(engine, request.replica)[0].link.stop_profile():
             summary = piece.summary if piece.HasField("summary") else None
             yield admin_pb2.StopProfileResponse(summary=summary, data=piece.data)
+
+    async def LoadLora(  # type: ignore[override]
+        self, request: admin_pb2.LoadLoraRequest, context: Any
+    ) -> admin_pb2.LoadLoraResponse:
+        """Loads an adapter."""
+        adapter = await self._service.loras.load(request.name, request.path, load_inplace=request.load_inplace)
+        return admin_pb2.LoadLoraResponse(lora=encode_lora(adapter, self._service.engines))
+
+    async def UnloadLora(  # type: ignore[override]
+        self, request: admin_pb2.UnloadLoraRequest, context: Any
+    ) -> admin_pb2.UnloadLoraResponse:
+        """Unloads an adapter."""
+        self._service.loras.unload(request.name)
+        return admin_pb2.UnloadLoraResponse()
+
+    async def PinLora(  # type: ignore[override]
+        self, request: admin_pb2.PinLoraRequest, context: Any
+    ) -> admin_pb2.PinLoraResponse:
+        """Pins an adapter, or unpins it."""
+        adapter = await self._service.loras.pin(request.name, pinned=request.pinned)
+        return admin_pb2.PinLoraResponse(lora=encode_lora(adapter, self._service.engines))
+
+    async def ListLoras(  # type: ignore[override]
+        self, request: admin_pb2.ListLorasRequest, context: Any
+    ) -> admin_pb2.ListLorasResponse:
+        """Lists the adapters."""
+        named = self._service.loras.registry.named
+        return admin_pb2.ListLorasResponse(loras=[encode_lora(each, self._service.engines) for each in named])
 
     async def DumpState(  # type: ignore[override]
         self, request: admin_pb2.DumpStateRequest, context: Any

@@ -21,8 +21,9 @@ from scheduler_service.core.recovery import Suspects
 from scheduler_service.core.values import FinishReason, OwnerUpdate, SchedulerStats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
+    from scheduler_service.core.planning.lora_slots import LoraSlots
     from scheduler_service.core.recovery import Evacuated
     from scheduler_service.core.sequence import Group
     from scheduler_service.core.step import StepBuilder, StepInFlight
@@ -223,14 +224,14 @@ class Scheduler:
         return self._blocks.count_cached_tokens(group.leader)
 
     @property
-    def resident_lora_ids(self) -> list[int]:
-        """The adapters in the worker's slots."""
-        return self._planner.loras.resident_ids
+    def lora_slots(self) -> LoraSlots:
+        """The worker's slots for adapters, to be read."""
+        return self._planner.loras
 
     @property
-    def lora_passed_seconds(self) -> Mapping[str, float]:
-        """By an adapter's name, how long it has waited for slots while others began."""
-        return self._planner.loras.passed_seconds
+    def used_lora_ids(self) -> set[int]:
+        """The adapters of all requests."""
+        return {group.spec.lora_id for group in self._groups.values()} - {0}
 
     # What operators ask
 

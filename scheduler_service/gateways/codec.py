@@ -5,6 +5,7 @@ A message never travels deeper than this module.
 
 from __future__ import annotations
 
+import re
 from math import nan
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -15,6 +16,7 @@ from blockyard.tracing.codec import decode_trace_context
 from scheduler_service.core.values import BeamSpec, EarlyStopping, FinishReason, GroupSpec
 from scheduler_service.error_codec import decode_error, encode_error
 from scheduler_service.gateways.messages import Abort, Addition, Resubmission
+from scheduler_service.replicas.loras.adapter import Adapter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,6 +50,24 @@ def decode_add(message: scheduler_pb2.AddRequest, owner: str) -> Addition:
         remaining_seconds=_seconds(message, "remaining_time"),
         resubmission=resubmission,
         age_seconds=age_seconds,
+        adapter=decode_adapter(message.lora) if message.HasField("lora") else None,
+    )
+
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def decode_adapter(message: scheduler_pb2.LoraAdapter) -> Adapter:
+    """Decodes an adapter that a gateway was told of; raises FIELD_INVALID for one that no scheduler tells."""
+    if not (message.lora_id and message.name and message.path and _DIGEST.fullmatch(message.digest)):
+        raise invalid([Violation("lora", "must have a number, a name, a path and a digest")])
+    return Adapter(message.lora_id, message.name, message.path, message.digest, pinned=message.pinned)
+
+
+def encode_adapter(adapter: Adapter) -> scheduler_pb2.LoraAdapter:
+    """Encodes an adapter that requests may have."""
+    return scheduler_pb2.LoraAdapter(
+        lora_id=adapter.lora_id, name=adapter.name, path=adapter.path, digest=adapter.digest, pinned=adapter.pinned
     )
 
 
@@ -70,6 +90,7 @@ def _decode_group(message: scheduler_pb2.AddRequest, owner: str) -> GroupSpec:
         priority=message.priority,
         beams=_decode_beams(message.beam_search) if message.HasField("beam_search") else None,
         trace_context=decode_trace_context(message.trace_context) if message.HasField("trace_context") else None,
+        lora=decode_adapter(message.lora).spec if message.HasField("lora") else None,
     )
 
 
@@ -142,6 +163,8 @@ def encode_outgoing(outgoing: Outgoing) -> scheduler_pb2.AttachResponse:
     if outgoing.readiness:
         message.readiness.ready = outgoing.readiness.ready
         message.readiness.message = outgoing.readiness.message
+    if outgoing.loras is not None:
+        message.loras.CopyFrom(scheduler_pb2.LoraAdapters(adapters=map(encode_adapter, outgoing.loras)))
     return message
 
 

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from scheduler_service.core.values import OwnerUpdate
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence as Many
+
     from blockyard.errors import BlockyardError
     from scheduler_service.core.sequence import Group, Sequence
     from scheduler_service.core.values import FinishReason, GroupSpec, SequenceError
     from scheduler_service.replicas.facts import ModelFacts, Readiness
+    from scheduler_service.replicas.loras.adapter import Adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class Addition:
     remaining_seconds: float | None = None
     resubmission: Resubmission | None = None
     age_seconds: float = 0.0
+    adapter: Adapter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,7 @@ class Outgoing:
     resumed: list[Resumed] = field(default_factory=list[Resumed])
     update: OwnerUpdate = field(default_factory=OwnerUpdate)
     recovered: list[Recovery] = field(default_factory=list[Recovery])
+    loras: Many[Adapter] | None = None
 
 
 def make_resumed(handle: int, message: bytes, group: Group) -> Resumed:

@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING
 from scheduler_service.gateways.messages import Accepted, Failed, Outgoing
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from blockyard.errors import BlockyardError
     from scheduler_service.core.values import OwnerUpdate
     from scheduler_service.gateways.messages import Recovery, Resumed
     from scheduler_service.replicas.facts import ModelFacts, Readiness
+    from scheduler_service.replicas.loras.adapter import Adapter
 
 
 # Tokens that come sooner after a message than this wait for those of the next step,
@@ -66,11 +69,21 @@ class GatewayOutbox:
         if self._pending:
             self._has_news.set()
 
-    def put_state(self, *, facts: ModelFacts | None = None, readiness: Readiness | None = None) -> None:
-        """Sets what the model is, or whether requests can be served. Newer values replace those not sent yet."""
+    def put_state(
+        self,
+        *,
+        facts: ModelFacts | None = None,
+        readiness: Readiness | None = None,
+        loras: Sequence[Adapter] | None = None,
+    ) -> None:
+        """Sets what the model is, whether requests can be served, or which adapters they may have.
+
+        Newer values replace those not sent yet.
+        """
         outgoing = self._open()
         outgoing.facts = facts or outgoing.facts
         outgoing.readiness = readiness or outgoing.readiness
+        outgoing.loras = outgoing.loras if loras is None else loras
 
     def put_accepted(self, request_id: str, first_sequence_id: int, handle: int = 0) -> None:
         """Adds that a request is queued."""

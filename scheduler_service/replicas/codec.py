@@ -112,6 +112,8 @@ def encode_step(output: SchedulerOutput, epoch: int) -> worker_pb2.ExecuteModelR
         finished_sequence_ids=output.finished_sequence_ids,
         input_sequence_ids=input_sequence_ids,
         input_token_ids=input_token_ids,
+        activated_lora_slots=[slot for slot, _ in output.activated_loras],
+        activated_lora_ids=[lora_id for _, lora_id in output.activated_loras],
     )
 
 
@@ -147,14 +149,13 @@ def _encode_new_sequence(sequence: NewSequence) -> worker_pb2.NewSequence:
         num_beam_candidates=sequence.num_beam_candidates,
         trace_context=encode_trace_context(sequence.spec.trace_context),
         request_id=sequence.spec.request_id,
+        lora_id=sequence.spec.lora_id,
     )
 
 
 def _encode_pairs(pairs: Sequence[BlockPair]) -> worker_pb2.BlockPairs | None:
-    if not pairs:
-        return None
-    sources, destinations = zip(*pairs, strict=True)
-    return worker_pb2.BlockPairs(sources=sources, destinations=destinations)
+    columns = zip(*pairs, strict=True)
+    return worker_pb2.BlockPairs(sources=next(columns), destinations=next(columns)) if pairs else None
 
 
 def decode_answer(message: worker_pb2.ExecuteModelResponse, limits: AnswerLimits) -> StepResult:

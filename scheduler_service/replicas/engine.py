@@ -16,8 +16,10 @@ from scheduler_service.core.scheduler import CoreConfig, Scheduler
 from scheduler_service.replicas.conduct import Conduct
 from scheduler_service.replicas.drain import Drain
 from scheduler_service.replicas.facts import Readiness, WorkerState
+from scheduler_service.replicas.loras.replica_loras import ReplicaLoras
 from scheduler_service.replicas.loss import DRAINED, Loss, is_break
 from scheduler_service.replicas.not_ready import LAST_FAILURE_RETRY_SECONDS, Unusable
+from scheduler_service.replicas.rank import lora_limits
 from scheduler_service.replicas.refusals import named_sequences
 from scheduler_service.replicas.replica import Replica
 from scheduler_service.replicas.step_loop import StepEvents, StepLoop
@@ -85,6 +87,8 @@ class Engine:
             may_claim=lambda found: events.may_claim(self, found),
             may_serve=lambda facts: events.may_serve(self, facts),
         )
+        self.loras = ReplicaLoras(self.replica.ranks, lora_limits(configuration.lora).max_cpu_loras)
+        self.loras.find_used = lambda: self.scheduler.used_lora_ids if self.scheduler else ()
         self.conduct = Conduct()
         self.drain = Drain()
         self.step_loop = StepLoop(
@@ -170,6 +174,7 @@ class Engine:
         if set_up is None:
             return
         facts, cache = set_up
+        self.loras.look()
         scheduler = self._prepare(cache)
         self.conduct.begin_epoch(self.replica.incarnations)
         limits = AnswerLimits(facts.vocab_size, facts.max_model_len, scheduler.config.max_rows)
@@ -184,12 +189,15 @@ class Engine:
             max_model_len=facts.max_model_len,
         )
         num_steps = self.step_loop.step_log.num_steps
+        keeping = asyncio.create_task(self.loras.keep()) if scheduler.config.max_loras else None
         try:
             await self.step_loop.run(scheduler, steps)
         except ExceptionGroup as errors:
             self._lose(_find_cause(errors), steps.epoch)
         finally:
             steps.cancel()
+            if keeping:
+                keeping.cancel()
         if self.step_loop.step_log.num_steps == num_steps and not self.drain.is_wanted:
             await asyncio.sleep(BROKEN_EPOCH_SECONDS)
 
@@ -236,6 +244,7 @@ class Engine:
     def _lose(self, error: BlockyardError, epoch: int) -> None:
         """Gives all requests back: the worker's step stream is gone, and with it all KV."""
         scheduler, facts, step = self.scheduler, self.facts, self.step_loop.in_flight.oldest
+        self.loras.forget()
         if scheduler is None or facts is None:
             self.set_not_ready(error.message)
             return
@@ -304,5 +313,7 @@ def make_core_config(configuration: SchedulerConfiguration, cache: CacheInfo) ->
         enable_host_prefix_cache=configuration.cache.enable_host_prefix_cache,
         max_steps_in_flight=max(MAX_STEPS_IN_FLIGHT, configuration.parallel.num_virtual_engines),
         num_virtual_engines=configuration.parallel.num_virtual_engines,
+        max_loras=configuration.lora.max_loras,
+        lora_patience_seconds=configuration.lora.lora_patience_seconds,
         debug_integrity=configuration.service.debug_integrity,
     )

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from scheduler_service.replicas.loras.adapter import Adapter
+
 
 class WorkerState(Enum):
     """What a worker process is doing; the values are the names in the contract, less their prefix.
@@ -141,6 +143,7 @@ class WorkerInfo:
     group: GroupInfo | None = None
     placement: Placement = Placement("", 0)
     sleep: SleepInfo = SleepInfo()
+    loras: tuple[Adapter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

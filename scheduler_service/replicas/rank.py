@@ -17,6 +17,7 @@ from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
 from scheduler_service.config import model_source
 from scheduler_service.replicas.facts import LoadedModel, WorkerState
+from scheduler_service.replicas.loras.adapter import LoraLimits
 from scheduler_service.replicas.not_ready import LAST_FAILURE_RETRY_SECONDS, NotReady, Unreachable
 from scheduler_service.replicas.start_spans import StartSpans
 from scheduler_service.replicas.steps.answer_checks import WrongAnswer
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
     from contextlib import AbstractContextManager
 
+    from blockyard.lora.settings import LoraSettings
     from blockyard.parallel import Parallel
     from scheduler_service.config import SchedulerConfiguration
     from scheduler_service.replicas.facts import (
@@ -51,15 +53,22 @@ _TRANSIENT_OF_GROUPS = (*_TRANSIENT, Reason.WRONG_STATE, Reason.GENERATION_DEADL
 def configuration_digest(configuration: SchedulerConfiguration, parallel: Parallel) -> str:
     """Hashes all settings that a worker gets: a worker with this digest can be taken over as it is."""
     device, cache, step = configuration.device, configuration.cache, configuration.scheduler
-    settings = [
+    settings: list[tuple[object, ...]] = [
         (API_VERSION, model_source(configuration.model), configuration.model.revision),
         (device.device, device.dtype, device.quantization, device.device_memory_utilization, device.swap_space_gib),
         (configuration.load.load_format,),
         (cache.block_size, cache.num_device_blocks, cache.num_host_blocks),
         (step.max_model_len, step.max_num_seqs, step.max_num_batched_tokens),
         (parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.rank),
+        tuple(lora_limits(configuration.lora)),
     ]
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+
+
+def lora_limits(settings: LoraSettings) -> LoraLimits:
+    """Computes a worker's room for adapters."""
+    max_cpu_loras = max(settings.max_cpu_loras or 4 * settings.max_loras, settings.max_loras)
+    return LoraLimits(settings.max_loras, settings.max_lora_rank, max_cpu_loras)
 
 
 class Rank:
@@ -232,13 +241,13 @@ class Rank:
     async def _load_model(self) -> LoadedModel:
         configuration = self._configuration
         model, quantization = model_source(configuration.model), configuration.device.quantization
-        begin, self.loaded_share = time.monotonic(), 0.0
-        reported_at = 0.0
+        begin, reported_at, self.loaded_share = time.monotonic(), 0.0, 0.0
         fields = {"worker_address": self.address, "model": model or "demo", "incarnation": self.incarnation}
         log.info("the worker loads the model", **fields)
         revision, load_format = configuration.model.revision, configuration.load.load_format
         with self._spans.step("load_model") as span:
-            async for event in self.link.load_model(model, revision, quantization, load_format):
+            limits = lora_limits(configuration.lora)
+            async for event in self.link.load_model(model, revision, quantization, load_format, limits):
                 if isinstance(event, LoadedModel):
                     self.note(state=WorkerState.LOADED, model=event)
                     self.loaded_share = 1.0

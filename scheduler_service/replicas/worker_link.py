@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
@@ -19,6 +20,7 @@ from blockyard.service.servers import RenewedChannel
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_service.replicas import codec
 from scheduler_service.replicas.facts import MeetingPoint
+from scheduler_service.replicas.loras.codec import decode_adapters, encode_limits
 from scheduler_service.replicas.steps.answer_checks import WrongAnswer, require
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
         LoadProgress,
         WorkerInfo,
     )
+    from scheduler_service.replicas.loras.adapter import LoraLimits
 
 _PLANNED = ("block_size", "num_device_blocks", "num_host_blocks", "max_model_len")
 INFO_SECONDS = 5.0
@@ -120,7 +123,7 @@ class WorkerLink:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise BlockyardError(Reason.NO_READY_WORKER, "the worker does not answer") from None
             raise from_rpc_error(error) from None
-        return codec.decode_worker_info(_read(message))
+        return replace(codec.decode_worker_info(_read(message)), loras=decode_adapters(message))
 
     async def init_device(self, device: str, dtype: str, configuration_digest: str, parallel: Parallel) -> None:
         """Makes the worker choose its device, for its place in the replica; both names as in the settings."""
@@ -129,10 +132,17 @@ class WorkerLink:
             await self._stub.InitDevice(request, timeout=DEVICE_SECONDS)
 
     async def load_model(
-        self, model: str, revision: str, quantization: str, load_format: str = "auto"
+        self,
+        model: str,
+        revision: str,
+        quantization: str,
+        load_format: str = "auto",
+        limits: LoraLimits | None = None,
     ) -> AsyncIterator[LoadProgress | LoadedModel]:
         """Makes the worker load the weights: yields progress, then once the loaded model."""
         request = codec.encode_load_model(model, revision, quantization, load_format)
+        if limits and limits.max_loras:
+            request.lora.CopyFrom(encode_limits(limits))
         with _translated():
             async for message in self._stub.LoadModel(request):
                 yield codec.decode_load_event(_read(message))

@@ -21,6 +21,7 @@ def assign(backlog: Backlog, rooms: Mapping[Engine, Room]) -> Iterator[tuple[Gro
         engine = choose_engine(group, rooms)
         if engine is None and waits_for_slot(group, rooms):
             passed.add(group.spec.lora_id)
+            _ask_for_adapter(group.spec.lora_id, rooms)
             continue
         if engine is None:
             # Those that ran before keep nobody out for whom others make room.
@@ -29,6 +30,7 @@ def assign(backlog: Backlog, rooms: Mapping[Engine, Room]) -> Iterator[tuple[Gro
         if group is None or engine is None:
             return
         backlog.take(group)
+        engine.loras.use(group.spec.lora_id)
         rooms[engine].take(*measure(group), group.spec.tenant, group.spec.lora_id)
         yield group, engine
 
@@ -39,6 +41,7 @@ def choose_engine(group: Group, rooms: Mapping[Engine, Room]) -> Engine | None:
     A request with an adapter goes first to where that may begin: where it is in a slot, or can come into one.
     """
     size, lora_id = measure(group), group.spec.lora_id
+    rooms = {engine: room for engine, room in rooms.items() if engine.loras.has(lora_id)} if lora_id else rooms
     candidates = [engine for engine, room in rooms.items() if room.takes(*size, lora_id)]
     candidates = candidates or [engine for engine, room in rooms.items() if room.takes_urgent(group)]
     if len(candidates) < 2:
@@ -56,6 +59,12 @@ def waits_for_slot(group: Group, rooms: Mapping[Engine, Room]) -> bool:
     """Whether its adapter alone keeps a request from all replicas that have room for it: others may pass."""
     size = measure(group)
     return group.spec.lora_id != 0 and any(room.takes(*size) for room in rooms.values())
+
+
+def _ask_for_adapter(lora_id: int, rooms: Mapping[Engine, Room]) -> None:
+    """Has an adapter that no replica has loaded where most slots are free."""
+    if not any(engine.loras.has(lora_id) for engine in rooms):
+        max(rooms, key=lambda engine: rooms[engine].loras.rank(lora_id)).loras.want(lora_id)
 
 
 def is_urgent(group: Group, rooms: Mapping[Engine, Room]) -> bool:

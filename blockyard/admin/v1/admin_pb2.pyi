@@ -1028,3 +1028,251 @@ class SequenceState(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SequenceState: _TypeAlias = SequenceState  # noqa: Y015
+
+@_typing.final
+class LoadLoraRequest(_message.Message):
+    """Asks to load an adapter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    LOAD_INPLACE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """As requests name it; not the model's own name."""
+    path: _builtins.str
+    """Its folder as PEFT writes it, on the workers' machines, below --lora-root or relative to it where there is one."""
+    load_inplace: _builtins.bool
+    """It may take the place of another one."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        path: _builtins.str = ...,
+        load_inplace: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["load_inplace", b"load_inplace", "name", b"name", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadLoraRequest: _TypeAlias = LoadLoraRequest  # noqa: Y015
+
+@_typing.final
+class LoadLoraResponse(_message.Message):
+    """It is loaded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LORA_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def lora(self) -> Global___LoraStatus:
+        """As it is."""
+
+    def __init__(
+        self,
+        *,
+        lora: Global___LoraStatus | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lora", b"lora"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lora", b"lora"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadLoraResponse: _TypeAlias = LoadLoraResponse  # noqa: Y015
+
+@_typing.final
+class UnloadLoraRequest(_message.Message):
+    """Asks to unload an adapter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Which."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadLoraRequest: _TypeAlias = UnloadLoraRequest  # noqa: Y015
+
+@_typing.final
+class UnloadLoraResponse(_message.Message):
+    """No new request may have it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadLoraResponse: _TypeAlias = UnloadLoraResponse  # noqa: Y015
+
+@_typing.final
+class PinLoraRequest(_message.Message):
+    """Asks to pin an adapter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PINNED_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Which. MODEL_NOT_FOUND for an unknown one."""
+    pinned: _builtins.bool
+    """It is to stay; false: no longer."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        pinned: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "pinned", b"pinned"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinLoraRequest: _TypeAlias = PinLoraRequest  # noqa: Y015
+
+@_typing.final
+class PinLoraResponse(_message.Message):
+    """It is pinned, or no longer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LORA_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def lora(self) -> Global___LoraStatus:
+        """As it is."""
+
+    def __init__(
+        self,
+        *,
+        lora: Global___LoraStatus | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lora", b"lora"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lora", b"lora"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinLoraResponse: _TypeAlias = PinLoraResponse  # noqa: Y015
+
+@_typing.final
+class ListLorasRequest(_message.Message):
+    """Asks for the adapters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListLorasRequest: _TypeAlias = ListLorasRequest  # noqa: Y015
+
+@_typing.final
+class ListLorasResponse(_message.Message):
+    """The adapters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LORAS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def loras(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoraStatus]:
+        """By name."""
+
+    def __init__(
+        self,
+        *,
+        loras: _abc.Iterable[Global___LoraStatus] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["loras", b"loras"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListLorasResponse: _TypeAlias = ListLorasResponse  # noqa: Y015
+
+@_typing.final
+class LoraStatus(_message.Message):
+    """An adapter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    LORA_ID_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    TARGETS_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    PINNED_FIELD_NUMBER: _builtins.int
+    LOADED_REPLICA_IDS_FIELD_NUMBER: _builtins.int
+    RESIDENT_REPLICA_IDS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """As requests name it."""
+    lora_id: _builtins.int
+    """Its number, never used again."""
+    path: _builtins.str
+    """Its folder, on the workers' machines."""
+    digest: _builtins.str
+    """SHA-256 of its content, in hex."""
+    rank: _builtins.int
+    """The largest rank of its weights; 0: not known."""
+    num_bytes: _builtins.int
+    """Bytes in a worker's cache."""
+    pinned: _builtins.bool
+    """It stays in the workers' caches."""
+    @_builtins.property
+    def targets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The modules that it changes."""
+
+    @_builtins.property
+    def loaded_replica_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The replicas whose workers have it in their caches."""
+
+    @_builtins.property
+    def resident_replica_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of these, those that have it in a slot of the device."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        lora_id: _builtins.int = ...,
+        path: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        targets: _abc.Iterable[_builtins.str] | None = ...,
+        num_bytes: _builtins.int = ...,
+        pinned: _builtins.bool = ...,
+        loaded_replica_ids: _abc.Iterable[_builtins.int] | None = ...,
+        resident_replica_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "loaded_replica_ids", b"loaded_replica_ids", "lora_id", b"lora_id", "name", b"name", "num_bytes", b"num_bytes", "path", b"path", "pinned", b"pinned", "rank", b"rank", "resident_replica_ids", b"resident_replica_ids", "targets", b"targets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoraStatus: _TypeAlias = LoraStatus  # noqa: Y015

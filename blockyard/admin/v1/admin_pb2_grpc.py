@@ -94,6 +94,26 @@ class AdminServiceStub(object):
                 request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.StopProfileRequest.SerializeToString,
                 response_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.StopProfileResponse.FromString,
                 _registered_method=True)
+        self.LoadLora = channel.unary_unary(
+                '/blockyard.admin.v1.AdminService/LoadLora',
+                request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.LoadLoraRequest.SerializeToString,
+                response_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.LoadLoraResponse.FromString,
+                _registered_method=True)
+        self.UnloadLora = channel.unary_unary(
+                '/blockyard.admin.v1.AdminService/UnloadLora',
+                request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.UnloadLoraRequest.SerializeToString,
+                response_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.UnloadLoraResponse.FromString,
+                _registered_method=True)
+        self.PinLora = channel.unary_unary(
+                '/blockyard.admin.v1.AdminService/PinLora',
+                request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.PinLoraRequest.SerializeToString,
+                response_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.PinLoraResponse.FromString,
+                _registered_method=True)
+        self.ListLoras = channel.unary_unary(
+                '/blockyard.admin.v1.AdminService/ListLoras',
+                request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.ListLorasRequest.SerializeToString,
+                response_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.ListLorasResponse.FromString,
+                _registered_method=True)
         self.DumpState = channel.unary_unary(
                 '/blockyard.admin.v1.AdminService/DumpState',
                 request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.DumpStateRequest.SerializeToString,
@@ -193,6 +213,37 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadLora(self, request, context):
+        """Loads an adapter (LoRA) at all replicas that are ready; others follow. Then requests may name it as their model. The
+        same again: no-op. A name that another one has: WRONG_STATE, unless it is loaded in its place: then requests that
+        run go on with the one that they began with. Without --max-loras: FEATURE_DISABLED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadLora(self, request, context):
+        """Lets no new request have an adapter; requests that run go on with it, then the workers forget it. Idempotent. Of one
+        that is pinned: WRONG_STATE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PinLora(self, request, context):
+        """Keeps an adapter in the workers' caches, where others leave for those that are used more recently; or no longer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListLoras(self, request, context):
+        """Tells the adapters that requests may name, and where they are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DumpState(self, request, context):
         """Tells what the scheduler has: each request, where it is, and what it holds. No text, no token ids.
         """
@@ -257,6 +308,26 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.StopProfile,
                     request_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.StopProfileRequest.FromString,
                     response_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.StopProfileResponse.SerializeToString,
+            ),
+            'LoadLora': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadLora,
+                    request_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.LoadLoraRequest.FromString,
+                    response_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.LoadLoraResponse.SerializeToString,
+            ),
+            'UnloadLora': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadLora,
+                    request_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.UnloadLoraRequest.FromString,
+                    response_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.UnloadLoraResponse.SerializeToString,
+            ),
+            'PinLora': grpc.unary_unary_rpc_method_handler(
+                    servicer.PinLora,
+                    request_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.PinLoraRequest.FromString,
+                    response_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.PinLoraResponse.SerializeToString,
+            ),
+            'ListLoras': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListLoras,
+                    request_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.ListLorasRequest.FromString,
+                    response_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.ListLorasResponse.SerializeToString,
             ),
             'DumpState': grpc.unary_unary_rpc_method_handler(
                     servicer.DumpState,
@@ -566,6 +637,114 @@ class AdminService(object):
             '/blockyard.admin.v1.AdminService/StopProfile',
             blockyard_dot_admin_dot_v1_dot_admin__pb2.StopProfileRequest.SerializeToString,
             blockyard_dot_admin_dot_v1_dot_admin__pb2.StopProfileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadLora(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.admin.v1.AdminService/LoadLora',
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.LoadLoraRequest.SerializeToString,
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.LoadLoraResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadLora(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.admin.v1.AdminService/UnloadLora',
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.UnloadLoraRequest.SerializeToString,
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.UnloadLoraResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PinLora(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.admin.v1.AdminService/PinLora',
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.PinLoraRequest.SerializeToString,
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.PinLoraResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListLoras(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.admin.v1.AdminService/ListLoras',
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.ListLorasRequest.SerializeToString,
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.ListLorasResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -72,6 +72,19 @@ class AdminServiceStub:
     """Ends the profile of a worker and tells it: its summary, then a file, in pieces. It can be fetched again until the
     next one begins. WRONG_STATE without one.
     """
+    LoadLora: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LoadLoraRequest, _admin_pb2.LoadLoraResponse]
+    """Loads an adapter (LoRA) at all replicas that are ready; others follow. Then requests may name it as their model. The
+    same again: no-op. A name that another one has: WRONG_STATE, unless it is loaded in its place: then requests that
+    run go on with the one that they began with. Without --max-loras: FEATURE_DISABLED.
+    """
+    UnloadLora: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UnloadLoraRequest, _admin_pb2.UnloadLoraResponse]
+    """Lets no new request have an adapter; requests that run go on with it, then the workers forget it. Idempotent. Of one
+    that is pinned: WRONG_STATE.
+    """
+    PinLora: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PinLoraRequest, _admin_pb2.PinLoraResponse]
+    """Keeps an adapter in the workers' caches, where others leave for those that are used more recently; or no longer."""
+    ListLoras: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListLorasRequest, _admin_pb2.ListLorasResponse]
+    """Tells the adapters that requests may name, and where they are."""
     DumpState: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DumpStateRequest, _admin_pb2.DumpStateResponse]
     """Tells what the scheduler has: each request, where it is, and what it holds. No text, no token ids."""
 
@@ -119,6 +132,19 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Ends the profile of a worker and tells it: its summary, then a file, in pieces. It can be fetched again until the
     next one begins. WRONG_STATE without one.
     """
+    LoadLora: _aio.UnaryUnaryMultiCallable[_admin_pb2.LoadLoraRequest, _admin_pb2.LoadLoraResponse]  # type: ignore[assignment]
+    """Loads an adapter (LoRA) at all replicas that are ready; others follow. Then requests may name it as their model. The
+    same again: no-op. A name that another one has: WRONG_STATE, unless it is loaded in its place: then requests that
+    run go on with the one that they began with. Without --max-loras: FEATURE_DISABLED.
+    """
+    UnloadLora: _aio.UnaryUnaryMultiCallable[_admin_pb2.UnloadLoraRequest, _admin_pb2.UnloadLoraResponse]  # type: ignore[assignment]
+    """Lets no new request have an adapter; requests that run go on with it, then the workers forget it. Idempotent. Of one
+    that is pinned: WRONG_STATE.
+    """
+    PinLora: _aio.UnaryUnaryMultiCallable[_admin_pb2.PinLoraRequest, _admin_pb2.PinLoraResponse]  # type: ignore[assignment]
+    """Keeps an adapter in the workers' caches, where others leave for those that are used more recently; or no longer."""
+    ListLoras: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListLorasRequest, _admin_pb2.ListLorasResponse]  # type: ignore[assignment]
+    """Tells the adapters that requests may name, and where they are."""
     DumpState: _aio.UnaryUnaryMultiCallable[_admin_pb2.DumpStateRequest, _admin_pb2.DumpStateResponse]  # type: ignore[assignment]
     """Tells what the scheduler has: each request, where it is, and what it holds. No text, no token ids."""
 
@@ -229,6 +255,43 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Ends the profile of a worker and tells it: its summary, then a file, in pieces. It can be fetched again until the
         next one begins. WRONG_STATE without one.
         """
+
+    @_abc_1.abstractmethod
+    def LoadLora(
+        self,
+        request: _admin_pb2.LoadLoraRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.LoadLoraResponse, _abc.Awaitable[_admin_pb2.LoadLoraResponse]]:
+        """Loads an adapter (LoRA) at all replicas that are ready; others follow. Then requests may name it as their model. The
+        same again: no-op. A name that another one has: WRONG_STATE, unless it is loaded in its place: then requests that
+        run go on with the one that they began with. Without --max-loras: FEATURE_DISABLED.
+        """
+
+    @_abc_1.abstractmethod
+    def UnloadLora(
+        self,
+        request: _admin_pb2.UnloadLoraRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.UnloadLoraResponse, _abc.Awaitable[_admin_pb2.UnloadLoraResponse]]:
+        """Lets no new request have an adapter; requests that run go on with it, then the workers forget it. Idempotent. Of one
+        that is pinned: WRONG_STATE.
+        """
+
+    @_abc_1.abstractmethod
+    def PinLora(
+        self,
+        request: _admin_pb2.PinLoraRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.PinLoraResponse, _abc.Awaitable[_admin_pb2.PinLoraResponse]]:
+        """Keeps an adapter in the workers' caches, where others leave for those that are used more recently; or no longer."""
+
+    @_abc_1.abstractmethod
+    def ListLoras(
+        self,
+        request: _admin_pb2.ListLorasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListLorasResponse, _abc.Awaitable[_admin_pb2.ListLorasResponse]]:
+        """Tells the adapters that requests may name, and where they are."""
 
     @_abc_1.abstractmethod
     def DumpState(

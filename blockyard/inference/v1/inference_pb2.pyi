@@ -1356,6 +1356,7 @@ class Model(_message.Message):
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     DETERMINISM_ID_FIELD_NUMBER: _builtins.int
     BATCH_INVARIANT_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name in requests."""
     max_model_len: _builtins.int
@@ -1368,6 +1369,8 @@ class Model(_message.Message):
     """See Finished."""
     batch_invariant: _builtins.bool
     """Results do not depend on what runs beside them."""
+    parent: _builtins.str
+    """Of an adapter (LoRA): the model that it adapts."""
     def __init__(
         self,
         *,
@@ -1377,10 +1380,11 @@ class Model(_message.Message):
         has_chat_template: _builtins.bool = ...,
         determinism_id: _builtins.str = ...,
         batch_invariant: _builtins.bool = ...,
+        parent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_invariant", b"batch_invariant", "determinism_id", b"determinism_id", "has_chat_template", b"has_chat_template", "max_model_len", b"max_model_len", "name", b"name", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_invariant", b"batch_invariant", "determinism_id", b"determinism_id", "has_chat_template", b"has_chat_template", "max_model_len", b"max_model_len", "name", b"name", "parent", b"parent", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -97,20 +97,88 @@ class Hello(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GATEWAY_ID_FIELD_NUMBER: _builtins.int
+    LORAS_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     """Random for each gateway process."""
+    @_builtins.property
+    def loras(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoraAdapter]:
+        """The adapters that it was told of before. A scheduler that has just begun takes them over."""
+
     def __init__(
         self,
         *,
         gateway_id: _builtins.str = ...,
+        loras: _abc.Iterable[Global___LoraAdapter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "loras", b"loras"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Hello: _TypeAlias = Hello  # noqa: Y015
+
+@_typing.final
+class LoraAdapter(_message.Message):
+    """An adapter of low rank (LoRA) that requests may have."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LORA_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    PINNED_FIELD_NUMBER: _builtins.int
+    lora_id: _builtins.int
+    """Its number, at least 1, never used again."""
+    name: _builtins.str
+    """As requests name it. After a reload it is another adapter's, with another number."""
+    path: _builtins.str
+    """Its folder, on the workers' machines."""
+    digest: _builtins.str
+    """SHA-256 of its configuration and its weights, in hex."""
+    pinned: _builtins.bool
+    """It stays in the workers' caches."""
+    def __init__(
+        self,
+        *,
+        lora_id: _builtins.int = ...,
+        name: _builtins.str = ...,
+        path: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        pinned: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "lora_id", b"lora_id", "name", b"name", "path", b"path", "pinned", b"pinned"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoraAdapter: _TypeAlias = LoraAdapter  # noqa: Y015
+
+@_typing.final
+class LoraAdapters(_message.Message):
+    """Adapters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoraAdapter]:
+        """By name."""
+
+    def __init__(
+        self,
+        *,
+        adapters: _abc.Iterable[Global___LoraAdapter] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoraAdapters: _TypeAlias = LoraAdapters  # noqa: Y015
 
 @_typing.final
 class AddRequest(_message.Message):
@@ -137,6 +205,7 @@ class AddRequest(_message.Message):
     BEAM_SEARCH_FIELD_NUMBER: _builtins.int
     RESUBMISSION_FIELD_NUMBER: _builtins.int
     TRACE_CONTEXT_FIELD_NUMBER: _builtins.int
+    LORA_FIELD_NUMBER: _builtins.int
     AGE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique among the live requests of the scheduler: the tenant's name, "/" and the client's id; the latter alone where
@@ -193,6 +262,10 @@ class AddRequest(_message.Message):
         """
 
     @_builtins.property
+    def lora(self) -> Global___LoraAdapter:
+        """Its adapter, with which all its sequences are computed, also once its name is another one's. Absent: none."""
+
+    @_builtins.property
     def age(self) -> _duration_pb2.Duration:
         """How long ago it came to its gateway, where it waited there for a scheduler that none had accepted it before. It is
         no part of what was asked.
@@ -218,11 +291,12 @@ class AddRequest(_message.Message):
         beam_search: _sampling_pb2.BeamSearch | None = ...,
         resubmission: Global___Resubmission | None = ...,
         trace_context: _trace_pb2.TraceContext | None = ...,
+        lora: Global___LoraAdapter | None = ...,
         age: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "beam_search", b"beam_search", "max_queue_time", b"max_queue_time", "remaining_time", b"remaining_time", "resubmission", b"resubmission", "sampling", b"sampling", "trace_context", b"trace_context"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "beam_search", b"beam_search", "lora", b"lora", "max_queue_time", b"max_queue_time", "remaining_time", b"remaining_time", "resubmission", b"resubmission", "sampling", b"sampling", "trace_context", b"trace_context"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "beam_search", b"beam_search", "body_digest", b"body_digest", "gateway_state", b"gateway_state", "handle", b"handle", "max_queue_time", b"max_queue_time", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "n", b"n", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "remaining_time", b"remaining_time", "request_id", b"request_id", "resubmission", b"resubmission", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "trace_context", b"trace_context"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "beam_search", b"beam_search", "body_digest", b"body_digest", "gateway_state", b"gateway_state", "handle", b"handle", "lora", b"lora", "max_queue_time", b"max_queue_time", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "n", b"n", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "remaining_time", b"remaining_time", "request_id", b"request_id", "resubmission", b"resubmission", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "trace_context", b"trace_context"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -402,6 +476,7 @@ class AttachResponse(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     FINISH_SCORES_FIELD_NUMBER: _builtins.int
     SEQUENCE_FAILURES_FIELD_NUMBER: _builtins.int
+    LORAS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def facts(self) -> Global___ModelFacts:
         """When first known, and whenever it changes."""
@@ -470,6 +545,10 @@ class AttachResponse(_message.Message):
     def sequence_failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceFailure]:
         """Of the finished sequences, those whose reason is ERROR: why each of them failed."""
 
+    @_builtins.property
+    def loras(self) -> Global___LoraAdapters:
+        """The adapters that new requests may have, first and whenever that changes."""
+
     def __init__(
         self,
         *,
@@ -490,10 +569,11 @@ class AttachResponse(_message.Message):
         prompt_logprobs: _abc.Iterable[_sampling_pb2.PromptLogprobs] | None = ...,
         finish_scores: _abc.Iterable[_builtins.float] | None = ...,
         sequence_failures: _abc.Iterable[Global___SequenceFailure] | None = ...,
+        loras: Global___LoraAdapters | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "logprobs", b"logprobs", "readiness", b"readiness"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "logprobs", b"logprobs", "loras", b"loras", "readiness", b"readiness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "facts", b"facts", "failed", b"failed", "finish_reasons", b"finish_reasons", "finish_scores", b"finish_scores", "finished_sequence_ids", b"finished_sequence_ids", "logprob_sequence_ids", b"logprob_sequence_ids", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "prefilled_sequence_ids", b"prefilled_sequence_ids", "prompt_logprobs", b"prompt_logprobs", "readiness", b"readiness", "recovered", b"recovered", "resumed", b"resumed", "sequence_failures", b"sequence_failures", "sequence_ids", b"sequence_ids", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "facts", b"facts", "failed", b"failed", "finish_reasons", b"finish_reasons", "finish_scores", b"finish_scores", "finished_sequence_ids", b"finished_sequence_ids", "logprob_sequence_ids", b"logprob_sequence_ids", "logprobs", b"logprobs", "loras", b"loras", "num_cached_tokens", b"num_cached_tokens", "prefilled_sequence_ids", b"prefilled_sequence_ids", "prompt_logprobs", b"prompt_logprobs", "readiness", b"readiness", "recovered", b"recovered", "resumed", b"resumed", "sequence_failures", b"sequence_failures", "sequence_ids", b"sequence_ids", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,7 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.common.v1 import status_pb2
-from blockyard.errors import BlockyardError, Reason, from_rpc_error
+from blockyard.errors import BlockyardError, Reason, Violation, from_rpc_error, invalid
 from blockyard.security.authentication import CALLER
 from blockyard.service.log_level import check_level, set_log_level
 from blockyard.telemetry import EventLogger
@@ -179,6 +179,32 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 yield piece
         except grpc.RpcError as error:
             raise _from_scheduler(error) from None
+
+    async def LoadLora(  # type: ignore[override]
+        self, request: admin_pb2.LoadLoraRequest, context: Any
+    ) -> admin_pb2.LoadLoraResponse:
+        """Loads an adapter, under a name that is not the model's."""
+        if request.name == self._generation.model_name:
+            raise invalid([Violation("name", f"{request.name!r} is the model itself")])
+        return await self._pass_on("LoadLora", request)
+
+    async def UnloadLora(  # type: ignore[override]
+        self, request: admin_pb2.UnloadLoraRequest, context: Any
+    ) -> admin_pb2.UnloadLoraResponse:
+        """Unloads an adapter."""
+        return await self._pass_on("UnloadLora", request)
+
+    async def PinLora(  # type: ignore[override]
+        self, request: admin_pb2.PinLoraRequest, context: Any
+    ) -> admin_pb2.PinLoraResponse:
+        """Pins an adapter, or unpins it."""
+        return await self._pass_on("PinLora", request)
+
+    async def ListLoras(  # type: ignore[override]
+        self, request: admin_pb2.ListLorasRequest, context: Any
+    ) -> admin_pb2.ListLorasResponse:
+        """Lists the adapters."""
+        return await self._pass_on("ListLoras", request)
 
     async def DumpState(  # type: ignore[override]
         self, request: admin_pb2.DumpStateRequest, context: Any

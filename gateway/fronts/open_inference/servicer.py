@@ -56,7 +56,7 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
         self, request: messages.ModelReadyRequest, context: Any
     ) -> messages.ModelReadyResponse:
         """Returns whether requests for a model would be served now."""
-        is_served = request.name in ("", self._generation.model_name) and is_version(request.version)
+        is_served = self._generation.serves(request.name) and is_version(request.version)
         return messages.ModelReadyResponse(ready=is_served and self._generation.is_ready())
 
     async def ServerMetadata(  # type: ignore[override]
@@ -75,7 +75,7 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
             raise invalid([Violation("version", description, Reason.MODEL_NOT_FOUND)])
         tensor = messages.ModelMetadataResponse.TensorMetadata
         return messages.ModelMetadataResponse(
-            name=self._generation.model_name,
+            name=request.name or self._generation.model_name,
             versions=[MODEL_VERSION],
             platform=NAME,
             inputs=[

@@ -42,6 +42,7 @@ class Service:
             "object": "model",
             "created": self._created,
             "owned_by": "blockyard",
+            "parent": card.parent or None,
             "max_model_len": card.max_model_len,
             "has_chat_template": card.has_chat_template,
         }

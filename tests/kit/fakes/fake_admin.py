@@ -49,6 +49,20 @@ def make_status() -> admin_pb2.GetStatusResponse:
     return status
 
 
+def make_lora(name: str, path: str) -> admin_pb2.LoraStatus:
+    """An adapter at one replica, in a slot."""
+    return admin_pb2.LoraStatus(
+        name=name,
+        lora_id=1,
+        path=path,
+        digest="0123456789abcdef" * 4,
+        rank=16,
+        num_bytes=50 << 20,
+        loaded_replica_ids=[0],
+        resident_replica_ids=[0],
+    )
+
+
 def advance(status: admin_pb2.GetStatusResponse, num_seconds: float = 1.0) -> None:
     """Lets a system work for a while: 1,000 tokens out and 400 steps a second, of which half the prompts are cached."""
     scheduler, gateway = status.scheduler, status.gateway
@@ -83,6 +97,7 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         self.errors: dict[str, BlockyardError] = {}
         self.profile = b""
         self.forgets_drains = False
+        self.loras: dict[str, admin_pb2.LoraStatus] = {}
         self.address = ""
         self._readings_to_drain: int | None = None
         self._server = grpc.server(futures.ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
@@ -118,6 +133,25 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         told.CopyFrom(self.status)
         advance(self.status)
         return told
+
+    def LoadLora(self, request: Any, context: Any) -> admin_pb2.LoadLoraResponse:
+        self._take("LoadLora", request, context)
+        self.loras[request.name] = make_lora(request.name, request.path)
+        return admin_pb2.LoadLoraResponse(lora=self.loras[request.name])
+
+    def UnloadLora(self, request: Any, context: Any) -> admin_pb2.UnloadLoraResponse:
+        self._take("UnloadLora", request, context)
+        self.loras.pop(request.name, None)
+        return admin_pb2.UnloadLoraResponse()
+
+    def PinLora(self, request: Any, context: Any) -> admin_pb2.PinLoraResponse:
+        self._take("PinLora", request, context)
+        self.loras[request.name].pinned = request.pinned
+        return admin_pb2.PinLoraResponse(lora=self.loras[request.name])
+
+    def ListLoras(self, request: Any, context: Any) -> admin_pb2.ListLorasResponse:
+        self._take("ListLoras", request, context)
+        return admin_pb2.ListLorasResponse(loras=self.loras.values())
 
     def DrainGateway(self, request: Any, context: Any) -> admin_pb2.DrainGatewayResponse:
         self._take("DrainGateway", request, context)

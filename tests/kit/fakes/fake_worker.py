@@ -25,6 +25,7 @@ from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_service.core.values import SequenceError
 from tests.kit.fakes.fake_device import Answer, Device
 from tests.kit.fakes.fake_group import Digests, FakeGroup
+from tests.kit.fakes.fake_loras import FakeLoras
 from tests.kit.fakes.fake_memory import FakeMemory
 from tests.kit.fakes.fake_operations import FakeOperations
 from tests.kit.fakes.worker_codec import decode_step, encode_result
@@ -65,7 +66,7 @@ def seed_of_payload(spec: GroupSpec) -> int:
     return sampling_pb2.SamplingParams.FromString(spec.payload or b"").seed
 
 
-class FakeWorker(FakeOperations, FakeMemory, FakeGroup, worker_pb2_grpc.WorkerServiceServicer):
+class FakeWorker(FakeOperations, FakeMemory, FakeLoras, FakeGroup, worker_pb2_grpc.WorkerServiceServicer):
     """A worker process, or what looks like one: `async with FakeWorker(options, address) as worker`."""
 
     def __init__(self, options: FakeWorkerOptions, address: str) -> None:
@@ -175,6 +176,7 @@ class FakeWorker(FakeOperations, FakeMemory, FakeGroup, worker_pb2_grpc.WorkerSe
             device="none",
             model=self._model() if loaded else None,
             cache=self.cache,
+            lora=self.lora_info(),
             draining=self.is_draining,
             group=self.group,
             placement=worker_pb2.Placement(group=self.options.worker_group, index=self.options.worker_index),
@@ -191,6 +193,7 @@ class FakeWorker(FakeOperations, FakeMemory, FakeGroup, worker_pb2_grpc.WorkerSe
     async def LoadModel(self, request: worker_pb2.LoadModelRequest, context: Any) -> AsyncIterator[Any]:
         self._require(status_pb2.WORKER_STATE_DEVICE_READY)
         self.num_loads += 1
+        self.lora_limits = request.lora if request.HasField("lora") else None
         for done in (0, 500, 1000):
             progress = worker_pb2.LoadProgress(done_bytes=done, total_bytes=1000)
             yield worker_pb2.LoadModelResponse(progress=progress)
@@ -257,7 +260,11 @@ class FakeWorker(FakeOperations, FakeMemory, FakeGroup, worker_pb2_grpc.WorkerSe
         if options.strict:
             sizes = (cache.block_size, cache.num_device_blocks, cache.num_host_blocks)
             model = ModelWorker(
-                *sizes, vocab_size=options.vocab_size, seed_of=seed_of_payload, takes_ids=self.has_stages
+                *sizes,
+                vocab_size=options.vocab_size,
+                seed_of=seed_of_payload,
+                takes_ids=self.has_stages,
+                max_loras=self.max_loras,
             )
             return lambda step: self._spoil(step, model.execute(step))
         rows = TokenRows(options.vocab_size, seed_of_payload)
@@ -328,7 +335,7 @@ class _Stream:
             return
         self._last_step_id = message.step_id
         self.unanswered[message.step_id] = message
-        self.device.submit(message.step_id, decode_step(message))
+        self.device.submit(message.step_id, decode_step(message, self._worker.lora_specs))
 
     def _wrong(self, message: worker_pb2.ExecuteModelRequest) -> str:
         if not self._epoch and message.epoch > self._worker.epoch:

@@ -63,6 +63,8 @@ class TokenClient:
         self.streams: dict[str, Stream] = {}
         self.facts: scheduler_pb2.ModelFacts | None = None
         self.readiness: scheduler_pb2.Readiness | None = None
+        # By name, as the scheduler said last; told to it on attaching.
+        self.loras: dict[str, scheduler_pb2.LoraAdapter] = {}
         self.num_messages = 0
         self.end: BaseException | None = None
         self._by_sequence: dict[int, tuple[Stream, int]] = {}
@@ -80,7 +82,8 @@ class TokenClient:
 
     async def __aenter__(self) -> TokenClient:
         self.call: Any = self._stub.Attach()
-        await self.call.write(scheduler_pb2.AttachRequest(hello=scheduler_pb2.Hello(gateway_id=self._gateway_id)))
+        hello = scheduler_pb2.Hello(gateway_id=self._gateway_id, loras=self.loras.values())
+        await self.call.write(scheduler_pb2.AttachRequest(hello=hello))
         self._reader = asyncio.create_task(self._read())
         return self
 
@@ -125,6 +128,8 @@ class TokenClient:
             self.facts = message.facts
         if message.HasField("readiness"):
             self.readiness = message.readiness
+        if message.HasField("loras"):
+            self.loras = {adapter.name: adapter for adapter in message.loras.adapters}
         for accepted in message.accepted:
             stream = self.streams[accepted.request_id]
             assert stream.first_sequence_id is None

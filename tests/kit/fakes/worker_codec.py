@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from google.protobuf import duration_pb2
@@ -11,14 +12,19 @@ from blockyard.worker.v1 import worker_pb2
 from scheduler_service.core.values import BlockPair, Fork, GroupSpec, NewSequence, SchedulerOutput
 
 if TYPE_CHECKING:
-    from scheduler_service.core.values import StepResult
+    from collections.abc import Mapping
+
+    from scheduler_service.core.values import LoraSpec, StepResult
 
 
-def decode_step(message: worker_pb2.ExecuteModelRequest) -> SchedulerOutput:
-    """Decodes a step, for the worker's side."""
+NONE: Mapping[int, LoraSpec] = MappingProxyType({})
+
+
+def decode_step(message: worker_pb2.ExecuteModelRequest, loras: Mapping[int, LoraSpec] = NONE) -> SchedulerOutput:
+    """Decodes a step, for the worker's side; `loras`: the adapters that it has."""
     return SchedulerOutput(
         step_id=message.step_id,
-        new_sequences=tuple(map(_decode_new_sequence, message.new_sequences)),
+        new_sequences=tuple(_decode_new_sequence(new, loras) for new in message.new_sequences),
         forks=tuple(
             Fork(fork.parent_sequence_id, fork.child_sequence_id, fork.sequence_index, tuple(fork.block_ids))
             for fork in message.forks
@@ -33,10 +39,11 @@ def decode_step(message: worker_pb2.ExecuteModelRequest) -> SchedulerOutput:
         blocks_to_copy=_decode_pairs(message.blocks_to_copy),
         finished_sequence_ids=tuple(message.finished_sequence_ids[:]),
         input_ids=tuple(zip(message.input_sequence_ids, message.input_token_ids, strict=True)),
+        activated_loras=tuple(zip(message.activated_lora_slots, message.activated_lora_ids, strict=True)),
     )
 
 
-def _decode_new_sequence(message: worker_pb2.NewSequence) -> NewSequence:
+def _decode_new_sequence(message: worker_pb2.NewSequence, loras: Mapping[int, LoraSpec]) -> NewSequence:
     token_ids = tuple(message.token_ids[:])
     spec = GroupSpec(
         request_id="",
@@ -47,6 +54,7 @@ def _decode_new_sequence(message: worker_pb2.NewSequence) -> NewSequence:
         min_tokens=message.min_tokens,
         stop_token_ids=frozenset(message.stop_token_ids),
         payload=message.sampling.SerializeToString(),
+        lora=loras[message.lora_id] if message.lora_id else None,
     )
     return NewSequence(
         message.sequence_id,

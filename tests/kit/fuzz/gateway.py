@@ -17,7 +17,17 @@ from gateway.fronts.open_inference.servicer import OpenInferenceServicer
 from gateway.generation import GenerationService
 from gateway.live.live_requests import LiveRequests
 from gateway.request import FinishReason, GenerationRequest
-from gateway.scheduler_messages import Acceptance, Add, Cancelled, Ending, Failure, ModelFacts, Progress, Resume
+from gateway.scheduler_messages import (
+    Acceptance,
+    Adapter,
+    Add,
+    Cancelled,
+    Ending,
+    Failure,
+    ModelFacts,
+    Progress,
+    Resume,
+)
 from gateway.text.tokenizer import load_tokenizer
 from tests.kit.fuzz.mutations import mutate
 
@@ -44,6 +54,7 @@ class Link:
 
     def __init__(self, *, answers: bool) -> None:
         self.facts: ModelFacts | None = FACTS
+        self.loras: dict[str, Adapter] = {}
         self.is_ready = self.takes_requests = True
         self.has_other_model = False
         self.message = ""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scheduler_service.core.values import GroupSpec
+from scheduler_service.core.values import GroupSpec, LoraSpec
+from tests.kit.fakes.fake_loras import digest_of
 from tests.kit.fakes.token_client import SEED
 from tests.kit.oracles.model_worker import generate_alone
 from tests.kit.waiting import until
@@ -17,10 +18,17 @@ VOCAB = 100
 
 
 def oracle(
-    prompt: list[int], max_tokens: int, n: int = 1, *, stop: frozenset[int] = frozenset(), min_tokens: int = 0
+    prompt: list[int],
+    max_tokens: int,
+    n: int = 1,
+    *,
+    stop: frozenset[int] = frozenset(),
+    min_tokens: int = 0,
+    lora_path: str = "",
 ) -> list[list[int]]:
-    """The ids of each sequence, had it run alone."""
-    spec = GroupSpec("", "", tuple(prompt), n, max_tokens, min_tokens, stop)
+    """The ids of each sequence, had it run alone; with the adapter in a folder, if there is one."""
+    lora = LoraSpec(1, bytes.fromhex(digest_of(lora_path))) if lora_path else None
+    spec = GroupSpec("", "", tuple(prompt), n, max_tokens, min_tokens, stop, lora=lora)
     return [
         generate_alone(spec, index, max_model_len=4096, vocab_size=VOCAB, seed_of=lambda _: SEED) for index in range(n)
     ]

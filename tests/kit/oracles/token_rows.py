@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from scheduler_service.core.values import StepResult
-from tests.kit.oracles.model_worker import ROOT, extend_name, sample
+from tests.kit.oracles.model_worker import extend_name, root_of, sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +78,7 @@ class TokenRows:
         return StepResult(step.step_id, tuple(sampled), tuple(token_ids), tuple(skipped))
 
     def _make(self, new: NewSequence) -> TokenRow:
-        name = ROOT
+        name = root_of(new.spec)
         for token_id in new.token_ids:
             name = extend_name(name, token_id)
         return TokenRow(

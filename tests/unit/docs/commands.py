@@ -265,6 +265,10 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
     "docs/guides/open-inference.md": {
         "import json": By("tests/integration/test_open_inference.py::test_the_programs_of_the_guide"),
     },
+    "docs/guides/lora.md": {
+        "blockyard serve --model /models/base …": SETTINGS,
+        "blockyard lora …": By("tests/unit/blockyard/cli/admin/test_cli_lora.py::test_what_the_guide_says_works"),
+    },
     "docs/guides/operate.md": {
         "blockyard admin …": OPERATE,
         "blockyard top": OPERATE,

@@ -13,6 +13,7 @@ from gateway.request import Accepted, FinishReason, GenerationRequest, ResumeReq
 from gateway.scheduler_messages import (
     Abort,
     Acceptance,
+    Adapter,
     Add,
     Cancelled,
     Ending,
@@ -59,6 +60,7 @@ class HandLink:
 
     def __init__(self) -> None:
         self.facts: ModelFacts | None = FACTS
+        self.loras: dict[str, Adapter] = {}
         self.is_ready = self.takes_requests = True
         self.has_other_model = False
         self.message = ""

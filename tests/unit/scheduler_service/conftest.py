@@ -65,6 +65,13 @@ class Operator:
     async def wake(self, replica: str = "", **fields: object) -> admin_pb2.WakeReplicaResponse:
         return await self.stub.WakeReplica(admin_pb2.WakeReplicaRequest(replica=replica, **fields))  # type: ignore[arg-type]
 
+    async def load_lora(self, name: str, path: str, *, load_inplace: bool = False) -> admin_pb2.LoraStatus:
+        request = admin_pb2.LoadLoraRequest(name=name, path=path, load_inplace=load_inplace)
+        return (await self.stub.LoadLora(request)).lora
+
+    async def loras(self) -> list[admin_pb2.LoraStatus]:
+        return list((await self.stub.ListLoras(admin_pb2.ListLorasRequest())).loras)
+
     async def undrain(self, replica: str) -> admin_pb2.UndrainReplicaResponse:
         return await self.stub.UndrainReplica(admin_pb2.UndrainReplicaRequest(replica=replica))
 
@@ -118,7 +125,7 @@ def settings(configuration: SchedulerConfiguration) -> Callable[..., SchedulerCo
     def change(**changes: object) -> SchedulerConfiguration:
         changed = configuration
         for name, value in changes.items():
-            for section in ("model", "device", "parallel", "cache", "scheduler", "service", "resume"):
+            for section in ("model", "device", "parallel", "cache", "lora", "scheduler", "service", "resume"):
                 part = getattr(changed, section)
                 if hasattr(part, name):
                     changed = replace(changed, **{section: replace(part, **{name: value})})

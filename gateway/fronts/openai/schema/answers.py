@@ -187,18 +187,19 @@ class ChatChunk(Answer):
 
 
 class Model(Shape):
-    """A model. `has_chat_template`: whether it takes messages."""
+    """A model, or an adapter (LoRA) of the model `parent`. `has_chat_template`: whether it takes messages."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
+    parent: str | None
     max_model_len: int
     has_chat_template: bool
 
 
 class ModelList(Shape):
-    """The models that are served: one, or none before the scheduler has sent its facts."""
+    """The model and its adapters; nothing before the scheduler has sent its facts."""
 
     object: Literal["list"]
     data: list[Model]

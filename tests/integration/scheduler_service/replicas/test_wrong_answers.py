@@ -182,7 +182,7 @@ async def test_an_engine_that_fails_ends_its_epoch_and_goes_on(
         monkeypatch.undo()
         raise ZeroDivisionError("a bug of the scheduler's")
 
-    monkeypatch.setattr(type(engine.scheduler), "schedule", lambda scheduler: fail(scheduler))
+    monkeypatch.setattr(type(engine.scheduler), "schedule", lambda scheduler, now: fail(scheduler))
     assert await client.result(stream) == oracle([1] * 20, 300)
     assert "a bug of the scheduler's" in caplog.text
     assert (await client.status()).replicas[0].epoch == 2

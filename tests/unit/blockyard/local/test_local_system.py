@@ -86,6 +86,8 @@ def other_value(setting: Setting) -> object:
         return not setting.default
     if setting.name == "allowed_origins":
         return "https://example.org"
+    if setting.name == "lora_modules":
+        return "sql=/adapters/sql"
     if setting.choices:
         return next(choice for choice in setting.choices if choice != setting.default)
     if setting.name in ("data_parallel_size", "tensor_parallel_size"):

@@ -90,6 +90,7 @@ steps = st.builds(
     blocks_to_copy=pairs,
     finished_sequence_ids=columns,
     input_ids=st.lists(st.tuples(ids, ids), max_size=3).map(tuple),
+    activated_loras=st.lists(st.tuples(ids, ids), max_size=3).map(tuple),
 )
 
 

@@ -33,6 +33,10 @@ PASSED_ON = {
     "ResetPrefixCache": {"replica": "a"},
     "StartProfile": {"replica": "a", "options": administration_pb2.ProfileOptions(max_steps=3)},
     "DumpState": {"max_requests": 4},
+    "LoadLora": {"name": "sql", "path": "/adapters/sql", "load_inplace": True},
+    "UnloadLora": {"name": "sql"},
+    "PinLora": {"name": "sql", "pinned": True},
+    "ListLoras": {},
 }
 
 

@@ -64,7 +64,7 @@ async def ask(core: Any, body: dict[str, Any]) -> None:
         call = understand_completion(parse_body(CompletionBody, raw), core.tokenizer)
     try:
         for request in (await with_token_ids(call, core)).requests:
-            await core.preparation.prepare(request, lambda: FACTS)
+            await core.preparation.prepare(request, lambda: FACTS, {})
     except BlockyardError as error:
         raise rename(error, call.names) from None
 

@@ -44,7 +44,7 @@ def test_an_adapter_stays_in_its_slot_until_another_needs_it() -> None:
     bench.run()
     bench.add(make_spec("b", lora_id=2))
     assert bench.step().activated_loras == ((0, 2),)
-    assert bench.scheduler.resident_lora_ids == [2]
+    assert bench.scheduler.lora_slots.resident_ids == [2]
 
 
 def test_what_needs_no_slot_passes_one_that_waits_for_one() -> None:
@@ -77,7 +77,7 @@ def test_who_is_passed_for_longer_than_the_patience_has_one_drained() -> None:
     assert "b" not in running(bench)
     flood(bench, 1, LONGEST + SLACK)
     assert running(bench) == ["b"], "no sequence of the other one begins before"
-    assert PATIENCE <= bench.scheduler.lora_passed_seconds["adapter-2"] <= PATIENCE + LONGEST + SLACK
+    assert PATIENCE <= bench.scheduler.lora_slots.passed_seconds["adapter-2"] <= PATIENCE + LONGEST + SLACK
 
 
 def test_the_one_that_will_be_done_first_is_drained() -> None:
@@ -133,7 +133,7 @@ def test_with_its_worker_lost_all_slots_are_empty() -> None:
     bench.add(make_spec("a", lora_id=4, max_tokens=20))
     bench.step()
     bench.lose_worker()
-    assert bench.scheduler.resident_lora_ids == []
+    assert bench.scheduler.lora_slots.resident_ids == []
     assert bench.step().activated_loras == ((0, 4),)
     bench.run()
     bench.check_tokens()

@@ -1,0 +1,50 @@
+"""The settings of adapters of low rank (LoRA). Read by the scheduler, which passes them on to the workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from blockyard.settings import option
+
+
+def _check_modules(text: str) -> str:
+    """Refuses what does not name an adapter and its folder."""
+    wrong = [each for each in split_modules(text) if not all(each)]
+    if wrong:
+        raise ValueError(
+            "give name=folder for each adapter, with commas between: sql=/adapters/sql,chat=/adapters/chat"
+        )
+    return text
+
+
+def split_modules(text: str) -> list[tuple[str, str]]:
+    """Splits --lora-modules into names and folders."""
+    entries = [each.strip().partition("=") for each in text.split(",") if each.strip()]
+    return [(name.strip(), folder.strip()) for name, _, folder in entries]
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSettings:
+    """Adapters of low rank. Read by the scheduler, which passes it on to the workers."""
+
+    max_loras: Annotated[int, Field(ge=0, le=256)] = option(
+        0, "adapters (LoRA) that sequences of one step may have together: slots on the device; 0: no adapters"
+    )
+    max_lora_rank: Annotated[int, Field(ge=1, le=512)] = option(16, "the largest rank that an adapter may have")
+    max_cpu_loras: Annotated[int, Field(ge=0)] = option(
+        0, "adapters that a worker keeps in the host's memory, from which they come into slots; 0: four times max-loras"
+    )
+    lora_modules: Annotated[str, AfterValidator(_check_modules)] = option(
+        "", "adapters to load at the start: name=folder, with commas between"
+    )
+    lora_root: str = option(
+        "",
+        "folder of the workers' machines that all adapters are below, and that their folders are relative to; the "
+        "workers check it by --worker-lora-root; empty: folders go to the workers as they are",
+    )
+    lora_patience_seconds: Annotated[float, Field(ge=0)] = option(
+        2.0, "how long an adapter waits for a slot while others begin; then one in a slot gets no more sequences"
+    )

@@ -1,0 +1,1 @@
+"""The adapters of low rank in the host caches of a replica's workers."""

@@ -1,0 +1,47 @@
+"""The calls that have a worker read, keep and forget adapters.
+
+Every failure leaves here as a BlockyardError that names the worker.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from blockyard.errors import BlockyardError
+from blockyard.worker.v1 import worker_pb2
+from scheduler_service.replicas.loras.codec import decode_adapter, encode_add
+from scheduler_service.replicas.steps.answer_checks import require
+
+if TYPE_CHECKING:
+    from scheduler_service.replicas.loras.adapter import Adapter
+    from scheduler_service.replicas.rank import Rank
+
+# Gigabytes from a disk at most, or over a network.
+LOAD_SECONDS = 120.0
+CALL_SECONDS = 5.0
+
+
+async def _call(rank: Rank, method: str, request: Any, seconds: float = CALL_SECONDS) -> Any:
+    try:
+        return await rank.link.call(method, request, seconds)
+    except BlockyardError as error:
+        message = f"the worker at {rank.address}: {error.message}"
+        raise BlockyardError(error.reason, message, error.violations, error.retry_after_seconds) from None
+
+
+async def add_lora(rank: Rank, adapter: Adapter) -> Adapter:
+    """Has a worker read an adapter into its cache, and returns what it found."""
+    answer = await _call(rank, "AddLora", encode_add(adapter), LOAD_SECONDS)
+    found = decode_adapter(answer.adapter)
+    require(found.lora_id == adapter.lora_id, f"adapter {found.lora_id} and not {adapter.lora_id}")
+    return found
+
+
+async def remove_lora(rank: Rank, lora_id: int) -> None:
+    """Has a worker forget an adapter."""
+    await _call(rank, "RemoveLora", worker_pb2.RemoveLoraRequest(lora_id=lora_id))
+
+
+async def pin_lora(rank: Rank, lora_id: int, *, pinned: bool) -> None:
+    """Has a worker keep an adapter, or no longer."""
+    await _call(rank, "PinLora", worker_pb2.PinLoraRequest(lora_id=lora_id, pinned=pinned))

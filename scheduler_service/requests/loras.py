@@ -1,0 +1,213 @@
+"""Loads, unloads and pins adapters at all replicas, and says so to the gateways. Owns the registry of adapters."""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+import re
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from blockyard.lora.settings import split_modules
+from blockyard.settings import SettingsError
+from blockyard.telemetry import EventLogger
+from scheduler_service.replicas.loras.adapter import Adapter
+from scheduler_service.requests.lora_registry import LoraRegistry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from blockyard.lora.settings import LoraSettings
+    from scheduler_service.replicas.engine import Engine
+    from scheduler_service.requests.dispatcher import Dispatcher
+    from scheduler_service.requests.registry import RequestRegistry
+
+log = EventLogger(__name__)
+
+NAME_RULE = "must be 1 to 256 characters of A-Z a-z 0-9 . _ : / -"
+_NAME = re.compile(r"[A-Za-z0-9._:/-]{1,256}")
+MODULE_RETRY_SECONDS = 10.0
+POLL_SECONDS = 1.0
+DISABLED = "there are no adapters here: start with --max-loras"
+
+
+class Loras:
+    """The adapters of the scheduler. One object for its process. Raises SettingsError for modules without room."""
+
+    def __init__(self, settings: LoraSettings, requests: RequestRegistry, dispatcher: Dispatcher) -> None:
+        if settings.lora_modules and not settings.max_loras:
+            raise SettingsError("--lora-modules needs --max-loras")
+        self._settings = settings
+        self._requests = requests
+        self._dispatcher = dispatcher
+        self.registry = LoraRegistry(time.time())
+        # One operation at a time: a name has one adapter.
+        self._lock = asyncio.Lock()
+        # Being loaded for the first time, and in no registry yet.
+        self._loading: list[Adapter] = []
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether there may be adapters."""
+        return self._settings.max_loras > 0
+
+    def attach(self, engine: Engine) -> None:
+        """Says to a replica which adapters there are, and hears of it what it has."""
+        engine.loras.find_wanted = lambda: [*self.registry.all, *self._loading]
+        engine.loras.on_changed = self._on_changed
+
+    # What operators ask.
+
+    async def load(self, name: str, path: str, *, load_inplace: bool = False) -> Adapter:
+        """Loads an adapter at all replicas that are ready; others follow. One that is loaded from there is that one.
+
+        `load_inplace`: it takes the place of one with this name; requests that have that one go on with it.
+
+        Raises BlockyardError: FEATURE_DISABLED; FIELD_INVALID for a name or path that cannot be; WRONG_STATE for a
+        name that another one has; NO_READY_WORKER; what a worker says of the adapter.
+        """
+        self._demand_enabled()
+        path = self._resolve(name, path)
+        async with self._lock:
+            known = self.registry.find(name)
+            if known and not load_inplace:
+                if known.path == path:
+                    return known
+                message = f"{name!r} is loaded from {known.path}: unload it first, or load in place"
+                raise BlockyardError(Reason.WRONG_STATE, message)
+            wanted = Adapter(self.registry.take_id(), name, path, pinned=known.pinned if known else False)
+            adapter = replace(await self._load_everywhere(wanted), name=name, path=path, pinned=wanted.pinned)
+            self.registry.put(adapter)
+            log.info("an adapter can be used", name=name, lora_id=adapter.lora_id, digest=adapter.digest[:16])
+            self._tell_gateways()
+            return adapter
+
+    async def _load_everywhere(self, wanted: Adapter) -> Adapter:
+        engines = self._dispatcher.ready_engines
+        if not engines:
+            message = f"no worker can load it: {self._dispatcher.readiness.message}"
+            raise BlockyardError(Reason.NO_READY_WORKER, message, retry_after_seconds=1.0)
+        self._loading.append(wanted)
+        try:
+            found = await asyncio.gather(*(engine.loras.load(wanted) for engine in engines))
+            if len({each.digest for each in found}) > 1:
+                message = f"the files of {wanted.name!r} differ among the replicas"
+                raise BlockyardError(Reason.MODEL_NOT_LOADED, message)
+        finally:
+            self._loading.remove(wanted)
+            # What some could load and others not is not wanted any more.
+            for engine in engines:
+                engine.loras.reconsider()
+        return found[0]
+
+    def unload(self, name: str) -> None:
+        """Lets no new request have an adapter; the workers forget it when the last one has ended. Idempotent.
+
+        Raises BlockyardError: FEATURE_DISABLED; WRONG_STATE for one that is pinned.
+        """
+        self._demand_enabled()
+        known = self.registry.find(name)
+        if known is None:
+            return
+        if known.pinned:
+            raise BlockyardError(Reason.WRONG_STATE, f"{name!r} is pinned: unpin it first")
+        self.registry.withdraw(name)
+        log.info("an adapter is unloaded", name=name, lora_id=known.lora_id)
+        self._tell_gateways()
+        self.collect()
+
+    async def pin(self, name: str, *, pinned: bool) -> Adapter:
+        """Keeps an adapter in the workers' caches, or no longer. Raises BlockyardError: MODEL_NOT_FOUND."""
+        self._demand_enabled()
+        async with self._lock:
+            known = self.registry.find(name)
+            if known is None:
+                raise BlockyardError(Reason.MODEL_NOT_FOUND, f"there is no adapter {name!r}")
+            adapter = self.registry.change(known, pinned=pinned)
+            await asyncio.gather(*(engine.loras.pin(adapter) for engine in self._dispatcher.ready_engines))
+            self._tell_gateways()
+            return adapter
+
+    def _demand_enabled(self) -> None:
+        if not self.is_enabled:
+            raise BlockyardError(Reason.FEATURE_DISABLED, DISABLED)
+
+    def _resolve(self, name: str, path: str) -> str:
+        """Returns the folder on the workers' machines. They look themselves whether links lead out of their root."""
+        violations: list[Violation] = []
+        if _NAME.fullmatch(name) is None:
+            violations.append(Violation("name", NAME_RULE))
+        root = self._settings.lora_root
+        full = posixpath.normpath(posixpath.join(root, path)) if root else path
+        if not path:
+            violations.append(Violation("path", "must not be empty"))
+        elif root and posixpath.commonpath([posixpath.normpath(root), full]) != posixpath.normpath(root):
+            violations.append(Violation("path", f"must be below {root}, which --lora-root says"))
+        if violations:
+            raise invalid(violations)
+        return full
+
+    # What gateways say.
+
+    def take_over(self, adapters: Iterable[Adapter]) -> None:
+        """Takes over what a gateway knows of before."""
+        if self.is_enabled and self.registry.take_over(adapters):
+            self._tell_gateways()
+            self._on_changed()
+
+    def keep(self, adapter: Adapter | None) -> None:
+        """Keeps the adapter of a request, if it has one, for as long as it runs. Raises BlockyardError."""
+        if adapter is not None:
+            self._demand_enabled()
+            self.registry.keep(adapter)
+
+    def _tell_gateways(self) -> None:
+        for outbox in self._requests.outboxes:
+            outbox.put_state(loras=self.registry.named)
+
+    # Time.
+
+    def collect(self) -> None:
+        """Forgets adapters that were replaced or unloaded, and that no request has any more."""
+        if self.is_enabled:
+            self.registry.drop_unused({request.group.spec.lora_id for request in self._requests.live.values()})
+
+    async def keep_time(self) -> None:
+        """Forgets what nobody has any more. Runs for ever if there may be adapters."""
+        while self.is_enabled:
+            self.collect()
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def load_modules(self) -> None:
+        """Loads what --lora-modules names as soon as there is a worker, and tries again what cannot be loaded."""
+        modules = split_modules(self._settings.lora_modules)
+        while modules:
+            for module in modules.copy():
+                try:
+                    await self.load(*module)
+                except BlockyardError as error:
+                    if error.reason is not Reason.NO_READY_WORKER:
+                        log.warning("--lora-modules names an adapter that is not loaded", reason=error.message)
+                        await asyncio.sleep(MODULE_RETRY_SECONDS)
+                else:
+                    modules.remove(module)
+            await asyncio.sleep(POLL_SECONDS if modules else 0)
+
+    def _on_changed(self) -> None:
+        """Goes on with requests whose adapter was loaded, and fails those whose adapter nobody can load."""
+        engines = self._dispatcher.ready_engines
+        for adapter in self.registry.all:
+            problems = [engine.loras.problems.get(adapter.lora_id) for engine in engines]
+            if problems and all(problems):
+                waiting = [
+                    request_id
+                    for request_id, request in self._requests.live.items()
+                    if request.engine is None and request.group.spec.lora_id == adapter.lora_id
+                ]
+                message = f"the adapter {adapter.name!r} cannot be loaded: {problems[0]}"
+                self._dispatcher.fail_all(waiting, BlockyardError(Reason.MODEL_NOT_LOADED, message))
+        for engine in engines:
+            engine.loras.reconsider()
+        self._dispatcher.wake()
