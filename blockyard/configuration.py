@@ -287,6 +287,11 @@ class WorkerProcessSettings:
         "take a GPU's memory such that it can be given up (`blockyard admin sleep`); a processor's always can. It has "
         "not been tried on a GPU yet",
     )
+    packed_cache: str = option(
+        "",
+        "folder in which a worker keeps weights as it packs them for its processor, so that its next start only reads "
+        "them; empty: none",
+    )
     worker_model_root: str = option(
         "", "folder below which ReloadWeights may find other weights; empty: it reads those of the loaded model alone"
     )

@@ -25,6 +25,11 @@ class Arena(Protocol):
         """Bytes handed out since the beginning, or since it was rewound."""
         ...
 
+    @property
+    def parts(self) -> list[Tensor]:
+        """All that was handed out since then, in this order."""
+        ...
+
     def take(self, num_bytes: int) -> Tensor:
         """Returns bytes [num_bytes] uint8, from a multiple of 64 on; zeros where they were not handed out before.
 
@@ -50,9 +55,10 @@ class Arena(Protocol):
 
 
 def keep(arena: Arena, tensor: Tensor) -> Tensor:
-    """Copies a tensor of any device into an arena, and returns the copy."""
+    """Copies a tensor of any device into an arena, and returns the copy; of one on "meta" only the place is taken."""
     copy = arena.take(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
-    copy.copy_(tensor)
+    if not tensor.is_meta:
+        copy.copy_(tensor)
     return copy
 
 
@@ -62,6 +68,7 @@ class ChunkedArena(ABC):
     def __init__(self) -> None:
         self.used_bytes = 0
         self.chunks: list[Tensor] = []
+        self.parts: list[Tensor] = []
         self._offsets: list[int] = []
 
     @abstractmethod
@@ -88,11 +95,13 @@ class ChunkedArena(ABC):
             self._offsets.append(0)
         begin = self._offsets[index]
         self._offsets[index] += size
-        return self.chunks[index][begin : begin + num_bytes]
+        self.parts.append(self.chunks[index][begin : begin + num_bytes])
+        return self.parts[-1]
 
     def rewind(self) -> None:
         """Begins to hand out the same places once more."""
         self.used_bytes = 0
+        self.parts = []
         self._offsets = [0] * len(self.chunks)
 
 

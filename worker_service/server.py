@@ -24,7 +24,7 @@ from worker_service.groups.joining import GroupRequest, GroupSettings
 from worker_service.groups.membership import Membership
 from worker_service.rendezvous_link import RendezvousLink
 from worker_service.servicer import WorkerServicer
-from worker_service.set_up import State
+from worker_service.set_up import LoadOptions, State
 from worker_service.worker import Worker
 
 if TYPE_CHECKING:
@@ -63,11 +63,12 @@ class Server:
                 int(self._settings.device_cache_gib * 2**30),
             ),
             num_threads=self._settings.num_threads,
-            kernels=KernelChoice(
-                self._settings.cpu_kernels, self._settings.gpu_kernels, self._settings.batch_invariant
+            load_options=LoadOptions(
+                KernelChoice(self._settings.cpu_kernels, self._settings.gpu_kernels, self._settings.batch_invariant),
+                can_sleep=self._settings.enable_sleep,
+                packed_cache=Path(self._settings.packed_cache) if self._settings.packed_cache else None,
             ),
             debug=self._settings.enable_debug_rpcs,
-            can_sleep=self._settings.enable_sleep,
             model_root=Path(self._settings.worker_model_root) if self._settings.worker_model_root else None,
             make_membership=self._make_membership,
         )

@@ -9,7 +9,7 @@ Owns the limits of what may be asked for. Knows neither the event loop nor messa
 from __future__ import annotations
 
 import gc
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from blockyard.parallel import ALONE, Parallel
 from blockyard.service import faults
 from blockyard.telemetry import EventLogger
 from kernels.ops import CaptureSizes
+from kernels.select import KernelChoice
 from worker_service.batch.input_batch import BatchLimits, InputBatch
 from worker_service.cache_engine import BlockFormat, CacheEngine
 from worker_service.collectives.silent import make_silence
@@ -35,12 +36,12 @@ from worker_service.steps.step_executor import StepExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
 
     import torch
 
     from blockyard.capacity.limits import ProfileRequest
     from blockyard.capacity.memory import CachePlan, Usage
-    from kernels.select import KernelChoice
     from worker_service.models.loader import LoadedModel
     from worker_service.steps.rank_steps import RankSteps
 
@@ -167,13 +168,24 @@ def make_choice(
 
 
 @dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """What whoever starts a worker says of its loads: see `load_model`."""
+
+    kernels: KernelChoice = field(default_factory=KernelChoice)
+    can_sleep: bool = False
+    packed_cache: Path | None = None
+
+
+AUTO = LoadOptions()
+
+
+@dataclass(frozen=True, slots=True)
 class LoadHow:
-    """How weights are held, where they come from, and what computes with them; see `load_model`."""
+    """How weights are held, where they come from, and what the worker was started with; see `load_model`."""
 
     quantization: str
     load_format: str
-    kernels: KernelChoice
-    can_sleep: bool
+    options: LoadOptions
 
 
 def load(
@@ -186,12 +198,13 @@ def load(
         choice.dtype,
         choice.device,
         on_progress,
-        how.kernels.name_for(choice.device),
+        how.options.kernels.name_for(choice.device),
         how.quantization,
         how.load_format,
         choice.parallel,
-        batch_invariant=how.kernels.batch_invariant,
-        can_sleep=how.can_sleep,
+        batch_invariant=how.options.kernels.batch_invariant,
+        can_sleep=how.options.can_sleep,
+        packed_cache=how.options.packed_cache,
     )
     check_dtype(loaded.config.dtype, choice.device)
     return loaded

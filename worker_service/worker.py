@@ -16,7 +16,6 @@ from blockyard.errors import BlockyardError, Reason, invalid
 from blockyard.model_config.parallel_sizes import wrong_parallel
 from blockyard.parallel import ALONE, Parallel
 from blockyard.telemetry import EventLogger
-from kernels.select import KernelChoice
 from worker_service.device import memory
 from worker_service.device.device import ANY_DEVICE, AllowedDevice, describe_device
 from worker_service.device.thread import DeviceThread
@@ -25,8 +24,10 @@ from worker_service.lora.limits import wrong_limits
 from worker_service.observe.metrics import WorkerMetrics
 from worker_service.observe.profiler import Profiler, choose_options
 from worker_service.set_up import (
+    AUTO,
     NO_LORAS,
     LoadHow,
+    LoadOptions,
     ModelSource,
     SetUp,
     State,
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
-AUTO = KernelChoice()
 T = TypeVar("T")
 # Where a group can be formed.
 _GROUPED = State.DEVICE_READY, State.LOADED, State.CACHE_READY, State.RUNNING
@@ -76,22 +76,19 @@ class Worker:
         *,
         allowed_device: AllowedDevice = ANY_DEVICE,
         num_threads: int = 0,
-        kernels: KernelChoice = AUTO,
+        load_options: LoadOptions = AUTO,
         debug: bool = False,
-        can_sleep: bool = False,
         model_root: Path | None = None,
         make_membership: Callable[[DeviceThread, str], Membership] = Membership,
     ) -> None:
-        """`can_sleep`, `model_root`: see `load_model` and `Residency`. `make_membership` is given the device thread and
-        the incarnation."""
+        """`model_root`: see `Residency`. `make_membership` is given the device thread and the incarnation."""
         self.incarnation = secrets.token_hex(8)
         self.set_up = SetUp()
         self.is_draining = False
         self.metrics = WorkerMetrics()
         self._allowed_device = allowed_device
-        self._kernels = kernels
+        self._load_options = load_options
         self._debug = debug
-        self._can_sleep = can_sleep
         self.residency = Residency(self, model_root)
         self._may_choose_threads = num_threads == 0
         self._thread = DeviceThread(memory.compute_threads(num_threads))
@@ -212,7 +209,7 @@ class Worker:
         """Loads a model; calls `on_progress` in the device thread. Goes on to the end even if its caller leaves."""
         with self.lifecycle("LoadModel", State.DEVICE_READY):
             choice, source = self._choice(), ModelSource(model, revision)
-            how = LoadHow(quantization, load_format, self._kernels, self._can_sleep)
+            how = LoadHow(quantization, load_format, self._load_options)
             if lora_limits != NO_LORAS:
                 _refuse(wrong_limits(lora_limits))
             loaded = await self._thread.run(lambda: load(choice, source, how, on_progress))

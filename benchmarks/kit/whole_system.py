@@ -75,7 +75,7 @@ class WholeSystem:
             **dict.fromkeys(("grpc_port", "http_port", "admin_port"), 0),
             **{name: getattr(settings, name) for name in ("model", "dtype", "num_threads", "block_size")},
             **{name: getattr(settings, name) for name in ("cpu_kernels", "num_device_blocks", "max_num_seqs")},
-            **{name: getattr(settings, name) for name in ("max_num_batched_tokens", "max_model_len")},
+            **{name: getattr(settings, name) for name in ("max_num_batched_tokens", "max_model_len", "packed_cache")},
             **({"quantization": settings.quantization} if settings.quantization else {}),
             "device": "cpu",
             "num_host_blocks": 0,

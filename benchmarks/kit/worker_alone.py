@@ -29,7 +29,7 @@ from scheduler_service.core.sequence import Group
 from scheduler_service.core.values import GroupSpec, SchedulerOutput, StepResult
 from scheduler_service.replicas.codec import encode_step
 from worker_service.codec import decode_step
-from worker_service.set_up import CacheRequest
+from worker_service.set_up import CacheRequest, LoadOptions
 from worker_service.worker import Worker
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Settings:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     max_model_len: int = 4096
+    packed_cache: str = ""
 
 
 class WorkerAlone(BatchProcess):
@@ -123,7 +124,7 @@ class Planner:
 
 async def set_up(settings: Settings) -> Worker:
     """Brings a worker to where it takes steps, by the same calls as its servicer."""
-    worker = Worker(num_threads=settings.num_threads, kernels=KernelChoice(cpu=settings.cpu_kernels))
+    worker = Worker(num_threads=settings.num_threads, load_options=LoadOptions(KernelChoice(cpu=settings.cpu_kernels)))
     worker.start()
     await worker.init_device("cpu", getattr(torch, settings.dtype), "")
     quantization = {"quantization": settings.quantization} if settings.quantization else {}

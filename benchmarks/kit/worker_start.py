@@ -80,11 +80,13 @@ async def start(given: dict[str, Any]) -> WorkerStart:
     from blockyard.capacity.limits import ProfileRequest  # noqa: PLC0415
     from kernels.select import KernelChoice  # noqa: PLC0415
     from worker_service import server  # noqa: PLC0415
-    from worker_service.set_up import CacheRequest  # noqa: PLC0415
+    from worker_service.set_up import CacheRequest, LoadOptions  # noqa: PLC0415
 
     clock.end("import the worker")
     settings = Settings(**given)
-    worker = server.Worker(num_threads=settings.num_threads, kernels=KernelChoice(cpu=settings.cpu_kernels))
+    cache = Path(settings.packed_cache) if settings.packed_cache else None
+    options = LoadOptions(KernelChoice(cpu=settings.cpu_kernels), packed_cache=cache)
+    worker = server.Worker(num_threads=settings.num_threads, load_options=options)
     worker.start()
     await worker.init_device("cpu", getattr(torch, settings.dtype), "")
     loaded = await worker.load_model(settings.model, "main", lambda done, total: None, settings.quantization or "none")

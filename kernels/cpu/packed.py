@@ -23,7 +23,10 @@ WORD_BYTES = 4
 
 
 class CpuLinear:
-    """A weight in panels, with its bias. Its rows may come in parts, of which nothing is kept."""
+    """A weight in panels, with its bias. Its rows may come in parts, of which nothing is kept.
+
+    Of a weight without numbers (on the device "meta") only the place is taken, for others to fill.
+    """
 
     def __init__(
         self,
@@ -53,7 +56,8 @@ class CpuLinear:
         columns = panel_columns(row_addresses(parts), executor.panel_columns, gated=gated)
         self.weight = arena.take(len(columns) * num_words * WORD_BYTES)
         self._width = executor.panel_columns
-        executor.pack(columns, num_words, self.weight.data_ptr())
+        if not weights[0].is_meta:
+            executor.pack(columns, num_words, self.weight.data_ptr())
 
     @property
     def num_bytes(self) -> int:

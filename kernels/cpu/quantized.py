@@ -59,6 +59,9 @@ class Int8Linear:
             for dtype in (torch.float32, torch.int32)
         )
         addresses = (self.weight.data_ptr(), self.scales.data_ptr(), self.sums.data_ptr())
+        if weights[0].is_meta:
+            # As in CpuLinear.
+            return
         executor.pack_int8(columns, (self.in_features, ELEMENT_TYPES[weights[0].dtype], leaves), addresses)
 
     @property

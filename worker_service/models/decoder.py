@@ -19,6 +19,7 @@ from kernels.arena import keep
 from kernels.ops import AttentionShape, kv_pool_shape
 from kernels.select import make_arena
 from worker_service.models.layers import DecoderLayer, StepContext
+from worker_service.models.packed_files import PackedWeights
 from worker_service.models.rotary import PART, rotary_table
 from worker_service.models.vocabulary import SharedVocabulary
 
@@ -42,7 +43,10 @@ class Weights(Protocol):
         ...
 
     def read(self, name: str, shape: Sequence[int]) -> Tensor:
-        """Returns a tensor of this shape, which may be shared: copy what is to stay."""
+        """Returns a tensor of this shape, or this rank's part of it; it may be shared: copy what is to stay.
+
+        One on "meta" others fill.
+        """
         ...
 
     def pass_over(self, name: str, shape: Sequence[int]) -> None:
@@ -207,7 +211,9 @@ def build_decoder(
         BlockyardError: MODEL_NOT_LOADED, where the files and the configuration do not belong together.
     """
     arena = make_arena(backend.device) if arena is None else arena
-    return _Builder(config, backend, files, Share.of(config, parallel), arena).build()
+    if isinstance(files, PackedWeights):
+        arena = files.fill(arena)
+    return NetworkBuilder(config, backend, files, Share.of(config, parallel), arena).build()
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +235,7 @@ class _Cut:
         return slice(self.units.start * self.unit, self.units.stop * self.unit)
 
 
-class _Builder:
+class NetworkBuilder:
     """Reads tensors under the names that transformers gives them."""
 
     def __init__(self, config: ModelConfig, backend: Backend, files: Weights, share: Share, arena: Arena) -> None:
@@ -263,13 +269,13 @@ class _Builder:
         shape, tokens = (config.vocab_size, config.hidden_size), slice(share.vocabulary.start, share.vocabulary.stop)
         if not config.options.tied_embeddings or self._has_two_tables(shape):
             self._passes_over = not share.is_first_stage
-            table = self._keep(self._read("model.embed_tokens.weight", *shape)[tokens])
+            table = self._keep(self._read("model.embed_tokens.weight", *shape, part=(tokens,)))
             self._passes_over = not share.is_last_stage
             head = self._linear("", {"lm_head": _Cut(config.vocab_size, share.vocabulary)}, shape[1], bias=False)
             return (table if share.is_first_stage else None), (head if share.is_last_stage else None)
         names = ("model.embed_tokens.weight", "lm_head.weight")
         self._passes_over = not (share.is_first_stage or share.is_last_stage)
-        tied = self._read(next((name for name in names if name in self._files), names[0]), *shape)[tokens]
+        tied = self._read(next((name for name in names if name in self._files), names[0]), *shape, part=(tokens,))
         head = self._pack([tied]) if share.is_last_stage else None
         if not share.is_first_stage:
             return None, head
@@ -290,7 +296,9 @@ class _Builder:
         if not all(name in self._files for name in names):
             return False
         embedding, head = (self._files.read(name, shape) for name in names)
-        self._has_found_two = not torch.equal(embedding, head)
+        # What was saved, without numbers or cut, has the same table only once.
+        is_saved = embedding.is_meta or tuple(embedding.shape) != shape
+        self._has_found_two = is_saved or not torch.equal(embedding, head)
         return self._has_found_two
 
     def _layer(self, index: int) -> DecoderLayer:
@@ -325,14 +333,16 @@ class _Builder:
         self, prefix: str, parts: dict[str, _Cut], in_features: int, *, bias: bool, gated: bool = False
     ) -> PackedLinear:
         """Reads projections of the same input (name and outputs of each) and packs this rank's outputs as one."""
-        weights = [self._read(f"{prefix}{name}.weight", cut.size, in_features)[cut.part] for name, cut in parts.items()]
-        biases = [self._read(f"{prefix}{name}.bias", cut.size)[cut.part] for name, cut in parts.items() if bias]
+        weights = [
+            self._read(f"{prefix}{name}.weight", cut.size, in_features, part=(cut.part,)) for name, cut in parts.items()
+        ]
+        biases = [self._read(f"{prefix}{name}.bias", cut.size, part=(cut.part,)) for name, cut in parts.items() if bias]
         return self._pack(weights, torch.cat(biases) if bias else None, gated=gated)
 
     def _row_parallel(self, name: str, inputs: _Cut, leaves: int, *, bias: bool) -> PackedLinear:
         """Reads a projection back to the hidden size, and packs this rank's inputs of it, with the whole bias."""
         hidden = self._config.hidden_size
-        weight = self._read(name + ".weight", hidden, inputs.size)[:, inputs.part]
+        weight = self._read(name + ".weight", hidden, inputs.size, part=(slice(None), inputs.part))
         added = self._read(name + ".bias", hidden).clone() if bias else None
         return self._pack([weight], added, leaves=leaves, partial=self._share.is_cut)
 
@@ -343,9 +353,17 @@ class _Builder:
         """Copies what stays: what is read may lie in a file."""
         return tensor if self._passes_over else keep(self._arena, tensor)
 
-    def _read(self, name: str, *shape: int) -> Tensor:
-        """Returns a tensor in the model's dtype: perhaps the file itself, mapped; without numbers if passed over."""
+    def _read(self, name: str, *shape: int, part: tuple[slice, ...] = ()) -> Tensor:
+        """Returns a part of a tensor in the model's dtype: perhaps the file itself, mapped.
+
+        Without numbers if it is passed over, or if others fill what is built.
+        """
         if self._passes_over:
             self._files.pass_over(name, shape)
-            return torch.empty(shape, dtype=self._config.dtype, device="meta")
-        return self._files.read(name, shape).to(self._backend.device, self._config.dtype)
+            return torch.empty(shape, dtype=self._config.dtype, device="meta")[part]
+        tensor = self._read_part(name, shape, part)
+        return tensor if tensor.is_meta else tensor.to(self._backend.device, self._config.dtype)
+
+    def _read_part(self, name: str, shape: tuple[int, ...], part: tuple[slice, ...]) -> Tensor:
+        tensor = self._files.read(name, shape)
+        return tensor[part] if tuple(tensor.shape) == shape else tensor

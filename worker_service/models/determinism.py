@@ -6,20 +6,15 @@ It does not cover threads: they change nothing where results are batch-invariant
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-import kernels
 from worker_service.device.device import instruction_set
+from worker_service.models.source import source_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from worker_service.models.loader import LoadedModel
-
-_WORKER = Path(__file__).parents[1]
 
 
 def determinism_id(loaded: LoadedModel, fingerprint: str) -> str:
@@ -41,17 +36,3 @@ def determinism_id(loaded: LoadedModel, fingerprint: str) -> str:
         fingerprint,
     )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
-
-
-def source_digest() -> str:
-    """Hashes the source code that computes: kernels, networks, sampler."""
-    kernel_files = (path for root in kernels.__path__ for path in Path(root).rglob("*.py"))
-    own_files = (path for wing in ("models", "sampling") for path in (_WORKER / wing).rglob("*.py"))
-    return _digest([*kernel_files, *own_files])
-
-
-def _digest(files: Iterable[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(files):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()

@@ -17,6 +17,16 @@ from kernels.select import get_backend, make_arena
 from worker_service.device.memory import room_for_weights
 from worker_service.models.decoder import DecoderModel, build_decoder
 from worker_service.models.model_config import ModelConfig, read_config
+from worker_service.models.packed_files import (
+    Facts,
+    Key,
+    PackedWeights,
+    PackError,
+    cached_path,
+    make_key,
+    pack_name,
+    write_pack,
+)
 from worker_service.models.random_weights import RandomWeights
 from worker_service.models.weight_files import WeightFiles
 
@@ -25,6 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
+    from torch import Tensor
 
     from blockyard.parallel import Parallel
     from kernels.arena import Arena
@@ -33,6 +44,8 @@ if TYPE_CHECKING:
 __all__ = ["LoadedModel", "ModelConfig", "load_model"]
 
 log = EventLogger(__name__)
+
+NO_COMPANIONS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +72,8 @@ class LoadedModel:
     """Where the weights lie, as far as the backend packs them into arenas."""
     tensors: Mapping[str, tuple[int, ...]]
     """The shapes of the tensors that the weights are made of, by name, in the order in which they are read."""
-    arena_bytes: int
-    """Bytes of the arena that the weights take."""
+    parts: Sequence[Tensor]
+    """The parts of the arena that the weights take, each [bytes] uint8, in the order in which they were taken."""
     can_sleep: bool = True
     """Whether its memory can be given up."""
     version: str = ""
@@ -79,6 +92,7 @@ def load_model(
     *,
     batch_invariant: bool = False,
     can_sleep: bool = False,
+    packed_cache: Path | None = None,
 ) -> LoadedModel:
     """Loads a model, one tensor at a time: memory stays near one copy of the weights.
 
@@ -89,10 +103,12 @@ def load_model(
         on_progress: called with (bytes read, bytes in all) after each tensor.
         kernels: one of `kernels.select.CPU_KERNELS` or `GPU_KERNELS`, by the device.
         quantization: one of `kernels.select.QUANTIZATIONS`.
-        load_format: "auto", or "random" for weights that are made on the device, of a folder that has none.
+        load_format: "auto"; "packed" for what was saved so; or "random" for weights that are made on the device, of a
+            folder that has none.
         parallel: this rank's place; its share of the weights is loaded.
         batch_invariant: whether a GPU shall give a row the same bits in every step.
         can_sleep: whether a GPU's memory shall be such that it can be given up; a processor's always can.
+        packed_cache: folder that keeps packed weights of "auto" for the next load; None: none are kept.
 
     Raises:
         BlockyardError: MODEL_NOT_LOADED, with a message that says what to do.
@@ -101,31 +117,111 @@ def load_model(
     for remark in config.remarks:
         log.warning(remark)
     check_sizes(config, parallel)
-    files = open_weights(config, folder, device, load_format, on_progress)
     _check_weights(config, parallel, device, kernels, quantization)
     try:
         backend = get_backend(device, config.dtype, kernels, quantization, batch_invariant=batch_invariant)
     except ValueError as error:
         raise unusable(str(error)) from None
-    arena = make_arena(device, can_be_given_up=can_sleep)
-    model = build_decoder(config, backend, files, parallel, arena)
-    _log_doubts(load_format, files.unread)
-    return LoadedModel(
-        model,
-        backend,
-        config,
-        files.finish(),
-        model_digest(folder),
-        model.parameter_bytes,
-        quantization,
-        folder,
-        load_format,
-        parallel,
-        arena,
-        files.tensors,
-        arena.used_bytes,
-        can_sleep or device.type == "cpu",
-    )
+    target = _Target(config, backend, quantization, parallel, folder, load_format, can_sleep or device.type == "cpu")
+    pack = target.find_pack(packed_cache)
+    loaded = _load_packed(pack, target, on_progress) if pack else None
+    if loaded is None:
+        loaded = target.build(open_weights(config, folder, device, load_format, on_progress))
+        if pack and pack.is_cached:
+            _write_cached(pack, loaded)
+    return loaded
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What is to be loaded, and onto what."""
+
+    config: ModelConfig
+    backend: Backend
+    quantization: str
+    parallel: Parallel
+    folder: Path
+    load_format: str
+    can_sleep: bool
+
+    def build(self, files: WeightFiles | RandomWeights | PackedWeights) -> LoadedModel:
+        """Builds the network of some files in an arena of its own."""
+        arena = make_arena(self.backend.device, can_be_given_up=self.can_sleep)
+        model = build_decoder(self.config, self.backend, files, self.parallel, arena)
+        _log_doubts(self.load_format, files.unread)
+        return LoadedModel(
+            model,
+            self.backend,
+            self.config,
+            files.finish(),
+            model_digest(self.folder),
+            model.parameter_bytes,
+            self.quantization,
+            self.folder,
+            self.load_format,
+            self.parallel,
+            arena,
+            files.tensors,
+            tuple(arena.parts),
+            self.can_sleep,
+        )
+
+    def find_pack(self, cache: Path | None) -> _Pack | None:
+        """Finds where packed weights are or may be written; None: nowhere."""
+        if not self.backend.packs_into_arenas or self.backend.device.type != "cpu":
+            return None
+        digest = model_digest(self.folder)
+        key = make_key(self.config, self.backend, self.quantization, self.parallel, self.folder, digest)
+        if self.load_format == "packed":
+            return _Pack(self.folder / pack_name(self.parallel.rank), key, is_cached=False)
+        if self.load_format == "auto" and cache is not None:
+            return _Pack(cached_path(cache, key, self.folder), key, is_cached=True)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Pack:
+    """Where packed weights are, or may be written, and the key that they must have."""
+
+    path: Path
+    key: Key
+    is_cached: bool
+
+
+def _load_packed(pack: _Pack, target: _Target, on_progress: Callable[[int, int], None]) -> LoadedModel | None:
+    """Loads packed weights; returns None, after logging why, where these are not to be used and there are others."""
+    try:
+        with PackedWeights(pack.path, pack.key, target.config.dtype, on_progress) as files:
+            loaded = target.build(files)
+    except FileNotFoundError:
+        if pack.is_cached:
+            return None
+        problem = "there is none"
+    except (OSError, PackError) as error:
+        problem = str(error)
+    else:
+        log.info("packed weights were read", path=str(pack.path))
+        return loaded
+    if not pack.is_cached and not any(pack.path.parent.glob("*.safetensors")):
+        raise unusable(f"{pack.path} cannot be used, and there are no safetensors files beside it: {problem}")
+    log.warning("packed weights are not used: the weights are read and packed", path=str(pack.path), reason=problem)
+    return None
+
+
+def _write_cached(pack: _Pack, loaded: LoadedModel) -> None:
+    """Keeps packed weights for the next start; a cache that cannot be written costs nothing but that."""
+    try:
+        pack.path.parent.mkdir(parents=True, exist_ok=True)
+        write_pack(pack.path, pack.key, facts_of(loaded), loaded.parts, lambda done_bytes, total_bytes: None)
+    except OSError as error:
+        log.warning("packed weights cannot be written", path=str(pack.path), reason=error.strerror)
+    else:
+        log.info("packed weights were written, for the next start", path=str(pack.path))
+
+
+def facts_of(loaded: LoadedModel, companions: Mapping[str, str] = NO_COMPANIONS) -> Facts:
+    """Collects what a saved model tells of itself; `companions`: SHA-256 of files beside it, by name."""
+    return Facts(loaded.weights_digest, loaded.tensors, loaded.model.has_two_tables, companions)
 
 
 def _check_weights(

@@ -55,19 +55,22 @@ class _Entry:
 class WeightFiles:
     """All tensors of a model folder, by name."""
 
-    def __init__(self, folder: Path, on_progress: Callable[[int, int], None]) -> None:
+    def __init__(
+        self, folder: Path, on_progress: Callable[[int, int], None], paths: Sequence[Path] | None = None
+    ) -> None:
         """Reads the headers of all files.
 
         Args:
             folder: holds model.safetensors, or an index and its shards.
             on_progress: called with (bytes read, bytes in all) after each tensor.
+            paths: the files, where they have other names.
 
         Raises:
             BlockyardError: MODEL_NOT_LOADED, where files are missing, damaged, or of another format.
         """
         self._folder = folder
         self._on_progress = on_progress
-        self._entries = _read_headers(folder)
+        self._entries = _read_headers(_find_files(folder) if paths is None else paths)
         self._digests: dict[str, bytes] = {}
         self._done_bytes = 0
         self._total_bytes = sum(entry.num_bytes for entry in self._entries.values())
@@ -119,17 +122,20 @@ class WeightFiles:
         entry = self._entries.get(name)
         if entry is None:
             raise unusable(f"{self._folder} has no tensor {name}: the weights do not belong to its config.json")
-        if entry.shape != tuple(shape):
-            raise unusable(
-                f"{entry.path.name}: {name} has shape {list(entry.shape)}, and config.json asks for "
-                f"{list(shape)}: the weights do not belong to it"
-            )
+        self._check_shape(f"{entry.path.name}: {name}", entry.shape, shape)
         if entry.stored_dtype not in STORED_DTYPES:
             raise unusable(
                 f"{entry.path.name}: {name} is stored as {entry.stored_dtype}; supported are "
                 f"{', '.join(STORED_DTYPES)}: load the model's original weights instead"
             )
         return entry
+
+    def _check_shape(self, name: str, found: Sequence[int], shape: Sequence[int]) -> None:
+        if tuple(found) != tuple(shape):
+            raise unusable(
+                f"{name} has shape {list(found)}, and config.json asks for {list(shape)}: "
+                "the weights do not belong to it"
+            )
 
     def finish(self) -> str:
         """Reports that all is read, and gives the digest of the weights in hex.
@@ -178,9 +184,9 @@ def _map(entry: _Entry, *, reads_ahead: bool) -> Tensor:
     return torch.frombuffer(memory, dtype=dtype, offset=begin, count=math.prod(entry.shape)).view(entry.shape)
 
 
-def _read_headers(folder: Path) -> dict[str, _Entry]:
+def _read_headers(paths: Sequence[Path]) -> dict[str, _Entry]:
     entries: dict[str, _Entry] = {}
-    for path in _find_files(folder):
+    for path in paths:
         try:
             entries |= _read_header(path)
         except OSError as error:

@@ -19,7 +19,7 @@ from scheduler_service.replicas.codec import decode_answer, encode_step
 from scheduler_service.replicas.steps.answer_checks import AnswerLimits
 from tests.kit.oracles.core_requests import add_request
 from worker_service.codec import decode_step, encode_result
-from worker_service.set_up import CacheRequest
+from worker_service.set_up import CacheRequest, LoadOptions
 from worker_service.worker import Worker
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class OracleWorker:
         self._model = model
         self._dtype = dtype
         self._load_format = load_format
-        self._worker = Worker(num_threads=1, kernels=kernels)
+        self._worker = Worker(num_threads=1, load_options=LoadOptions(kernels))
         self._epoch = 0
         self.is_batch_invariant = False
 

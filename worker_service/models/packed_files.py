@@ -1,0 +1,329 @@
+"""Weights as they lie in memory, in one file a rank: to load it is to read it, and nothing has to be packed.
+
+The parts of the arena, in the order in which they were taken, one behind the other; then a footer in JSON, its length,
+its CRC32C and a mark. The footer has a CRC32C of each MiB of each part, and a key: all that decides where a byte lies.
+A file whose key is another one, or of which a byte was changed, is not used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from crc32c import crc32c
+
+from blockyard.model_config.share import Share
+from worker_service.models.source import source_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
+    from pathlib import Path
+    from typing import BinaryIO
+
+    from torch import Tensor
+
+    from blockyard.parallel import Parallel
+    from kernels.arena import Arena
+    from kernels.ops import Backend
+    from worker_service.models.model_config import ModelConfig
+
+# The number changes with the format.
+MARK = b"BLOCKYARD PACKED WEIGHTS 1\n"
+_END = struct.Struct(f"<QI{len(MARK)}s")
+CHECKED_BYTES = 1 << 20
+# What a thread reads at once, in pieces that are still in the processor's cache when they are checked.
+_READ_BYTES = 8 << 20
+_MAX_THREADS = 4
+
+Key = dict[str, Any]
+
+
+class PackError(Exception):
+    """A packed file that is not to be used, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a footer tells beside the key and the checksums."""
+
+    weights_digest: str
+    """As `LoadedModel` has it, of the files that the weights came from."""
+    tensors: Mapping[str, Sequence[int]]
+    """As `LoadedModel` has them."""
+    has_two_tables: bool
+    """As `DecoderModel` has it."""
+    companions: Mapping[str, str]
+    """SHA-256 in hex of other files of the same folder, by name."""
+
+
+def make_key(
+    config: ModelConfig, backend: Backend, quantization: str, parallel: Parallel, folder: Path, model_digest: str
+) -> Key:
+    """Collects all that decides which bytes lie where in packed weights; two that are equal in it are interchangeable.
+
+    Args:
+        config: of the model.
+        backend: what packs.
+        quantization: of the products.
+        parallel: the rank whose weights these are.
+        folder: where the weights come from: size and time of its safetensors files count.
+        model_digest: of its config.json.
+    """
+    return {
+        "config.json": model_digest,
+        "configuration": hashlib.sha256(repr(config).encode()).hexdigest(),
+        "kernels": f"{backend.name} {backend.identity}",
+        "version of Blockyard": source_digest(),
+        "dtype": str(config.dtype).removeprefix("torch."),
+        "quantization": quantization,
+        "layout": [parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.rank],
+        "share": repr(Share.of(config, parallel)),
+        "weight files": [[path.name, *_size_and_time(path)] for path in sorted(folder.glob("*.safetensors*"))],
+    }
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def pack_name(rank: int) -> str:
+    """Returns the name of a rank's file in a folder of packed weights."""
+    return f"packed-rank-{rank}.bin"
+
+
+def cached_path(cache: Path, key: Key, folder: Path) -> Path:
+    """Returns the place of a model's file in a cache: a file of another key of the same model, rank and dtype is there
+    no longer once this one is written, so that a cache does not grow with every version.
+    """
+    slot = [str(folder.resolve()), key["dtype"], key["quantization"], key["layout"]]
+    return cache / f"{folder.name}-{hashlib.sha256(json.dumps(slot).encode()).hexdigest()[:16]}.packed"
+
+
+def write_pack(
+    path: Path, key: Key, facts: Facts, parts: Sequence[Tensor], on_progress: Callable[[int, int], None]
+) -> None:
+    """Writes a file, whole or not at all: it is written beside its place and renamed.
+
+    Args:
+        path: where; what is there is replaced.
+        key: of `make_key`.
+        facts: for the footer.
+        parts: of the arena, each [bytes] uint8 in the host's memory.
+        on_progress: called with (bytes written, bytes in all).
+
+    Raises:
+        OSError: it cannot be written; nothing is left of it.
+    """
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with unfinished.open("xb") as file:
+            checksums = list(_write_parts(file, parts, on_progress))
+            footer = {"key": key, "facts": asdict(facts), "parts": [len(part) for part in parts], "crc": checksums}
+            text = json.dumps(footer).encode()
+            file.write(text + _END.pack(len(text), crc32c(text), MARK))
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.rename(path)
+    except BaseException:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise
+
+
+def _write_parts(file: BinaryIO, parts: Sequence[Tensor], on_progress: Callable[[int, int], None]) -> Iterator[int]:
+    done_bytes, total_bytes = 0, sum(map(len, parts))
+    for part in parts:
+        content = part.numpy().data
+        for begin in range(0, len(content), CHECKED_BYTES):
+            piece = content[begin : begin + CHECKED_BYTES]
+            file.write(piece)
+            yield crc32c(piece)
+        done_bytes += len(part)
+        on_progress(done_bytes, total_bytes)
+
+
+class PackedWeights:
+    """The tensors of a packed file, by name: places without numbers, since these are read where they are to lie.
+
+    Has what `WeightFiles` has. Build a network of it in what `fill` returns, call `finish`, and close it.
+    """
+
+    def __init__(self, path: Path, key: Key, dtype: torch.dtype, on_progress: Callable[[int, int], None]) -> None:
+        """Opens a file.
+
+        Raises:
+            FileNotFoundError: there is none.
+            PackError: it is not whole, or its key is not this one.
+        """
+        self._file = path.open("rb", buffering=0)
+        self._path, self._dtype, self._on_progress = path, dtype, on_progress
+        self._filling: _FillingArena | None = None
+        try:
+            self._check(key)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _check(self, key: Key) -> None:
+        footer = self._read_footer()
+        if others := [name for name in key if footer["key"].get(name) != key[name]]:
+            found = ", ".join(f"{name} ({_brief(footer['key'].get(name))}, not {_brief(key[name])})" for name in others)
+            raise PackError(f"it was written for other weights or another worker: {found}")
+        self.facts = Facts(**footer["facts"])
+        self._sizes: list[int] = footer["parts"]
+        self._checksums: list[int] = footer["crc"]
+        self._check_companions()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._filling is not None:
+            self._filling.stop()
+        self._file.close()
+
+    def _read_footer(self) -> dict[str, Any]:
+        descriptor = self._file.fileno()
+        size = os.fstat(descriptor).st_size
+        end = os.pread(descriptor, _END.size, max(0, size - _END.size))
+        if len(end) != _END.size or (fields := _END.unpack(end))[2] != MARK or fields[0] > size - _END.size:
+            raise PackError("it is not whole, or of another version")
+        text = os.pread(descriptor, fields[0], size - _END.size - fields[0])
+        if crc32c(text) != fields[1]:
+            raise PackError("its footer is damaged")
+        footer = json.loads(text)
+        if sum(footer["parts"]) + len(text) + _END.size != size:
+            raise PackError("it is not whole")
+        return footer
+
+    def _check_companions(self) -> None:
+        for name, digest in self.facts.companions.items():
+            companion = self._path.parent / name
+            if not companion.is_file() or hashlib.sha256(companion.read_bytes()).hexdigest() != digest:
+                raise PackError(f"{name} is not the file that was saved with it")
+
+    @property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the tensors that the weights are made of, by name, in the order in which they were read."""
+        return {name: tuple(shape) for name, shape in self.facts.tensors.items()}
+
+    @property
+    def unread(self) -> list[str]:
+        """Empty: what the model does not use is not packed."""
+        return []
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.facts.tensors and (name != "lm_head.weight" or self.facts.has_two_tables)
+
+    def read(self, name: str, shape: Sequence[int]) -> Tensor:
+        """Returns a tensor of this shape on the device "meta"."""
+        return torch.empty(*shape, dtype=self._dtype, device="meta")
+
+    def pass_over(self, name: str, shape: Sequence[int]) -> None:
+        """Does nothing."""
+
+    def check(self, tensors: Mapping[str, Sequence[int]]) -> None:
+        """Does nothing: the key says that they are these."""
+
+    def fill(self, arena: Arena) -> Arena:
+        """Returns an arena that hands out what another one does, and begins to read each part's bytes there."""
+        self._filling = _FillingArena(arena, self._file.fileno(), self._sizes, self._checksums)
+        return self._filling
+
+    def finish(self) -> str:
+        """Waits until all is read, and returns the digest of the weights in hex.
+
+        Raises:
+            PackError: the file is damaged, or cannot be read. What was filled must not be used.
+        """
+        assert self._filling is not None
+        self._filling.finish(self._on_progress)
+        return self.facts.weights_digest
+
+
+def _brief(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+class _FillingArena:
+    """Hands out what an arena does, and reads a file's parts into it, with several threads."""
+
+    def __init__(self, arena: Arena, descriptor: int, sizes: Sequence[int], checksums: Sequence[int]) -> None:
+        self._arena = arena
+        self._descriptor = descriptor
+        self._sizes = iter(sizes)
+        self._checksums = iter(checksums)
+        self._total_bytes, self._offset = sum(sizes), 0
+        self._pool = ThreadPoolExecutor(min(_MAX_THREADS, torch.get_num_threads()), "packed weights")
+        self._reads: list[tuple[int, Future[None]]] = []
+
+    @property
+    def used_bytes(self) -> int:
+        """Of the arena beneath."""
+        return self._arena.used_bytes
+
+    @property
+    def parts(self) -> list[Tensor]:
+        """Of the arena beneath."""
+        return self._arena.parts
+
+    def take(self, num_bytes: int) -> Tensor:
+        """Takes a part and begins to fill it; its bytes are there after `finish`."""
+        if next(self._sizes, None) != num_bytes:
+            raise PackError("its parts are others than those of the model")
+        part = self._arena.take(num_bytes)
+        content = part.numpy().data
+        for begin in range(0, num_bytes, _READ_BYTES):
+            piece = content[begin : begin + _READ_BYTES]
+            checksums = [next(self._checksums) for _ in range(0, len(piece), CHECKED_BYTES)]
+            self._reads.append((len(piece), self._pool.submit(self._read, piece, self._offset + begin, checksums)))
+        self._offset += num_bytes
+        return part
+
+    def _read(self, content: memoryview, offset: int, checksums: Sequence[int]) -> None:
+        for number, checksum in enumerate(checksums):
+            begin = number * CHECKED_BYTES
+            piece = content[begin : begin + CHECKED_BYTES]
+            try:
+                num_read = os.preadv(self._descriptor, [piece], offset + begin)
+            except OSError as error:
+                raise PackError(f"it cannot be read: {error.strerror}") from None
+            if num_read != len(piece) or crc32c(piece) != checksum:
+                raise PackError(f"it is damaged at byte {offset + begin}")
+
+    def finish(self, on_progress: Callable[[int, int], None]) -> None:
+        """Waits for all reads; raises PackError."""
+        done_bytes = 0
+        for num_bytes, read in self._reads:
+            read.result()
+            done_bytes += num_bytes
+            on_progress(done_bytes, self._total_bytes)
+        if next(self._sizes, None) is not None:
+            raise PackError("its parts are others than those of the model")
+
+    def stop(self) -> None:
+        """Ends the threads; what waits is not read."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def rewind(self) -> None:
+        """Rewinds the arena beneath."""
+        self._arena.rewind()
+
+    def give_up(self, *, keeps: bool) -> None:
+        """Gives the memory beneath up."""
+        self._arena.give_up(keeps=keeps)
+
+    def restore(self) -> None:
+        """Restores the memory beneath."""
+        self._arena.restore()
