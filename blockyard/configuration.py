@@ -292,6 +292,9 @@ class WorkerProcessSettings:
         "folder in which a worker keeps weights as it packs them for its processor, so that its next start only reads "
         "them; empty: none",
     )
+    worker_lora_root: str = option(
+        "", "folder below which AddLora may find LoRA adapters, links resolved; empty: it reads none"
+    )
     worker_model_root: str = option(
         "", "folder below which ReloadWeights may find other weights; empty: it reads those of the loaded model alone"
     )

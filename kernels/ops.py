@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from kernels.arena import Arena
     from kernels.collectives import Ranks
     from kernels.launching import Launcher
+    from kernels.lora import LoraOps, LoraRows
+    from kernels.packed import PackedLinear
     from kernels.sampling import SamplingOps
 
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
@@ -66,35 +68,13 @@ class AttentionBatch:
     """Of the layers that have one."""
     work_lists: dict[Any, Any] = field(default_factory=dict[Any, Any], repr=False)
     """The backend's own schedule, kept for the layers after the first."""
+    lora: LoraRows | None = None
+    """The rows that have a LoRA adapter; None: none has."""
 
     @property
     def num_tokens(self) -> int:
         """T: rows of the step."""
         return self.positions.shape[0]
-
-
-class PackedLinear(Protocol):
-    """A weight in the backend's own layout, with its bias. It replaces the tensor that it was made from."""
-
-    in_features: int
-    out_features: int
-    """Of the product: of a gated weight half its rows."""
-    is_table: bool
-    """Whether `Backend.embedding` can take rows from it, so that a tied table need not be held twice."""
-    is_partial: bool
-    """Whether other ranks hold the rest of its inner dimension."""
-
-    layout: str
-    """How it is held, in words."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes held."""
-        ...
-
-    def unpack(self) -> tuple[Tensor, Tensor | None]:
-        """Returns copies of the weight [rows, in_features] that rows are multiplied by, and of the bias [rows]."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,6 +93,8 @@ class StepInputs:
     """[R]: rows of which logits are made, in any order and also more than once."""
     last_tokens: Tensor | None = None
     """[rows] int64 on the device, as for `SamplingOps.take_last_tokens`; None where all ids are known."""
+    lora: LoraRows | None = None
+    """The rows that have a LoRA adapter; None: none has."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,6 +156,11 @@ class Backend(Protocol):
     @property
     def sampling(self) -> SamplingOps:
         """The ops of sampling."""
+        ...
+
+    @property
+    def lora(self) -> LoraOps | None:
+        """The ops of LoRA adapters; None: this backend has none."""
         ...
 
     @property
@@ -240,10 +227,13 @@ class Backend(Protocol):
         """
         ...
 
-    def linear(self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False) -> Tensor:
+    def linear(
+        self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False, lora: LoraRows | None = None
+    ) -> Tensor:
         """Multiplies rows [R, in_features] (row stride free) by a packed weight -> [R, out_features].
 
-        If `wide` the result is float32, as exact as the backend has it; not for a gated or partial weight.
+        If `wide` the result is float32, as exact as the backend has it; not for a gated or partial weight, nor beside
+        `lora`: rows that have adapters get what these add, where the weight has slots (`kernels.lora`).
         """
         ...
 

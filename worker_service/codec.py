@@ -335,7 +335,7 @@ def encode_info(worker: Worker, worker_id: str, placement: worker_pb2.Placement)
         draining=worker.is_draining,
         group=encode_group(worker.membership.info),
         placement=placement,
-        lora=encode_lora(set_up.lora_limits),
+        lora=encode_lora(set_up.loras),
         sleep=encode_sleep(set_up.sleep) if set_up.loaded else None,
     )
 

@@ -69,6 +69,7 @@ class Server:
                 packed_cache=Path(self._settings.packed_cache) if self._settings.packed_cache else None,
             ),
             debug=self._settings.enable_debug_rpcs,
+            lora_root=Path(self._settings.worker_lora_root) if self._settings.worker_lora_root else None,
             model_root=Path(self._settings.worker_model_root) if self._settings.worker_model_root else None,
             make_membership=self._make_membership,
         )

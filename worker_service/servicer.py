@@ -7,12 +7,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from blockyard.errors import Violation, invalid
 from blockyard.service import faults
 from blockyard.service.log_level import set_log_level
 from blockyard.telemetry import EventLogger
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
-from worker_service import codec, group_codec
+from worker_service import codec, group_codec, lora_codec
 from worker_service.observe.step_spans import StepSpans
 from worker_service.weights.codec import decode_head, decode_tags, encode_tags
 
@@ -199,20 +199,24 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             stream.finish()
 
     async def AddLora(self, request: worker_pb2.AddLoraRequest, context: Context) -> Any:
-        """Refuses: nothing reads adapters yet."""
-        raise _no_loras()
+        """Reads an adapter."""
+        adapter = await self._worker.adapters.add(lora_codec.decode_add(request))
+        pinned = self._worker.adapters.is_pinned(adapter)
+        return worker_pb2.AddLoraResponse(adapter=lora_codec.encode_adapter(adapter, pinned=pinned))
 
     async def RemoveLora(self, request: worker_pb2.RemoveLoraRequest, context: Context) -> Any:
-        """Refuses: nothing reads adapters yet."""
-        raise _no_loras()
+        """Forgets an adapter."""
+        await self._to_the_end(self._worker.adapters.remove(request.lora_id))
+        return worker_pb2.RemoveLoraResponse()
 
     async def PinLora(self, request: worker_pb2.PinLoraRequest, context: Context) -> Any:
-        """Refuses: nothing reads adapters yet."""
-        raise _no_loras()
+        """Keeps an adapter, or no longer."""
+        self._worker.adapters.pin(request.lora_id, pinned=request.pinned)
+        return worker_pb2.PinLoraResponse()
 
     async def ListLoras(self, request: worker_pb2.ListLorasRequest, context: Context) -> Any:
-        """Refuses: nothing reads adapters yet."""
-        raise _no_loras()
+        """Lists the adapters."""
+        return worker_pb2.ListLorasResponse(adapters=lora_codec.encode_adapters(self._worker.adapters.store()))
 
     async def StartProfile(self, request: worker_pb2.StartProfileRequest, context: Context) -> Any:
         """Begins a profile."""
@@ -264,7 +268,3 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         """Hashes blocks."""
         device, host = await self._worker.checksum_blocks(list(request.device_block_ids), list(request.host_block_ids))
         return worker_pb2.ChecksumBlocksResponse(device_checksums=device, host_checksums=host)
-
-
-def _no_loras() -> BlockyardError:
-    return BlockyardError(Reason.FEATURE_DISABLED, "this worker was not told to make room for LoRA adapters")

@@ -14,8 +14,17 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from blockyard.capacity.limits import DEFAULT_BLOCK_SIZE, max_useful_blocks, wrong_block_size, wrong_step_size
-from blockyard.capacity.memory import cpu_usage, fitting_utilization, fixed_plan, plan_cache, read_host_memory, tighter
+from blockyard.capacity.memory import (
+    cpu_usage,
+    fitting_utilization,
+    fixed_plan,
+    plan_cache,
+    read_host_memory,
+    set_aside,
+    tighter,
+)
 from blockyard.errors import BlockyardError, Reason, Violation
+from blockyard.model_config.fields import unusable
 from blockyard.model_files import resolve_model
 from blockyard.parallel import ALONE, Parallel
 from blockyard.service import faults
@@ -27,7 +36,9 @@ from worker_service.cache_engine import BlockFormat, CacheEngine
 from worker_service.collectives.silent import make_silence
 from worker_service.device import memory
 from worker_service.device.device import AllowedDevice, check_dtype, choose_device
-from worker_service.lora.limits import LoraLimits
+from worker_service.lora.limits import NO_LORAS, LoraLimits
+from worker_service.lora.reader import AdapterReader
+from worker_service.lora.store import LoraStore
 from worker_service.models.determinism import determinism_id
 from worker_service.models.loader import load_model
 from worker_service.runner.dry_runs import profile, settle_threads, warm_up
@@ -46,8 +57,6 @@ if TYPE_CHECKING:
     from worker_service.steps.rank_steps import RankSteps
 
 log = EventLogger(__name__)
-
-NO_LORAS = LoraLimits()
 
 # What the ranks have to meet in, before the first step.
 FINGERPRINT_SECONDS = 60.0
@@ -135,8 +144,8 @@ class SetUp:
 
     configuration_digest: str = ""
     choice: DeviceChoice | None = None
-    lora_limits: LoraLimits = NO_LORAS
     loaded: LoadedModel | None = None
+    loras: LoraStore | None = None
     plan: CachePlan | None = None
     cache: CacheFacts | None = None
     executor: StepExecutor | None = None
@@ -210,7 +219,19 @@ def load(
     return loaded
 
 
-def count_blocks(loaded: LoadedModel, choice: DeviceChoice, request: ProfileRequest) -> CachePlan:
+def make_loras(loaded: LoadedModel, limits: LoraLimits, root: Path | None) -> LoraStore | None:
+    """Makes room for adapters, if any are allowed; raises BlockyardError MODEL_NOT_LOADED."""
+    if limits == NO_LORAS:
+        return None
+    if loaded.backend.lora is None:
+        raise unusable(f"the kernels {loaded.backend.name} take no LoRA adapters: start without --max-loras")
+    reader = AdapterReader(loaded.model, loaded.backend.lora, limits)
+    return LoraStore(reader, limits, root, loaded.config.max_model_len)
+
+
+def count_blocks(
+    loaded: LoadedModel, choice: DeviceChoice, request: ProfileRequest, loras: LoraStore | None = None
+) -> CachePlan:
     """Profiles the worst step and counts the blocks that fit beside it; raises BlockyardError NEVER_FITS."""
     device = choice.device
     block_size = request.block_size or DEFAULT_BLOCK_SIZE[device.type]
@@ -224,7 +245,7 @@ def count_blocks(loaded: LoadedModel, choice: DeviceChoice, request: ProfileRequ
             swap_space_bytes=request.swap_space_bytes,
         )
     return plan_cache(
-        _measure_usage(loaded, choice, block_size, request),
+        set_aside(_measure_usage(loaded, choice, block_size, request), loras.free_bytes if loras else 0),
         block_size=block_size,
         block_bytes=block_bytes,
         utilization=request.device_memory_utilization,
@@ -276,7 +297,12 @@ def check_memory(executor: StepExecutor, plan: CachePlan | None) -> None:
 
 
 def make_executor(
-    loaded: LoadedModel, request: CacheRequest, *, may_choose_threads: bool, ranks: RankSteps | None = None
+    loaded: LoadedModel,
+    request: CacheRequest,
+    *,
+    may_choose_threads: bool,
+    ranks: RankSteps | None = None,
+    loras: LoraStore | None = None,
 ) -> tuple[StepExecutor, CacheFacts]:
     """Allocates the pools, proves what it can about results, and warms up; raises BlockyardError NEVER_FITS.
 
@@ -284,7 +310,7 @@ def make_executor(
     """
     cache = _make_cache(loaded, request)
     loaded.model.reserve_positions(request.max_model_len)
-    runner = ModelRunner(loaded)
+    runner = ModelRunner(loaded, loras.make_slots() if loras else None)
     if ranks is not None:
         runner.join(ranks.silence)
     batch_invariant = runner.prove_batch_invariance()

@@ -20,12 +20,11 @@ from worker_service.device import memory
 from worker_service.device.device import ANY_DEVICE, AllowedDevice, describe_device
 from worker_service.device.thread import DeviceThread
 from worker_service.groups.membership import Membership, wrong_members, wrong_request
-from worker_service.lora.limits import wrong_limits
+from worker_service.lora.limits import NO_LORAS, wrong_limits
 from worker_service.observe.metrics import WorkerMetrics
 from worker_service.observe.profiler import Profiler, choose_options
 from worker_service.set_up import (
     AUTO,
-    NO_LORAS,
     LoadHow,
     LoadOptions,
     ModelSource,
@@ -36,11 +35,13 @@ from worker_service.set_up import (
     load,
     make_choice,
     make_executor,
+    make_loras,
     wrong_block_ids,
     wrong_cache_request,
 )
 from worker_service.steps.rank_steps import RankSteps
 from worker_service.steps.step_stream import StepStreams
+from worker_service.weights.adapters import Adapters
 from worker_service.weights.residency import Residency
 
 if TYPE_CHECKING:
@@ -79,9 +80,11 @@ class Worker:
         load_options: LoadOptions = AUTO,
         debug: bool = False,
         model_root: Path | None = None,
+        lora_root: Path | None = None,
         make_membership: Callable[[DeviceThread, str], Membership] = Membership,
     ) -> None:
-        """`model_root`: see `Residency`. `make_membership` is given the device thread and the incarnation."""
+        """`model_root`: see `Residency`. `lora_root`: see `Adapters`. `make_membership`: is given the device thread and
+        the incarnation."""
         self.incarnation = secrets.token_hex(8)
         self.set_up = SetUp()
         self.is_draining = False
@@ -90,6 +93,7 @@ class Worker:
         self._load_options = load_options
         self._debug = debug
         self.residency = Residency(self, model_root)
+        self.adapters = Adapters(self, lora_root)
         self._may_choose_threads = num_threads == 0
         self._thread = DeviceThread(memory.compute_threads(num_threads))
         self.membership = make_membership(self._thread, self.incarnation)
@@ -145,7 +149,8 @@ class Worker:
         choice = self.set_up.choice
         return describe_device(choice.device) if choice is not None else ""
 
-    def _require(self, *states: State) -> None:
+    def require(self, *states: State) -> None:
+        """Raises BlockyardError in other states, and where the worker ends."""
         if self.is_draining:
             raise _draining()
         if self.state not in states:
@@ -155,7 +160,7 @@ class Worker:
     @contextmanager
     def lifecycle(self, operation: str, *states: State) -> Generator[None]:
         """Allows one change of state at a time."""
-        self._require(*states)
+        self.require(*states)
         if self._operation:
             raise BlockyardError(Reason.WRONG_STATE, f"{self._operation} is running")
         self._operation = operation
@@ -189,7 +194,7 @@ class Worker:
         self, epoch: int, members: tuple[str, ...], violations: Iterable[Violation] = ()
     ) -> DeviceChoice:
         """Refuses a group that cannot be, or that this worker is no part of, and ends the epochs before it."""
-        self._require(*_GROUPED)
+        self.require(*_GROUPED)
         choice = self._choice()
         _refuse([*wrong_members(epoch, members, choice.parallel), *violations])
         self.membership.require_place(choice.parallel, members)
@@ -213,7 +218,8 @@ class Worker:
             if lora_limits != NO_LORAS:
                 _refuse(wrong_limits(lora_limits))
             loaded = await self._thread.run(lambda: load(choice, source, how, on_progress))
-            self.set_up = replace(self.set_up, loaded=loaded, source=source, lora_limits=lora_limits)
+            loras = await self._thread.run(lambda: make_loras(loaded, lora_limits, self.adapters.root))
+            self.set_up = replace(self.set_up, loaded=loaded, source=source, loras=loras)
             self.metrics.on_load()
             log.info(
                 "model loaded",
@@ -228,7 +234,7 @@ class Worker:
         with self.lifecycle("DetermineNumAvailableBlocks", State.LOADED):
             _refuse(wrong_profile_request(request))
             loaded, choice = self._loaded(), self._choice()
-            plan = await self._thread.run(lambda: count_blocks(loaded, choice, request))
+            plan = await self._thread.run(lambda: count_blocks(loaded, choice, request, self.set_up.loras))
             self.set_up = replace(self.set_up, plan=plan)
             log.info("blocks counted", device=plan.num_device_blocks, host=plan.num_host_blocks, bytes=plan.cache_bytes)
             return plan
@@ -240,8 +246,9 @@ class Worker:
             _refuse(wrong_cache_request(request, loaded.config.max_model_len))
             parallel = self._choice().parallel
             ranks = RankSteps(parallel, self.membership.find) if parallel.world_size > 1 else None
+            loras, may_choose_threads = self.set_up.loras, self._may_choose_threads
             executor, cache = await self._thread.run(
-                lambda: make_executor(loaded, request, may_choose_threads=self._may_choose_threads, ranks=ranks)
+                lambda: make_executor(loaded, request, may_choose_threads=may_choose_threads, ranks=ranks, loras=loras)
             )
             await self._thread.run(lambda: check_memory(executor, self.set_up.plan))
             self.set_up = replace(self.set_up, executor=executor, cache=cache)
@@ -262,7 +269,7 @@ class Worker:
         return self.set_up.loaded
 
     def _require_executor(self) -> StepExecutor:
-        self._require(State.CACHE_READY, State.RUNNING)
+        self.require(State.CACHE_READY, State.RUNNING)
         assert self.set_up.executor is not None
         return self.set_up.executor
 

@@ -166,6 +166,11 @@ def plan_cache(
     return CachePlan(block_size, block_bytes, num_device_blocks, num_host_blocks, budget, cache, usage)
 
 
+def set_aside(usage: Usage, num_bytes: int) -> Usage:
+    """Returns a reading as if something that is to come had its bytes already."""
+    return replace(usage, available_bytes=usage.available_bytes - num_bytes, other_bytes=usage.other_bytes + num_bytes)
+
+
 def tighter(first: Usage, second: Usage) -> Usage:
     """Returns the second of two readings with the less of what both found free.
 

@@ -37,6 +37,8 @@ BEFORE_PUBLISH = "step.before_publish"
 
 BEFORE_LOAD = "model.before_load"
 """Worker: its device is chosen, and no weight is loaded."""
+BEFORE_LORA = "lora.before_load"
+"""Worker: a LoRA adapter is asked for, and nothing of it is read."""
 BEFORE_JOIN = "group.before_join"
 """Worker: a group is to be joined, and no other rank has heard of this one."""
 IN_COLLECTIVE = "group.in_collective"
@@ -49,6 +51,7 @@ POINTS = (
     AFTER_ANSWER,
     BEFORE_PUBLISH,
     BEFORE_LOAD,
+    BEFORE_LORA,
     BEFORE_JOIN,
     IN_COLLECTIVE,
 )

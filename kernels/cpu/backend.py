@@ -6,9 +6,11 @@ Each op is one descriptor: executed at once, or recorded (`OpStream`).
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,25 +18,28 @@ from kernels import blocks, planning
 from kernels.cpu import self_test
 from kernels.cpu.build import library_path
 from kernels.cpu.huge_pages import HostArena
-from kernels.cpu.library import Joint, Kind, Library, Op, Scheme, TilesRefused
+from kernels.cpu.library import Joint, Kind, Library, Op, TilesRefused
+from kernels.cpu.lora import CpuLoraOps
 from kernels.cpu.op_stream import OpStream
 from kernels.cpu.packed import ELEMENT_TYPES, CpuLinear
 from kernels.cpu.plan import Recording
 from kernels.cpu.processors import chosen_instruction_sets, supported_instruction_sets
+from kernels.cpu.products import Products
 from kernels.cpu.quantized import Int8Linear
 from kernels.cpu.sampling import CpuSampling
 from kernels.invariance import NUM_ROWS, attention_keeps_rows, keeps_rows, random_numbers
 from kernels.launching import IMMEDIATE
+from kernels.lora import LoraRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy as np
     import numpy.typing as npt
 
     from kernels.arena import Arena
     from kernels.collectives import Ranks
     from kernels.launching import Launcher
+    from kernels.lora import LoraOps
     from kernels.ops import (
         AttentionBatch,
         AttentionShape,
@@ -111,6 +116,9 @@ class CpuBackend:
         executor = self._library.create_executor(torch.get_num_threads())
         self._ops = OpStream(executor, ELEMENT_TYPES[dtype])
         self.sampling = CpuSampling(executor)
+        self.lora: LoraOps | None
+        loras = self.lora = CpuLoraOps(self._library, dtype)
+        self._products = Products(self._ops, dtype, loras)
         # None: not one that the library knows.
         self.arithmetic = self_test.find_arithmetic(
             self._library, self._product, dtype, self_test.candidates(instruction_set, dtype, quantization)
@@ -154,42 +162,11 @@ class CpuBackend:
         arena = arena or HostArena()
         return self._linear_type(self._ops.executor, arena, parts, bias, gated=gated, leaves=leaves, partial=partial)
 
-    def linear(self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False) -> Tensor:
+    def linear(
+        self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False, lora: LoraRows | None = None
+    ) -> Tensor:
         """Multiplies rows by a packed weight."""
-        weight = cast("CpuLinear | Int8Linear", packed)
-        rows = hidden if hidden.stride(1) == 1 and hidden.stride(0) * hidden.itemsize % 4 == 0 else hidden.contiguous()
-        is_wide = wide or weight.is_partial
-        output = torch.empty(rows.shape[0], weight.out_features, dtype=torch.float32 if is_wide else self._dtype)
-        op = self._linear_op(Kind.LINEAR_SILU if weight.is_gated else Kind.LINEAR, rows, weight)
-        op.output, op.wide = output.data_ptr(), int(is_wide)
-        bias = op.bias
-        if weight.is_partial:
-            op.bias = None
-        self._ops.emit(op, output)
-        if not weight.is_partial:
-            return output
-        self._ops.meet(Joint.ADD, output)
-        rounded = torch.empty_like(output, dtype=self._dtype)
-        width = weight.out_features
-        op = self._ops.make(Kind.ROUND, input=output.data_ptr(), bias=bias, out_features=width, input_stride=width)
-        op.output = rounded.data_ptr()
-        self._ops.emit(op, rounded)
-        return rounded
-
-    def _linear_op(self, kind: Kind, rows: Tensor, weight: CpuLinear | Int8Linear) -> Op:
-        op = self._ops.make(
-            kind,
-            input=rows.data_ptr(),
-            weight=weight.weight.data_ptr(),
-            bias=None if weight.bias is None else weight.bias.data_ptr(),
-            in_features=weight.in_features,
-            out_features=weight.num_rows,
-            input_stride=rows.stride(0),
-            leaves=weight.leaves,
-        )
-        if isinstance(weight, Int8Linear):
-            op.scheme, op.scales, op.sums = Scheme.INT8, weight.scales.data_ptr(), weight.sums.data_ptr()
-        return op
+        return self._products.linear(hidden, cast("CpuLinear | Int8Linear", packed), wide=wide, lora=lora)
 
     def embedding(self, indices: Tensor, table: Tensor | PackedLinear, first_row: int | None = None) -> Tensor:
         """Takes rows of a table."""
@@ -323,8 +300,9 @@ class CpuBackend:
         weight = cast("CpuLinear | Int8Linear | None", head)
         return self._ops.record(
             Recording(token_ids, batch.positions),
-            lambda: forward(token_ids, batch),
-            lambda hidden: None if weight is None else self._linear_op(Kind.HEAD, hidden, weight),
+            # What adapters need is recorded, and passed over in steps without them.
+            lambda: forward(token_ids, replace(batch, lora=LoraRows(np.zeros(1, np.int32)))),
+            lambda hidden: None if weight is None else self._products.linear_op(Kind.HEAD, hidden, weight),
             sizes,
         )
 

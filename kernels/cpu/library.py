@@ -32,6 +32,8 @@ class Kind(IntEnum):
     ATTENTION = 7
     HEAD = 8
     ROUND = 9
+    LORA_SHRINK = 10
+    LORA_EXPAND = 11
 
 
 class Joint(IntEnum):
@@ -59,6 +61,12 @@ class Scheme(IntEnum):
 
     UNQUANTIZED = 0
     INT8 = 1
+
+
+class LoraFactors(ctypes.Structure):
+    """An adapter's two factors of a weight; rank 0: none."""
+
+    _fields_ = (("shrink", ctypes.c_void_p), ("expand", ctypes.c_void_p), ("rank", ctypes.c_int64))
 
 
 class Op(ctypes.Structure):
@@ -97,6 +105,10 @@ class Op(ctypes.Structure):
         ("leaves", ctypes.c_int32),
         ("scales", ctypes.c_void_p),
         ("sums", ctypes.c_void_p),
+        ("lora", ctypes.c_void_p),
+        ("low_rank", ctypes.c_void_p),
+        ("low_rank_stride", ctypes.c_int64),
+        ("low_rank_offset", ctypes.c_int64),
     )
 
 
@@ -116,6 +128,7 @@ class Inputs(ctypes.Structure):
         ("best_values", ctypes.c_void_p),
         ("finite", ctypes.c_void_p),
         ("positions", ctypes.c_void_p),
+        ("lora_slots", ctypes.c_void_p),
     )
 
 

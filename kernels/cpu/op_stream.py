@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from kernels.collectives import Ranks
     from kernels.cpu.library import Executor, Kind
+    from kernels.lora import LoraRows
     from kernels.ops import AttentionBatch, CaptureSizes
 
 _INPUTS = "inputs"
@@ -53,7 +54,7 @@ class OpStream:
         """Makes an op over all rows."""
         return Op(kind=kind, type=self._type, rows=Rows.TOKENS, **fields)
 
-    def emit(self, op: Op, *results: Tensor, batch: AttentionBatch | None = None) -> None:
+    def emit(self, op: Op, *results: Tensor, batch: AttentionBatch | None = None, lora: LoraRows | None = None) -> None:
         """Records an op, or executes it: over the rows of its first result, or over those of a batch."""
         if self._recording is not None:
             self._recording.ops.append(op)
@@ -66,12 +67,16 @@ class OpStream:
             self.executor.run(op_array([op]), inputs[0])
         elif len(results[0]):
             op.rows = Rows.CHOSEN
-            self.executor.run(op_array([op]), Inputs(num_chosen=len(results[0])))
+            slots = None if lora is None else lora.slots.ctypes.data
+            self.executor.run(op_array([op]), Inputs(num_chosen=len(results[0]), lora_slots=slots))
 
-    def meet(self, joint: Joint, rows: Tensor) -> None:
-        """Records, or does, what the ranks do together with rows."""
+    def meet(self, joint: Joint, rows: Tensor, always: int = 0) -> None:
+        """Records, or does, what the ranks do together with rows.
+
+        `always`: features of a row that are of use where no row has an adapter too; 0: all. See `plan.CapturedPlan`.
+        """
         if self._recording is not None:
-            op = self.make(joint, out_features=rows.shape[1])
+            op = self.make(joint, out_features=rows.shape[1], low_rank_offset=always)
             if joint is not Joint.RECEIVE:
                 op.input = rows.data_ptr()
             if joint is not Joint.SEND:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kernels.cpu.library import Executor
 
 # Fields of an op that may point into a row of another op's result.
-_READ = ("input", "residual")
+_READ = ("input", "residual", "low_rank")
 _WRITTEN = ("output", "total")
 _JOINTS = frozenset(Joint)
 _DTYPES = {number: dtype for dtype, number in ELEMENT_TYPES.items()}
@@ -66,6 +66,9 @@ class _Segment:
     joint: Joint | None = None
     of_chosen: bool = False
     buffer: Tensor | None = None
+    """The place of all rows, one behind the other."""
+    widths: tuple[int, int] = (0, 0)
+    """Of a row, where no row has an adapter and where one has: what adapters need stands behind all rows."""
 
 
 class CapturedPlan:
@@ -131,12 +134,14 @@ class CapturedPlan:
             _address(best_values),
             _address(finite),
             _address(self._positions),
+            None if step.lora is None else _address(step.lora.slots),
         )
         for segment in self._segments:
             self.executor.run(segment.ops, inputs)
             if segment.joint is not None and segment.buffer is not None:
                 num_rows = num_chosen if segment.of_chosen else len(step.token_ids)
-                meet(self.ranks, segment.joint, segment.buffer[:num_rows])
+                width = segment.widths[step.lora is not None]
+                meet(self.ranks, segment.joint, segment.buffer[: num_rows * width].view(num_rows, width))
         return StepOutputs(best, best_values, finite, logits)
 
     def _cut(self, ops: list[Op]) -> Iterator[_Segment]:
@@ -150,8 +155,9 @@ class CapturedPlan:
             dtype = torch.float32 if joint is Joint.ADD else _DTYPES[op.type]
             place = op.output if op.input is None else op.input
             begin, row_bytes = place - self._arena.data_ptr(), op.out_features * dtype.itemsize
-            buffer = self._arena[begin : begin + self._max_rows * row_bytes].view(dtype).view(-1, op.out_features)
-            yield _Segment(op_array(some), joint, op.rows == Rows.CHOSEN, buffer)
+            buffer = self._arena[begin : begin + self._max_rows * row_bytes].view(dtype)
+            widths = op.low_rank_offset or op.out_features, op.out_features
+            yield _Segment(op_array(some), joint, op.rows == Rows.CHOSEN, buffer, widths)
             some = []
         yield _Segment(op_array(some))
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kernels.arena import Arena
     from kernels.collectives import Ranks
     from kernels.cuda.quantized import Quantized
+    from kernels.lora import LoraOps, LoraRows
     from kernels.ops import AttentionBatch, AttentionShape, BlockTables, CapturedStep, CaptureSizes, PackedLinear
 
 
@@ -56,6 +57,7 @@ class CudaBackend:
         on_gpu = device.type == "cuda"
         self.launcher: Launcher = CudaLauncher(device) if on_gpu else IMMEDIATE
         self.sampling = CudaSampling(device)
+        self.lora: LoraOps | None = None
         # In fast mode attention is cut into as many parts as there are multiprocessors.
         gpu = f"{torch.cuda.get_device_name(device)}/{num_multiprocessors(device)}" if on_gpu else "none"
         self.identity = f"{torch.__version__}/{torch.version.cuda}/{triton.__version__}/{gpu}"
@@ -95,7 +97,9 @@ class CudaBackend:
             packed.move_to(arena)
         return packed
 
-    def linear(self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False) -> Tensor:
+    def linear(
+        self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False, lora: LoraRows | None = None
+    ) -> Tensor:
         """Multiplies rows by a packed weight."""
         weight = cast("CudaLinear", packed)
         if not weight.is_partial:

@@ -15,6 +15,7 @@ from kernels import blocks, planning
 from kernels.launching import IMMEDIATE, CudaLauncher
 from kernels.reference import attention, elementwise, probe
 from kernels.reference.linear import Method, ReferenceLinear, can_prepack, join_rows
+from kernels.reference.lora import ReferenceLoraOps
 from kernels.reference.sampling import ReferenceSampling
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from kernels.arena import Arena
     from kernels.collectives import Ranks
     from kernels.launching import Launcher
+    from kernels.lora import LoraOps, LoraRows
     from kernels.ops import (
         AttentionBatch,
         AttentionShape,
@@ -46,6 +48,8 @@ class ReferenceBackend:
         self.device = device
         self.launcher: Launcher = CudaLauncher(device) if device.type == "cuda" else IMMEDIATE
         self.sampling = ReferenceSampling(device)
+        self.lora: LoraOps | None
+        self._loras = self.lora = ReferenceLoraOps()
         # torch's version is what it depends on.
         self.identity = torch.__version__
         # What the tiles of attention are padded to a multiple of, where the probe found that more is needed.
@@ -81,16 +85,23 @@ class ReferenceBackend:
         """Packs a weight and a bias, wherever torch has them: oneDNN's own layout lies in memory of its own."""
         return ReferenceLinear(join_rows(weight), bias, self._method, gated=gated, leaves=leaves, partial=partial)
 
-    def linear(self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False) -> Tensor:
+    def linear(
+        self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False, lora: LoraRows | None = None
+    ) -> Tensor:
         """Multiplies rows by a packed weight."""
         weight = cast("ReferenceLinear", packed)
-        if weight.is_partial:
-            sums = weight.unrounded(hidden).float()
-            self._ranks.stage.add(sums)
-            return weight.rounded(sums)
+        sums = weight.unrounded(hidden)
         if wide:
-            return weight.unrounded(hidden).float()
-        result = weight(hidden)
+            return sums.float()
+        room = self._loras.find(weight) if lora is not None else None
+        inner = room.shrink(hidden, lora) if room is not None and lora is not None else None
+        if weight.is_partial:
+            both = sums.float() if inner is None else torch.cat([sums.float(), inner], dim=1)
+            self._ranks.stage.add(both)
+            sums, inner = weight.biased(both[:, : weight.num_rows]), both[:, weight.num_rows :]
+        result = sums.to(weight.dtype)
+        if room is not None and lora is not None and inner is not None:
+            room.add(sums, inner, lora, result)
         return self.silu_and_mul(result) if weight.is_gated else result
 
     def embedding(self, indices: Tensor, table: Tensor | PackedLinear, first_row: int | None = None) -> Tensor:
@@ -173,7 +184,8 @@ class ReferenceBackend:
         """Proves that no row's bits depend on the rows beside it."""
         if self._method is Method.PLAIN:
             return False
-        packed = cast("Sequence[ReferenceLinear]", linears)
+        weights = cast("Sequence[ReferenceLinear]", linears)
+        packed = [*weights, *self._loras.samples(weights)]
         row_multiple = probe.find_row_multiple(shape)
         if row_multiple is not None:
             self._row_multiples[shape] = row_multiple

@@ -79,11 +79,11 @@ class ReferenceLinear:
         leaves: int = 1,
         partial: bool = False,
     ) -> None:
-        self._num_rows, self.in_features = weight.shape
+        self.num_rows, self.in_features = weight.shape
         # A method that promises nothing need not keep to the tree.
         self.leaves = 1 if method is Method.PLAIN else leaves
         self.is_partial = partial
-        self.out_features = self._num_rows // 2 if gated else self._num_rows
+        self.out_features = self.num_rows // 2 if gated else self.num_rows
         self.is_gated = gated
         self.dtype = weight.dtype
         self.device = weight.device
@@ -94,7 +94,7 @@ class ReferenceLinear:
     def num_bytes(self) -> int:
         """Bytes held."""
         bias_bytes = 0 if self._bias is None else self._bias.nbytes
-        return self._num_rows * self.in_features * self._compute_dtype.itemsize + bias_bytes
+        return self.num_rows * self.in_features * self._compute_dtype.itemsize + bias_bytes
 
     def unpack(self) -> tuple[Tensor, Tensor | None]:
         """Returns copies of the weight [rows, in_features] and of the bias [rows]."""
@@ -104,12 +104,12 @@ class ReferenceLinear:
     @property
     def num_weights(self) -> int:
         """The numbers in the weight."""
-        return self._num_rows * self.in_features
+        return self.num_rows * self.in_features
 
     @property
     def max_rows(self) -> int:
         """The most rows that one product of a library has."""
-        return min(MAX_ROWS, max(MIN_CUT_ROWS, MAX_RESULTS // self._num_rows))
+        return min(MAX_ROWS, max(MIN_CUT_ROWS, MAX_RESULTS // self.num_rows))
 
     def pack(self, method: Method, weight: Tensor | None = None) -> None:
         """Packs for a method: a new weight, or the one held, which is laid out anew."""
@@ -140,7 +140,7 @@ class ReferenceLinear:
         """
         num_rows = hidden.shape[0]
         if num_rows == 0:
-            return hidden.new_empty(0, self._num_rows)
+            return hidden.new_empty(0, self.num_rows)
         rows = hidden.to(self._compute_dtype)
         if num_rows <= self.max_rows or self.method is Method.PLAIN:
             return self._products(rows)[:num_rows]
@@ -155,9 +155,9 @@ class ReferenceLinear:
         result = add_leaves([self._product(part.contiguous(), weight, None) for part, weight in pairs])
         return result if bias is None else result + bias
 
-    def rounded(self, sums: Tensor) -> Tensor:
-        """Adds the bias to the sums [R, out_features] of all ranks, and rounds them."""
-        return (sums if self._bias is None else sums + self._bias).to(self.dtype)
+    def biased(self, sums: Tensor) -> Tensor:
+        """Adds the bias to the sums [R, out_features] of all ranks."""
+        return sums if self._bias is None else sums + self._bias
 
     def _product(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         match self.method:

@@ -119,9 +119,9 @@ class InputBatch:
         """Copies the progress of sequences as records PROGRESS [n]; zeros for an unknown id."""
         return self._progress.take(self._find_rows(sequence_ids))
 
-    def lora_ids(self, sequence_ids: tuple[int, ...]) -> Array:
-        """Returns the LoRA adapters of sequences [n], a copy; 0: none, or the sequence is unknown or has ended."""
-        rows = np.array([self._row_of.get(sequence_id, -1) for sequence_id in sequence_ids], np.int64)
+    def lora_ids(self, sequence_ids: tuple[int, ...] = ()) -> Array:
+        """Copies the adapters of sequences [n], of all if none is named; 0: none, or it is unknown or has ended."""
+        rows = np.array([self._row_of.get(each, -1) for each in sequence_ids or self._row_of], np.int64)
         return np.where(self._progress["ended"][rows] | (rows < 0), 0, self._requests.columns["lora_id"][rows])
 
     def progress(self, sequence_id: int) -> Progress:

@@ -55,6 +55,7 @@ class StepLayout:
     prompt_places: list[int]
     computed_rows: Array
     sources: Array
+    lora_ids: Array
     sampled: RowRequests
     beams: RowRequests
     skipped_ids: tuple[int, ...]
@@ -100,6 +101,7 @@ def make_layout(step: Step, step_rows: Array, ended: Flags, is_due: Flags, reque
         prompt_places=np.flatnonzero(computes & asks).tolist(),
         computed_rows=step_rows[live],
         sources=sources[live],
+        lora_ids=requests.columns["lora_id"][step_rows[computing]],
         sampled=select(samples & ~is_beam),
         beams=select(samples & is_beam),
         skipped_ids=tuple(compress(step.sequence_ids, ended.tolist())),

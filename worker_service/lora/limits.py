@@ -24,6 +24,9 @@ class LoraLimits:
     max_cpu_loras: int = 0
 
 
+NO_LORAS = LoraLimits()
+
+
 def wrong_limits(limits: LoraLimits) -> Iterable[Violation]:
     """Finds what is wrong with limits that a scheduler asks for."""
     most = {"max_loras": MAX_LORAS, "max_lora_rank": MAX_RANK, "max_cpu_loras": MAX_CPU_LORAS}

@@ -5,30 +5,59 @@ Owned by the device thread. Knows no files and no rows.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from blockyard.errors import BlockyardError, Reason
+from kernels.lora import LoraRows
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from worker_service.lora.adapter import Adapter
     from worker_service.step import Array, Step
+
+NO_ADAPTERS: Mapping[int, Adapter] = MappingProxyType({})
 
 
 class LoraSlots:
-    """Slots of so many adapters; `knows` says whether the host's cache has an adapter."""
+    """Slots of so many adapters."""
 
-    def __init__(self, num_slots: int = 0, knows: Callable[[int], bool] = lambda _: False) -> None:
+    def __init__(
+        self,
+        num_slots: int = 0,
+        adapters: Mapping[int, Adapter] = NO_ADAPTERS,
+        write: Callable[[int, Adapter | None], None] = lambda slot, adapter: None,
+    ) -> None:
+        """Makes empty slots.
+
+        Args:
+            num_slots: how many.
+            adapters: the host's cache, by lora_id.
+            write: brings an adapter into a slot, or empties it.
+        """
         self.lora_ids: Array = np.zeros(num_slots, np.int64)
         """The adapter in each slot; 0: none."""
-        self.knows = knows
+        self._adapters = adapters
+        self._write = write
 
     def __len__(self) -> int:
         return len(self.lora_ids)
 
+    def knows(self, lora_id: int) -> bool:
+        """Returns whether an adapter is in the host's cache."""
+        return lora_id in self._adapters
+
     def clear(self) -> None:
         """Empties all slots."""
-        self.lora_ids[:] = 0
+        for slot in np.flatnonzero(self.lora_ids).tolist():
+            self._empty(slot)
+
+    def _empty(self, slot: int) -> None:
+        self._write(slot, None)
+        self.lora_ids[slot] = 0
 
     def after(self, step: Step) -> Array:
         """Returns the adapter in each slot once a step has changed them; its slots must be in range."""
@@ -38,5 +67,27 @@ class LoraSlots:
 
     def activate(self, step: Step) -> None:
         """Makes a checked step's changes."""
+        for slot, lora_id in zip(step.activated_lora_slots.tolist(), step.activated_lora_ids.tolist(), strict=True):
+            self._write(slot, self._adapters[lora_id])
         if len(step.activated_lora_slots):
             self.lora_ids = self.after(step)
+
+    def release(self, lora_id: int, live: Array) -> None:
+        """Empties an adapter's slot; raises BlockyardError WRONG_STATE if it is among those of `live` sequences."""
+        if lora_id in live:
+            raise BlockyardError(Reason.WRONG_STATE, f"sequences of this epoch have adapter {lora_id}")
+        for slot in np.flatnonzero(self.lora_ids == lora_id).tolist():
+            self._empty(slot)
+
+    def find_rows(self, lora_ids: Array, num_rows: Array) -> LoraRows | None:
+        """Finds the rows of a step that have adapters, all of which are in slots.
+
+        Args:
+            lora_ids: [C] of each sequence; 0: none.
+            num_rows: [C] of each sequence.
+        """
+        if not len(self.lora_ids) or not np.count_nonzero(lora_ids):
+            return None
+        slots = np.where(lora_ids[:, None] == self.lora_ids, np.arange(len(self)), -1).max(axis=1)
+        slots[lora_ids == 0] = -1
+        return LoraRows(slots.repeat(num_rows).astype(np.int32))

@@ -73,9 +73,9 @@ class DecoderModel:
     ) -> None:
         self.config = config
         self.share = share
+        self.layers: Sequence[DecoderLayer] = layers
         self._backend = backend
         self._embedding = embedding
-        self._layers: Sequence[DecoderLayer] = layers
         # Though its configuration ties them.
         self.has_two_tables = False
         # The last stage's: its norm and its head.
@@ -88,7 +88,7 @@ class DecoderModel:
     @property
     def parameter_bytes(self) -> int:
         """Bytes of the weights as they are held: a tied table is held twice where its packed form is no table."""
-        tensors = [norm for layer in self._layers for norm in layer.norms]
+        tensors = [norm for layer in self.layers for norm in layer.norms]
         tensors += [self._ending[0]] if self._ending else []
         tensors += [self._embedding] if isinstance(self._embedding, torch.Tensor) else []
         return sum(tensor.nbytes for tensor in tensors) + sum(linear.num_bytes for linear in self._linears())
@@ -99,7 +99,7 @@ class DecoderModel:
         What was recorded of it stays valid where both lie in one arena, at the same addresses.
         """
         self._embedding = other._embedding if other else None
-        self._layers = other._layers if other else ()
+        self.layers = other.layers if other else ()
         self._ending = other._ending if other else None
 
     def reserve_positions(self, num_positions: int) -> None:
@@ -133,12 +133,12 @@ class DecoderModel:
             hidden, residual = backend.embedding(token_ids, self._embedding, self._first_token), None
         else:
             hidden, residual = backend.receive(len(token_ids), config.hidden_size, config.dtype), None
-        for layer in self._layers:
+        for layer in self.layers:
             hidden, residual = layer.forward(hidden, residual, context)
         if self._ending is not None:
             return backend.rms_norm(hidden, self._ending[0], config.options.norm_epsilon, residual)[0]
         # What travels is the sum, which is all that the next layer begins with; the norm beside it is of no use.
-        total = backend.rms_norm(hidden, self._layers[-1].input_norm, config.options.norm_epsilon, residual)[1]
+        total = backend.rms_norm(hidden, self.layers[-1].input_norm, config.options.norm_epsilon, residual)[1]
         backend.send(total)
         return total
 
@@ -192,7 +192,7 @@ class DecoderModel:
         return self.forward(token_ids, batch, pool)
 
     def _linears(self) -> list[PackedLinear]:
-        linears = [linear for layer in self._layers for linear in layer.linears]
+        linears = [linear for layer in self.layers for linear in layer.linears]
         return [*linears, self._ending[1]] if self._ending else linears
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kernels.lora import LoraRows
     from kernels.ops import AttentionBatch, AttentionShape, Backend, PackedLinear
 
 
@@ -25,6 +26,11 @@ class StepContext:
     """[T, 2, head_dim]: cosines and sines of each row's position."""
     shape: AttentionShape
     norm_epsilon: float
+
+    @property
+    def lora(self) -> LoraRows | None:
+        """The rows that have an adapter."""
+        return self.batch.lora
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +65,12 @@ class DecoderLayer:
         normed, residual = backend.rms_norm(hidden, self.input_norm, epsilon, residual)
         attended = self._attend(normed, context)
         normed, residual = backend.rms_norm(attended, self.post_attention_norm, epsilon, residual)
-        return backend.linear(backend.linear(normed, self.gate_up), self.down), residual
+        inner = backend.linear(normed, self.gate_up, lora=context.lora)
+        return backend.linear(inner, self.down, lora=context.lora), residual
 
     def _attend(self, normed: Tensor, context: StepContext) -> Tensor:
         backend, batch, pool, shape = context.backend, context.batch, context.kv_pool, context.shape
-        qkv = backend.linear(normed, self.qkv)
+        qkv = backend.linear(normed, self.qkv, lora=context.lora)
         query = backend.rotary_and_cache(qkv, context.rotary, batch, pool, self.index, shape, self.qk_norms)
         attended = backend.paged_attention(query, batch, pool, self.index, shape, self.sliding_window)
-        return backend.linear(attended, self.output)
+        return backend.linear(attended, self.output, lora=context.lora)

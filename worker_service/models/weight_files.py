@@ -36,7 +36,7 @@ PIECE_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class Entry:
     """The place of a tensor, from the header of its file."""
 
     path: Path
@@ -100,7 +100,7 @@ class WeightFiles:
             BlockyardError: MODEL_NOT_LOADED, where the tensor is missing, or of another shape or kind.
         """
         entry = self._find(name, shape)
-        tensor = _map(entry, reads_ahead=True)
+        tensor = map_tensor(entry, reads_ahead=True)
         self._note(name, entry, tensor)
         return tensor
 
@@ -111,14 +111,14 @@ class WeightFiles:
             BlockyardError: as `read`.
         """
         entry = self._find(name, shape)
-        self._note(name, entry, _map(entry, reads_ahead=False))
+        self._note(name, entry, map_tensor(entry, reads_ahead=False))
 
-    def _note(self, name: str, entry: _Entry, tensor: Tensor) -> None:
+    def _note(self, name: str, entry: Entry, tensor: Tensor) -> None:
         self._digests[name] = sample_digest(name, entry.shape, entry.stored_dtype, tensor)
         self._done_bytes += entry.num_bytes
         self._on_progress(self._done_bytes, self._total_bytes)
 
-    def _find(self, name: str, shape: Sequence[int]) -> _Entry:
+    def _find(self, name: str, shape: Sequence[int]) -> Entry:
         entry = self._entries.get(name)
         if entry is None:
             raise unusable(f"{self._folder} has no tensor {name}: the weights do not belong to its config.json")
@@ -165,7 +165,7 @@ def sample_digest(name: str, shape: Sequence[int], stored_dtype: str, tensor: Te
     return digest.digest()
 
 
-def _map(entry: _Entry, *, reads_ahead: bool) -> Tensor:
+def map_tensor(entry: Entry, *, reads_ahead: bool) -> Tensor:
     """Maps a tensor and nothing else of its file, so that its pages go with it."""
     dtype = STORED_DTYPES[entry.stored_dtype]
     if not entry.num_bytes:
@@ -184,11 +184,11 @@ def _map(entry: _Entry, *, reads_ahead: bool) -> Tensor:
     return torch.frombuffer(memory, dtype=dtype, offset=begin, count=math.prod(entry.shape)).view(entry.shape)
 
 
-def _read_headers(paths: Sequence[Path]) -> dict[str, _Entry]:
-    entries: dict[str, _Entry] = {}
+def _read_headers(paths: Sequence[Path]) -> dict[str, Entry]:
+    entries: dict[str, Entry] = {}
     for path in paths:
         try:
-            entries |= _read_header(path)
+            entries |= read_header(path)
         except OSError as error:
             raise unusable(f"{path} cannot be read: {error.strerror}") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError, struct.error):
@@ -196,7 +196,7 @@ def _read_headers(paths: Sequence[Path]) -> dict[str, _Entry]:
     return entries
 
 
-def _read_header(path: Path) -> dict[str, _Entry]:
+def read_header(path: Path) -> dict[str, Entry]:
     """Reads where each tensor of a file lies; raises ValueError and its like where the file does not hold them all.
 
     The format: https://huggingface.co/docs/safetensors#format
@@ -207,12 +207,12 @@ def _read_header(path: Path) -> dict[str, _Entry]:
             raise ValueError(f"a header of {header_bytes} bytes")
         header = json.loads(file.read(header_bytes))
         data_bytes = file.seek(0, os.SEEK_END) - 8 - header_bytes
-    entries: dict[str, _Entry] = {}
+    entries: dict[str, Entry] = {}
     for name, fields in header.items():
         if name == "__metadata__":
             continue
         begin, end = map(int, fields["data_offsets"])
-        entry = _Entry(path, tuple(map(int, fields["shape"])), str(fields["dtype"]), 8 + header_bytes + begin)
+        entry = Entry(path, tuple(map(int, fields["shape"])), str(fields["dtype"]), 8 + header_bytes + begin)
         if not 0 <= begin <= end <= data_bytes or entry.num_bytes not in (0, end - begin):
             raise ValueError(f"{name} does not lie where it should")
         entries[name] = entry

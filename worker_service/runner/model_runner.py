@@ -6,7 +6,7 @@ Owns the hand-over from rows (numpy) to the device (torch). Knows no messages, n
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +17,7 @@ from kernels.launching import upload
 from kernels.ops import CaptureSizes, StepInputs
 from worker_service.batch.chooser import Chooser
 from worker_service.batch.late_rows import UNKNOWN
+from worker_service.lora.slots import LoraSlots
 from worker_service.sampling import logprobs
 from worker_service.sampling.sampler import Candidates, Sampled, SampleRows, worst_rows
 from worker_service.step import MAX_LOGPROBS, Logprobs, PromptLogprobs, Step
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from kernels.collectives import Ranks
     from kernels.launching import Launched
+    from kernels.lora import LoraRows
     from kernels.ops import CapturedStep
     from worker_service.batch.forward_batch import ForwardBatch, PromptPiece
     from worker_service.batch.input_batch import InputBatch
@@ -51,7 +53,9 @@ class RunnerOutput:
 class ModelRunner:
     """One model on one device. Used by the device thread alone."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, slots: LoraSlots | None = None) -> None:
+        """`slots`: of LoRA adapters."""
+        self.slots = slots or LoraSlots()
         self.config = loaded.config
         self.model = loaded.model
         self.backend = loaded.backend
@@ -94,7 +98,7 @@ class ModelRunner:
         due = np.concatenate([layout.sampled.last_hidden, layout.beams.last_hidden])
         if self._captured is not None and not prompts:
             columns = forward_batch.seq_lens, forward_batch.block_tables, forward_batch.token_ids
-            inputs = StepInputs(layout.num_new_tokens, *columns, due)
+            inputs = StepInputs(layout.num_new_tokens, *columns, due, lora=self._lora_rows(layout))
             if self._captured.takes(inputs):
                 return self._replay(self._captured, inputs, layout, batch, started)
         token_ids = self._to_device(forward_batch.token_ids)
@@ -217,7 +221,11 @@ class ModelRunner:
             block_size,
             self.config.sliding_window,
         )
-        return self.model.forward(token_ids, plan, kv_pool)
+        lora = self._lora_rows(forward_batch.layout)
+        return self.model.forward(token_ids, plan if lora is None else replace(plan, lora=lora), kv_pool)
+
+    def _lora_rows(self, layout: StepLayout) -> LoraRows | None:
+        return self.slots.find_rows(layout.lora_ids, layout.num_new_tokens)
 
     def _to_device(self, column: Array) -> Tensor:
         return upload(column, self.backend.device)

@@ -23,7 +23,7 @@ def wrong_loras(step: Step, batch: InputBatch, slots: LoraSlots) -> Iterable[Vio
             yield Violation(f"new_sequences[{index}].lora_id", f"adapter {new.lora_id} is not in the cache")
     wrong = list(_wrong_activations(step, slots))
     yield from wrong
-    if not len(slots) or wrong:
+    if wrong or not len(slots) or not step.sequence_ids:
         return
     lora_ids, resident = _adapters(step, batch), slots.after(step)
     missing = (lora_ids != 0) & ~np.isin(lora_ids, resident)

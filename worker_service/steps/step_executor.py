@@ -19,7 +19,6 @@ import torch
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
-from worker_service.lora.slots import LoraSlots
 from worker_service.runner.model_runner import RunnerOutput
 from worker_service.sampling.sampler import Sampled
 from worker_service.step import Step, StepResult, StepTimes
@@ -62,19 +61,13 @@ class StepExecutor:
     """The rows, the blocks and the network of one worker, under one epoch at a time."""
 
     def __init__(
-        self,
-        batch: InputBatch,
-        cache: CacheEngine,
-        runner: ModelRunner,
-        ranks: RankSteps | None = None,
-        slots: LoraSlots | None = None,
+        self, batch: InputBatch, cache: CacheEngine, runner: ModelRunner, ranks: RankSteps | None = None
     ) -> None:
-        """`ranks`: of a worker whose replica has others. `slots`: of LoRA adapters."""
+        """`ranks`: of a worker whose replica has others."""
         self.batch = batch
         self.cache = cache
         self._runner = runner
         self._ranks = ranks
-        self.slots = slots or LoraSlots()
         self.epoch = 0
         self._last_step_id = 0
         self._refused: int | None = None
@@ -110,7 +103,7 @@ class StepExecutor:
         self.wait()
         self._launched.clear()
         self.batch.clear()
-        self.slots.clear()
+        self.runner.slots.clear()
 
     def submit(self, step: Step, arrival: float) -> list[tuple[Step, StepResult]]:
         """Executes a step, or launches it behind others: returns the steps that are finished by then, in order.
@@ -231,7 +224,7 @@ class StepExecutor:
             message = f"step {step.step_id} came where step {self._last_step_id + 1} of epoch {self.epoch} is due"
             return BlockyardError(Reason.WRONG_STATE, message)
         return step.decode_error or check_step(
-            step, self.batch, self.cache.num_device_blocks, self.cache.num_host_blocks, self.slots
+            step, self.batch, self.cache.num_device_blocks, self.cache.num_host_blocks, self.runner.slots
         )
 
     def _refused_before(self) -> BlockyardError:
@@ -258,7 +251,7 @@ class StepExecutor:
     def _apply(self, step: Step) -> None:
         """Makes the changes of a checked step to slots and rows."""
         self._last_step_id = step.step_id
-        self.slots.activate(step)
+        self.runner.slots.activate(step)
         self.batch.apply(step)
 
     def _compute(self, step: Step, times: StepTimes) -> StepResult:

@@ -6,6 +6,7 @@
 
 #include "elementwise.h"
 #include "int8.h"
+#include "lora.h"
 #include "team.h"
 
 class Executor : public Work {
@@ -25,11 +26,13 @@ class Executor : public Work {
         phases_.clear();
         for (auto& scratch : scratch_) scratch.ahead = {}, scratch.quantized_for = nullptr;
         for (int op = 0; op < num_ops; op++) {
+            if (is_idle(ops[op])) continue;
             if (ops[op].scheme == INT8 && !quantizes_alone(ops[op])) phases_.push_back({op, QUANTIZE});
             phases_.push_back({op, COMPUTE});
             if (ops[op].kind == HEAD) phases_.push_back({op, MERGE});
         }
         began_.resize(phases_.size() + 1);
+        if (phases_.empty()) return;
         team_.run(*this);
         began_.back() = Clock::now();
     }
@@ -61,6 +64,8 @@ class Executor : public Work {
             case HEAD:
                 for (auto& scratch : scratch_) scratch.forget_best(rows);
                 return num_panels(op.out_features) * row_cuts(rows);
+            case LORA_SHRINK:
+            case LORA_EXPAND: return (int64_t)step_.lora_runs(op.rows).size() * num_panels(op.out_features);
             case ATTENTION: return (int64_t)step_.tiles.size() * op.num_kv_heads;
             case ROTARY_AND_CACHE: return (int64_t)step_.runs.size();
             default: return rows;
@@ -79,6 +84,7 @@ class Executor : public Work {
                 return std::max<int64_t>(1, 4096 / std::max<int64_t>(words, 1));
             }
             case ATTENTION:
+            case LORA_SHRINK:
             case ROTARY_AND_CACHE: return 1;
             default: return 4;
         }
@@ -108,6 +114,8 @@ class Executor : public Work {
         std::unique_ptr<AttentionScratch<bf16>> attention16;
         std::vector<Best> best;
         QuantizedRows quantized;
+        Deltas deltas;
+        std::vector<char> low_rank;
         const Op* quantized_for = nullptr;
         Cursor ahead;
 
@@ -146,6 +154,11 @@ class Executor : public Work {
                 blocks.data() + blocks.size() * thread / scratch_.size(),
                 blocks.data() + blocks.size() * (thread + 1) / scratch_.size()};
         }
+    }
+
+    // What does nothing in a step of which no row has an adapter.
+    bool is_idle(const Op& op) const {
+        return (op.kind == LORA_SHRINK || op.kind == LORA_EXPAND) && step_.lora_runs(op.rows).empty();
     }
 
     static int64_t row_cuts(int64_t rows) { return (rows + UNIT_ROWS - 1) / UNIT_ROWS; }
@@ -215,11 +228,22 @@ class Executor : public Work {
                 if (op.wide)
                     run_linear<E>(op, begin, end, thread, StoreRows<E, float>{(float*)op.output, (const E*)op.bias, op.out_features});
                 else
-                    run_linear<E>(op, begin, end, thread, StoreRows<E, E>{(E*)op.output, (const E*)op.bias, op.out_features});
+                    run_linear<E>(
+                        op, begin, end, thread,
+                        StoreRows<E, E>{(E*)op.output, (const E*)op.bias, op.out_features, deltas_of(op, thread)});
                 break;
             case LINEAR_SILU:
-                run_linear<E>(op, begin, end, thread, StoreGated<E>{(E*)op.output, (const E*)op.bias, op.out_features / 2});
+                run_linear<E>(
+                    op, begin, end, thread,
+                    StoreGated<E>{(E*)op.output, (const E*)op.bias, op.out_features / 2, deltas_of(op, thread)});
                 break;
+            case LORA_SHRINK:
+                if (op.wide)
+                    lora_shrink<E>(op, step_, begin, end, (float*)op.output + step_.num_rows(op.rows) * op.low_rank_offset);
+                else
+                    lora_shrink<E>(op, step_, begin, end, (E*)op.output);
+                break;
+            case LORA_EXPAND: lora_expand<E>(op, step_, begin, end, scratch_[thread].deltas, scratch_[thread].low_rank); break;
             case SILU_AND_MUL:
                 for (int64_t i = begin; i < end; i++)
                     silu_and_mul_row(
@@ -267,24 +291,31 @@ class Executor : public Work {
             const Dequantize dequantize{rows.scales(), op.scales, op.sums, op.leaves, columns};
             with_bytes([&](auto byte) {
                 LinearRunner<decltype(byte), Dequantize, Epilogue> runner(factors, dequantize, epilogue, ahead);
-                run_units(op, begin, end, runner);
+                run_units<E>(op, begin, end, runner, thread);
             });
         } else {
             const Factors factors{
                 (const uint32_t*)op.input, op.input_stride / PER_WORD<E>, weight, words_of<E>(op.in_features), op.leaves};
             LinearRunner<E, AsSummed, Epilogue> runner(factors, AsSummed{}, epilogue, ahead);
-            run_units(op, begin, end, runner);
+            run_units<E>(op, begin, end, runner, thread);
         }
     }
 
     // Units are ordered by panels, then by runs of rows: a panel stays in the cache while all rows pass.
-    template <class Runner>
-    void run_units(const Op& op, int64_t begin, int64_t end, Runner& runner) {
+    template <class E, class Runner>
+    void run_units(const Op& op, int64_t begin, int64_t end, Runner& runner, int thread) {
         const int64_t rows = step_.num_rows(op.rows), cuts = row_cuts(rows);
+        const Deltas* deltas = deltas_of(op, thread);
         for (int64_t unit = begin; unit < end; unit++) {
-            const int64_t cut = unit % cuts;
-            runner.run(unit / cuts, rows * cut / cuts, rows * (cut + 1) / cuts);
+            const int64_t cut = unit % cuts, first = rows * cut / cuts, last = rows * (cut + 1) / cuts;
+            if (deltas) find_deltas<E>(op, step_, unit / cuts, first, last, scratch_[thread].deltas);
+            runner.run(unit / cuts, first, last);
         }
+    }
+
+    // Null: no row of the product has an adapter.
+    const Deltas* deltas_of(const Op& op, int thread) const {
+        return op.lora && !op.wide && !step_.lora_runs(op.rows).empty() ? &scratch_[thread].deltas : nullptr;
     }
 
     void merge_best(int64_t row) {

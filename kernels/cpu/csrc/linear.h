@@ -12,9 +12,6 @@
 #include "step.h"
 #include "tile.h"
 
-// Rows of one unit: their inputs stay in a core's caches while a panel is walked.
-constexpr int64_t UNIT_ROWS = 192;
-
 template <class E>
 INLINE int64_t words_of(int64_t count) {
     return (count + PER_WORD<E> - 1) / PER_WORD<E>;
@@ -80,7 +77,7 @@ struct Factors {
 };
 
 // `Partial` turns what was summed over a leaf into floats; `Epilogue` is given the tree's sum.
-template <class E, class Partial, class Epilogue>
+template <class E, class Partial, class Epilogue, bool MAY_USE_TILES = true>
 class LinearRunner {
    public:
     LinearRunner(const Factors& factors, Partial partial, Epilogue epilogue, Cursor& ahead)
@@ -92,7 +89,7 @@ class LinearRunner {
     void run(int64_t panel, int64_t begin, int64_t end) {
         const uint32_t* right = weight_ + panel * words_ * TILE_COLUMNS;
 #if defined(HAS_TILES)
-        if constexpr (ON_TILES<E>) return run_on_tiles(panel, begin, end, right);
+        if constexpr (MAY_USE_TILES && ON_TILES<E>) return run_on_tiles(panel, begin, end, right);
 #endif
         const int64_t count = end - begin, num_tiles = (count + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
         if (num_tiles == 1) return choose<NO_LINES, MAX_TILE_ROWS>(count, panel, begin, right, {});
@@ -206,27 +203,54 @@ class LinearRunner {
     Cursor& ahead_;
 };
 
-// Adds the bias and rounds to the output's type.
+// What adapters add to the products of one unit: those of the rows that have one.
+struct Deltas {
+    int64_t first_row = 0;
+    bool has[UNIT_ROWS] = {};
+    alignas(64) float sums[UNIT_ROWS][TILE_COLUMNS];
+
+    // Null: this row's products stay as they are.
+    INLINE const float* of(int64_t row) const { return has[row - first_row] ? sums[row - first_row] : nullptr; }
+};
+
+// Keeps the sums of some rows as deltas of a unit.
+struct KeepDeltas {
+    Deltas& deltas;
+
+    INLINE void operator()(int64_t, int64_t row, Floats left, Floats right) const {
+        float* place = deltas.sums[row - deltas.first_row];
+        store(place, left);
+        store(place + VL, right);
+        deltas.has[row - deltas.first_row] = true;
+    }
+};
+
+// Adds the bias, then the row's delta, and rounds to the output's type.
 template <class E, class Out>
 struct StoreRows {
     Out* output;
     const E* bias;
     int64_t out_features;
+    const Deltas* deltas = nullptr;
 
     INLINE void operator()(int64_t panel, int64_t row, Floats left, Floats right) const {
         const int64_t column = panel * TILE_COLUMNS, rest = out_features - column;
         Out* place = output + row * out_features + column;
+        const float* delta = deltas ? deltas->of(row) : nullptr;
         if (rest >= TILE_COLUMNS) {
             if (bias) left = add(left, load(bias + column)), right = add(right, load(bias + column + VL));
+            if (delta) left = add(left, load(delta)), right = add(right, load(delta + VL));
             store(place, left);
             store(place + VL, right);
             return;
         }
         const int first = (int)std::min<int64_t>(rest, VL), second = (int)rest - first;
         if (bias) left = add(left, load(bias + column, first));
+        if (delta) left = add(left, load(delta));
         store(place, left, first);
         if (second > 0) {
             if (bias) right = add(right, load(bias + column + VL, second));
+            if (delta) right = add(right, load(delta + VL));
             store(place + VL, right, second);
         }
     }
@@ -238,6 +262,7 @@ struct StoreGated {
     E* output;
     const E* bias;  // [gates, ups] as given
     int64_t num_outputs;
+    const Deltas* deltas = nullptr;
 
     INLINE void operator()(int64_t panel, int64_t row, Floats gate, Floats up) const {
         const int64_t column = panel * VL;
@@ -245,6 +270,10 @@ struct StoreGated {
         if (bias) {
             gate = add(gate, load(bias + column, count));
             up = add(up, load(bias + num_outputs + column, count));
+        }
+        if (const float* delta = deltas ? deltas->of(row) : nullptr) {
+            gate = add(gate, load(delta));
+            up = add(up, load(delta + VL));
         }
         store(output + row * num_outputs + column, mul(silu<E>(gate), up), count);
     }

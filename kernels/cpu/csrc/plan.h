@@ -16,6 +16,8 @@ enum Kind : int32_t {
     ATTENTION,          // output = attention of the queries in input
     HEAD,               // logits = input x weight, and the best of each row
     ROUND,              // output = input, which is float32, (+ bias) in the op's type
+    LORA_SHRINK,        // of rows that have an adapter: output = input x its first factor
+    LORA_EXPAND,        // of these rows: output = input, which is float32, (+ bias) + low_rank x its second factor
     NUM_KINDS
 };
 
@@ -27,12 +29,19 @@ enum Rows : int32_t { TOKENS, CHOSEN };
 // How a weight is held: in the op's type, or as int8.h says.
 enum Scheme : int32_t { UNQUANTIZED, INT8 };
 
+// An adapter's two factors of a weight, packed as weights are: [rank, in_features], and [out_features, rank].
+struct LoraFactors {
+    const void* shrink;
+    const void* expand;
+    int64_t rank;       // 0: the adapter leaves this weight as it is
+};
+
 // One op. Fields that a kind does not name are not read.
 struct Op {
     int32_t kind;
     int32_t type;       // of all rows, weights and pools
     int32_t rows;
-    int32_t wide;       // LINEAR: the output is float32
+    int32_t wide;       // LINEAR, LORA_SHRINK: the output is float32; LORA_EXPAND: low_rank is
     const void* input;
     const void* residual;
     void* output;
@@ -61,6 +70,10 @@ struct Op {
     int32_t leaves;         // LINEAR, LINEAR_SILU, HEAD: slices of in_features that are summed apart; a power of two to 8
     const float* scales;    // of a quantized weight: see int8.h
     const int32_t* sums;
+    const LoraFactors* lora;    // the adapter of each slot, of this weight; LINEAR, LINEAR_SILU: or null
+    const void* low_rank;       // what LORA_SHRINK made: [rows, low_rank_stride]
+    int64_t low_rank_stride;
+    int64_t low_rank_offset;    // features of each row that stand before all of low_rank, in its buffer
 };
 
 // What a step computes. Positions, slots and work lists are made from it.
@@ -77,4 +90,5 @@ struct Inputs {
     float* best_values;             // [R]: its logit, or null
     uint8_t* finite;                // [R]: 1 where all logits are finite
     int64_t* positions;             // [T]: written, each row's position
+    const int32_t* lora_slots;      // [T]: the slot of each row's adapter, below 0: none; or null: none has one
 };

@@ -28,6 +28,16 @@ struct AttentionTile {
 
 constexpr int MAX_ATTENTION_ROWS = 48;
 
+// Neighbouring rows that have the same adapter.
+struct LoraRun {
+    int64_t first_row;
+    int64_t end;
+    int32_t slot;
+};
+
+// Rows of one product's unit: their inputs stay in a core's caches while a panel is walked.
+constexpr int64_t UNIT_ROWS = 192;
+
 class Step {
    public:
     void prepare(const Inputs& inputs, int64_t block_size, int64_t group) {
@@ -48,11 +58,18 @@ class Step {
             }
             num_tokens_ += count;
         }
+        for (auto& runs : lora_runs_) runs.clear();
+        if (!inputs.lora_slots) return;
+        find_lora_runs(TOKENS, [&](int64_t i) { return inputs.lora_slots[i]; });
+        find_lora_runs(CHOSEN, [&](int64_t i) { return inputs.lora_slots[inputs.chosen ? inputs.chosen[i] : i]; });
     }
 
     const Inputs& inputs() const { return *inputs_; }
     const int32_t* blocks_of(int64_t sequence) const { return inputs_->block_tables + sequence * inputs_->table_stride; }
     int64_t num_rows(int32_t rows) const { return rows == CHOSEN ? inputs_->num_chosen : num_tokens_; }
+
+    // In order, none longer than a unit.
+    const std::vector<LoraRun>& lora_runs(int32_t rows) const { return lora_runs_[rows]; }
 
     std::vector<Run> runs;
     std::vector<AttentionTile> tiles;
@@ -70,6 +87,19 @@ class Step {
         }
     }
 
+    template <class SlotOf>
+    void find_lora_runs(int32_t rows, SlotOf slot_of) {
+        auto& runs = lora_runs_[rows];
+        for (int64_t i = 0; i < num_rows(rows); i++) {
+            const int32_t slot = slot_of(i);
+            if (slot < 0) continue;
+            if (runs.empty() || runs.back().end != i || runs.back().slot != slot || i - runs.back().first_row == UNIT_ROWS)
+                runs.push_back({i, i, slot});
+            runs.back().end = i + 1;
+        }
+    }
+
+    std::vector<LoraRun> lora_runs_[2];
     const Inputs* inputs_ = nullptr;
     int64_t num_tokens_ = 0;
 };

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.arena import Arena
+    from kernels.lora import LoraRows
     from kernels.ops import PackedLinear
 
     # (rows [R, K], weight [N, K], bias [N], leaves) -> [R, N] float32.
@@ -53,7 +54,9 @@ class QuantizedReference(ReferenceBackend):
         kept = _QuantizedLinear(next(self._multiply), join_rows(weight), bias, gated=gated, leaves=leaves)
         return cast("PackedLinear", kept)
 
-    def linear(self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False) -> Tensor:
+    def linear(
+        self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False, lora: LoraRows | None = None
+    ) -> Tensor:
         """Multiplies rows."""
         assert isinstance(packed, _QuantizedLinear)
         result = packed.multiply(hidden, packed.weight, packed.bias, packed.leaves)

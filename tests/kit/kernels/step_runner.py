@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,9 +13,14 @@ from blockyard.parallel import ALONE, Parallel
 from kernels.ops import Backend, CaptureSizes, StepInputs
 from kernels.select import get_backend
 from worker_service.cache_engine import BlockFormat
+from worker_service.lora.adapter import LoraRequest
+from worker_service.lora.limits import LoraLimits
+from worker_service.lora.reader import AdapterReader
+from worker_service.lora.slots import LoraSlots
 from worker_service.models.decoder import DecoderModel, build_decoder
 from worker_service.models.model_config import read_config
 from worker_service.models.weight_files import WeightFiles
+from worker_service.step import Step
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
@@ -57,6 +62,8 @@ class StepRunner:
         """Whether the backend promised, when it was asked, that a row is the same bits in every batch."""
         self.num_replayed = 0
         """Steps that were replayed, and not computed op by op."""
+        self.slots = LoraSlots()
+        self._lora_ids: dict[Hashable, int] = {}
         random.Random(seed).shuffle(self._free)
 
     @classmethod
@@ -107,6 +114,8 @@ class StepRunner:
         rows = [self._rows[key] for key, _ in work]
         counts = [len(token_ids) for _, token_ids in work]
         inputs = _inputs(rows, work)
+        lora_ids = np.array([self._lora_ids.get(key, 0) for key, _ in work], np.int64)
+        inputs = replace(inputs, lora=self.slots.find_rows(lora_ids, inputs.num_new_tokens))
         if self._captured is not None and self._captured.takes(inputs):
             self.num_replayed += 1
             outputs = self._captured.replay(inputs, with_logits=True)
@@ -124,8 +133,23 @@ class StepRunner:
             inputs.num_new_tokens, inputs.seq_lens, inputs.block_tables, self._block_size, window
         )
         token_ids = torch.from_numpy(inputs.token_ids).to(self._backend.device)
-        hidden = self.model.forward(token_ids, batch, self.pool)
+        hidden = self.model.forward(token_ids, replace(batch, lora=inputs.lora), self.pool)
         return self.model.compute_logits(hidden)
+
+    def make_slots(self, folders: Sequence[Path], max_rank: int = 8) -> StepRunner:
+        """Brings adapters into slots, as lora_id 1, 2... Gives itself. Before `probe` and `capture`."""
+        assert self._backend.lora is not None, "this backend takes no adapters"
+        limits = LoraLimits(len(folders), max_rank, len(folders))
+        reader = AdapterReader(self.model, self._backend.lora, limits)
+        adapters = {i: reader.read(LoraRequest(i, folder.name, ""), folder) for i, folder in enumerate(folders, 1)}
+        self.slots = LoraSlots(len(folders), adapters, reader.write)
+        ids = np.arange(len(folders))
+        self.slots.activate(Step(1, 1, activated_lora_slots=ids, activated_lora_ids=ids + 1))
+        return self
+
+    def adapt(self, key: Hashable, lora_id: int) -> None:
+        """Gives a sequence an adapter, before its first step."""
+        self._lora_ids[key] = lora_id
 
     def share(self, parent: Hashable, child: Hashable, num_blocks: int) -> None:
         """Starts a sequence on the first full blocks of another one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -13,7 +13,10 @@ from worker_service.lora.slots import LoraSlots
 from worker_service.step import Fork, Step
 from worker_service.steps.validation import check_step
 
-KNOWN = {5, 6, 7}
+if TYPE_CHECKING:
+    from worker_service.lora.adapter import Adapter
+
+KNOWN = cast("dict[int, Adapter]", dict.fromkeys((5, 6, 7)))
 
 
 def step(**fields: Any) -> Step:
@@ -32,7 +35,7 @@ class Rows:
     """Rows 1 (adapter 5) and 2 (none), in the middle of their prompts, and two slots, of which the first has 5."""
 
     def __init__(self) -> None:
-        self.batch, self.slots = InputBatch(LIMITS), LoraSlots(2, KNOWN.__contains__)
+        self.batch, self.slots = InputBatch(LIMITS), LoraSlots(2, KNOWN)
         first = step(
             new_sequences=(new(1, 9, (1, 2), lora_id=5), new(2, 9, (3, 4))),
             sequence_ids=(1, 2),
@@ -65,6 +68,7 @@ GOOD: dict[str, dict[str, Any]] = {
     | activation(s0=6),
     "a new row and its adapter": {"new_sequences": (new(9, lora_id=6),), "sequence_ids": (9,), "num_new_tokens": (3,)}
     | activation(s1=6),
+    "a step that takes the slot of a row, and computes nothing": activation(s0=6),
     "a new row that waits for its adapter": {"new_sequences": (new(9, lora_id=6),)},
     "a child": {"forks": (Fork(1, 8, 1, ints(5, 6)),), "sequence_ids": (8,), "num_new_tokens": (1,)},
     "a restart without it": {

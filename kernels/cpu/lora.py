@@ -1,0 +1,124 @@
+"""Adapters of packed weights: their factors in panels as weights are. See csrc/lora.h.
+
+A slot is a pointer: to bring an adapter into one copies nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+from weakref import WeakKeyDictionary
+
+import torch
+
+from kernels.arena import ALIGNMENT
+from kernels.cpu.huge_pages import allocate_huge
+from kernels.cpu.library import LoraFactors
+from kernels.cpu.packed import WORD_BYTES, CpuLinear, panel_columns, row_addresses
+from kernels.cpu.quantized import Int8Linear
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.cpu.library import Executor, Library
+    from kernels.lora import PackedLora
+    from kernels.ops import PackedLinear
+
+CHUNK_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CpuLora:
+    """The factors of one adapter: `width` of the numbers between them, in whole words."""
+
+    shrink: Tensor
+    expand: Tensor
+    width: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        return self.shrink.nbytes + self.expand.nbytes
+
+
+class LoraRoom:
+    """The slots of one weight, where the kernels look for them."""
+
+    def __init__(self, num_slots: int, max_width: int) -> None:
+        self.max_width = max_width
+        self._factors = (LoraFactors * num_slots)()
+        # What is pointed to has to live.
+        self._held: list[CpuLora | None] = [None] * num_slots
+
+    @property
+    def address(self) -> int:
+        """The address of the first slot."""
+        return ctypes.addressof(self._factors)
+
+    def write(self, slot: int, lora: CpuLora | None) -> None:
+        """Sets what a slot points to."""
+        addresses = (None, None, 0) if lora is None else (lora.shrink.data_ptr(), lora.expand.data_ptr(), lora.width)
+        self._factors[slot] = LoraFactors(*addresses)
+        self._held[slot] = lora
+
+
+class CpuLoraOps:
+    """See `kernels.lora.LoraOps`."""
+
+    def __init__(self, library: Library, dtype: torch.dtype) -> None:
+        self._library = library
+        self._dtype = dtype
+        self._rooms = WeakKeyDictionary[CpuLinear | Int8Linear, LoraRoom]()
+        self._packer: Executor | None = None
+        # Adapters come and go: few have parts of one chunk.
+        self._chunk = torch.empty(0, dtype=torch.uint8)
+
+    def find(self, weight: CpuLinear | Int8Linear) -> LoraRoom | None:
+        """Returns the slots of a weight; None: it has none."""
+        return self._rooms.get(weight)
+
+    def make_room(self, packed: PackedLinear, num_slots: int, max_width: int) -> int:
+        """Gives a weight slots."""
+        weight = cast("CpuLinear | Int8Linear", packed)
+        width = self._whole_words(max_width)
+        self._rooms[weight] = LoraRoom(num_slots, width)
+        panel = self._library.panel_columns
+        columns = -(-width // panel) * panel, -(-weight.num_rows // panel) * panel
+        return (columns[0] * weight.in_features + columns[1] * width) * self._dtype.itemsize
+
+    def pack(self, packed: PackedLinear, shrink: Tensor, expand: Tensor) -> PackedLora:
+        """Packs factors, in the calling thread alone."""
+        weight = cast("CpuLinear | Int8Linear", packed)
+        width = self._whole_words(len(shrink))
+        missing = width - len(shrink)
+        inner, outer = (
+            torch.nn.functional.pad(factor.to(self._dtype), padding).contiguous()
+            for factor, padding in ((shrink, (0, 0, 0, missing)), (expand, (0, missing)))
+        )
+        return CpuLora(self._pack(inner), self._pack(outer, gated=weight.is_gated), width)
+
+    def _pack(self, factor: Tensor, *, gated: bool = False) -> Tensor:
+        # The kernels' own threads are at work.
+        packer = self._packer = self._packer or self._library.create_executor(1)
+        columns = panel_columns(row_addresses([factor]), packer.panel_columns, gated=gated)
+        num_words = factor.shape[1] * factor.itemsize // WORD_BYTES
+        packed = self._take(len(columns) * num_words * WORD_BYTES)
+        packer.pack(columns, num_words, packed.data_ptr())
+        return packed
+
+    def _take(self, num_bytes: int) -> Tensor:
+        """Hands out a part of a chunk, which is freed with the last of its parts."""
+        size = -(-num_bytes // ALIGNMENT) * ALIGNMENT
+        if size > len(self._chunk):
+            self._chunk = allocate_huge(max(size, CHUNK_BYTES))
+        part, self._chunk = self._chunk[:num_bytes], self._chunk[size:]
+        return part
+
+    def _whole_words(self, width: int) -> int:
+        values = WORD_BYTES // self._dtype.itemsize
+        return -(-width // values) * values
+
+    def write(self, packed: PackedLinear, slot: int, lora: PackedLora | None) -> None:
+        """Sets what a slot holds."""
+        self._rooms[cast("CpuLinear | Int8Linear", packed)].write(slot, cast("CpuLora | None", lora))

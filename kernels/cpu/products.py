@@ -1,0 +1,96 @@
+"""Products of rows and packed weights as ops: of whole weights and of shares, with adapters and without."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.library import Joint, Kind, Op, Scheme
+from kernels.cpu.quantized import Int8Linear
+
+if TYPE_CHECKING:
+    from kernels.cpu.lora import CpuLoraOps, LoraRoom
+    from kernels.cpu.op_stream import OpStream
+    from kernels.cpu.packed import CpuLinear
+    from kernels.lora import LoraRows
+
+
+class Products:
+    """The products of one backend."""
+
+    def __init__(self, ops: OpStream, dtype: torch.dtype, loras: CpuLoraOps) -> None:
+        self._ops = ops
+        self._dtype = dtype
+        self._loras = loras
+
+    def linear(
+        self, hidden: Tensor, weight: CpuLinear | Int8Linear, *, wide: bool = False, lora: LoraRows | None = None
+    ) -> Tensor:
+        """Multiplies rows by a packed weight: see `kernels.ops.Backend`."""
+        rows = hidden if hidden.stride(1) == 1 and hidden.stride(0) * hidden.itemsize % 4 == 0 else hidden.contiguous()
+        if weight.is_partial:
+            return self._partial_linear(rows, weight, lora)
+        output = torch.empty(len(rows), weight.out_features, dtype=torch.float32 if wide else self._dtype)
+        op = self.linear_op(Kind.LINEAR_SILU if weight.is_gated else Kind.LINEAR, rows, weight)
+        op.output, op.wide = output.data_ptr(), int(wide)
+        room = self._loras.find(weight) if lora is not None else None
+        if room is not None:
+            width = room.max_width
+            low_rank = torch.empty(len(rows), width, dtype=self._dtype)
+            self._ops.emit(self._shrink_op(rows, weight, room, low_rank), low_rank, lora=lora)
+            op.lora, op.low_rank, op.low_rank_stride = room.address, low_rank.data_ptr(), width
+        self._ops.emit(op, output, lora=lora)
+        return output
+
+    def _partial_linear(self, rows: Tensor, weight: CpuLinear | Int8Linear, lora: LoraRows | None) -> Tensor:
+        """Multiplies, and adds what other ranks have: what first factors of adapters made stands behind all rows."""
+        width, room = weight.out_features, self._loras.find(weight) if lora is not None else None
+        sums = torch.empty(len(rows), width + (room.max_width if room else 0))
+        op = self.linear_op(Kind.LINEAR, rows, weight)
+        bias, op.bias, op.output, op.wide = op.bias, None, sums.data_ptr(), 1
+        self._ops.emit(op, sums)
+        if room is not None:
+            op = self._shrink_op(rows, weight, room, sums)
+            op.wide, op.low_rank_offset = 1, width
+            self._ops.emit(op, sums, lora=lora)
+        self._ops.meet(Joint.ADD, sums, always=width)
+        rounded = torch.empty(len(rows), width, dtype=self._dtype)
+        op = self._ops.make(Kind.ROUND, input=sums.data_ptr(), bias=bias, out_features=width, input_stride=width)
+        op.output = rounded.data_ptr()
+        self._ops.emit(op, rounded)
+        if room is not None:
+            op = self._ops.make(Kind.LORA_EXPAND, input=sums.data_ptr(), bias=bias, out_features=width)
+            op.output, op.lora, op.low_rank = rounded.data_ptr(), room.address, sums.data_ptr()
+            op.low_rank_stride, op.low_rank_offset = room.max_width, width
+            self._ops.emit(op, rounded, lora=lora)
+        return rounded
+
+    def _shrink_op(self, rows: Tensor, weight: CpuLinear | Int8Linear, room: LoraRoom, output: Tensor) -> Op:
+        return self._ops.make(
+            Kind.LORA_SHRINK,
+            input=rows.data_ptr(),
+            output=output.data_ptr(),
+            lora=room.address,
+            in_features=weight.in_features,
+            out_features=room.max_width,
+            input_stride=rows.stride(0),
+            leaves=weight.leaves,
+        )
+
+    def linear_op(self, kind: Kind, rows: Tensor, weight: CpuLinear | Int8Linear) -> Op:
+        """Makes the op of a product, without its output."""
+        op = self._ops.make(
+            kind,
+            input=rows.data_ptr(),
+            weight=weight.weight.data_ptr(),
+            bias=None if weight.bias is None else weight.bias.data_ptr(),
+            in_features=weight.in_features,
+            out_features=weight.num_rows,
+            input_stride=rows.stride(0),
+            leaves=weight.leaves,
+        )
+        if isinstance(weight, Int8Linear):
+            op.scheme, op.scales, op.sums = Scheme.INT8, weight.scales.data_ptr(), weight.sums.data_ptr()
+        return op

@@ -1,0 +1,71 @@
+"""Low-rank adapters (LoRA) of linear layers: what an adapter adds to the products of the rows that have it.
+
+Slots of a weight hold adapters, each of two factors: `shrink` [width, in_features] and `expand` [rows of the weight,
+width], its scale in the second. Of a row x whose adapter is in a slot:
+
+    u = round(shrink x)                             summed in float32, over the weight's leaves and ranks as its product
+    y = round((weight x + bias) + expand u)         each sum in float32; before the activation of a gated weight
+
+Rows without an adapter have the bits that they have where there are no slots, and no row's bits depend on the rows
+beside it. A backend whose products come rounded adds to what is rounded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.packed import PackedLinear
+
+
+@dataclass(frozen=True, eq=False)
+class LoraRows:
+    """Which rows of a step have an adapter; of a step that has such rows."""
+
+    slots: npt.NDArray[np.int32]
+    """[T], contiguous: the slot of each row's adapter; -1: none."""
+
+    @cached_property
+    def by_slot(self) -> list[tuple[int, npt.NDArray[np.int64]]]:
+        """The slots that rows have, growing, and the rows of each, growing."""
+        return [(int(slot), np.flatnonzero(self.slots == slot)) for slot in np.unique(self.slots) if slot >= 0]
+
+
+class PackedLora(Protocol):
+    """An adapter's factors of one weight, in the backend's own layout."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        ...
+
+
+class LoraOps(Protocol):
+    """What a backend does with adapters beside `Backend.linear`. A weight takes them once there is room."""
+
+    def make_room(self, packed: PackedLinear, num_slots: int, max_width: int) -> int:
+        """Gives a packed weight slots, which are empty; returns the bytes of the largest adapter's factors of it."""
+        ...
+
+    def pack(self, packed: PackedLinear, shrink: Tensor, expand: Tensor) -> PackedLora:
+        """Packs the factors of an adapter for a weight, in the model's dtype; keeps neither.
+
+        May run in one thread beside the one that computes.
+
+        Args:
+            packed: the weight, which has slots.
+            shrink: [width, in_features], at most max_width.
+            expand: [rows of the weight as they were given, width].
+        """
+        ...
+
+    def write(self, packed: PackedLinear, slot: int, lora: PackedLora | None) -> None:
+        """Sets what a slot of a weight holds, from the next product on; None: nothing. Keeps what it is given."""
+        ...

@@ -1,0 +1,131 @@
+"""Networks with LoRA adapters: as near to the truth as PEFT's own way, and the same bits however rows are mixed."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import transformers
+
+from tests.kernels.test_truth import random_ids
+from tests.kit.kernels.backends import BEST, EMULATED, REFERENCE, Kernels
+from tests.kit.kernels.ranks import Ranks, new_backend
+from tests.kit.kernels.step_runner import StepRunner
+from tests.kit.kernels.tiny_adapters import apply_adapter, make_tiny_adapter
+from tests.kit.kernels.tiny_models import tiny_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NAME = "llama_bias"
+LENGTH, PIECES = 70, [33, 1, 1, 20, 15]
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """One of every module, one of few, and one of another rank and scale."""
+    home, model = tmp_path_factory.mktemp("adapters"), tiny_model(NAME)
+    return [
+        make_tiny_adapter(home / "all", model, 1),
+        make_tiny_adapter(home / "few", model, 2, rank=8, targets=("v_proj", "up_proj", "o_proj")),
+        make_tiny_adapter(home / "odd", model, 3, rank=3, use_rslora=True, lora_alpha=5),
+    ]
+
+
+@cache
+@torch.no_grad()
+def truth(folder: Path | None, dtype: torch.dtype) -> torch.Tensor:
+    network = transformers.AutoModelForCausalLM.from_pretrained(tiny_model(NAME), dtype=dtype).eval()
+    if folder is not None:
+        apply_adapter(network, folder)
+    return network(torch.tensor([random_ids(LENGTH, 0)])).logits[0].float()
+
+
+def load(kernels: Kernels, adapters: list[Path]) -> StepRunner:
+    return StepRunner.load(tiny_model(NAME), kernels.dtype, new_backend(kernels)).make_slots(adapters)
+
+
+# Its probe takes long: one dtype of torch's stands for all.
+FIRST = Kernels(REFERENCE, torch.float32)
+OURS = [
+    *(Kernels(BEST, dtype) for dtype in (torch.float32, torch.bfloat16)),
+    *(Kernels(name, torch.bfloat16) for name in EMULATED),
+]
+MIXED = [FIRST, *OURS]
+SHARED = [(FIRST, 2), *((each, size) for each in OURS for size in (2, 4))]
+ALONE = [Kernels(name, dtype) for name in (REFERENCE, BEST) for dtype in (torch.float32, torch.bfloat16)]
+
+
+@pytest.mark.parametrize("kernels", ALONE, ids=str)
+def test_adapters_compute_what_pefts_way_does(kernels: Kernels, adapters: list[Path]):
+    runner = load(kernels, adapters)
+    for lora_id, folder in enumerate(adapters, 1):
+        runner.adapt(lora_id, lora_id)
+        ours, expected = runner.run(lora_id, random_ids(LENGTH, 0), PIECES), truth(folder, torch.float32)
+        assert (expected - truth(None, torch.float32)).abs().mean() > 0.1
+        if kernels.dtype is torch.float32:
+            torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4)
+        else:
+            theirs = (truth(folder, kernels.dtype) - expected).abs().mean()
+            assert (ours - expected).abs().mean() <= 1.5 * theirs
+
+
+@pytest.mark.parametrize("kernels", MIXED, ids=str)
+def test_mixed_rows_are_the_bits_of_each_alone(kernels: Kernels, adapters: list[Path]):
+    plain = StepRunner.load(tiny_model(NAME), kernels.dtype, new_backend(kernels)).probe()
+    runner = load(kernels, adapters).probe()
+    assert plain.is_exact
+    assert runner.is_exact
+    prompts = {key: random_ids(20 + key, 10 + key) for key in range(8)}
+    lora_of = {key: key % 4 for key in prompts}
+    expected: dict[int, torch.Tensor] = {}
+    for key, token_ids in prompts.items():
+        runner.adapt(("alone", key), lora_of[key])
+        at_once = (plain if not lora_of[key] else runner).run(("alone", key), token_ids, [len(token_ids)])
+        expected[key] = at_once
+    for captured in (False, True):
+        if captured and kernels.is_reference:
+            break
+        if captured:
+            runner.capture(256)
+        for key in prompts:
+            runner.adapt((captured, key), lora_of[key])
+        begins = dict.fromkeys(prompts, 0)
+        for turn in range(26):
+            some = {key: prompts[key][begins[key] : begins[key] + (5 if key == turn else 1)] for key in prompts}
+            work = [((captured, key), ids) for key, ids in some.items() if ids]
+            for ((_, key), ids), logits in zip(work, runner.step(work), strict=True):
+                assert torch.equal(logits, expected[key][begins[key] : begins[key] + len(ids)])
+                begins[key] += len(ids)
+    assert runner.num_replayed == (0 if kernels.is_reference else 26)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "size"), [(FIRST, 2), *((each, size) for each in OURS for size in (2, 4))], ids=str
+)
+def test_ranks_compute_the_bits_of_one(kernels: Kernels, size: int, adapters: list[Path]):
+    name = "qwen3"
+    home = adapters[0].parent / name
+    folders = [make_tiny_adapter(home / str(rank), tiny_model(name), rank, rank=rank) for rank in (4, 7)]
+    alone = StepRunner.load(tiny_model(name), kernels.dtype, new_backend(kernels)).make_slots(folders)
+    ranks = Ranks(tiny_model(name), kernels, size)
+    for runner in (alone, *ranks.runners):
+        if runner is not alone:
+            runner.make_slots(folders)
+        runner.adapt("first", 1)
+        runner.adapt("second", 2)
+    work = [[(key, random_ids(33, seed)) for seed, key in enumerate(("first", "none", "second"))]]
+    work += [[(key, random_ids(1, seed)) for seed, key in enumerate(("second", "none", "first"))]]
+    expected = [torch.cat(alone.step(step)) for step in work]
+    for captured in (False, True):
+        if captured:
+            if kernels.is_reference:
+                break
+            for runner in ranks.runners:
+                runner.drop_all()
+                runner.capture(128, max_length=256)
+        for step, logits in zip(work, expected, strict=True):
+            parts = ranks.together(lambda runner, step=step: torch.cat(runner.step(step)))
+            assert torch.equal(torch.cat(parts, dim=1), logits)

@@ -1,0 +1,185 @@
+"""A worker with LoRA adapters, over its socket: read beside steps, activated by steps, refused where they must be."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from blockyard.errors import Reason
+from blockyard.worker.v1 import worker_pb2 as pb
+from tests.kit.kernels.tiny_adapters import make_tiny_adapter
+from tests.unit.worker_service.driver import StepDriver, WorkerDriver, fails, new_sequence, running_worker
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+PROMPT = list(range(5, 25))
+LIMITS = pb.LoraLimits(max_loras=2, max_lora_rank=8, max_cpu_loras=3)
+
+
+@pytest.fixture
+async def adapted(socket_folder: Path, model: Path, tmp_path: Path) -> AsyncIterator[WorkerDriver]:
+    """A worker with room for two adapters in steps and three in its cache, of four that there are."""
+    for index, name in enumerate(("a", "b", "c", "d")):
+        make_tiny_adapter(tmp_path / "loras" / name, model, index, rank=4 + index)
+    async with started(socket_folder, model, worker_lora_root=str(tmp_path / "loras")) as driver:
+        yield driver
+
+
+@asynccontextmanager
+async def started(folder: Path, model: Path, **settings: Any) -> AsyncIterator[WorkerDriver]:
+    async with running_worker(folder, **settings) as driver:
+        await driver.stub.InitDevice(pb.InitDeviceRequest(device_type=pb.DEVICE_TYPE_CPU, dtype=pb.DTYPE_FLOAT32))
+        request = pb.LoadModelRequest(model=str(model), lora=LIMITS)
+        async for _ in driver.stub.LoadModel(request):
+            pass
+        await driver.initialize_cache()
+        yield driver
+
+
+async def add(worker: WorkerDriver, lora_id: int, path: str = "", **fields: Any) -> pb.LoraAdapter:
+    name = "abcd"[lora_id - 1]
+    request = pb.AddLoraRequest(**{"lora_id": lora_id, "name": name, "path": path or name} | fields)
+    return (await worker.stub.AddLora(request)).adapter
+
+
+async def generate(steps: StepDriver, sequence_id: int, lora_id: int, num_tokens: int = 6) -> list[int]:
+    """Runs one prompt with an adapter that is in a slot, and forgets it."""
+    new = new_sequence(sequence_id, PROMPT, [60, 61, 62, 63], lora_id=lora_id)
+    first = await steps.sampled(new_sequences=[new], sequence_ids=[sequence_id], num_new_tokens=[len(PROMPT)])
+    rest = await steps.decode(sequence_id, num_tokens - 1)
+    await steps.step(finished_sequence_ids=[sequence_id])
+    return [first[sequence_id], *rest]
+
+
+async def test_adapters_of_one_step_give_the_tokens_of_each_alone(adapted: WorkerDriver) -> None:
+    for lora_id in (1, 2):
+        await add(adapted, lora_id)
+    steps = adapted.open(1)
+    await steps.step(activated_lora_slots=[0, 1], activated_lora_ids=[2, 1])
+    alone = [await generate(steps, 10 + lora_id, lora_id) for lora_id in range(3)]
+    assert len({tuple(tokens) for tokens in alone}) == 3
+    new = [
+        new_sequence(i, PROMPT, list(range(1 + 4 * i, 5 + 4 * i)), lora_id=lora_id)
+        for i, lora_id in enumerate((0, 1, 2, 1))
+    ]
+    ids = list(range(4))
+    found = [
+        [token]
+        for token in (await steps.sampled(new_sequences=new, sequence_ids=ids, num_new_tokens=[20] * 4)).values()
+    ]
+    for _ in range(5):
+        sampled = await steps.sampled(sequence_ids=ids, num_new_tokens=[1] * 4)
+        for i, token in sampled.items():
+            found[i].append(token)
+    assert found == [alone[lora_id] for lora_id in (0, 1, 2, 1)]
+
+
+async def test_a_slot_changes_hands_between_two_steps(adapted: WorkerDriver) -> None:
+    for lora_id in (1, 2, 3):
+        await add(adapted, lora_id)
+    steps = adapted.open(1)
+    expected = {}
+    for lora_id in (1, 2, 3):
+        await steps.step(activated_lora_slots=[0], activated_lora_ids=[lora_id])
+        expected[lora_id] = await generate(steps, lora_id, lora_id)
+    await steps.step(activated_lora_slots=[0, 1], activated_lora_ids=[2, 3])
+    assert await generate(steps, 20, 2) == expected[2]
+    assert await generate(steps, 21, 3) == expected[3]
+    # The next epoch begins with empty slots.
+    steps = adapted.open(2)
+    new = new_sequence(1, PROMPT, [1, 2, 3], lora_id=2)
+    error = await steps.refused(new_sequences=[new], sequence_ids=[1], num_new_tokens=[20])
+    assert "their adapters are in no slot" in error.message
+
+
+async def test_an_adapter_comes_while_a_step_stream_runs(adapted: WorkerDriver) -> None:
+    steps = adapted.open(1)
+    base = await generate(steps, 1, 0)
+    told = await add(adapted, 4, long_lora_max_len=100)
+    assert (told.lora_id, told.name, told.rank, told.long_lora_max_len) == (4, "d", 7, 100)
+    assert list(told.targets) == sorted(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
+    assert len(told.digest) == 64
+    assert told.num_bytes > 0
+    assert await add(adapted, 4, long_lora_max_len=100) == told
+    info = (await adapted.info()).lora
+    assert info.limits == LIMITS
+    assert list(info.adapters) == [told]
+    assert (await adapted.stub.ListLoras(pb.ListLorasRequest())).adapters == [told]
+    await steps.step(activated_lora_slots=[1], activated_lora_ids=[4])
+    assert await generate(steps, 2, 4) != base
+    assert await generate(steps, 3, 0) == base
+
+
+async def test_what_is_in_use_or_pinned_stays(adapted: WorkerDriver) -> None:
+    await add(adapted, 1)
+    steps = adapted.open(1)
+    new = new_sequence(1, PROMPT, [1, 2, 3], lora_id=1)
+    await steps.step(
+        activated_lora_slots=[0],
+        activated_lora_ids=[1],
+        new_sequences=[new],
+        sequence_ids=[1],
+        num_new_tokens=[20],
+    )
+    remove, pin = adapted.stub.RemoveLora, adapted.stub.PinLora
+    error = await fails(remove(pb.RemoveLoraRequest(lora_id=1)))
+    assert error.reason is Reason.WRONG_STATE
+    assert "sequences of this epoch have adapter 1" in error.message
+    await steps.decode(1, 2)
+    await steps.step(finished_sequence_ids=[1])
+    await pin(pb.PinLoraRequest(lora_id=1, pinned=True))
+    assert (await adapted.info()).lora.adapters[0].pinned
+    assert "is pinned" in (await fails(remove(pb.RemoveLoraRequest(lora_id=1)))).message
+    await pin(pb.PinLoraRequest(lora_id=1))
+    await remove(pb.RemoveLoraRequest(lora_id=1))
+    await remove(pb.RemoveLoraRequest(lora_id=1))
+    assert not (await adapted.info()).lora.adapters
+    assert "not in the cache" in (await fails(pin(pb.PinLoraRequest(lora_id=1, pinned=True)))).message
+    error = await steps.refused(activated_lora_slots=[0], activated_lora_ids=[1])
+    assert "adapters [1] are not in the cache" in error.message
+
+
+async def test_what_cannot_be_read_is_refused(adapted: WorkerDriver, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "loras" / "link").symlink_to(make_tiny_adapter(tmp_path / "outside", model, 9))
+    for path in ("../outside", "link", str(tmp_path / "outside")):
+        assert (await fails(add(adapted, 1, path))).reason is Reason.PERMISSION_DENIED
+    assert (await fails(add(adapted, 1, "nowhere"))).reason is Reason.MODEL_NOT_LOADED
+    make_tiny_adapter(tmp_path / "loras" / "wide", model, 9, rank=9)
+    assert "rank 9, more than" in (await fails(add(adapted, 1, "wide"))).message
+    error = await fails(add(adapted, 1, name="", long_lora_max_len=10**6))
+    assert [violation.field for violation in error.violations] == ["name", "long_lora_max_len"]
+    # A number that failed is free still.
+    await add(adapted, 1, str(tmp_path / "loras" / "a"))
+    assert "numbers are not used again" in (await fails(add(adapted, 1, "b"))).message
+    for lora_id in (2, 3):
+        await add(adapted, lora_id)
+    error = await fails(add(adapted, 4))
+    assert error.reason is Reason.WRONG_STATE
+    assert "the cache has 3 adapters" in error.message
+
+
+async def test_a_worker_without_room_or_root_says_so(worker: WorkerDriver) -> None:
+    assert not (await worker.info()).HasField("lora")
+    for call in (
+        add(worker, 1),
+        worker.stub.RemoveLora(pb.RemoveLoraRequest(lora_id=1)),
+        worker.stub.PinLora(pb.PinLoraRequest(lora_id=1)),
+        worker.stub.ListLoras(pb.ListLorasRequest()),
+    ):
+        assert (await fails(call)).reason is Reason.FEATURE_DISABLED
+
+
+async def test_limits_that_make_no_sense_are_refused(fresh_worker: WorkerDriver, model: Path) -> None:
+    await fresh_worker.stub.InitDevice(pb.InitDeviceRequest(device_type=pb.DEVICE_TYPE_CPU))
+    limits = pb.LoraLimits(max_loras=300, max_lora_rank=0, max_cpu_loras=4)
+    call = fresh_worker.stub.LoadModel(pb.LoadModelRequest(model=str(model), lora=limits))
+    error = await fails(anext(aiter(call)))
+    assert [violation.field for violation in error.violations] == [
+        "lora.max_loras",
+        "lora.max_lora_rank",
+        "lora.max_cpu_loras",
+    ]

@@ -1,0 +1,177 @@
+"""Reads a LoRA adapter's folder as PEFT writes it: adapter_config.json and adapter_model.safetensors.
+
+What would change results and is not served is refused by its name. Files of PyTorch's own format are not read: to load
+them runs code. Knows names of modules, and nothing of kernels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from blockyard.model_config.fields import read_object, unusable
+from worker_service.models.weight_files import STORED_DTYPES, Entry, map_tensor, read_header
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from blockyard.errors import BlockyardError
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+PIECE_BYTES = 1 << 20
+
+# What changes what an adapter computes, and the value that changes nothing; one that is null or empty does neither.
+_NEUTRAL: dict[str, object] = {
+    "bias": "none",
+    "use_dora": False,
+    "lora_bias": False,
+    "modules_to_save": None,
+    "layer_replication": None,
+    "trainable_token_indices": None,
+    "target_parameters": None,
+    "fan_in_fan_out": False,
+    "use_qalora": False,
+    "use_bdlora": None,
+    "alora_invocation_tokens": None,
+    "megatron_config": None,
+    "arrow_config": None,
+}
+_TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """What an adapter's configuration says of its scale."""
+
+    rank: int
+    alpha: float
+    is_rank_stabilized: bool
+    ranks: dict[str, int]
+    alphas: dict[str, float]
+
+    def scale_of(self, module: str) -> tuple[int, float]:
+        """Returns a module's rank and the factor of its product."""
+        rank, alpha = _match(self.ranks, module, self.rank), _match(self.alphas, module, self.alpha)
+        return rank, alpha / (math.sqrt(rank) if self.is_rank_stabilized else rank)
+
+
+class AdapterFiles:
+    """An adapter's folder. Makes BlockyardError MODEL_NOT_LOADED of whatever is wrong with it."""
+
+    def __init__(self, folder: Path, max_rank: int) -> None:
+        self._folder = folder
+        self._path = folder / WEIGHTS_FILE
+        self.config = _read_config(folder)
+        self._pairs = self._find_pairs(max_rank)
+
+    @property
+    def modules(self) -> dict[str, tuple[int, int, int]]:
+        """The modules that it changes, and of each: rank, inputs, outputs."""
+        return {name: (a.shape[0], a.shape[1], b.shape[0]) for name, (a, b) in self._pairs.items()}
+
+    def read(self, module: str) -> tuple[Tensor, Tensor]:
+        """Reads the factors of a module: A [rank, in], and B [out, rank] times the scale, in float32."""
+        inner, outer = (map_tensor(entry, reads_ahead=True).float() for entry in self._pairs[module])
+        return inner, outer * self.config.scale_of(module)[1]
+
+    def digest(self) -> str:
+        """Hashes both files, in hex."""
+        digest = hashlib.sha256()
+        try:
+            for path in (self._folder / CONFIG_FILE, self._path):
+                digest.update(path.stat().st_size.to_bytes(8, "little"))
+                with path.open("rb") as file:
+                    while piece := file.read(PIECE_BYTES):
+                        digest.update(piece)
+        except OSError as error:
+            raise unusable(f"{self._folder} cannot be read: {error.strerror}") from None
+        return digest.hexdigest()
+
+    def _find_pairs(self, max_rank: int) -> dict[str, tuple[Entry, Entry]]:
+        found: dict[str, dict[str, Entry]] = {}
+        for name, entry in self._header().items():
+            match = _TENSOR.fullmatch(name)
+            if match is None or entry.stored_dtype not in STORED_DTYPES:
+                raise unusable(f"{self._path} has a tensor that is not served: {name}, of {entry.stored_dtype}")
+            found.setdefault(match["module"], {})[match["factor"]] = entry
+        return dict(self._pairs_of(found, max_rank))
+
+    def _pairs_of(self, found: dict[str, dict[str, Entry]], max_rank: int) -> Iterator[tuple[str, tuple[Entry, Entry]]]:
+        for module, factors in sorted(found.items()):
+            if len(factors) < 2:
+                raise unusable(f"{self._path}: {module} has one factor alone")
+            inner, outer = factors["A"], factors["B"]
+            rank = self.config.scale_of(module)[0]
+            if len(inner.shape) != 2 or len(outer.shape) != 2 or {inner.shape[0], outer.shape[1]} != {rank}:
+                shapes = f"{list(inner.shape)} and {list(outer.shape)}"
+                raise unusable(f"{self._path}: {module} has factors {shapes}, and its rank is {rank}")
+            if rank > max_rank:
+                raise unusable(f"{self._path}: {module} has rank {rank}, more than --max-lora-rank {max_rank}")
+            yield module, (inner, outer)
+
+    def _header(self) -> dict[str, Entry]:
+        try:
+            header = read_header(self._path)
+        except FileNotFoundError:
+            raise _missing(self._folder) from None
+        except OSError as error:
+            raise unusable(f"{self._path} cannot be read: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError, struct.error):
+            raise unusable(f"{self._path} is damaged or not complete: download it again") from None
+        if not header:
+            raise unusable(f"{self._path} has no tensors")
+        return header
+
+
+def _missing(folder: Path) -> BlockyardError:
+    if (folder / "adapter_model.bin").exists():
+        return unusable(
+            f"{folder} has its weights in PyTorch's own format, which is not read, since loading it can run code: save "
+            f"it again with PEFT, safe_serialization=True"
+        )
+    return unusable(f"{folder} has no {WEIGHTS_FILE}: download it too")
+
+
+def _read_config(folder: Path) -> AdapterConfig:
+    fields = read_object(folder / CONFIG_FILE)
+    if fields.get("peft_type") != "LORA":
+        raise unusable(f"{folder / CONFIG_FILE}: peft_type is {fields.get('peft_type')!r}, and LORA alone is served")
+    for name, neutral in _NEUTRAL.items():
+        value = fields.get(name)
+        if value not in (None, False, neutral, [], {}):
+            raise unusable(f"{folder / CONFIG_FILE}: {name} is {value!r}, which is not served")
+    rank: Any = fields.get("r")
+    alpha: Any = fields.get("lora_alpha")
+    if not _is_positive(rank, int) or not _is_positive(alpha, (int, float)):
+        raise unusable(f"{folder / CONFIG_FILE}: r and lora_alpha must be numbers above 0, not {rank!r} and {alpha!r}")
+    ranks = _pattern(folder, fields, "rank_pattern", int)
+    alphas = _pattern(folder, fields, "alpha_pattern", (int, float))
+    return AdapterConfig(rank, alpha, bool(fields.get("use_rslora")), ranks, alphas)
+
+
+def _pattern(folder: Path, fields: dict[str, Any], name: str, kind: Any) -> dict[str, Any]:
+    pattern = fields.get(name) or {}
+    if not isinstance(pattern, dict) or not all(_is_positive(value, kind) for value in pattern.values()):
+        raise unusable(f"{folder / CONFIG_FILE}: {name} must map names of modules to numbers above 0")
+    return pattern
+
+
+def _is_positive(value: Any, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _match(pattern: dict[str, Any], module: str, default: Any) -> Any:
+    """Finds a module's value as PEFT does: by a name, or a pattern of its last parts."""
+    for key, value in pattern.items():
+        # Patterns are not ours to run; names and their last parts are what PEFT's own tools write.
+        if module == key.removeprefix("^") or module.endswith("." + key):
+            return value
+    return default

@@ -1,0 +1,147 @@
+"""The host's cache of adapters: which there are, which are being read, which are to stay.
+
+Lives in the event loop; reads in a thread of its own, which takes the processor only where nobody else wants it. What
+is dropped is for the scheduler to say, since it alone knows what steps on their way will use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from blockyard.service import faults
+from blockyard.telemetry import EventLogger
+from worker_service.lora.slots import LoraSlots
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from worker_service.lora.adapter import Adapter, LoraRequest
+    from worker_service.lora.limits import LoraLimits
+    from worker_service.lora.reader import AdapterReader
+
+log = EventLogger(__name__)
+
+
+class LoraStore:
+    """The adapters of one worker. `adapters` are those that were read, by lora_id."""
+
+    def __init__(self, reader: AdapterReader, limits: LoraLimits, root: Path | None, max_model_len: int) -> None:
+        """`root`: adapters lie below it; None: none is read."""
+        self.limits = limits
+        self.adapters: dict[int, Adapter] = {}
+        self.pinned: set[int] = set()
+        self._reader = reader
+        self._root = root
+        self._max_model_len = max_model_len
+        self._reading: dict[int, tuple[LoraRequest, asyncio.Task[Adapter]]] = {}
+        self._thread = ThreadPoolExecutor(1, "adapter loader", initializer=_be_modest)
+
+    async def add(self, request: LoraRequest) -> Adapter:
+        """Reads an adapter, unless it is there. Goes on to the end even if its caller leaves. Raises BlockyardError."""
+        violations = list(wrong_request(request, self._max_model_len))
+        if violations:
+            raise invalid(violations)
+        known = self.adapters.get(request.lora_id)
+        if known is not None:
+            _require_same(known.request, request)
+            return known
+        if request.lora_id not in self._reading:
+            self._begin(request)
+        asked, task = self._reading[request.lora_id]
+        _require_same(asked, request)
+        return await asyncio.shield(task)
+
+    def _begin(self, request: LoraRequest) -> None:
+        num_loras, most = len(self.adapters) + len(self._reading), self.limits.max_cpu_loras
+        if num_loras >= most:
+            message = f"the cache has {num_loras} adapters, as many as max_cpu_loras allows: remove one first"
+            raise BlockyardError(Reason.WRONG_STATE, message)
+        task = asyncio.create_task(self._read(request, self._find_folder(request.path)))
+        self._reading[request.lora_id] = (request, task)
+        # A caller that has left does not ask.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def _find_folder(self, path: str) -> Path:
+        """Returns a folder below the root, links followed; raises BlockyardError."""
+        if self._root is None:
+            raise BlockyardError(Reason.FEATURE_DISABLED, "start the worker with --worker-lora-root for this")
+        root = self._root.resolve()
+        folder = (root / path).resolve()
+        if not folder.is_relative_to(root):
+            raise BlockyardError(Reason.PERMISSION_DENIED, f"{path} is not below --worker-lora-root")
+        if not folder.is_dir():
+            raise BlockyardError(Reason.MODEL_NOT_LOADED, f"{path} is no folder below --worker-lora-root")
+        return folder
+
+    async def _read(self, request: LoraRequest, folder: Path) -> Adapter:
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        try:
+            faults.reach(faults.BEFORE_LORA)
+            adapter = await loop.run_in_executor(self._thread, self._reader.read, request, folder)
+        except BlockyardError as error:
+            log.error("an adapter was not loaded", lora_id=request.lora_id, name=request.name, reason=str(error))
+            raise
+        finally:
+            del self._reading[request.lora_id]
+        self.adapters[request.lora_id] = adapter
+        log.info(
+            "adapter loaded",
+            lora_id=request.lora_id,
+            lora_name=request.name,
+            rank=adapter.rank,
+            bytes=adapter.num_bytes,
+            seconds=round(loop.time() - begin, 3),
+        )
+        return adapter
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that adapters still to come may take."""
+        return (self.limits.max_cpu_loras - len(self.adapters)) * self._reader.max_adapter_bytes
+
+    def make_slots(self) -> LoraSlots:
+        """Makes the slots of the network."""
+        return LoraSlots(self.limits.max_loras, self.adapters, self._reader.write)
+
+    def pin(self, lora_id: int, *, pinned: bool) -> None:
+        """Sets whether an adapter may be removed; raises BlockyardError WRONG_STATE."""
+        if lora_id not in self.adapters:
+            raise BlockyardError(Reason.WRONG_STATE, f"adapter {lora_id} is not in the cache")
+        (self.pinned.add if pinned else self.pinned.discard)(lora_id)
+
+    def remove(self, lora_id: int) -> None:
+        """Forgets an adapter that no slot holds; raises BlockyardError WRONG_STATE."""
+        if lora_id in self.pinned:
+            raise BlockyardError(Reason.WRONG_STATE, f"adapter {lora_id} is pinned")
+        adapter = self.adapters.pop(lora_id, None)
+        if adapter is not None:
+            log.info("adapter removed", lora_id=lora_id, lora_name=adapter.request.name)
+
+
+def wrong_request(request: LoraRequest, max_model_len: int) -> Iterable[Violation]:
+    """Finds what is wrong with an adapter that a scheduler asks for."""
+    if request.lora_id < 1:
+        yield Violation("lora_id", "must be at least 1")
+    for name in ("name", "path"):
+        if not getattr(request, name):
+            yield Violation(name, "must not be empty")
+    if request.long_lora_max_len > max_model_len:
+        yield Violation("long_lora_max_len", f"{request.long_lora_max_len}, and the model takes {max_model_len} tokens")
+
+
+def _require_same(known: LoraRequest, asked: LoraRequest) -> None:
+    if known != asked:
+        message = f"{asked.lora_id} is the number of adapter {known.name} in {known.path}: numbers are not used again"
+        raise invalid([Violation("lora_id", message)])
+
+
+def _be_modest() -> None:
+    """Lets the calling thread run only where no other wants to."""
+    if hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

@@ -1,0 +1,71 @@
+"""LoRA adapters as a scheduler asks for them: reads, pins and forgets them, beside the steps. Knows no messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from blockyard.errors import BlockyardError, Reason
+from worker_service.set_up import SetUp, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from worker_service.lora.adapter import Adapter, LoraRequest
+    from worker_service.lora.store import LoraStore
+
+T = TypeVar("T")
+
+
+class Owner(Protocol):
+    """The worker, as far as it matters here."""
+
+    set_up: SetUp
+
+    def require(self, *states: State) -> None:
+        """Raises BlockyardError in other states, and where the worker ends."""
+        ...
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Runs work in the device thread."""
+        ...
+
+
+class Adapters:
+    """The adapters of one worker. Each method raises BlockyardError WRONG_STATE, or FEATURE_DISABLED without room."""
+
+    def __init__(self, owner: Owner, root: Path | None) -> None:
+        """`root`: they lie below it; None: none is read."""
+        self._owner = owner
+        self.root = root
+
+    def store(self) -> LoraStore:
+        """Returns the cache of adapters."""
+        self._owner.require(State.LOADED, State.CACHE_READY, State.RUNNING)
+        store = self._owner.set_up.loras
+        if store is None:
+            raise BlockyardError(Reason.FEATURE_DISABLED, "this worker was not told to make room for LoRA adapters")
+        return store
+
+    async def add(self, request: LoraRequest) -> Adapter:
+        """Reads an adapter; see `LoraStore.add`."""
+        return await self.store().add(request)
+
+    async def remove(self, lora_id: int) -> None:
+        """Forgets an adapter that is not pinned and that no sequence has, and empties its slot, between two steps."""
+        store, executor = self.store(), self._owner.set_up.executor
+
+        def remove() -> None:
+            if executor is not None and lora_id not in store.pinned:
+                executor.runner.slots.release(lora_id, executor.batch.lora_ids())
+            store.remove(lora_id)
+
+        await self._owner.run(remove)
+
+    def pin(self, lora_id: int, *, pinned: bool) -> None:
+        """Sets whether an adapter may be removed."""
+        self.store().pin(lora_id, pinned=pinned)
+
+    def is_pinned(self, adapter: Adapter) -> bool:
+        """Returns whether an adapter may not be removed."""
+        return adapter.request.lora_id in self.store().pinned
