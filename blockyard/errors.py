@@ -101,7 +101,7 @@ TABLE: Mapping[Reason, Rule] = {
     Reason.BUG: Rule(grpc.StatusCode.INTERNAL, 500),
     Reason.NO_READY_WORKER: Rule(grpc.StatusCode.UNAVAILABLE, 503),
     Reason.DRAINING: Rule(grpc.StatusCode.UNAVAILABLE, 503),
-    Reason.SLEEPING: Rule(grpc.StatusCode.UNAVAILABLE, 503),
+    Reason.SLEEPING: Rule(grpc.StatusCode.FAILED_PRECONDITION, 412),
     Reason.GROUP_BROKEN: Rule(grpc.StatusCode.UNAVAILABLE, 503),
     Reason.QUEUE_DEADLINE: Rule(grpc.StatusCode.DEADLINE_EXCEEDED, 504),
     Reason.GENERATION_DEADLINE: Rule(grpc.StatusCode.DEADLINE_EXCEEDED, 504),
