@@ -298,6 +298,11 @@ class WorkerProcessSettings:
     worker_model_root: str = option(
         "", "folder below which ReloadWeights may find other weights; empty: it reads those of the loaded model alone"
     )
+    worker_extension: str = option(
+        "",
+        "classes that add operations to a worker, package.module:Class with commas between: imported at its start from "
+        "where Python finds modules, and nothing else is",
+    )
     enable_debug_rpcs: bool = option(False, "answer ChecksumBlocks, for tests")
 
 

@@ -62,12 +62,14 @@ class Reason(StrEnum):
     POISON_REQUEST = "POISON_REQUEST"
     NOT_FINITE = "NOT_FINITE"
     BUG = "BUG"
+    EXTENSION_FAILED = "EXTENSION_FAILED"
     NO_READY_WORKER = "NO_READY_WORKER"
     DRAINING = "DRAINING"
     SLEEPING = "SLEEPING"
     GROUP_BROKEN = "GROUP_BROKEN"
     QUEUE_DEADLINE = "QUEUE_DEADLINE"
     GENERATION_DEADLINE = "GENERATION_DEADLINE"
+    OPERATION_DEADLINE = "OPERATION_DEADLINE"
 
 
 class Rule(NamedTuple):
@@ -99,12 +101,14 @@ TABLE: Mapping[Reason, Rule] = {
     Reason.POISON_REQUEST: Rule(grpc.StatusCode.INTERNAL, 500),
     Reason.NOT_FINITE: Rule(grpc.StatusCode.INTERNAL, 500),
     Reason.BUG: Rule(grpc.StatusCode.INTERNAL, 500),
+    Reason.EXTENSION_FAILED: Rule(grpc.StatusCode.INTERNAL, 500),
     Reason.NO_READY_WORKER: Rule(grpc.StatusCode.UNAVAILABLE, 503),
     Reason.DRAINING: Rule(grpc.StatusCode.UNAVAILABLE, 503),
     Reason.SLEEPING: Rule(grpc.StatusCode.FAILED_PRECONDITION, 412),
     Reason.GROUP_BROKEN: Rule(grpc.StatusCode.UNAVAILABLE, 503),
     Reason.QUEUE_DEADLINE: Rule(grpc.StatusCode.DEADLINE_EXCEEDED, 504),
     Reason.GENERATION_DEADLINE: Rule(grpc.StatusCode.DEADLINE_EXCEEDED, 504),
+    Reason.OPERATION_DEADLINE: Rule(grpc.StatusCode.DEADLINE_EXCEEDED, 504),
 }
 
 # What an error of the transport itself means, where no details came with it.

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from blockyard.capacity.limits import ProfileRequest
-from blockyard.common.v1 import administration_pb2, sampling_pb2, status_pb2
+from blockyard.common.v1 import sampling_pb2, status_pb2
 from blockyard.errors import Violation, invalid, to_status
 from blockyard.tracing.codec import decode_trace_context
 from blockyard.worker.v1 import worker_pb2
 from worker_service.group_codec import encode_group
 from worker_service.lora_codec import decode_lora_limits, encode_lora
-from worker_service.observe.profiler import Detail
+from worker_service.operations.codec import encode_kv_groups
 from worker_service.set_up import CacheRequest
 from worker_service.step import (
     DEFAULT_TIMEOUT_SECONDS,
@@ -32,7 +32,7 @@ from worker_service.step import (
 from worker_service.weights.codec import encode_sleep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from google.protobuf.duration_pb2 import Duration
     from google.protobuf.internal.containers import RepeatedScalarFieldContainer
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from blockyard.capacity.memory import CachePlan
     from worker_service.lora.limits import LoraLimits
     from worker_service.models.loader import LoadedModel
-    from worker_service.observe.profiler import Profile, ProfileOptions
     from worker_service.set_up import CacheFacts, SetUp
     from worker_service.step import Array, Logprobs
     from worker_service.worker import Worker
@@ -63,10 +62,6 @@ DEVICE_TYPES = {
     worker_pb2.DEVICE_TYPE_CPU: "cpu",
     worker_pb2.DEVICE_TYPE_CUDA: "cuda",
 }
-PROFILE_DETAILS = {
-    administration_pb2.PROFILE_DETAIL_STEPS: Detail.STEPS,
-    administration_pb2.PROFILE_DETAIL_OPERATIONS: Detail.OPERATIONS,
-}
 # A step has at most as many of these as it has rows, and twice as many of those, where one is given up for another.
 _ROWS = (
     "sequence_ids",
@@ -80,8 +75,6 @@ _LISTS = ("new_sequences", "forks", "replaced_tables")
 _FINISHED = {"finished_sequence_ids": 2**20}
 # Several times what gateways let a request have.
 _LISTS_OF_SAMPLING = {"bad_token_sequences": 2**14, "logit_bias": 2**16}
-# Of one message; the rest of a file waits until this was sent.
-PIECE_BYTES = 1 << 20
 PairsField = Literal["blocks_to_swap_out", "blocks_to_swap_in", "blocks_to_copy"]
 
 
@@ -335,6 +328,7 @@ def encode_info(worker: Worker, worker_id: str, placement: worker_pb2.Placement)
         draining=worker.is_draining,
         group=encode_group(worker.membership.info),
         placement=placement,
+        kv_groups=encode_kv_groups(set_up, encode_dtype(set_up.loaded.config.dtype)) if set_up.loaded else (),
         lora=encode_lora(set_up.loras),
         sleep=encode_sleep(set_up.sleep) if set_up.loaded else None,
     )
@@ -379,22 +373,3 @@ def encode_plan(plan: CachePlan) -> worker_pb2.DetermineNumAvailableBlocksRespon
             cache_bytes=plan.cache_bytes,
         ),
     )
-
-
-def encode_profile_options(options: ProfileOptions) -> administration_pb2.ProfileOptions:
-    """Encodes the options of a profile."""
-    detail = administration_pb2.ProfileDetail.Value(f"PROFILE_DETAIL_{options.detail.value}")
-    return administration_pb2.ProfileOptions(detail=detail, max_steps=options.max_steps)
-
-
-def encode_profile(profile: Profile) -> Iterator[worker_pb2.StopProfileResponse]:
-    """Encodes a profile: its summary, then its file in pieces."""
-    summary = administration_pb2.ProfileSummary(
-        detail=encode_profile_options(profile.options).detail,
-        num_steps=profile.num_steps,
-        num_bytes=len(profile.data),
-        worker=profile.worker,
-    )
-    yield worker_pb2.StopProfileResponse(summary=summary)
-    for start in range(0, len(profile.data), PIECE_BYTES):
-        yield worker_pb2.StopProfileResponse(data=profile.data[start : start + PIECE_BYTES])

@@ -16,12 +16,15 @@ from blockyard.service.call_metrics import CallCounter
 from blockyard.service.process import Monitoring, run_process
 from blockyard.service.servers import bind, make_server
 from blockyard.service.signals import on_stop_signal
+from blockyard.settings import SettingsError
 from blockyard.telemetry import EventLogger
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from kernels.select import KernelChoice
 from worker_service.device.device import AllowedDevice
 from worker_service.groups.joining import GroupRequest, GroupSettings
 from worker_service.groups.membership import Membership
+from worker_service.operations.extensions import WorkerView, load_extensions
+from worker_service.operations.operations import Operations
 from worker_service.rendezvous_link import RendezvousLink
 from worker_service.servicer import WorkerServicer
 from worker_service.set_up import LoadOptions, State
@@ -52,6 +55,7 @@ class Server:
     """The worker's process. `start` raises PortTaken; `address` is where it listens then."""
 
     def __init__(self, configuration: WorkerConfiguration) -> None:
+        """Imports the extensions; raises SettingsError for one that cannot be."""
         self._settings = configuration.worker
         self._identity = InternalIdentity(configuration.internal)
         self.address = self._settings.worker_address
@@ -73,6 +77,8 @@ class Server:
             model_root=Path(self._settings.worker_model_root) if self._settings.worker_model_root else None,
             make_membership=self._make_membership,
         )
+        extensions = load_extensions(self._settings.worker_extension, WorkerView(self.worker))
+        self.operations = Operations(self.worker, extensions)
         self._server = make_server(
             INTERNAL_MESSAGE_BYTES,
             [SERVICE_NAME],
@@ -114,7 +120,9 @@ class Server:
             group=self._settings.worker_group, index=self._settings.worker_index, node=socket.gethostname()
         )
         is_socket = self.address.startswith("unix:")
-        servicer = WorkerServicer(self.worker, worker_id, self._stop_soon, placement, 0 if is_socket else port)
+        servicer = WorkerServicer(
+            self.worker, worker_id, self._stop_soon, placement, 0 if is_socket else port, self.operations
+        )
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, self._server)
         self.monitoring.add_health(self._server)
         settings = self._settings
@@ -168,7 +176,7 @@ async def serve(configuration: WorkerConfiguration) -> bool:
 
 def run(configuration: WorkerConfiguration) -> None:
     """Runs one worker to its end."""
-    has_ended = run_process("worker", configuration, serve)
+    has_ended = run_process("worker", configuration, serve, (SettingsError,))
     if not has_ended:
         # The interpreter's own end takes torch away under the thread that computes, which aborts the process.
         _end_process(0)

@@ -14,6 +14,9 @@ from blockyard.telemetry import EventLogger
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from worker_service import codec, group_codec, lora_codec
 from worker_service.observe.step_spans import StepSpans
+from worker_service.operations.codec import PROFILE_DETAILS, encode_profile, encode_profile_options
+from worker_service.operations.operations import Operations
+from worker_service.operations.rpcs import OperationsRpcs
 from worker_service.weights.codec import decode_head, decode_tags, encode_tags
 
 if TYPE_CHECKING:
@@ -32,7 +35,7 @@ T = TypeVar("T")
 OnProgress = Callable[[int, int], None]
 
 
-class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
+class WorkerServicer(OperationsRpcs, worker_pb2_grpc.WorkerServiceServicer):
     """WorkerService on one worker."""
 
     def __init__(
@@ -42,8 +45,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         shut_down: Callable[[], None],
         placement: worker_pb2.Placement | None = None,
         port: int = 0,
+        operations: Operations | None = None,
     ) -> None:
-        """`port`: where this is reached; 0: at no port, but at a Unix socket."""
+        """`port`: where this is reached; 0: at no port, but at a Unix socket. `operations`: None: no extensions."""
+        super().__init__(operations or Operations(worker, {}))
         self._worker = worker
         self._worker_id = worker_id
         self._placement = placement or worker_pb2.Placement()
@@ -220,13 +225,13 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
     async def StartProfile(self, request: worker_pb2.StartProfileRequest, context: Context) -> Any:
         """Begins a profile."""
-        detail = codec.PROFILE_DETAILS.get(request.options.detail)
+        detail = PROFILE_DETAILS.get(request.options.detail)
         options = await self._worker.start_profile(detail, request.options.max_steps)
-        return worker_pb2.StartProfileResponse(options=codec.encode_profile_options(options))
+        return worker_pb2.StartProfileResponse(options=encode_profile_options(options))
 
     async def StopProfile(self, request: worker_pb2.StopProfileRequest, context: Context) -> AsyncIterator[Any]:
         """Ends a profile and sends it in pieces."""
-        for message in codec.encode_profile(await self._worker.stop_profile(self._worker_id)):
+        for message in encode_profile(await self._worker.stop_profile(self._worker_id)):
             yield message
 
     async def BeginWeightUpdate(self, request: worker_pb2.BeginWeightUpdateRequest, context: Context) -> Any:

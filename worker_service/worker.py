@@ -150,7 +150,7 @@ class Worker:
         return describe_device(choice.device) if choice is not None else ""
 
     def require(self, *states: State) -> None:
-        """Raises BlockyardError in other states, and where the worker ends."""
+        """Raises BlockyardError: WRONG_STATE in other states, DRAINING where the process is to end."""
         if self.is_draining:
             raise _draining()
         if self.state not in states:
@@ -259,6 +259,10 @@ class Worker:
     async def run(self, work: Callable[[], T]) -> T:
         """Runs work in the device thread."""
         return await self._thread.run(work)
+
+    def run_between_steps(self, work: Callable[[], T]) -> T:
+        """Runs work in the device thread and waits for it: for other threads than the event loop's."""
+        return self._thread.call(work)
 
     def _choice(self) -> DeviceChoice:
         assert self.set_up.choice is not None

@@ -9,6 +9,7 @@ import typer
 import blockyard
 from blockyard.cli import bench, chat, connection, generate, keys, lora, plan, serve
 from blockyard.cli.admin import commands as admin
+from blockyard.cli.admin import inspection
 from blockyard.cli.doctor import command as doctor
 from blockyard.cli.top import command as top
 from blockyard.errors import TRANSPORT_ORIGIN, BlockyardError
@@ -32,6 +33,8 @@ plan.register(app)
 doctor.register(app)
 for command in (generate.generate, chat.chat, bench.bench, top.top):
     app.command()(connection.with_connection(command))
+for command in (inspection.inspect, inspection.call):
+    admin.app.command()(command)
 app.add_typer(admin.app, name="admin")
 app.add_typer(keys.app, name="keys")
 app.add_typer(lora.app, name="lora")

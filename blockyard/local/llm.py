@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Mapping
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
 from rich.console import Console
@@ -20,6 +21,7 @@ from blockyard.client.sync import Client, Stream
 from blockyard.configuration import CHOSEN_TOGETHER, SystemConfiguration
 from blockyard.extras import require_services
 from blockyard.local.local_system import LocalSystem
+from blockyard.local.operator import WRITE_AN_EXTENSION
 from blockyard.local.supervisor import StartError, Supervisor
 from blockyard.settings import resolve, settings_of, suggestion
 
@@ -149,6 +151,87 @@ class LLM:
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """Turns token ids into text."""
         return self._client.detokenize(token_ids)
+
+    # What operators do.
+
+    def sleep(self, level: int = 1) -> None:
+        """Gives the workers' memory up, until `wake_up`: level 1 keeps the weights in the host's memory, 2 nothing.
+
+        Requests that run go on afterwards, with the tokens that they would have had. A GPU's memory can be given up if
+        `enable_sleep` was set. Raises BlockyardError.
+        """
+        self._system.run(self._system.local.make_operator().sleep(level))
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Takes the memory again: that of `tags`, "weights" and "kv_cache", or all that was given up.
+
+        Weights that were given up for good are loaded anew. Raises BlockyardError, FIELD_INVALID for a tag that is
+        awake, and TypeError for one that there is not.
+        """
+        self._system.run(self._system.local.make_operator().wake_up(tags or ()))
+
+    def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: Sequence[bytes] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Has every worker do the same between its steps, and returns what each answers: by replica, then by rank.
+
+        Args:
+            method: `extension.operation`, of an extension that `worker_extension` names; or one of a closed list:
+                check_numerics, measure_bandwidth, weight_norms, memory_summary, describe_group, collect_garbage.
+            timeout: seconds that it may take, at most 120. [30]
+            args: of an extension's operation: its payload, bytes.
+            kwargs: of the others: their fields, such as `{"names": ["lm_head.weight"]}` of weight_norms.
+
+        Returns:
+            Of an extension's operation: bytes; of the others: dictionaries.
+
+        Raises TypeError for a function, which no worker takes, and BlockyardError: OPERATION_DEADLINE with the ranks
+        that did not answer in time, EXTENSION_FAILED, FIELD_INVALID for what there is not.
+        """
+        return self._system.run(self._collective_rpc(method, timeout, args, kwargs or {}))
+
+    async def _collective_rpc(
+        self, method: object, seconds: float | None, args: Sequence[object], kwargs: Mapping[str, Any]
+    ) -> list[Any]:
+        if not isinstance(method, str):
+            raise TypeError(WRITE_AN_EXTENSION)
+        operator, (extension, _, operation) = self._system.local.make_operator(), method.rpartition(".")
+        if not extension:
+            if args:
+                raise TypeError(f"{method} takes its arguments by name: use kwargs")
+            return await operator.call(method, kwargs, seconds)
+        payload = args[0] if args else b""
+        if kwargs or len(args) > 1 or not isinstance(payload, bytes):
+            raise TypeError("an extension's operation takes one payload, bytes: use args=(payload,)")
+        return await operator.call_extension(extension, operation, payload, seconds)
+
+    def apply_model(self, func: str, payload: bytes = b"") -> list[bytes]:
+        """Has every worker do an operation of an extension, `extension.operation`, which sees the model's weights.
+
+        As `collective_rpc`; for the name by which vLLM's users know it.
+        """
+        if not isinstance(cast("object", func), str) or "." not in func:
+            raise TypeError(WRITE_AN_EXTENSION)
+        return self.collective_rpc(func, args=(payload,))
+
+    def start_profile(self) -> None:
+        """Begins to record what the workers' steps do; raises BlockyardError WRONG_STATE while that is done already."""
+        self._system.run(self._system.local.make_operator().start_profile())
+
+    def stop_profile(self, folder: str | Path = ".") -> list[Path]:
+        """Ends the recording and writes a file for each worker, which Perfetto (ui.perfetto.dev) opens.
+
+        Raises BlockyardError WRONG_STATE if nothing is recorded, OSError where the folder cannot be written.
+        """
+        return self._system.run(self._system.local.make_operator().stop_profile(Path(folder)))
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets what prefix caches hold; returns False where blocks of requests that run were kept."""
+        return self._system.run(self._system.local.make_operator().reset_prefix_cache())
 
     @property
     def model(self) -> Model:

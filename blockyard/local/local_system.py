@@ -33,6 +33,7 @@ from blockyard.configuration import (
 )
 from blockyard.local.metrics_ports import FIRST_SCHEDULER_PORT, FIRST_WORKER_PORT, MetricsPorts
 from blockyard.local.metrics_ports import HOST as METRICS_HOST
+from blockyard.local.operator import Operator
 from blockyard.local.supervisor import ROOT, Service
 from blockyard.model_config.network import read_network
 from blockyard.model_files import resolve_model
@@ -200,6 +201,10 @@ class LocalSystem:
     def make_environment(self) -> dict[str, str]:
         """Makes the children's environment: ours without settings, which they get as flags, each only its own."""
         return without_settings(os.environ)
+
+    def make_operator(self) -> Operator:
+        """Makes what asks this system's gateway as an operator does; for the loop that runs."""
+        return Operator(self._channel(self.endpoints.local))
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         # Made on the loop that uses it.

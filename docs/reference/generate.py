@@ -117,6 +117,14 @@ MEANINGS: dict[Reason, tuple[str, str]] = {
         "The deadline that the client gave its call has passed.",
         "Give it more time, or ask for fewer tokens.",
     ),
+    Reason.OPERATION_DEADLINE: (
+        "What an operator asked of workers took longer than it was to; the message names the ranks that are missing.",
+        "Give it more time, or look at those workers.",
+    ),
+    Reason.EXTENSION_FAILED: (
+        "An operation of a worker's extension failed with an error of its own.",
+        "Look at the worker's log: the code is that of whoever wrote the extension.",
+    ),
     Reason.DRAINING: ("The process is stopping.", "Try again: a successor may be there already."),
     Reason.SLEEPING: ("All replicas are asleep.", "Wake one: `blockyard admin wake`."),
     Reason.GROUP_BROKEN: (

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from google.protobuf.duration_pb2 import Duration
+
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.service.log_level import check_level, set_log_level
 from blockyard.telemetry import EventLogger
+from blockyard.worker.v1 import worker_pb2
+from scheduler_service.admin.fan_out import ask_each
 from scheduler_service.admin.lora_codec import encode_lora
 from scheduler_service.admin.operations_codec import decode_mode, decode_wanted_tags
 from scheduler_service.admin.state_dump_codec import encode_state
@@ -28,6 +32,7 @@ log = EventLogger(__name__)
 SCHEDULER = "scheduler"
 DEFAULT_MAX_REQUESTS = 1000
 DEFAULT_LEVEL = 1
+DEFAULT_CALL_SECONDS, MAX_CALL_SECONDS = 30.0, 120.0
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
@@ -169,6 +174,43 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         named = self._service.loras.registry.named
         return admin_pb2.ListLorasResponse(loras=[encode_lora(each, self._service.engines) for each in named])
 
+    async def InspectModel(  # type: ignore[override]
+        self, request: admin_pb2.InspectModelRequest, context: Any
+    ) -> admin_pb2.InspectModelResponse:
+        """Describes the network as each worker of a replica has it."""
+        engine = self._find(request.replica)
+        ranks = _find_ranks(engine, request.replica)
+        response = admin_pb2.InspectModelResponse(replica_id=engine.replica_id)
+        asked = worker_pb2.InspectModelRequest()
+        for rank, told in zip(ranks, await ask_each(ranks, "InspectModel", asked, DEFAULT_CALL_SECONDS), strict=True):
+            response.workers.add(rank=rank.parallel.rank, address=rank.address, text=told.text)
+        return response
+
+    async def CallOperation(  # type: ignore[override]
+        self, request: admin_pb2.CallOperationRequest, context: Any
+    ) -> admin_pb2.CallOperationResponse:
+        """Has each worker of a replica do one of a closed list of operations."""
+        engine = self._find(request.replica)
+        ranks, seconds = _find_ranks(engine, request.replica), _decode_timeout(request)
+        asked = worker_pb2.CallOperationRequest(operation=request.operation, timeout=_encode_timeout(seconds))
+        response = admin_pb2.CallOperationResponse(replica_id=engine.replica_id)
+        for rank, told in zip(ranks, await ask_each(ranks, "CallOperation", asked, seconds), strict=True):
+            response.results.add(rank=rank.parallel.rank, address=rank.address, result=told.result)
+        return response
+
+    async def CallExtension(  # type: ignore[override]
+        self, request: admin_pb2.CallExtensionRequest, context: Any
+    ) -> admin_pb2.CallExtensionResponse:
+        """Has each worker of a replica do an operation of an extension."""
+        engine = self._find(request.replica)
+        ranks, seconds = _find_ranks(engine, request.replica), _decode_timeout(request)
+        names = {"extension": request.extension, "operation": request.operation}
+        asked = worker_pb2.CallExtensionRequest(**names, payload=request.payload, timeout=_encode_timeout(seconds))
+        response = admin_pb2.CallExtensionResponse(replica_id=engine.replica_id)
+        for rank, told in zip(ranks, await ask_each(ranks, "CallExtension", asked, seconds), strict=True):
+            response.results.add(rank=rank.parallel.rank, address=rank.address, result=told.result)
+        return response
+
     async def DumpState(  # type: ignore[override]
         self, request: admin_pb2.DumpStateRequest, context: Any
     ) -> admin_pb2.DumpStateResponse:
@@ -187,6 +229,20 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.UndrainGatewayResponse:
         """Refuses: only gateways answer this."""
         raise _make_not_here_error()
+
+
+def _decode_timeout(request: admin_pb2.CallOperationRequest | admin_pb2.CallExtensionRequest) -> float:
+    """Decodes how long workers may take, in seconds; raises BlockyardError FIELD_INVALID."""
+    seconds = request.timeout.ToNanoseconds() / 1e9 if request.HasField("timeout") else DEFAULT_CALL_SECONDS
+    if not 0 < seconds <= MAX_CALL_SECONDS:
+        raise invalid([Violation("timeout", f"must be above 0 and at most {MAX_CALL_SECONDS:g} s")])
+    return seconds
+
+
+def _encode_timeout(seconds: float) -> Duration:
+    timeout = Duration()
+    timeout.FromNanoseconds(int(seconds * 1e9))
+    return timeout
 
 
 def _names(engine: Engine) -> set[str]:

@@ -8,7 +8,7 @@ another step differs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -141,6 +141,10 @@ class InputBatch:
         row = self._row_of[sequence_id]
         return self._token_ids[row, : self._progress["num_tokens"][row]].astype(np.int64)
 
+    def filled_blocks(self) -> list[int]:
+        """Returns the device blocks that hold tokens of live sequences, sorted."""
+        return _find_filled(self._progress, self._block_tables, list(self._row_of.values()), self.limits.block_size)
+
     def apply(self, step: Step) -> None:
         """Makes a checked step's changes to rows: fork, forget, add, take the scheduler's ids, update tables.
 
@@ -169,8 +173,7 @@ class InputBatch:
     def forget(self, sequence_ids: Iterable[int]) -> None:
         """Frees the rows of sequences; unknown ids are no error."""
         for sequence_id in sequence_ids:
-            row = self._row_of.pop(sequence_id, None)
-            if row is not None:
+            if (row := self._row_of.pop(sequence_id, None)) is not None:
                 self._found = _NOTHING_FOUND
                 self._requests.forget(row)
                 self._free.append(row)
@@ -186,9 +189,8 @@ class InputBatch:
     def _grow(self, num_rows: int) -> None:
         """Adds rows. Pages of the new arrays cost memory only where a sequence uses them."""
         old = len(self._token_ids)
-        lengths = self._progress["num_tokens"][:old].tolist()
         token_ids = np.zeros((num_rows, self._token_ids.shape[1]), np.int32)
-        for row, length in enumerate(lengths):
+        for row, length in enumerate(self._progress["num_tokens"][:old].tolist()):
             token_ids[row, :length] = self._token_ids[row, :length]
         self._token_ids = token_ids
         self._progress = with_rows(self._progress, num_rows + 1)
@@ -268,8 +270,7 @@ class InputBatch:
             first = int(self._progress["num_computed_tokens"][row]) + 1
             token_ids = self._token_ids[row, first : min(first + count, int(request["prompt_length"]))]
             if len(token_ids):
-                first_hidden = int(layout.last_hidden[place]) + 1 - count
-                num_best = int(request["prompt_logprobs"])
+                first_hidden, num_best = int(layout.last_hidden[place]) + 1 - count, int(request["prompt_logprobs"])
                 yield PromptPiece(step.sequence_ids[place], first, token_ids.astype(np.int64), first_hidden, num_best)
 
     def _tables(self, rows: Array, seq_lens: Array) -> npt.NDArray[np.int32]:
@@ -321,6 +322,14 @@ class InputBatch:
 
     def end(self, requests: RowRequests, failed: Flags) -> None:
         """Ends the rows that failed."""
-        if self.takes_ids:
-            return
-        self._progress["ended"][requests.rows[failed]] = True
+        if not self.takes_ids:
+            self._progress["ended"][requests.rows[failed]] = True
+
+
+def _find_filled(
+    progress: npt.NDArray[np.void], tables: npt.NDArray[Any], rows: list[int], block_size: int
+) -> list[int]:
+    """Returns the blocks of some rows that hold tokens, sorted; `progress` and `tables` as InputBatch has them."""
+    num_blocks = -(-progress["num_computed_tokens"][rows] // block_size)
+    is_filled = np.arange(tables.shape[1]) < num_blocks[:, None]
+    return np.unique(tables[rows][is_filled]).tolist()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -88,6 +89,24 @@ class DeviceThread:
 
         self.post(job)
         return await answer
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Queues work and waits for what it returns or raises, in a thread that no loop runs in.
+
+        In this very thread it is an ordinary call.
+        """
+        if threading.current_thread() is self._thread:
+            return work()
+        answer: Future[T] = Future()
+
+        def job() -> None:
+            try:
+                answer.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - the waiting thread gets it
+                answer.set_exception(error)
+
+        self.post(job)
+        return answer.result()
 
     def _run(self) -> None:
         torch.set_num_threads(self._num_threads)

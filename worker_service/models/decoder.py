@@ -18,6 +18,7 @@ from blockyard.parallel import ALONE
 from kernels.arena import keep
 from kernels.ops import AttentionShape, kv_pool_shape
 from kernels.select import make_arena
+from worker_service.models.description import describe_modules, list_modules
 from worker_service.models.layers import DecoderLayer, StepContext
 from worker_service.models.packed_files import PackedWeights
 from worker_service.models.rotary import PART, rotary_table
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from kernels.arena import Arena
     from kernels.collectives import Ranks
     from kernels.ops import AttentionBatch, Backend, CapturedStep, CaptureSizes, PackedLinear
+    from worker_service.models.description import Module
     from worker_service.models.model_config import ModelConfig
 
 
@@ -190,6 +192,18 @@ class DecoderModel:
         shape = kv_pool_shape(num_blocks, len(share.layers), *heads)
         pool = torch.empty(shape, dtype=config.dtype, device=self._backend.device)
         return self.forward(token_ids, batch, pool)
+
+    def modules(self) -> list[Module]:
+        """Lists this rank's modules in the order of a step. None, while it has let go of its weights."""
+        return list_modules(self.config, self.share, self._embedding, self.layers, self._ending)
+
+    def describe(self, kernels: str) -> str:
+        """Describes the network, in lines; `kernels`: what computes it."""
+        layers, config = self.share.layers, self.config
+        part = "" if len(layers) == config.num_layers else f", layers {layers.start}–{layers.stop - 1}"
+        dtype = str(config.dtype).removeprefix("torch.")
+        title = f"{config.architecture}: {config.num_layers} layers{part}, {dtype} by {kernels}"
+        return describe_modules(title, self.modules())
 
     def _linears(self) -> list[PackedLinear]:
         linears = [linear for layer in self.layers for linear in layer.linears]

@@ -51,6 +51,11 @@ class Owner(Protocol):
 
     set_up: SetUp
 
+    @property
+    def state(self) -> State:
+        """What the worker is ready for now."""
+        ...
+
     def lifecycle(self, operation: str, *states: State) -> AbstractContextManager[None]:
         """Allows one change of state at a time; raises BlockyardError WRONG_STATE in other states."""
         ...
@@ -241,9 +246,7 @@ class Residency:
 
     def _require_update(self) -> WeightUpdate:
         if self.update is None:
-            raise BlockyardError(
-                Reason.WRONG_STATE, f"the worker is {self._owner.set_up.state.value}: no update was begun"
-            )
+            raise BlockyardError(Reason.WRONG_STATE, f"the worker is {self._owner.state.value}: no update was begun")
         return self.update
 
     def _forget_update(self) -> None:

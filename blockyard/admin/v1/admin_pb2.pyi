@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 from blockyard.common.v1 import administration_pb2 as _administration_pb2
+from blockyard.common.v1 import operations_pb2 as _operations_pb2
 from blockyard.common.v1 import status_pb2 as _status_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
@@ -748,6 +749,278 @@ class StopProfileResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StopProfileResponse: _TypeAlias = StopProfileResponse  # noqa: Y015
+
+@_typing.final
+class InspectModelRequest(_message.Message):
+    """Asks for a description of the network."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    """Of which replica; a worker's name: that worker alone."""
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replica", b"replica"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InspectModelRequest: _TypeAlias = InspectModelRequest  # noqa: Y015
+
+@_typing.final
+class InspectModelResponse(_message.Message):
+    """The network."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_ID_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    replica_id: _builtins.int
+    """Which replica."""
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___InspectedModel]:
+        """By rank."""
+
+    def __init__(
+        self,
+        *,
+        replica_id: _builtins.int = ...,
+        workers: _abc.Iterable[Global___InspectedModel] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replica_id", b"replica_id", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InspectModelResponse: _TypeAlias = InspectModelResponse  # noqa: Y015
+
+@_typing.final
+class InspectedModel(_message.Message):
+    """The network as one worker holds it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    """Its rank."""
+    address: _builtins.str
+    """Its address."""
+    text: _builtins.str
+    """In lines, for people: a module each, equal neighbours as one."""
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        address: _builtins.str = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "rank", b"rank", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InspectedModel: _TypeAlias = InspectedModel  # noqa: Y015
+
+@_typing.final
+class CallOperationRequest(_message.Message):
+    """Asks for an operation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    """Of which replica; a worker's name: that worker alone."""
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """How long it may take, at most two minutes. Default: 30 s."""
+
+    @_builtins.property
+    def operation(self) -> _operations_pb2.Operation:
+        """Which."""
+
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+        operation: _operations_pb2.Operation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "replica", b"replica", "timeout", b"timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallOperationRequest: _TypeAlias = CallOperationRequest  # noqa: Y015
+
+@_typing.final
+class CallOperationResponse(_message.Message):
+    """The operation is done."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_ID_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    replica_id: _builtins.int
+    """Which replica."""
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankOperationResult]:
+        """By rank."""
+
+    def __init__(
+        self,
+        *,
+        replica_id: _builtins.int = ...,
+        results: _abc.Iterable[Global___RankOperationResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replica_id", b"replica_id", "results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallOperationResponse: _TypeAlias = CallOperationResponse  # noqa: Y015
+
+@_typing.final
+class RankOperationResult(_message.Message):
+    """What an operation found at one worker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    """Its rank."""
+    address: _builtins.str
+    """Its address."""
+    @_builtins.property
+    def result(self) -> _operations_pb2.OperationResult:
+        """What was found."""
+
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        address: _builtins.str = ...,
+        result: _operations_pb2.OperationResult | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "rank", b"rank", "result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankOperationResult: _TypeAlias = RankOperationResult  # noqa: Y015
+
+@_typing.final
+class CallExtensionRequest(_message.Message):
+    """Asks for an operation of an extension."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    EXTENSION_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    """Of which replica; a worker's name: that worker alone."""
+    extension: _builtins.str
+    """The extension's name."""
+    operation: _builtins.str
+    """Which of its operations."""
+    payload: _builtins.bytes
+    """For the operation alone to understand."""
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """How long it may take, at most two minutes. Default: 30 s."""
+
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+        extension: _builtins.str = ...,
+        operation: _builtins.str = ...,
+        payload: _builtins.bytes = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["extension", b"extension", "operation", b"operation", "payload", b"payload", "replica", b"replica", "timeout", b"timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallExtensionRequest: _TypeAlias = CallExtensionRequest  # noqa: Y015
+
+@_typing.final
+class CallExtensionResponse(_message.Message):
+    """The operation is done."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_ID_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    replica_id: _builtins.int
+    """Which replica."""
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankExtensionResult]:
+        """By rank."""
+
+    def __init__(
+        self,
+        *,
+        replica_id: _builtins.int = ...,
+        results: _abc.Iterable[Global___RankExtensionResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replica_id", b"replica_id", "results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallExtensionResponse: _TypeAlias = CallExtensionResponse  # noqa: Y015
+
+@_typing.final
+class RankExtensionResult(_message.Message):
+    """What an extension answered at one worker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    """Its rank."""
+    address: _builtins.str
+    """Its address."""
+    result: _builtins.bytes
+    """For the caller alone to understand."""
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        address: _builtins.str = ...,
+        result: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "rank", b"rank", "result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankExtensionResult: _TypeAlias = RankExtensionResult  # noqa: Y015
 
 @_typing.final
 class DumpStateRequest(_message.Message):

@@ -85,6 +85,14 @@ class AdminServiceStub:
     """Keeps an adapter in the workers' caches, where others leave for those that are used more recently; or no longer."""
     ListLoras: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListLorasRequest, _admin_pb2.ListLorasResponse]
     """Tells the adapters that requests may name, and where they are."""
+    InspectModel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.InspectModelRequest, _admin_pb2.InspectModelResponse]
+    """Describes the network as each worker of a replica holds it."""
+    CallOperation: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CallOperationRequest, _admin_pb2.CallOperationResponse]
+    """Has each worker of a replica do one of a closed list of operations, between its steps. Fails as a whole:
+    OPERATION_DEADLINE names the ranks that did not answer in time, another error the first rank that refused.
+    """
+    CallExtension: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CallExtensionRequest, _admin_pb2.CallExtensionResponse]
+    """Has each worker of a replica do an operation of an extension that it was started with. Fails as CallOperation does."""
     DumpState: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DumpStateRequest, _admin_pb2.DumpStateResponse]
     """Tells what the scheduler has: each request, where it is, and what it holds. No text, no token ids."""
 
@@ -145,6 +153,14 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Keeps an adapter in the workers' caches, where others leave for those that are used more recently; or no longer."""
     ListLoras: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListLorasRequest, _admin_pb2.ListLorasResponse]  # type: ignore[assignment]
     """Tells the adapters that requests may name, and where they are."""
+    InspectModel: _aio.UnaryUnaryMultiCallable[_admin_pb2.InspectModelRequest, _admin_pb2.InspectModelResponse]  # type: ignore[assignment]
+    """Describes the network as each worker of a replica holds it."""
+    CallOperation: _aio.UnaryUnaryMultiCallable[_admin_pb2.CallOperationRequest, _admin_pb2.CallOperationResponse]  # type: ignore[assignment]
+    """Has each worker of a replica do one of a closed list of operations, between its steps. Fails as a whole:
+    OPERATION_DEADLINE names the ranks that did not answer in time, another error the first rank that refused.
+    """
+    CallExtension: _aio.UnaryUnaryMultiCallable[_admin_pb2.CallExtensionRequest, _admin_pb2.CallExtensionResponse]  # type: ignore[assignment]
+    """Has each worker of a replica do an operation of an extension that it was started with. Fails as CallOperation does."""
     DumpState: _aio.UnaryUnaryMultiCallable[_admin_pb2.DumpStateRequest, _admin_pb2.DumpStateResponse]  # type: ignore[assignment]
     """Tells what the scheduler has: each request, where it is, and what it holds. No text, no token ids."""
 
@@ -292,6 +308,32 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListLorasResponse, _abc.Awaitable[_admin_pb2.ListLorasResponse]]:
         """Tells the adapters that requests may name, and where they are."""
+
+    @_abc_1.abstractmethod
+    def InspectModel(
+        self,
+        request: _admin_pb2.InspectModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.InspectModelResponse, _abc.Awaitable[_admin_pb2.InspectModelResponse]]:
+        """Describes the network as each worker of a replica holds it."""
+
+    @_abc_1.abstractmethod
+    def CallOperation(
+        self,
+        request: _admin_pb2.CallOperationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.CallOperationResponse, _abc.Awaitable[_admin_pb2.CallOperationResponse]]:
+        """Has each worker of a replica do one of a closed list of operations, between its steps. Fails as a whole:
+        OPERATION_DEADLINE names the ranks that did not answer in time, another error the first rank that refused.
+        """
+
+    @_abc_1.abstractmethod
+    def CallExtension(
+        self,
+        request: _admin_pb2.CallExtensionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.CallExtensionResponse, _abc.Awaitable[_admin_pb2.CallExtensionResponse]]:
+        """Has each worker of a replica do an operation of an extension that it was started with. Fails as CallOperation does."""
 
     @_abc_1.abstractmethod
     def DumpState(

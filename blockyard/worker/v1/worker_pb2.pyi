@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 from blockyard.common.v1 import administration_pb2 as _administration_pb2
+from blockyard.common.v1 import operations_pb2 as _operations_pb2
 from blockyard.common.v1 import sampling_pb2 as _sampling_pb2
 from blockyard.common.v1 import status_pb2 as _status_pb2
 from blockyard.common.v1 import trace_pb2 as _trace_pb2
@@ -125,6 +126,26 @@ LOAD_FORMAT_RANDOM: LoadFormat.ValueType  # 2
 """Made on the device from config.json, no files: the same numbers for the same tensor's name and shape, and no sense."""
 Global___LoadFormat: _TypeAlias = LoadFormat  # noqa: Y015
 
+class _KvKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _KvKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KvKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    KV_KIND_UNSPECIFIED: _KvKind.ValueType  # 0
+    """Not known."""
+    KV_KIND_FULL: _KvKind.ValueType  # 1
+    """That of all tokens, though a layer may see a window of them."""
+
+class KvKind(_KvKind, metaclass=_KvKindEnumTypeWrapper):
+    """How much of a sequence's KV is kept."""
+
+KV_KIND_UNSPECIFIED: KvKind.ValueType  # 0
+"""Not known."""
+KV_KIND_FULL: KvKind.ValueType  # 1
+"""That of all tokens, though a layer may see a window of them."""
+Global___KvKind: _TypeAlias = KvKind  # noqa: Y015
+
 class _CollectivesKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -185,6 +206,7 @@ class GetWorkerInfoResponse(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
     SLEEP_FIELD_NUMBER: _builtins.int
+    KV_GROUPS_FIELD_NUMBER: _builtins.int
     LORA_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Its name."""
@@ -223,6 +245,10 @@ class GetWorkerInfoResponse(_message.Message):
         """What is asleep; absent before LoadModel."""
 
     @_builtins.property
+    def kv_groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvGroup]:
+        """Layers with blocks of one format, of those that this worker has; empty before InitializeCache. One, today."""
+
+    @_builtins.property
     def lora(self) -> Global___LoraInfo:
         """LoRA: its limits and adapters; absent before LoadModel, and where that set no limits."""
 
@@ -242,15 +268,68 @@ class GetWorkerInfoResponse(_message.Message):
         group: Global___GroupInfo | None = ...,
         placement: Global___Placement | None = ...,
         sleep: Global___SleepInfo | None = ...,
+        kv_groups: _abc.Iterable[Global___KvGroup] | None = ...,
         lora: Global___LoraInfo | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "group", b"group", "lora", b"lora", "model", b"model", "placement", b"placement", "sleep", b"sleep"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_version", b"api_version", "cache", b"cache", "configuration_digest", b"configuration_digest", "device", b"device", "draining", b"draining", "epoch", b"epoch", "group", b"group", "incarnation", b"incarnation", "lora", b"lora", "model", b"model", "placement", b"placement", "sleep", b"sleep", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_version", b"api_version", "cache", b"cache", "configuration_digest", b"configuration_digest", "device", b"device", "draining", b"draining", "epoch", b"epoch", "group", b"group", "incarnation", b"incarnation", "kv_groups", b"kv_groups", "lora", b"lora", "model", b"model", "placement", b"placement", "sleep", b"sleep", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetWorkerInfoResponse: _TypeAlias = GetWorkerInfoResponse  # noqa: Y015
+
+@_typing.final
+class KvGroup(_message.Message):
+    """Layers with blocks of one format."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYERS_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    NUM_KV_HEADS_FIELD_NUMBER: _builtins.int
+    HEAD_DIM_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    SLIDING_WINDOW_FIELD_NUMBER: _builtins.int
+    PAGE_BYTES_FIELD_NUMBER: _builtins.int
+    kind: Global___KvKind.ValueType
+    """How much is kept."""
+    block_size: _builtins.int
+    """Tokens of a block."""
+    num_kv_heads: _builtins.int
+    """Key-value heads that this worker has."""
+    head_dim: _builtins.int
+    """Numbers of a head."""
+    dtype: Global___Dtype.ValueType
+    """What they are."""
+    sliding_window: _builtins.int
+    """Keys that a query sees in layers that have a window; 0: none has."""
+    page_bytes: _builtins.int
+    """Bytes of a block over these layers."""
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The layers, counted from the network's first."""
+
+    def __init__(
+        self,
+        *,
+        layers: _abc.Iterable[_builtins.int] | None = ...,
+        kind: Global___KvKind.ValueType = ...,
+        block_size: _builtins.int = ...,
+        num_kv_heads: _builtins.int = ...,
+        head_dim: _builtins.int = ...,
+        dtype: Global___Dtype.ValueType = ...,
+        sliding_window: _builtins.int = ...,
+        page_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "dtype", b"dtype", "head_dim", b"head_dim", "kind", b"kind", "layers", b"layers", "num_kv_heads", b"num_kv_heads", "page_bytes", b"page_bytes", "sliding_window", b"sliding_window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvGroup: _TypeAlias = KvGroup  # noqa: Y015
 
 @_typing.final
 class LoraInfo(_message.Message):
@@ -2258,6 +2337,157 @@ class FinishWeightUpdateResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FinishWeightUpdateResponse: _TypeAlias = FinishWeightUpdateResponse  # noqa: Y015
+
+@_typing.final
+class InspectModelRequest(_message.Message):
+    """Asks for a description of the network."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InspectModelRequest: _TypeAlias = InspectModelRequest  # noqa: Y015
+
+@_typing.final
+class InspectModelResponse(_message.Message):
+    """The network."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """In lines, for people: a module each, equal neighbours as one."""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InspectModelResponse: _TypeAlias = InspectModelResponse  # noqa: Y015
+
+@_typing.final
+class CallOperationRequest(_message.Message):
+    """Asks for an operation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """How long it may take, at most two minutes. Default: 30 s."""
+
+    @_builtins.property
+    def operation(self) -> _operations_pb2.Operation:
+        """Which."""
+
+    def __init__(
+        self,
+        *,
+        timeout: _duration_pb2.Duration | None = ...,
+        operation: _operations_pb2.Operation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "timeout", b"timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallOperationRequest: _TypeAlias = CallOperationRequest  # noqa: Y015
+
+@_typing.final
+class CallOperationResponse(_message.Message):
+    """The operation is done."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def result(self) -> _operations_pb2.OperationResult:
+        """What it found."""
+
+    def __init__(
+        self,
+        *,
+        result: _operations_pb2.OperationResult | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallOperationResponse: _TypeAlias = CallOperationResponse  # noqa: Y015
+
+@_typing.final
+class CallExtensionRequest(_message.Message):
+    """Asks for an operation of an extension."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXTENSION_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    extension: _builtins.str
+    """Its name."""
+    operation: _builtins.str
+    """Which of its operations."""
+    payload: _builtins.bytes
+    """For the operation alone to understand."""
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """How long it may take, at most two minutes. Default: 30 s."""
+
+    def __init__(
+        self,
+        *,
+        extension: _builtins.str = ...,
+        operation: _builtins.str = ...,
+        payload: _builtins.bytes = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["extension", b"extension", "operation", b"operation", "payload", b"payload", "timeout", b"timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallExtensionRequest: _TypeAlias = CallExtensionRequest  # noqa: Y015
+
+@_typing.final
+class CallExtensionResponse(_message.Message):
+    """The operation is done."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULT_FIELD_NUMBER: _builtins.int
+    result: _builtins.bytes
+    """For the caller alone to understand."""
+    def __init__(
+        self,
+        *,
+        result: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallExtensionResponse: _TypeAlias = CallExtensionResponse  # noqa: Y015
 
 @_typing.final
 class StartProfileRequest(_message.Message):

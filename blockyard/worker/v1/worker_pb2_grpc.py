@@ -142,6 +142,21 @@ class WorkerServiceStub(object):
                 request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.FinishWeightUpdateRequest.SerializeToString,
                 response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.FinishWeightUpdateResponse.FromString,
                 _registered_method=True)
+        self.InspectModel = channel.unary_unary(
+                '/blockyard.worker.v1.WorkerService/InspectModel',
+                request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.InspectModelRequest.SerializeToString,
+                response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.InspectModelResponse.FromString,
+                _registered_method=True)
+        self.CallOperation = channel.unary_unary(
+                '/blockyard.worker.v1.WorkerService/CallOperation',
+                request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.CallOperationRequest.SerializeToString,
+                response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.CallOperationResponse.FromString,
+                _registered_method=True)
+        self.CallExtension = channel.unary_unary(
+                '/blockyard.worker.v1.WorkerService/CallExtension',
+                request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.CallExtensionRequest.SerializeToString,
+                response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.CallExtensionResponse.FromString,
+                _registered_method=True)
         self.StartProfile = channel.unary_unary(
                 '/blockyard.worker.v1.WorkerService/StartProfile',
                 request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.StartProfileRequest.SerializeToString,
@@ -342,6 +357,30 @@ class WorkerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def InspectModel(self, request, context):
+        """Describes the network: its modules, how they are held and cut. LOADED, CACHE_READY, RUNNING.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CallOperation(self, request, context):
+        """Does one of a closed list of operations, in parts between steps. OPERATION_DEADLINE where it takes longer than it may.
+        States: see Operation.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CallExtension(self, request, context):
+        """Does an operation of an extension that the process was started with (--worker-extension), between two steps. An
+        unknown one: FIELD_INVALID, with a list; one that takes longer than it may: OPERATION_DEADLINE, and it is given up if
+        it has not begun; one that fails: EXTENSION_FAILED. LOADED, CACHE_READY, RUNNING.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def StartProfile(self, request, context):
         """Begins to record what steps do, between two of them. A profile that ended and was not fetched is discarded; while one
         is recorded: WRONG_STATE. CACHE_READY, RUNNING.
@@ -487,6 +526,21 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.FinishWeightUpdate,
                     request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.FinishWeightUpdateRequest.FromString,
                     response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.FinishWeightUpdateResponse.SerializeToString,
+            ),
+            'InspectModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.InspectModel,
+                    request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.InspectModelRequest.FromString,
+                    response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.InspectModelResponse.SerializeToString,
+            ),
+            'CallOperation': grpc.unary_unary_rpc_method_handler(
+                    servicer.CallOperation,
+                    request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.CallOperationRequest.FromString,
+                    response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.CallOperationResponse.SerializeToString,
+            ),
+            'CallExtension': grpc.unary_unary_rpc_method_handler(
+                    servicer.CallExtension,
+                    request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.CallExtensionRequest.FromString,
+                    response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.CallExtensionResponse.SerializeToString,
             ),
             'StartProfile': grpc.unary_unary_rpc_method_handler(
                     servicer.StartProfile,
@@ -1084,6 +1138,87 @@ class WorkerService(object):
             '/blockyard.worker.v1.WorkerService/FinishWeightUpdate',
             blockyard_dot_worker_dot_v1_dot_worker__pb2.FinishWeightUpdateRequest.SerializeToString,
             blockyard_dot_worker_dot_v1_dot_worker__pb2.FinishWeightUpdateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def InspectModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.worker.v1.WorkerService/InspectModel',
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.InspectModelRequest.SerializeToString,
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.InspectModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CallOperation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.worker.v1.WorkerService/CallOperation',
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.CallOperationRequest.SerializeToString,
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.CallOperationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CallExtension(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.worker.v1.WorkerService/CallExtension',
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.CallExtensionRequest.SerializeToString,
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.CallExtensionResponse.FromString,
             options,
             channel_credentials,
             insecure,

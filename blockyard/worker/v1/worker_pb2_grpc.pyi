@@ -111,6 +111,17 @@ class WorkerServiceStub:
     """Waits until UpdateWeights has taken everything, and lets the worker compute with it. WRONG_STATE with the tensors
     that are missing if it broke off. STALE -> CACHE_READY; a no-op where these are the weights already.
     """
+    InspectModel: _grpc.UnaryUnaryMultiCallable[_worker_pb2.InspectModelRequest, _worker_pb2.InspectModelResponse]
+    """Describes the network: its modules, how they are held and cut. LOADED, CACHE_READY, RUNNING."""
+    CallOperation: _grpc.UnaryUnaryMultiCallable[_worker_pb2.CallOperationRequest, _worker_pb2.CallOperationResponse]
+    """Does one of a closed list of operations, in parts between steps. OPERATION_DEADLINE where it takes longer than it may.
+    States: see Operation.
+    """
+    CallExtension: _grpc.UnaryUnaryMultiCallable[_worker_pb2.CallExtensionRequest, _worker_pb2.CallExtensionResponse]
+    """Does an operation of an extension that the process was started with (--worker-extension), between two steps. An
+    unknown one: FIELD_INVALID, with a list; one that takes longer than it may: OPERATION_DEADLINE, and it is given up if
+    it has not begun; one that fails: EXTENSION_FAILED. LOADED, CACHE_READY, RUNNING.
+    """
     StartProfile: _grpc.UnaryUnaryMultiCallable[_worker_pb2.StartProfileRequest, _worker_pb2.StartProfileResponse]
     """Begins to record what steps do, between two of them. A profile that ended and was not fetched is discarded; while one
     is recorded: WRONG_STATE. CACHE_READY, RUNNING.
@@ -210,6 +221,17 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     FinishWeightUpdate: _aio.UnaryUnaryMultiCallable[_worker_pb2.FinishWeightUpdateRequest, _worker_pb2.FinishWeightUpdateResponse]  # type: ignore[assignment]
     """Waits until UpdateWeights has taken everything, and lets the worker compute with it. WRONG_STATE with the tensors
     that are missing if it broke off. STALE -> CACHE_READY; a no-op where these are the weights already.
+    """
+    InspectModel: _aio.UnaryUnaryMultiCallable[_worker_pb2.InspectModelRequest, _worker_pb2.InspectModelResponse]  # type: ignore[assignment]
+    """Describes the network: its modules, how they are held and cut. LOADED, CACHE_READY, RUNNING."""
+    CallOperation: _aio.UnaryUnaryMultiCallable[_worker_pb2.CallOperationRequest, _worker_pb2.CallOperationResponse]  # type: ignore[assignment]
+    """Does one of a closed list of operations, in parts between steps. OPERATION_DEADLINE where it takes longer than it may.
+    States: see Operation.
+    """
+    CallExtension: _aio.UnaryUnaryMultiCallable[_worker_pb2.CallExtensionRequest, _worker_pb2.CallExtensionResponse]  # type: ignore[assignment]
+    """Does an operation of an extension that the process was started with (--worker-extension), between two steps. An
+    unknown one: FIELD_INVALID, with a list; one that takes longer than it may: OPERATION_DEADLINE, and it is given up if
+    it has not begun; one that fails: EXTENSION_FAILED. LOADED, CACHE_READY, RUNNING.
     """
     StartProfile: _aio.UnaryUnaryMultiCallable[_worker_pb2.StartProfileRequest, _worker_pb2.StartProfileResponse]  # type: ignore[assignment]
     """Begins to record what steps do, between two of them. A profile that ended and was not fetched is discarded; while one
@@ -433,6 +455,35 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_worker_pb2.FinishWeightUpdateResponse, _abc.Awaitable[_worker_pb2.FinishWeightUpdateResponse]]:
         """Waits until UpdateWeights has taken everything, and lets the worker compute with it. WRONG_STATE with the tensors
         that are missing if it broke off. STALE -> CACHE_READY; a no-op where these are the weights already.
+        """
+
+    @_abc_1.abstractmethod
+    def InspectModel(
+        self,
+        request: _worker_pb2.InspectModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.InspectModelResponse, _abc.Awaitable[_worker_pb2.InspectModelResponse]]:
+        """Describes the network: its modules, how they are held and cut. LOADED, CACHE_READY, RUNNING."""
+
+    @_abc_1.abstractmethod
+    def CallOperation(
+        self,
+        request: _worker_pb2.CallOperationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.CallOperationResponse, _abc.Awaitable[_worker_pb2.CallOperationResponse]]:
+        """Does one of a closed list of operations, in parts between steps. OPERATION_DEADLINE where it takes longer than it may.
+        States: see Operation.
+        """
+
+    @_abc_1.abstractmethod
+    def CallExtension(
+        self,
+        request: _worker_pb2.CallExtensionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.CallExtensionResponse, _abc.Awaitable[_worker_pb2.CallExtensionResponse]]:
+        """Does an operation of an extension that the process was started with (--worker-extension), between two steps. An
+        unknown one: FIELD_INVALID, with a list; one that takes longer than it may: OPERATION_DEADLINE, and it is given up if
+        it has not begun; one that fails: EXTENSION_FAILED. LOADED, CACHE_READY, RUNNING.
         """
 
     @_abc_1.abstractmethod

@@ -123,8 +123,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     def _stub(self) -> Any:
         return admin_pb2_grpc.AdminServiceStub(self._link.channel())
 
-    async def _pass_on(self, method: str, request: Any, seconds: float = CALL_TIMEOUT_SECONDS) -> Any:
-        _note(method)
+    async def _pass_on(self, method: str, request: Any, seconds: float = CALL_TIMEOUT_SECONDS, **fields: str) -> Any:
+        _note(method, **fields)
         return await self._ask_scheduler(method, request, seconds)
 
     async def _ask_scheduler(self, method: str, request: Any, seconds: float = CALL_TIMEOUT_SECONDS) -> Any:
@@ -205,6 +205,24 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.ListLorasResponse:
         """Lists the adapters."""
         return await self._pass_on("ListLoras", request)
+
+    async def InspectModel(  # type: ignore[override]
+        self, request: admin_pb2.InspectModelRequest, context: Any
+    ) -> admin_pb2.InspectModelResponse:
+        """Describes the network of a replica's workers."""
+        return await self._pass_on("InspectModel", request)
+
+    async def CallOperation(  # type: ignore[override]
+        self, request: admin_pb2.CallOperationRequest, context: Any
+    ) -> admin_pb2.CallOperationResponse:
+        """Has a replica's workers do one of a closed list of operations."""
+        return await self._pass_on("CallOperation", request, operation=request.operation.WhichOneof("kind") or "none")
+
+    async def CallExtension(  # type: ignore[override]
+        self, request: admin_pb2.CallExtensionRequest, context: Any
+    ) -> admin_pb2.CallExtensionResponse:
+        """Has a replica's workers do an operation of an extension."""
+        return await self._pass_on("CallExtension", request, operation=f"{request.extension}.{request.operation}")
 
     async def DumpState(  # type: ignore[override]
         self, request: admin_pb2.DumpStateRequest, context: Any

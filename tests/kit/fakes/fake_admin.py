@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import grpc
 
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
-from blockyard.common.v1 import administration_pb2, status_pb2
+from blockyard.common.v1 import administration_pb2, operations_pb2, status_pb2
 from blockyard.errors import BlockyardError, to_call_status
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         errors: by method, what it fails with.
         profile: the file of a profile.
         forgets_drains: as a scheduler that is restarted does.
+        num_ranks: workers of the replica that operations are asked of.
     """
 
     def __init__(self) -> None:
@@ -98,6 +99,7 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         self.profile = b""
         self.forgets_drains = False
         self.loras: dict[str, admin_pb2.LoraStatus] = {}
+        self.num_ranks = 1
         self.address = ""
         self._readings_to_drain: int | None = None
         self._server = grpc.server(futures.ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
@@ -206,3 +208,23 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         self._take("DumpState", request, context)
         state = admin_pb2.SchedulerState(num_requests=1, requests=[admin_pb2.RequestState(request_id="r1")])
         return admin_pb2.DumpStateResponse(state=state)
+
+    def InspectModel(self, request: Any, context: Any) -> admin_pb2.InspectModelResponse:
+        self._take("InspectModel", request, context)
+        response = admin_pb2.InspectModelResponse()
+        for rank in range(self.num_ranks):
+            response.workers.add(rank=rank, address=f"10.0.0.{rank}:50070", text=f"LlamaForCausalLM {rank}")
+        return response
+
+    def CallOperation(self, request: Any, context: Any) -> admin_pb2.CallOperationResponse:
+        self._take("CallOperation", request, context)
+        response = admin_pb2.CallOperationResponse()
+        response.results.add(result=operations_pb2.OperationResult(memory_summary={"weights_bytes": 7}))
+        return response
+
+    def CallExtension(self, request: Any, context: Any) -> admin_pb2.CallExtensionResponse:
+        self._take("CallExtension", request, context)
+        response = admin_pb2.CallExtensionResponse()
+        for rank in range(self.num_ranks):
+            response.results.add(rank=rank, address=f"10.0.0.{rank}:50070", result=b"%d %s" % (rank, request.payload))
+        return response

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
-from blockyard.common.v1 import administration_pb2
-from blockyard.errors import BlockyardError, Reason
+from blockyard.common.v1 import administration_pb2, operations_pb2
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.worker.v1 import worker_pb2
 
 if TYPE_CHECKING:
@@ -21,6 +22,10 @@ class FakeOperations:
     profile_pieces: tuple[bytes, ...] = (b"one", b"two", b"three")
     is_profiling = False
     log_level = administration_pb2.LOG_LEVEL_INFO
+    # What extensions were asked.
+    called: tuple[worker_pb2.CallExtensionRequest, ...] = ()
+    refuses_extensions = hangs_in_extensions = False
+    group_report = operations_pb2.GroupReport()
 
     async def StartProfile(self, request: worker_pb2.StartProfileRequest, context: Any) -> Any:
         if self.is_profiling:
@@ -47,3 +52,20 @@ class FakeOperations:
     async def SetLogLevel(self, request: worker_pb2.SetLogLevelRequest, context: Any) -> Any:
         previous, self.log_level = self.log_level, request.level
         return worker_pb2.SetLogLevelResponse(previous_level=previous)
+
+    async def InspectModel(self, request: worker_pb2.InspectModelRequest, context: Any) -> Any:
+        return worker_pb2.InspectModelResponse(text="a network")
+
+    async def CallOperation(self, request: worker_pb2.CallOperationRequest, context: Any) -> Any:
+        kind = request.operation.WhichOneof("kind")
+        if kind != "describe_group":
+            raise invalid([Violation("operation", f"{kind} is not faked")])
+        return worker_pb2.CallOperationResponse(result=operations_pb2.OperationResult(describe_group=self.group_report))
+
+    async def CallExtension(self, request: worker_pb2.CallExtensionRequest, context: Any) -> Any:
+        self.called += (request,)
+        if self.hangs_in_extensions:
+            await asyncio.Event().wait()
+        if self.refuses_extensions:
+            raise BlockyardError(Reason.EXTENSION_FAILED, "it failed")
+        return worker_pb2.CallExtensionResponse(result=request.payload[::-1])

@@ -269,6 +269,18 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
         "blockyard serve --model /models/base …": SETTINGS,
         "blockyard lora …": By("tests/unit/blockyard/cli/admin/test_cli_lora.py::test_what_the_guide_says_works"),
     },
+    "docs/guides/inspect.md": {
+        "blockyard admin …": By(
+            "tests/unit/blockyard/cli/admin/test_cli_inspection.py::test_what_the_guide_says_works"
+        ),
+        '"""largest.py, somewhere on the worker\'s PYTHONPATH."""': By(
+            "tests/unit/worker_service/operations/test_extensions.py::test_the_guides_extension_is_one"
+        ),
+        ".venv/bin/python -m worker_service --worker-extension largest:Largest": SETTINGS,
+        'with blockyard.LLM("./my-model", worker_extension="largest:Largest") as llm:': By(
+            "tests/integration/test_operations.py::test_a_script_operates_its_system"
+        ),
+    },
     "docs/guides/operate.md": {
         "blockyard admin …": OPERATE,
         "blockyard top": OPERATE,

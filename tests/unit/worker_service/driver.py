@@ -192,6 +192,7 @@ async def running_worker(
     `internal`: its certificate; `peer`: what its driver opens it with.
     """
     common = {"enable_debug_rpcs": True, "num_threads": 1, "worker_device": "cpu", "worker_address": f"unix:{folder}/w"}
+    common["worker_extension"] = "tests.kit.worker_extension:Example"
     server = Server(
         WorkerConfiguration(worker=WorkerSettings(**common | settings), internal=internal or InternalSecuritySettings())
     )

@@ -16,9 +16,9 @@ from blockyard.common.v1 import administration_pb2
 from blockyard.errors import Reason
 from blockyard.worker.v1 import worker_pb2 as pb
 from tests.unit.worker_service.driver import fails, new_sequence, sampling
-from worker_service import codec
 from worker_service.observe import profiler
 from worker_service.observe.profiler import MAX_STEPS, Detail, Profile, ProfileOptions, Recording, choose_options
+from worker_service.operations.codec import PIECE_BYTES, encode_profile
 from worker_service.step import Step, StepTimes
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def test_the_largest_profile_stays_small() -> None:
 
 
 def test_a_large_file_goes_in_pieces() -> None:
-    data = bytes(2 * codec.PIECE_BYTES + 5)
-    first, *pieces = codec.encode_profile(Profile("w", ProfileOptions(Detail.STEPS, 1), 1, data))
+    data = bytes(2 * PIECE_BYTES + 5)
+    first, *pieces = encode_profile(Profile("w", ProfileOptions(Detail.STEPS, 1), 1, data))
     assert first.summary.num_bytes == len(data)
-    assert [len(piece.data) for piece in pieces] == [codec.PIECE_BYTES, codec.PIECE_BYTES, 5]
+    assert [len(piece.data) for piece in pieces] == [PIECE_BYTES, PIECE_BYTES, 5]

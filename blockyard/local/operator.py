@@ -1,0 +1,169 @@
+"""Asks a system for what operators ask, through its gateway's admin API: profiles, prefix caches, operations.
+
+Answers are for people who hold a `blockyard.LLM`: lists and dictionaries, of all replicas in their order, each by rank.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
+
+from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
+from blockyard.common.v1 import administration_pb2, operations_pb2
+from blockyard.errors import BlockyardError, Reason, from_rpc_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping, Sequence
+    from pathlib import Path
+
+OPERATIONS = tuple(field.name for field in operations_pb2.Operation.DESCRIPTOR.fields)
+# For what needs no time of its own.
+CALL_SECONDS = 30.0
+PROFILE_SECONDS = 150.0
+# Requests may be finished first, or weights loaded.
+MEMORY_SECONDS = 3600.0
+# Beyond the time that workers have.
+GRACE_SECONDS = 10.0
+_TAGS = {"weights": administration_pb2.MEMORY_TAG_WEIGHTS, "kv_cache": administration_pb2.MEMORY_TAG_KV_CACHE}
+WRITE_AN_EXTENSION = (
+    "a function cannot be sent to a worker: that would be a way to run any code there. Put it into a class, start with "
+    'worker_extension="package.module:Class", and call it by its name, "extension.operation" '
+    "(docs/guides/inspect.md shows how)"
+)
+
+
+def make_operation(name: str, arguments: Mapping[str, Any]) -> operations_pb2.Operation:
+    """Makes an operation of the closed list, with dashes or underscores in its name; raises TypeError."""
+    kind = name.replace("-", "_")
+    if kind not in OPERATIONS:
+        there = ", ".join(OPERATIONS)
+        raise TypeError(f"there is no operation {name!r}: there are {there}, and an extension's, extension.operation")
+    try:
+        return ParseDict({kind: dict(arguments)}, operations_pb2.Operation())
+    except ParseError as error:
+        raise TypeError(f"{name}: {error}") from None
+
+
+def make_timeout(seconds: float | None) -> Duration | None:
+    """Makes the time that workers have; None: theirs."""
+    if seconds is None:
+        return None
+    timeout = Duration()
+    timeout.FromNanoseconds(int(seconds * 1e9))
+    return timeout
+
+
+@contextmanager
+def _translated() -> Generator[None]:
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise from_rpc_error(error) from None
+
+
+class Operator:
+    """An operator of the system behind a channel. Every call raises BlockyardError."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = admin_pb2_grpc.AdminServiceStub(channel)
+
+    async def _replicas(self) -> list[Any]:
+        with _translated():
+            status = await self._stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=CALL_SECONDS)
+        if not status.HasField("scheduler"):
+            raise BlockyardError(Reason.NO_READY_WORKER, status.gateway.message)
+        return list(status.scheduler.replicas)
+
+    async def call(self, name: str, arguments: Mapping[str, Any], seconds: float | None) -> list[dict[str, Any]]:
+        """Has every worker do an operation of the closed list; raises TypeError for one that is not in it."""
+        operation = make_operation(name, arguments)
+
+        def ask(replica: str) -> Any:
+            request = admin_pb2.CallOperationRequest(
+                replica=replica, operation=operation, timeout=make_timeout(seconds)
+            )
+            return self._stub.CallOperation(request, timeout=_patience(seconds))
+
+        results = await self._ask_all(ask)
+        kind = operation.WhichOneof("kind") or ""
+        return [
+            MessageToDict(
+                getattr(each.result, kind), always_print_fields_with_no_presence=True, preserving_proto_field_name=True
+            )
+            for each in results
+        ]
+
+    async def call_extension(self, name: str, operation: str, payload: bytes, seconds: float | None) -> list[bytes]:
+        """Has every worker do an operation of an extension."""
+
+        def ask(replica: str) -> Any:
+            request = admin_pb2.CallExtensionRequest(
+                replica=replica, extension=name, operation=operation, payload=payload, timeout=make_timeout(seconds)
+            )
+            return self._stub.CallExtension(request, timeout=_patience(seconds))
+
+        return [each.result for each in await self._ask_all(ask)]
+
+    async def _ask_all(self, ask: Callable[[str], Any]) -> list[Any]:
+        with _translated():
+            replicas = sorted(replica.replica_id for replica in await self._replicas())
+            answers = await asyncio.gather(*(ask(str(replica_id)) for replica_id in replicas))
+        return [result for answer in answers for result in answer.results]
+
+    async def sleep(self, level: int) -> None:
+        """Has every replica give its memory up; what runs goes on afterwards."""
+        with _translated():
+            for replica in await self._replicas():
+                request = admin_pb2.SleepReplicaRequest(replica=str(replica.replica_id), level=level)
+                await self._stub.SleepReplica(request, timeout=MEMORY_SECONDS)
+
+    async def wake_up(self, tags: Sequence[str]) -> None:
+        """Has every replica take memory again, and load weights anew that were given up for good.
+
+        Raises TypeError for a tag that there is not.
+        """
+        if unknown := sorted(set(tags).difference(_TAGS)):
+            raise TypeError(f"unknown tags: {', '.join(unknown)}; there are {', '.join(_TAGS)}")
+        wanted, reload = [_TAGS[tag] for tag in tags], not tags or "weights" in tags
+        with _translated():
+            for replica in await self._replicas():
+                request = admin_pb2.WakeReplicaRequest(replica=str(replica.replica_id), tags=wanted, reload=reload)
+                await self._stub.WakeReplica(request, timeout=MEMORY_SECONDS)
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forgets what prefix caches hold; returns False where blocks in use were kept."""
+        with _translated():
+            answer = await self._stub.ResetPrefixCache(admin_pb2.ResetPrefixCacheRequest(), timeout=CALL_SECONDS)
+        return not any(each.num_kept_device_blocks + each.num_kept_host_blocks for each in answer.replicas)
+
+    async def _workers(self) -> list[str]:
+        replicas = sorted(await self._replicas(), key=lambda replica: replica.replica_id)
+        return [worker.address for replica in replicas for worker in replica.workers]
+
+    async def start_profile(self) -> None:
+        """Begins a profile of every worker."""
+        with _translated():
+            for worker in await self._workers():
+                request = admin_pb2.StartProfileRequest(replica=worker)
+                await self._stub.StartProfile(request, timeout=PROFILE_SECONDS)
+
+    async def stop_profile(self, folder: Path) -> list[Path]:
+        """Ends the profiles and writes them into a folder, a file a worker; returns their paths."""
+        files: list[Path] = []
+        with _translated():
+            for number, worker in enumerate(await self._workers()):
+                request = admin_pb2.StopProfileRequest(replica=worker)
+                pieces = [piece.data async for piece in self._stub.StopProfile(request, timeout=PROFILE_SECONDS)]
+                files.append(folder / f"blockyard-profile-worker-{number}.json.gz")
+                files[-1].write_bytes(b"".join(pieces))
+        return files
+
+
+def _patience(seconds: float | None) -> float:
+    return (CALL_SECONDS if seconds is None else seconds) + GRACE_SECONDS

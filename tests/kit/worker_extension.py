@@ -1,0 +1,75 @@
+"""A worker's extension, as its users write them: `--worker-extension tests.kit.worker_extension:Example`."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from worker_service.operations.extensions import WorkerView
+
+NAME = "example"
+
+
+class Example:
+    """Counts weights, answers what it was asked, and fails where it is told to."""
+
+    name = NAME
+
+    def __init__(self, view: WorkerView) -> None:
+        self._view = view
+        # Set by a test: it is waited for in an operation, and says that one has begun.
+        self.may_end = threading.Event()
+        self.has_begun = threading.Event()
+        self.num_calls = 0
+        self.operations = {
+            "echo": lambda payload: payload,
+            "count": self.count,
+            "fail": self.fail,
+            "answer_text": lambda payload: payload.decode(),
+            "wait": self.wait,
+            "write": self.write,
+        }
+
+    def count(self, payload: bytes) -> bytes:
+        """Counts the numbers of each tensor whose name begins with the payload, as JSON."""
+        sizes = {
+            name: tensor.numel() for name, tensor in self._view.named_weights() if name.startswith(payload.decode())
+        }
+        return json.dumps({"architecture": self._view.config.architecture, "sizes": sizes}).encode()
+
+    def write(self, payload: bytes) -> bytes:
+        """Overwrites what it was shown."""
+        for _, tensor in self._view.named_weights():
+            tensor.zero_()
+        return self._view.run_between_steps(lambda: b"in the same thread")
+
+    def fail(self, payload: bytes) -> bytes:
+        """Raises an error of its own."""
+        raise ValueError("as it was told")
+
+    def wait(self, payload: bytes) -> bytes:
+        """Takes until it may end."""
+        self.num_calls += 1
+        self.has_begun.set()
+        assert self.may_end.wait(20)
+        return b"done"
+
+
+class Again(Example):
+    """Has the name of another."""
+
+
+class NoExtension:
+    """Lacks what an extension has."""
+
+    def __init__(self, view: WorkerView) -> None:
+        pass
+
+
+class Breaks:
+    """Cannot be made."""
+
+    def __init__(self, view: WorkerView) -> None:
+        view.config  # noqa: B018 - there is no model yet

@@ -1,0 +1,190 @@
+"""What operators have a worker do beside its steps, over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from blockyard.common.v1 import operations_pb2 as ops
+from blockyard.errors import BlockyardError, Reason
+from blockyard.worker.v1 import worker_pb2 as pb
+from tests.unit.worker_service.driver import WorkerDriver, fails, new_sequence
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.kit.worker_extension import Example
+
+
+async def call(worker: WorkerDriver, **kind: Any) -> Any:
+    """Does an operation of the list, and gives the report."""
+    request = pb.CallOperationRequest(operation=ops.Operation(**kind))
+    result = (await worker.stub.CallOperation(request)).result
+    assert result.WhichOneof("kind") == next(iter(kind))
+    return getattr(result, next(iter(kind)))
+
+
+async def extend(worker: WorkerDriver, operation: str, payload: bytes = b"", **fields: Any) -> bytes:
+    request = pb.CallExtensionRequest(extension="example", operation=operation, payload=payload, **fields)
+    return (await worker.stub.CallExtension(request)).result
+
+
+def extension_of(worker: WorkerDriver) -> Example:
+    return cast("Example", worker.server.operations.extensions["example"])
+
+
+# Inspection.
+
+
+async def test_it_describes_the_network(worker: WorkerDriver) -> None:
+    lines = (await worker.stub.InspectModel(pb.InspectModelRequest())).text.splitlines()
+    assert lines[0].startswith("LlamaForCausalLM: 2 layers, float32 by cpu/")
+    assert lines[1] == "  model.embed_tokens: Embedding [384, 64], float32, 96 KiB"
+    assert lines[2] == "  layers 0–1:"
+    assert lines[3] == "    input_layernorm: RMSNorm [64], float32, 256 bytes"
+    assert any(line.startswith("    self_attn.qkv_proj: Linear [128, 64] of q_proj, k_proj, v_proj") for line in lines)
+    assert lines[-2:] == [
+        "  model.norm: RMSNorm [64], float32, 256 bytes",
+        "  lm_head: Linear [384, 64], panels of float32, 96 KiB",
+    ]
+
+
+async def test_it_tells_its_groups_of_kv(worker: WorkerDriver) -> None:
+    info = await worker.info()
+    [group] = info.kv_groups
+    assert (list(group.layers), group.kind, group.block_size) == ([0, 1], pb.KV_KIND_FULL, info.cache.block_size)
+    assert (group.num_kv_heads, group.head_dim, group.dtype, group.sliding_window) == (2, 16, pb.DTYPE_FLOAT32, 0)
+    assert group.page_bytes == info.cache.cache_block_bytes
+
+
+# The closed list.
+
+
+async def test_norms_are_those_of_the_files(worker: WorkerDriver, model: Path) -> None:
+    files = load_file(model / "model.safetensors")
+    norms = {each.name: each for each in (await call(worker, weight_norms=ops.WeightNorms())).weights}
+    assert set(norms) == set(files)
+    for name, each in norms.items():
+        assert tuple(each.shape) == tuple(files[name].shape)
+        assert each.norm == pytest.approx(float(files[name].double().norm()))
+        assert each.largest == float(files[name].abs().max())
+    name = "model.layers.1.self_attn.k_proj.weight"
+    [alone] = (await call(worker, weight_norms=ops.WeightNorms(names=[name]))).weights
+    assert alone == norms[name]
+    error = await fails(call(worker, weight_norms=ops.WeightNorms(names=["model.layers.9.mlp"])))
+    assert (error.reason, error.violations[0].field) == (Reason.FIELD_INVALID, "names")
+
+
+async def test_numbers_that_are_not_finite_are_found(worker: WorkerDriver) -> None:
+    stream = worker.open(1)
+    await stream.step(
+        new_sequences=[new_sequence(1, list(range(1, 12)), [3, 7])], sequence_ids=[1], num_new_tokens=[11]
+    )
+    report = await call(worker, check_numerics=ops.CheckNumerics())
+    assert report == ops.NumericsReport(num_tensors=21, num_blocks=2)
+    set_up = worker.server.worker.set_up
+    assert set_up.executor is not None
+    assert set_up.loaded is not None
+    set_up.executor.cache.device_pool[7, 1, 0, 0, 0, 0] = float("nan")
+    set_up.executor.cache.device_pool[8] = float("nan")
+    norm = set_up.loaded.model.modules()[1]
+    assert isinstance(norm.weight, torch.Tensor)
+    kept = norm.weight.clone()
+    norm.weight[:3] = torch.tensor([float("inf"), float("nan"), float("-inf")])
+    report = await call(worker, check_numerics=ops.CheckNumerics())
+    name = "model.layers.0.input_layernorm.weight"
+    assert list(report.tensors) == [ops.StrangeTensor(name=name, num_nans=1, num_infinities=2)]
+    # Block 8 is nobody's.
+    assert list(report.device_block_ids) == [7]
+    norm.weight.copy_(kept)
+
+
+async def test_memory_is_measured(worker: WorkerDriver) -> None:
+    [way] = (await call(worker, measure_bandwidth=ops.MeasureBandwidth(num_bytes=1 << 20))).ways
+    assert (way.name, way.bytes_per_second > 1e6) == ("copy", True)
+    error = await fails(call(worker, measure_bandwidth=ops.MeasureBandwidth(num_bytes=1 << 40)))
+    assert error.violations[0].field == "num_bytes"
+    summary, info = await call(worker, memory_summary=ops.MemorySummary()), await worker.info()
+    assert summary.weights_bytes == info.model.parameter_bytes
+    assert summary.device_blocks_bytes == info.cache.num_device_blocks * info.cache.cache_block_bytes
+    assert summary.host_blocks_bytes == info.cache.num_host_blocks * info.cache.cache_block_bytes
+    assert summary.device_total_bytes > summary.process_bytes > 0
+    assert (await call(worker, collect_garbage=ops.CollectGarbage())).num_objects >= 0
+    report = await call(worker, describe_group=ops.DescribeGroup())
+    assert report == ops.GroupReport(tensor_parallel_size=1, pipeline_parallel_size=1, num_layers=2)
+
+
+async def test_what_reads_no_weights_needs_no_model(fresh_worker: WorkerDriver) -> None:
+    error = await fails(call(fresh_worker, memory_summary=ops.MemorySummary()))
+    assert error.reason is Reason.WRONG_STATE
+    await fresh_worker.stub.InitDevice(pb.InitDeviceRequest(device_type=pb.DEVICE_TYPE_CPU))
+    assert (await call(fresh_worker, memory_summary=ops.MemorySummary())).weights_bytes == 0
+    assert (await fails(call(fresh_worker, check_numerics=ops.CheckNumerics()))).reason is Reason.WRONG_STATE
+    error = await fails(fresh_worker.stub.CallOperation(pb.CallOperationRequest()))
+    assert (error.reason, error.violations[0].field) == (Reason.FIELD_INVALID, "operation")
+
+
+# Extensions.
+
+
+async def test_an_extension_sees_the_weights(worker: WorkerDriver, model: Path) -> None:
+    assert await extend(worker, "echo", b"\x00\xff") == b"\x00\xff"
+    prefix = "model.layers.1.self_attn"
+    files = load_file(model / "model.safetensors")
+    counted = await extend(worker, "count", prefix.encode())
+    for name, tensor in files.items():
+        told = f'"{name}": {tensor.numel()}'.encode()
+        assert (told in counted) == name.startswith(prefix)
+
+
+async def test_what_an_extension_writes_changes_nothing(worker: WorkerDriver) -> None:
+    before = await call(worker, weight_norms=ops.WeightNorms())
+    assert await extend(worker, "write") == b"in the same thread"
+    assert await call(worker, weight_norms=ops.WeightNorms()) == before
+
+
+async def test_what_there_is_not_is_refused_with_what_there_is(worker: WorkerDriver) -> None:
+    error = await fails(extend(worker, "other"))
+    assert (error.reason, error.violations[0].field) == (Reason.FIELD_INVALID, "operation")
+    assert "answer_text, count, echo" in error.violations[0].description
+    error = await fails(worker.stub.CallExtension(pb.CallExtensionRequest(extension="other", operation="echo")))
+    assert "there are: example" in error.violations[0].description
+
+
+async def test_an_error_of_an_extension_is_told_as_one(worker: WorkerDriver) -> None:
+    error = await fails(extend(worker, "fail"))
+    assert (error.reason, error.message) == (Reason.EXTENSION_FAILED, "example.fail raised ValueError: as it was told")
+    error = await fails(extend(worker, "answer_text", b"x"))
+    assert "returned str, not bytes" in error.message
+    assert await extend(worker, "echo", b"as before") == b"as before"
+
+
+async def test_no_step_runs_meanwhile_and_no_call_during_a_step(worker: WorkerDriver) -> None:
+    stream, extension = worker.open(1), extension_of(worker)
+    await stream.step()
+    calling = asyncio.create_task(extend(worker, "wait"))
+    assert await asyncio.to_thread(extension.has_begun.wait, 20)
+    await stream.send(new_sequences=[new_sequence(1, [5, 6], [1])], sequence_ids=[1], num_new_tokens=[2])
+    answer = asyncio.create_task(stream.answer())
+    # A call that the loop answers by itself comes and goes, and the step waits.
+    await worker.info()
+    assert not answer.done()
+    extension.may_end.set()
+    assert await calling == b"done"
+    assert (await answer).step_id == 2
+
+
+async def test_what_takes_too_long_is_told_and_what_has_not_begun_is_given_up(worker: WorkerDriver) -> None:
+    extension, timeout = extension_of(worker), {"nanos": 50_000_000}
+    calls = [fails(extend(worker, "wait", timeout=timeout)) for _ in range(2)]
+    errors: list[BlockyardError] = await asyncio.gather(*calls)
+    assert [error.reason for error in errors] == [Reason.OPERATION_DEADLINE] * 2
+    extension.may_end.set()
+    assert await extend(worker, "echo", b"after") == b"after"
+    assert extension.num_calls == 1
+    error = await fails(extend(worker, "echo", timeout={"seconds": 3600}))
+    assert (error.reason, error.violations[0].field) == (Reason.FIELD_INVALID, "timeout")

@@ -1,0 +1,92 @@
+"""Decodes and encodes what operators ask of a worker: operations, the groups of KV, profiles."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from blockyard.common.v1 import administration_pb2, operations_pb2
+from blockyard.errors import Violation, invalid
+from blockyard.worker.v1 import worker_pb2
+from worker_service.observe.profiler import Detail
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from google.protobuf.duration_pb2 import Duration
+
+    from worker_service.observe.profiler import Profile, ProfileOptions
+    from worker_service.operations.operations import Operations
+    from worker_service.operations.reports import Report
+    from worker_service.set_up import SetUp
+
+PROFILE_DETAILS = {
+    administration_pb2.PROFILE_DETAIL_STEPS: Detail.STEPS,
+    administration_pb2.PROFILE_DETAIL_OPERATIONS: Detail.OPERATIONS,
+}
+# Of one message; the rest of a file waits until this was sent.
+PIECE_BYTES = 1 << 20
+
+_CALLS: dict[str, Callable[[Operations, operations_pb2.Operation], Awaitable[Report]]] = {
+    "check_numerics": lambda worker, _: worker.check_numerics(),
+    "measure_bandwidth": lambda worker, asked: worker.measure_bandwidth(asked.measure_bandwidth.num_bytes),
+    "weight_norms": lambda worker, asked: worker.weight_norms(asked.weight_norms.names),
+    "memory_summary": lambda worker, _: worker.memory_summary(),
+    "describe_group": lambda worker, _: worker.describe_group(),
+    "collect_garbage": lambda worker, _: worker.collect_garbage(),
+}
+
+
+async def call_operation(operations: Operations, asked: operations_pb2.Operation) -> operations_pb2.OperationResult:
+    """Does what a message asks for, and encodes what was found; raises BlockyardError, FIELD_INVALID for what is not
+    in the list."""
+    kind = asked.WhichOneof("kind")
+    if kind is None:
+        raise invalid([Violation("operation", "names none that this worker knows")])
+    fields: dict[str, Any] = {kind: asdict(await _CALLS[kind](operations, asked))}
+    return operations_pb2.OperationResult(**fields)
+
+
+def decode_timeout(message: worker_pb2.CallOperationRequest | worker_pb2.CallExtensionRequest) -> float | None:
+    """Decodes how long a call may take, in seconds; None: not said."""
+    timeout: Duration = message.timeout
+    return timeout.ToNanoseconds() / 1e9 if message.HasField("timeout") else None
+
+
+def encode_kv_groups(set_up: SetUp, dtype: worker_pb2.Dtype.ValueType) -> list[worker_pb2.KvGroup]:
+    """Encodes the layers with blocks of one format: all of a worker's, once it has pools. `dtype`: the model's."""
+    if set_up.loaded is None or set_up.executor is None:
+        return []
+    model, blocks = set_up.loaded.model, set_up.executor.cache.block_format
+    windows = [window for index, window in enumerate(model.config.windows) if window and index in model.share.layers]
+    return [
+        worker_pb2.KvGroup(
+            layers=model.share.layers,
+            kind=worker_pb2.KV_KIND_FULL,
+            block_size=blocks.block_size,
+            num_kv_heads=blocks.num_kv_heads,
+            head_dim=blocks.head_dim,
+            dtype=dtype,
+            sliding_window=max(windows, default=0),
+            page_bytes=blocks.block_bytes,
+        )
+    ]
+
+
+def encode_profile_options(options: ProfileOptions) -> administration_pb2.ProfileOptions:
+    """Encodes the options of a profile."""
+    detail = administration_pb2.ProfileDetail.Value(f"PROFILE_DETAIL_{options.detail.value}")
+    return administration_pb2.ProfileOptions(detail=detail, max_steps=options.max_steps)
+
+
+def encode_profile(profile: Profile) -> Iterator[worker_pb2.StopProfileResponse]:
+    """Encodes a profile: its summary, then its file in pieces."""
+    summary = administration_pb2.ProfileSummary(
+        detail=encode_profile_options(profile.options).detail,
+        num_steps=profile.num_steps,
+        num_bytes=len(profile.data),
+        worker=profile.worker,
+    )
+    yield worker_pb2.StopProfileResponse(summary=summary)
+    for start in range(0, len(profile.data), PIECE_BYTES):
+        yield worker_pb2.StopProfileResponse(data=profile.data[start : start + PIECE_BYTES])

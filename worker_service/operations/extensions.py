@@ -1,0 +1,118 @@
+"""Extensions: classes that a worker is started with, whose operations clients call by name.
+
+Owns what an extension is, and what it is shown of the worker. Nothing here is named from outside the process: the
+command line alone says which modules are imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from blockyard.errors import BlockyardError, Reason
+from blockyard.settings import SettingsError
+from blockyard.telemetry import EventLogger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch import Tensor
+
+    from worker_service.models.loader import LoadedModel
+    from worker_service.models.model_config import ModelConfig
+    from worker_service.worker import Worker
+
+log = EventLogger(__name__)
+
+T = TypeVar("T")
+_PLACE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_NAME = re.compile(r"[A-Za-z_][\w-]*")
+
+
+class WorkerView:
+    """What an extension sees of its worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def _loaded(self) -> LoadedModel:
+        loaded = self._worker.set_up.loaded
+        if loaded is None:
+            raise BlockyardError(Reason.WRONG_STATE, "the worker has no model yet")
+        return loaded
+
+    @property
+    def config(self) -> ModelConfig:
+        """The network's sizes. Raises BlockyardError WRONG_STATE before the model is loaded."""
+        return self._loaded().config
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields a copy of each tensor of this rank's share, by its name in a checkpoint, in the order of a step.
+
+        What is written to it changes nothing. Call it between steps: in an operation, or in `run_between_steps`.
+        Raises BlockyardError WRONG_STATE before the model is loaded.
+        """
+        for module in self._loaded().model.modules():
+            yield from module.named_tensors()
+
+    def run_between_steps(self, work: Callable[[], T]) -> T:
+        """Runs work between two steps and returns its result: for a thread of the extension's own.
+
+        In an operation, which runs there already, it is an ordinary call.
+        """
+        return self._worker.run_between_steps(work)
+
+
+class WorkerExtension(Protocol):
+    """An extension: a class that is made once, with a WorkerView, before the worker takes calls."""
+
+    @property
+    def name(self) -> str:
+        """The name that callers use: letters, digits, `_` and `-`; no other extension has it."""
+        ...
+
+    @property
+    def operations(self) -> Mapping[str, Callable[[bytes], bytes]]:
+        """What it can do, by name. Each runs in the device thread between two steps, which wait meanwhile."""
+        ...
+
+
+def load_extensions(places: str, view: WorkerView) -> dict[str, WorkerExtension]:
+    """Makes the extensions that the command line names: `package.module:Class`, with commas between.
+
+    Raises:
+        SettingsError: one cannot be imported or made, is no extension, or has the name of another.
+    """
+    extensions: dict[str, WorkerExtension] = {}
+    for place in filter(None, (part.strip() for part in places.split(","))):
+        extension = _load(place, view)
+        if extension.name in extensions:
+            raise SettingsError(f"--worker-extension {place}: another extension is named {extension.name!r}")
+        extensions[extension.name] = extension
+        log.info("an extension is loaded", extension=extension.name, operations=sorted(extension.operations))
+    return extensions
+
+
+def _load(place: str, view: WorkerView) -> WorkerExtension:
+    if not _PLACE.fullmatch(place):
+        raise SettingsError(f"--worker-extension {place!r}: give package.module:Class")
+    module, _, name = place.partition(":")
+    try:
+        extension: Any = getattr(importlib.import_module(module), name)(view)
+    except Exception as error:
+        # It is another's code: whatever it raises, the worker does not start without what it was to have.
+        raise SettingsError(f"--worker-extension {place}: {type(error).__name__}: {error}") from error
+    if not _is_extension(extension):
+        problem = "it lacks a `name` of letters and digits, or a mapping `operations` of functions by such names"
+        raise SettingsError(f"--worker-extension {place}: {problem}")
+    return extension
+
+
+def _is_extension(extension: Any) -> bool:
+    try:
+        names = [extension.name, *extension.operations]
+        functions = list(extension.operations.values())
+    except (AttributeError, TypeError):
+        return False
+    return all(isinstance(name, str) and _NAME.fullmatch(name) for name in names) and all(map(callable, functions))
