@@ -39,7 +39,7 @@ class LoraStore:
         self._root = root
         self._max_model_len = max_model_len
         self._reading: dict[int, tuple[LoraRequest, asyncio.Task[Adapter]]] = {}
-        self._thread = ThreadPoolExecutor(1, "adapter loader", initializer=_be_modest)
+        self._thread = ThreadPoolExecutor(1, "adapter loader", initializer=be_modest)
 
     async def add(self, request: LoraRequest) -> Adapter:
         """Reads an adapter, unless it is there. Goes on to the end even if its caller leaves. Raises BlockyardError."""
@@ -141,7 +141,7 @@ def _require_same(known: LoraRequest, asked: LoraRequest) -> None:
         raise invalid([Violation("lora_id", message)])
 
 
-def _be_modest() -> None:
+def be_modest() -> None:
     """Lets the calling thread run only where no other wants to."""
     if hasattr(os, "SCHED_IDLE"):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
