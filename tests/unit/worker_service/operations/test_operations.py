@@ -42,14 +42,18 @@ def extension_of(worker: WorkerDriver) -> Example:
 
 async def test_it_describes_the_network(worker: WorkerDriver) -> None:
     lines = (await worker.stub.InspectModel(pb.InspectModelRequest())).text.splitlines()
-    assert lines[0].startswith("LlamaForCausalLM: 2 layers, float32 by cpu/")
+    loaded = worker.server.worker.set_up.loaded
+    assert loaded is not None
+    assert lines[0].startswith(f"LlamaForCausalLM: 2 layers, float32 by {loaded.backend.name}, ")
+    head = loaded.model.modules()[-1].weight
+    assert not isinstance(head, torch.Tensor)
     assert lines[1] == "  model.embed_tokens: Embedding [384, 64], float32, 96 KiB"
     assert lines[2] == "  layers 0–1:"
     assert lines[3] == "    input_layernorm: RMSNorm [64], float32, 256 bytes"
     assert any(line.startswith("    self_attn.qkv_proj: Linear [128, 64] of q_proj, k_proj, v_proj") for line in lines)
     assert lines[-2:] == [
         "  model.norm: RMSNorm [64], float32, 256 bytes",
-        "  lm_head: Linear [384, 64], panels of float32, 96 KiB",
+        f"  lm_head: Linear [384, 64], {head.layout}, 96 KiB",
     ]
 
 
