@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     )
     from blockyard.errors import BlockyardError, Reason, Violation
     from blockyard.local.llm import LLM
+    from blockyard.lora.request import LoRARequest
 
 __all__ = [
     "LLM",
@@ -56,6 +57,7 @@ __all__ = [
     "Event",
     "FinishReason",
     "Finished",
+    "LoRARequest",
     "Message",
     "Model",
     "PromptLogprobs",
@@ -74,7 +76,11 @@ __all__ = [
     "__version__",
 ]
 
-_HOMES = {"LLM": "blockyard.local.llm", **dict.fromkeys(("BlockyardError", "Reason", "Violation"), "blockyard.errors")}
+_HOMES = {
+    "LLM": "blockyard.local.llm",
+    "LoRARequest": "blockyard.lora.request",
+    **dict.fromkeys(("BlockyardError", "Reason", "Violation"), "blockyard.errors"),
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from blockyard.client.chat import ChatOptions, Messages
     from blockyard.client.results import Completion, GenerationOptions, Model
+    from blockyard.lora.request import LoRARequest
 
     Ask = Callable[[AsyncClient, Any], Coroutine[Any, Any, Completion]]
 
@@ -100,6 +101,7 @@ class LLM:
         prompts: Sequence[str] | Sequence[Sequence[int]],
         *,
         progress: bool = False,
+        lora_request: LoRARequest | None = None,
         **options: Unpack[GenerationOptions],
     ) -> list[Completion]:
         """Generates an answer to each prompt, all together, and returns them in the order of the prompts.
@@ -107,6 +109,7 @@ class LLM:
         Args:
             prompts: texts, or lists of token ids.
             progress: show a bar, where standard error is a terminal.
+            lora_request: the adapter for all of them; see `load_lora`. One that is loaded may be named by `model` too.
             options: for all of them. A seed makes equal prompts equal answers; a request_id goes with one prompt only.
 
         Answers whose worker, scheduler or gateway dies go on when it is back. Raises BlockyardError, of the first
@@ -114,14 +117,23 @@ class LLM:
         """
         if isinstance(prompts, str):
             raise TypeError("prompts is a list: use generate([prompt])")
+        if lora_request:
+            options["model"] = self.load_lora(lora_request)
         return self._answer_all(prompts, lambda client, prompt: client.generate(prompt, **options), options, progress)
 
     def chat(
-        self, conversations: Sequence[Messages], *, progress: bool = False, **options: Unpack[ChatOptions]
+        self,
+        conversations: Sequence[Messages],
+        *,
+        progress: bool = False,
+        lora_request: LoRARequest | None = None,
+        **options: Unpack[ChatOptions],
     ) -> list[Completion]:
         """Answers conversations, all together, in their order: as `generate`, with messages as `Client.chat` has."""
         if conversations and isinstance(conversations[0], Message | Mapping):
             raise TypeError("conversations is a list of them: use chat([messages])")
+        if lora_request:
+            options["model"] = self.load_lora(lora_request)
         return self._answer_all(conversations, lambda client, said: client.chat(said, **options), options, progress)
 
     def _answer_all(
@@ -143,6 +155,13 @@ class LLM:
     def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerationOptions]) -> Stream:
         """Generates an answer as a stream of events; see `blockyard.Stream`."""
         return self._client.stream(prompt, **options)
+
+    def load_lora(self, lora_request: LoRARequest) -> str:
+        """Loads an adapter at all replicas, unless it is loaded, and returns the `model` by which requests name it.
+
+        Needs the settings `max_loras` and `lora_root`. Raises BlockyardError with what is wrong with the adapter.
+        """
+        return self._system.run(self._system.local.load_lora(lora_request))
 
     def tokenize(self, text: str) -> list[int]:
         """Turns text into the token ids that a prompt of this text would have."""

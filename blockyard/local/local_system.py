@@ -31,6 +31,7 @@ from blockyard.configuration import (
     SystemConfiguration,
     WorkerProcessSettings,
 )
+from blockyard.errors import from_rpc_error
 from blockyard.local.metrics_ports import FIRST_SCHEDULER_PORT, FIRST_WORKER_PORT, MetricsPorts
 from blockyard.local.metrics_ports import HOST as METRICS_HOST
 from blockyard.local.operator import Operator
@@ -44,6 +45,7 @@ from blockyard.settings import ENVIRONMENT_PREFIX, SettingsError, settings_of, t
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from blockyard.lora.request import LoRARequest
     from blockyard.parallel import ParallelSizes
 
 # A worker's settings, with or without those that it alone has.
@@ -57,6 +59,7 @@ IS_INSTALLED = bool({"site-packages", "dist-packages"} & set(ROOT.parts))
 DEVICES = Path("/dev")
 # What a gateway gets to stop after it has drained.
 GRACE_SECONDS = 10.0
+LOAD_LORA_SECONDS = 150.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +175,10 @@ class LocalSystem:
 
     def _worker(self, number: int, address: str) -> Service:
         configuration = self.configuration
-        settings = divide_processors(configuration.worker, self._num_workers)
+        # Here a worker's folders are the scheduler's.
+        root = configuration.worker.worker_lora_root or configuration.lora.lora_root
+        worker = dataclasses.replace(configuration.worker, worker_lora_root=root)
+        settings = divide_processors(worker, self._num_workers)
         flags = [f"--worker-address={address}", f"--worker-device-index={number % self._num_devices}"]
         flags += to_flags(settings)
         for section in self._shared_sections:
@@ -229,6 +235,18 @@ class LocalSystem:
         except grpc.RpcError:
             return ""
         return status.gateway.message
+
+    async def load_lora(self, request: LoRARequest) -> str:
+        """Loads an adapter, and returns its name once the gateway knows it. Raises BlockyardError."""
+        channel = self._channel(self.endpoints.local)
+        load = admin_pb2.LoadLoraRequest(
+            name=request.lora_name, path=request.lora_path, load_inplace=request.load_inplace
+        )
+        try:
+            answer = await admin_pb2_grpc.AdminServiceStub(channel).LoadLora(load, timeout=LOAD_LORA_SECONDS)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+        return answer.lora.name
 
     async def close(self) -> None:
         """Closes its channels and removes its folder."""

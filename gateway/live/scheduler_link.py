@@ -116,7 +116,7 @@ class SchedulerLink:
         return self._readiness.message
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Waits until a condition is true; it is looked at when the scheduler's readiness changes."""
+        """Waits until a condition is true; it is looked at when the scheduler's readiness or adapters change."""
         while not condition():
             self._changed.clear()
             await self._changed.wait()
@@ -230,6 +230,7 @@ class SchedulerLink:
                 self._changed.set()
             if progress.loras is not None:
                 self._loras = {adapter.name: adapter for adapter in progress.loras}
+                self._changed.set()
             assert self._receiver is not None
             self._receiver.on_progress(progress)
 

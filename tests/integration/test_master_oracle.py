@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
 
+from blockyard import AsyncClient
 from tests.kit.kernels.backends import BEST, REFERENCE, build_kernels
+from tests.kit.kernels.tiny_adapters import make_tiny_adapter
 from tests.kit.kernels.tiny_models import VOCAB_SIZE, tiny_model
-from tests.kit.oracles.requests import Answer, make_specs, run
+from tests.kit.oracles import requests
 from tests.kit.processes.status import scheduler_status
 from tests.kit.processes.system import System
 
@@ -19,10 +22,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from blockyard.inference.v1.inference_pb2 import GenerationSpec
+    from tests.kit.oracles.requests import Answer
 
 # Of 8 heads and 2 KV heads, so that four ranks hold each KV head twice.
 MODEL = "qwen3"
 COMMON = ("--dtype", "bfloat16", "--block-size", "16", "--max-model-len", "256", "--max-num-seqs", "64")
+# By the number of a request modulo eight; more than there are slots.
+ADAPTERS = {3: "a", 4: "b", 5: "c", 6: "a"}
 SWAPPED = ("num_swapped_out_blocks", "num_swapped_in_blocks")
 # 32 requests with 64 sequences want about 450 blocks of 16 tokens.
 FEW_BLOCKS = ("--num-device-blocks", "80", "--debug-integrity")
@@ -66,10 +72,43 @@ OURS = ("--cpu-kernels", BEST, "--num-threads", "1")
 TORCHS = ("--cpu-kernels", REFERENCE, "--num-threads", "1")
 
 
+@cache
+def adapters() -> Path:
+    """Returns a folder with adapters of the model, made once."""
+    root = tiny_model(MODEL).parent / "adapters-of-the-oracle"
+    for seed, name in enumerate(sorted(set(ADAPTERS.values()))):
+        make_tiny_adapter(root / name, tiny_model(MODEL), seed)
+    return root
+
+
+def make_specs(count: int = 32) -> list[GenerationSpec]:
+    """Makes requests, half of them with an adapter."""
+    specs = requests.make_specs(VOCAB_SIZE, count)
+    for number, spec in enumerate(specs):
+        spec.model = ADAPTERS.get(number % 8, "")
+    return specs
+
+
+def start(folder: Path, flags: Sequence[str], worker_flags: Sequence[str], **sizes: int) -> System:
+    """Makes a system with the adapters."""
+    modules = ",".join(f"{name}={name}" for name in sorted(set(ADAPTERS.values())))
+    slots = ("--max-loras", "2", "--lora-root", str(adapters()), "--lora-modules", modules)
+    patience = ("--lora-patience-seconds", "0.1")
+    worker_flags = [*worker_flags, "--worker-lora-root", str(adapters())]
+    return System(tiny_model(MODEL), folder, [*COMMON, *slots, *patience, *flags], worker_flags, **sizes)
+
+
+async def run(target: str, specs: list[GenerationSpec], *, concurrent: bool) -> list[Answer]:
+    """Runs requests once the adapters are listed."""
+    async with AsyncClient(target) as client:
+        while len(await client.list_models()) <= len(set(ADAPTERS.values())):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    return await requests.run(target, specs, concurrent=concurrent)
+
+
 def run_alone(folder: Path, specs: list[GenerationSpec], worker_flags: Sequence[str]) -> list[Answer]:
     """The truth: each request by itself, nothing cached."""
-    flags = [*COMMON, "--no-enable-prefix-caching"]
-    with System(tiny_model(MODEL), folder, flags, worker_flags) as system:
+    with start(folder, ["--no-enable-prefix-caching"], worker_flags) as system:
         answers = asyncio.run(run(system.grpc_target, specs, concurrent=False))
         status = scheduler_status(system)
     assert status.num_preemptions == 0
@@ -91,15 +130,14 @@ def assert_same(answers: list[Answer], alone: list[Answer]) -> None:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
     build_kernels()
-    return run_alone(tmp_path_factory.mktemp("alone"), make_specs(VOCAB_SIZE), OURS)
+    return run_alone(tmp_path_factory.mktemp("alone"), make_specs(), OURS)
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_any_way_gives_the_answers_of_running_alone(way: Way, alone: list[Answer], tmp_path: Path) -> None:
     sizes = {"tensor_parallel_size": way.tensor_parallel_size, "pipeline_parallel_size": way.pipeline_parallel_size}
-    replica = System(tiny_model(MODEL), tmp_path, [*COMMON, *way.flags], OURS, **sizes)
-    with replica as system:
-        specs = make_specs(VOCAB_SIZE, way.num_requests)
+    with start(tmp_path, way.flags, OURS, **sizes) as system:
+        specs = make_specs(way.num_requests)
         answers = asyncio.run(run(system.grpc_target, specs, concurrent=True))
         status = scheduler_status(system).replicas[0]
     assert_same(answers, alone[: way.num_requests])
@@ -114,10 +152,10 @@ def test_any_way_gives_the_answers_of_running_alone(way: Way, alone: list[Answer
 
 
 def test_the_reference_kernels_keep_the_promise_too(tmp_path: Path) -> None:
-    specs = make_specs(VOCAB_SIZE, count=8)
+    specs = make_specs(8)
     alone = run_alone(tmp_path / "alone", specs, TORCHS)
-    flags = [*COMMON, "--num-device-blocks", "30", "--num-host-blocks", "20", "--max-prefill-chunk", "16"]
-    with System(tiny_model(MODEL), tmp_path / "together", flags, TORCHS, tensor_parallel_size=2) as system:
+    flags = ["--num-device-blocks", "30", "--num-host-blocks", "20", "--max-prefill-chunk", "16"]
+    with start(tmp_path / "together", flags, TORCHS, tensor_parallel_size=2) as system:
         answers = asyncio.run(run(system.grpc_target, specs, concurrent=True))
         status = scheduler_status(system)
     assert_same(answers, alone)

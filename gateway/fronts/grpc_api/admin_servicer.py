@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -18,7 +20,7 @@ from blockyard.telemetry import EventLogger
 from blockyard.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from blockyard.service.metrics import Histogram
     from gateway.generation import GenerationService
@@ -186,13 +188,25 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         """Loads an adapter, under a name that is not the model's."""
         if request.name == self._generation.model_name:
             raise invalid([Violation("name", f"{request.name!r} is the model itself")])
-        return await self._pass_on("LoadLora", request)
+        answer: admin_pb2.LoadLoraResponse = await self._pass_on("LoadLora", request)
+        lora_id = answer.lora.lora_id
+        await self._hear_of(lambda ids: lora_id in (0, *ids))
+        return answer
 
     async def UnloadLora(  # type: ignore[override]
         self, request: admin_pb2.UnloadLoraRequest, context: Any
     ) -> admin_pb2.UnloadLoraResponse:
         """Unloads an adapter."""
-        return await self._pass_on("UnloadLora", request)
+        known = self._link.loras.get(request.name)
+        answer = await self._pass_on("UnloadLora", request)
+        await self._hear_of(lambda ids: known is None or known.lora_id not in ids)
+        return answer
+
+    async def _hear_of(self, is_told: Callable[[set[int]], bool]) -> None:
+        """Waits until this gateway was told of a change: whoever asked for it may rely on it here."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STATUS_TIMEOUT_SECONDS):
+                await self._link.wait_until(lambda: is_told({each.lora_id for each in self._link.loras.values()}))
 
     async def PinLora(  # type: ignore[override]
         self, request: admin_pb2.PinLoraRequest, context: Any
