@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         ToolCall,
         ToolChoice,
         Usage,
+        update_weights,
     )
     from blockyard.errors import BlockyardError, Reason, Violation
     from blockyard.local.llm import LLM
@@ -74,6 +75,7 @@ __all__ = [
     "Usage",
     "Violation",
     "__version__",
+    "update_weights",
 ]
 
 _HOMES = {

@@ -146,6 +146,7 @@ class Accepted:
     seed: int
     model: str
     warnings: tuple[str, ...] = ()
+    weight_version: str = ""
 
 
 class TokenLogprob(NamedTuple):
@@ -195,7 +196,8 @@ class Delta:
 class Finished:
     """The sequence `index` ended. `matched`: the stop string, or the request's stop token; None for an end token.
 
-    `score`: that of a beam. `error`: why it failed, where the reason is ERROR.
+    `score`: that of a beam. `error`: why it failed, where the reason is ERROR. `weight_versions`: (first token, name of
+    the weights) where they have names.
     """
 
     index: int
@@ -207,6 +209,7 @@ class Finished:
     determinism_id: str
     score: float | None = None
     error: BlockyardError | None = None
+    weight_versions: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

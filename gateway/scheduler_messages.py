@@ -30,6 +30,7 @@ class ModelFacts:
     determinism_id: str
     batch_invariant: bool
     max_num_seqs: int = 0
+    weights_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +228,8 @@ class Resumed:
 class Progress:
     """One message of the scheduler: what happened in a step, or in several. The token columns are of one length.
 
-    What was `recovered` or `resumed` was so before the tokens came. `logprobs`: of those tokens that have them, in
+    What was `recovered` or `resumed` was so before the tokens came. `weights`: (request_id, version), from these tokens
+    on. `logprobs`: of those tokens that have them, in
     their order, the sequence of each and its candidates.
     """
 
@@ -240,6 +242,7 @@ class Progress:
     facts: ModelFacts | None = None
     readiness: Readiness | None = None
     recovered: tuple[Recovery, ...] = ()
+    weights: tuple[tuple[str, str], ...] = ()
     logprobs: Sequence[tuple[int, Candidates]] = ()
     prompt_logprobs: Sequence[PromptPiece] = ()
     resumed: Sequence[Resumed] = ()

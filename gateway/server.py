@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from blockyard.settings import SettingsError, load
 from blockyard.telemetry import EventLogger
 from gateway.access import make_access
 from gateway.config import GatewayConfiguration
+from gateway.fronts.admin_http.app import make_admin_app
 from gateway.fronts.grpc_api.admin_servicer import SERVICE_NAME as ADMIN_SERVICE_NAME
 from gateway.fronts.grpc_api.admin_servicer import AdminServicer
 from gateway.fronts.grpc_api.servicer import SERVICE, InferenceServicer, add_inference_service
@@ -119,6 +121,7 @@ class Server:
         if configuration.public.enable_page:
             add_page(app, StatusBoard(administration.status))
         add_metrics(app, self.metrics)
+        self._admin_http = HttpFront(make_admin_app(administration), replace(self._access, api=self._access.admin))
         self._http = HttpFront(app, self._access, self.metrics, allowed_origins=configuration.public.allowed_origins)
 
     def _make_servers(self, administration: AdminServicer) -> tuple[grpc.aio.Server, grpc.aio.Server, grpc.aio.Server]:
@@ -160,6 +163,10 @@ class Server:
         if self._service.gateway_local_address:
             bind(local, self._service.gateway_local_address)
         self.http_port = self._http.bind(host, self._public.http_port)
+        if self._public.admin_http_port >= 0:
+            port = self._admin_http.bind(admin_host, self._public.admin_http_port)
+            self._admin_http.start()
+            log.info("listening for operators over HTTP", admin_http=join_address(admin_host, port))
         self.monitoring.start(host, self._service.gateway_health_port, self._service.gateway_metrics_port)
         self._link.start(self._live)
         self._readings.start()
@@ -192,7 +199,9 @@ class Server:
         self.generation.start_draining()
         self.generation.stop(BlockyardError(Reason.DRAINING, _STOPPED, retry_after_seconds=1.0))
         self._readings.stop()
-        await asyncio.gather(self._http.stop(), *(server.stop(_GRACE_SECONDS) for server in self._servers))
+        await asyncio.gather(
+            self._http.stop(), self._admin_http.stop(), *(server.stop(_GRACE_SECONDS) for server in self._servers)
+        )
         await self._link.stop()
         self.monitoring.stop()
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from blockyard.client.retry import RetryPolicy
     from blockyard.client.sync import Client, Stream
+    from blockyard.client.weights import update_weights
 
 __all__ = [
     "Accepted",
@@ -56,6 +57,7 @@ __all__ = [
     "ToolCall",
     "ToolChoice",
     "Usage",
+    "update_weights",
 ]
 
 _MODULES = {
@@ -64,6 +66,7 @@ _MODULES = {
     **dict.fromkeys(("Message", "Role", "Tool", "ToolCall", "ToolChoice"), "chat"),
     "ClientTls": "access",
     "RetryPolicy": "retry",
+    "update_weights": "weights",
 }
 
 

@@ -177,7 +177,12 @@ def to_event(event: inference_pb2.GenerationEvent) -> Event | None:
 def to_accepted(accepted: inference_pb2.Accepted) -> Accepted:
     """Decodes the acceptance of a request."""
     return Accepted(
-        accepted.request_id, accepted.num_prompt_tokens, accepted.seed, accepted.model, tuple(accepted.warnings)
+        accepted.request_id,
+        accepted.num_prompt_tokens,
+        accepted.seed,
+        accepted.model,
+        tuple(accepted.warnings),
+        accepted.weight_version,
     )
 
 
@@ -211,6 +216,7 @@ def to_finished(finished: inference_pb2.Finished) -> Finished:
         finished.determinism_id,
         finished.score if finished.HasField("score") else None,
         from_status(finished.error) if finished.HasField("error") else None,
+        tuple((each.first_token, each.version) for each in finished.weight_versions),
     )
 
 

@@ -152,6 +152,7 @@ class Accepted:
     seed: int
     model: str
     warnings: tuple[str, ...] = ()
+    weight_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +182,7 @@ class Finished:
     """The sequence `index` has ended. `matched_stop`: the stop string or stop token; None for a model's end token.
 
     `score` is that of a beam. `error` says why it failed, where the reason is ERROR; its neighbours go on.
+    `weight_versions`: (first token, name of the weights), where weights were given names.
     """
 
     index: int
@@ -190,6 +192,7 @@ class Finished:
     determinism_id: str
     score: float | None = None
     error: BlockyardError | None = None
+    weight_versions: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,6 +201,7 @@ def encode_accepted(event: Accepted) -> inference_pb2.Accepted:
         seed=event.seed,
         model=event.model,
         warnings=event.warnings,
+        weight_version=event.weight_version,
     )
 
 
@@ -251,6 +252,9 @@ def _encode_finished(event: Finished) -> inference_pb2.Finished:
         determinism_id=event.determinism_id,
         score=event.score,
         error=to_status(event.error) if event.error else None,
+        weight_versions=[
+            inference_pb2.WeightVersion(first_token=place, version=version) for place, version in event.weight_versions
+        ],
     )
 
 

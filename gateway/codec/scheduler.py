@@ -205,6 +205,7 @@ def decode_progress(message: scheduler_pb2.AttachResponse) -> Progress:
         recovered=tuple(
             Recovery(item.request_id, item.cause, item.num_replayed_tokens, item.exact) for item in message.recovered
         ),
+        weights=tuple((item.request_id, item.version) for item in message.weights),
         facts=_decode_facts(message.facts) if message.HasField("facts") else None,
         readiness=(
             Readiness(message.readiness.ready, message.readiness.message) if message.HasField("readiness") else None
@@ -241,6 +242,7 @@ def _decode_facts(message: scheduler_pb2.ModelFacts) -> ModelFacts:
         determinism_id=message.determinism_id,
         batch_invariant=message.batch_invariant,
         max_num_seqs=message.max_num_seqs,
+        weights_version=message.weights_version,
     )
 
 

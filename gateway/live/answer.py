@@ -72,6 +72,7 @@ class SequenceAnswer:
         text: UTF-8, whole characters.
         logprobs: where asked for, an entry for each of `token_ids`.
         ended: None while it runs.
+        weight_versions: from which token on which weights it comes from.
     """
 
     def __init__(self, index: int, rules: AnswerRules, detokenizer: Detokenizer) -> None:
@@ -81,6 +82,7 @@ class SequenceAnswer:
         self.text = bytearray()
         self.logprobs: list[Candidates] = []
         self.ended: Ended | None = None
+        self.weight_versions: list[tuple[int, str]] = []
         self._rules = rules
         self._detokenizer = detokenizer
         self._matcher: StopStringMatcher | None = None
@@ -119,6 +121,21 @@ class SequenceAnswer:
             self._num_repeated_logprobs -= 1
         elif self.ended is None:
             self.logprobs.append(candidates)
+
+    def note_weights(self, version: str) -> None:
+        """Takes note that the tokens to come are from these weights."""
+        if self.ended is not None or (self.weight_versions and self.weight_versions[-1][1] == version):
+            return
+        place = len(self.token_ids)
+        if self.weight_versions and self.weight_versions[-1][0] == place:
+            self.weight_versions.pop()
+        self.weight_versions.append((place, version))
+
+    @property
+    def told_versions(self) -> tuple[tuple[int, str], ...]:
+        """What its reader is told of them: nothing, where weights never had a name."""
+        used = tuple((place, version) for place, version in self.weight_versions if place < max(self.num_tokens, 1))
+        return used if any(version for _, version in used) else ()
 
     def finish(self, reason: FinishReason, score: float | None = None, error: BlockyardError | None = None) -> None:
         """Ends the answer with the token pushed last, as the scheduler says."""

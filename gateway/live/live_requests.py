@@ -208,6 +208,9 @@ class LiveRequests:
         for recovery in progress.recovered:
             if state := self._find_live(recovery.request_id):
                 state.on_recovered(Recovered(recovery.cause, recovery.num_replayed_tokens, recovery.exact))
+        for request_id, version in progress.weights:
+            if state := self._find_live(request_id):
+                state.on_weights(version)
         self._router.route(progress)
         # Behind the tokens that came before the end.
         for failure in progress.failed:

@@ -209,6 +209,8 @@ class OutstandingRequests:
             return
         if state.is_accepted:
             self._on_scheduler_returned(state)
+        if (facts := self._link.facts) is not None:
+            state.on_weights(facts.weights_version)
         state.on_accepted(acceptance.first_sequence_id)
         self._routes.add(state)
 

@@ -205,7 +205,7 @@ class Reader:
         if not self._has_begun:
             self._has_begun = self._has_news = self.state.is_accepted
             if self._has_begun:
-                self._events.append(self.state.origin.accepted)
+                self._events.append(self.state.make_accepted())
             return False
         if self._prompt is not None:
             if (event := self._prompt.make_event()) is not None:

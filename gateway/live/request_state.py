@@ -5,7 +5,7 @@ Knows no connection: `live_requests` and `token_router` bring the scheduler's me
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from gateway.observe.request_log import TokenCounts
@@ -180,6 +180,16 @@ class RequestState:
         for reader in self.readers:
             reader.on_recovered(event)
 
+    def on_weights(self, version: str) -> None:
+        """Continues with other weights, behind the tokens that came before."""
+        for answer in self.answers:
+            answer.note_weights(version)
+
+    def make_accepted(self) -> Accepted:
+        """Makes the event of a queued request."""
+        versions = self.answers[0].weight_versions
+        return replace(self.origin.accepted, weight_version=versions[0][1]) if versions else self.origin.accepted
+
     def fail(self, error: BlockyardError) -> None:
         """Ends it with an error, which its readers get after the events that came before."""
         self.error = self.error or error
@@ -202,7 +212,9 @@ class RequestState:
             num_prompt_tokens=self.origin.accepted.num_prompt_tokens,
             num_cached_tokens=self.num_cached_tokens,
             num_completion_tokens=answer.num_tokens,
-            determinism_id=self.determinism_id,
+            # What two networks have computed repeats neither's.
+            determinism_id=self.determinism_id if len(answer.weight_versions) < 2 else "",
+            weight_versions=answer.told_versions,
             score=answer.ended.score,
             error=answer.ended.error,
         )

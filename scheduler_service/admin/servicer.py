@@ -14,9 +14,15 @@ from blockyard.telemetry import EventLogger
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.admin.fan_out import ask_each
 from scheduler_service.admin.lora_codec import encode_lora
-from scheduler_service.admin.operations_codec import decode_mode, decode_wanted_tags
+from scheduler_service.admin.operations_codec import (
+    decode_mode,
+    decode_update,
+    decode_wanted_tags,
+    encode_update_event,
+)
 from scheduler_service.admin.state_dump_codec import encode_state
 from scheduler_service.admin.status_codec import encode_replica, encode_status
+from scheduler_service.operations import updates
 from scheduler_service.operations.memory_link import encode_tags
 
 if TYPE_CHECKING:
@@ -105,6 +111,14 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             asleep_tags=encode_tags(awake.asleep),
             weights_are_stale=awake.is_stale,
         )
+
+    async def UpdateWeights(  # type: ignore[override]
+        self, request: admin_pb2.UpdateWeightsRequest, context: Any
+    ) -> AsyncIterator[admin_pb2.UpdateWeightsResponse]:
+        """Gives replicas other weights."""
+        engines = [self._find(name) for name in dict.fromkeys(request.replicas)] or list(self._service.engines)
+        async for event in updates.update(self._service.operations, engines, decode_update(request)):
+            yield encode_update_event(event)
 
     async def ResetPrefixCache(  # type: ignore[override]
         self, request: admin_pb2.ResetPrefixCacheRequest, context: Any

@@ -67,6 +67,7 @@ def encode_replica(engine: Engine) -> status_pb2.ReplicaStatus:
         num_recomputed_sequences=engine.step_loop.step_log.num_recomputed_sequences,
         drain_state=_drain_state(engine),
         left_aside=engine.conduct.is_left_aside,
+        weights_version=engine.facts.weights_version if engine.facts else "",
         num_steps=engine.step_loop.step_log.num_steps,
         step_time=duration(engine.step_loop.step_log.step_seconds),
     )

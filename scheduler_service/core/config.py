@@ -72,6 +72,7 @@ class CoreConfig:
     max_loras: int = 0
     lora_patience_seconds: float = 2.0
     debug_integrity: bool = False
+    weights_version: str = ""
 
     def __post_init__(self) -> None:
         positive = ("block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_steps_in_flight")

@@ -158,6 +158,13 @@ def encode_outgoing(outgoing: Outgoing) -> scheduler_pb2.AttachResponse:
         message.resumed.extend(map(encode_resumed, outgoing.resumed))
     if outgoing.recovered:
         message.recovered.extend(_encode_recovered(outgoing.recovered))
+    for request_id, version in outgoing.weights:
+        message.weights.add(request_id=request_id, version=version)
+    _put_state(message, outgoing)
+    return message
+
+
+def _put_state(message: scheduler_pb2.AttachResponse, outgoing: Outgoing) -> None:
     if outgoing.facts:
         message.facts.CopyFrom(_encode_facts(outgoing.facts))
     if outgoing.readiness:
@@ -165,7 +172,6 @@ def encode_outgoing(outgoing: Outgoing) -> scheduler_pb2.AttachResponse:
         message.readiness.message = outgoing.readiness.message
     if outgoing.loras is not None:
         message.loras.CopyFrom(scheduler_pb2.LoraAdapters(adapters=map(encode_adapter, outgoing.loras)))
-    return message
 
 
 def _put_ends(message: scheduler_pb2.AttachResponse, finished: list[FinishedSequence]) -> None:
@@ -241,4 +247,5 @@ def _encode_facts(facts: ModelFacts) -> scheduler_pb2.ModelFacts:
         determinism_id=facts.determinism_id,
         batch_invariant=facts.batch_invariant,
         max_num_seqs=facts.max_num_seqs,
+        weights_version=facts.weights_version,
     )

@@ -113,7 +113,8 @@ class Resumed(NamedTuple):
 class Outgoing:
     """One message to one gateway. Steps merge by extending its columns.
 
-    What is resumed holds copies: tokens that come later are in the update, behind it.
+    What is resumed holds copies: tokens that come later are in the update, behind it. `weights`: (request_id, version)
+    of requests whose tokens in the update come from other weights than those before.
     """
 
     facts: ModelFacts | None = None
@@ -124,6 +125,7 @@ class Outgoing:
     update: OwnerUpdate = field(default_factory=OwnerUpdate)
     recovered: list[Recovery] = field(default_factory=list[Recovery])
     loras: Many[Adapter] | None = None
+    weights: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
 
 
 def make_resumed(handle: int, message: bytes, group: Group) -> Resumed:

@@ -102,6 +102,11 @@ class GatewayOutbox:
         self._sealed = True
         self._open().recovered += recoveries
 
+    def put_weights(self, changes: list[tuple[str, str]]) -> None:
+        """Adds (request_id, version) of requests that go on with other weights, after the tokens that wait."""
+        self._sealed = True
+        self._open().weights += changes
+
     def put_update(self, update: OwnerUpdate) -> None:
         """Merges what a step generated."""
         now = time.monotonic()

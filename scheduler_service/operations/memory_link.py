@@ -14,12 +14,15 @@ from blockyard.worker.v1 import worker_pb2
 from scheduler_service.replicas.facts import MemoryTag
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Generator, Iterable, Sequence
 
+    from scheduler_service.replicas.facts import WeightsSource
     from scheduler_service.replicas.rank import Rank
 
 # Pages of a terabyte are given up or copied in this.
 MEMORY_SECONDS = 600.0
+# What a trainer may take to send its tensors.
+UPDATE_SECONDS = 3600.0
 
 
 class MemoryUse(NamedTuple):
@@ -57,9 +60,23 @@ async def wake_up(rank: Rank, tags: Iterable[MemoryTag]) -> None:
         await rank.link.call("WakeUp", worker_pb2.WakeUpRequest(tags=encode_tags(tags)), MEMORY_SECONDS)
 
 
-async def reload(rank: Rank, model: str = "", revision: str = "", version: str = "") -> None:
-    """Has a worker load its weights anew, by default those that it was set up with."""
-    request = worker_pb2.ReloadWeightsRequest(model=model, revision=revision, version=version)
+async def begin_update(rank: Rank, version: str, heads: Sequence[bytes], ticket: bytes) -> list[int]:
+    """Begins an update at a worker; returns the indices of the heads in the order in which their bytes are to come."""
+    request = worker_pb2.BeginWeightUpdateRequest(
+        version=version, tensors=map(administration_pb2.TensorHead.FromString, heads), ticket=ticket
+    )
     with _named(rank):
-        async for _ in rank.link.stream("ReloadWeights", request):
-            pass
+        return list((await rank.link.call("BeginWeightUpdate", request, MEMORY_SECONDS)).order)
+
+
+async def finish_update(rank: Rank, version: str) -> None:
+    """Waits until a worker has all tensors of an update, and computes with them."""
+    with _named(rank):
+        request = worker_pb2.FinishWeightUpdateRequest(version=version)
+        await rank.link.call("FinishWeightUpdate", request, UPDATE_SECONDS)
+
+
+async def reload(rank: Rank, source: WeightsSource) -> None:
+    """Has a worker load its weights anew."""
+    with _named(rank):
+        await rank.link.reload_weights(source)

@@ -67,7 +67,7 @@ class Operations:
         """
         if level not in LEVELS:
             raise invalid([Violation("level", "must be 1 or 2")])
-        with self._alone(engine, "SleepReplica"), self.left(engine):
+        with self.alone(engine, "SleepReplica"), self.goes_on(engine, only_if_it_fails=True):
             await self.leave(engine, mode, ASLEEP)
             uses = await each(engine.replica.ranks, lambda rank: memory_link.sleep(rank, level))
             engine.sleep_level = max(level, engine.sleep_level)
@@ -85,7 +85,7 @@ class Operations:
         Raises BlockyardError: FIELD_INVALID for a tag that is awake everywhere; WRONG_STATE while something else is
         done to the replica; what a worker says. Then it stays asleep.
         """
-        with self._alone(engine, "WakeReplica"):
+        with self.alone(engine, "WakeReplica"):
             awake = await look(engine)
             if wrong := sorted(tag.name for tag in tags - awake.asleep):
                 raise invalid([Violation("tags", f"{', '.join(wrong)} is awake")])
@@ -94,7 +94,8 @@ class Operations:
             if reload:
                 await look(engine)
                 stale = [rank for rank in ranks if rank.worker is not None and rank.worker.sleep.is_stale]
-                await each(stale, memory_link.reload)
+                source = engine.replica.weights
+                await each(stale, lambda rank: memory_link.reload(rank, source))
             await self._take(ranks, due & {MemoryTag.KV_CACHE})
             awake = await look(engine)
             if awake.asleep:
@@ -114,7 +115,7 @@ class Operations:
     # Requests.
 
     @contextmanager
-    def _alone(self, engine: Engine, operation: str) -> Generator[None]:
+    def alone(self, engine: Engine, operation: str) -> Generator[None]:
         """Allows one operation on a replica at a time."""
         if running := self._running.get(engine):
             raise BlockyardError(Reason.WRONG_STATE, f"{running} is running on replica {engine.replica_id}")
@@ -125,15 +126,15 @@ class Operations:
             del self._running[engine]
 
     @contextmanager
-    def left(self, engine: Engine) -> Generator[None]:
-        """Lets a replica go on with requests if what it was to leave them for fails, unless it had none before."""
-        had_left = engine.drain.is_wanted
+    def goes_on(self, engine: Engine, *, only_if_it_fails: bool = False) -> Generator[None]:
+        """Lets a replica go on with requests after what it is to leave them for, unless it had none before."""
+        had_left, has_failed = engine.drain.is_wanted, True
         try:
             yield
-        except BaseException:
-            if not had_left:
+            has_failed = False
+        finally:
+            if not had_left and (has_failed or not only_if_it_fails):
                 self._end_rest(engine)
-            raise
 
     async def leave(self, engine: Engine, mode: Mode, message: str) -> None:
         """Has a replica leave its requests, and waits until it has none and its workers' streams have ended."""

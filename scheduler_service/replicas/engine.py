@@ -175,7 +175,7 @@ class Engine:
             return
         facts, cache = set_up
         self.loras.look()
-        scheduler = self._prepare(cache)
+        scheduler = self._prepare(facts, cache)
         self.conduct.begin_epoch(self.replica.incarnations)
         limits = AnswerLimits(facts.vocab_size, facts.max_model_len, scheduler.config.max_rows)
         steps = self.replica.open_steps(limits, lambda: self.step_loop.in_flight.timeout_seconds)
@@ -217,13 +217,17 @@ class Engine:
         self.readiness = readiness
         self._events.on_readiness_changed(self)
 
-    def _prepare(self, cache: CacheInfo) -> Scheduler:
-        """Returns the scheduler for these pools: the one that there is, or a new one."""
-        wanted = make_core_config(self._configuration, cache)
+    def _prepare(self, facts: ModelFacts, cache: CacheInfo) -> Scheduler:
+        """Returns the scheduler for these weights and pools: the one that there is, or a new one."""
+        wanted = make_core_config(self._configuration, cache, facts.weights_version)
         if self.scheduler is not None and self.scheduler.config == wanted:
             return self.scheduler
         if self.scheduler is not None:
-            log.warning("the worker has other pools", num_device_blocks=cache.num_device_blocks)
+            log.info(
+                "the worker has other pools or weights",
+                num_device_blocks=cache.num_device_blocks,
+                version=facts.weights_version,
+            )
         return self._begin_anew(wanted)
 
     def _begin_anew(self, config: CoreConfig) -> Scheduler:
@@ -293,8 +297,8 @@ def _make_pipeline(configuration: SchedulerConfiguration) -> PipelineDepth:
     return PipelineDepth(num_engines, is_fixed=True) if num_engines > 1 else PipelineDepth()
 
 
-def make_core_config(configuration: SchedulerConfiguration, cache: CacheInfo) -> CoreConfig:
-    """Makes the core's configuration for a replica with these pools."""
+def make_core_config(configuration: SchedulerConfiguration, cache: CacheInfo, weights_version: str = "") -> CoreConfig:
+    """Makes the core's configuration for a replica with these pools and weights."""
     settings = configuration.scheduler
     return CoreConfig(
         block_size=cache.block_size,
@@ -316,4 +320,5 @@ def make_core_config(configuration: SchedulerConfiguration, cache: CacheInfo) ->
         max_loras=configuration.lora.max_loras,
         lora_patience_seconds=configuration.lora.lora_patience_seconds,
         debug_integrity=configuration.service.debug_integrity,
+        weights_version=weights_version,
     )

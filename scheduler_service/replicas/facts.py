@@ -37,6 +37,15 @@ class MemoryTag(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsSource:
+    """Where weights are read from, and their name: what the workers were set up with, unless it says more."""
+
+    model: str = ""
+    revision: str = ""
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class SleepInfo:
     """What of a worker's memory is given up; `is_stale`: its weights are no model's as a whole."""
 
@@ -157,6 +166,7 @@ class ModelFacts:
     determinism_id: str
     batch_invariant: bool
     max_num_seqs: int = 0
+    weights_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)

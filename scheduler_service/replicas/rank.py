@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         GroupInfo,
         LoadProgress,
         MeetingPoint,
+        WeightsSource,
         WorkerInfo,
     )
     from scheduler_service.replicas.worker_link import WorkerLink
@@ -63,6 +64,13 @@ def configuration_digest(configuration: SchedulerConfiguration, parallel: Parall
         tuple(lora_limits(configuration.lora)),
     ]
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+
+
+_UNFIT = {
+    WorkerState.UNSPECIFIED: "is in a state that this scheduler does not know",
+    WorkerState.SLEEPING: "is asleep",
+    WorkerState.STALE: "has stale weights: load them anew (blockyard admin wake --reload)",
+}
 
 
 def lora_limits(settings: LoraSettings) -> LoraLimits:
@@ -176,16 +184,12 @@ class Rank:
         worker = self._known
         if worker.api_version != API_VERSION:
             raise NotReady(f"{self._who} speaks api version {worker.api_version!r}, not {API_VERSION!r}")
-        if worker.state is WorkerState.UNSPECIFIED:
-            raise NotReady(f"{self._who} is in a state that this scheduler does not know")
         if worker.draining:
             raise NotReady(f"{self._who} is stopping; waiting for its successor")
         if not may_claim(worker.incarnation):
             raise NotReady(f"{self._who} is another replica's, found by another name")
-        if worker.state is WorkerState.SLEEPING:
-            raise NotReady(f"{self._who} is asleep")
-        if worker.state is WorkerState.STALE:
-            raise NotReady(f"{self._who} has stale weights: load them anew (blockyard admin wake --reload)")
+        if worker.state in _UNFIT:
+            raise NotReady(f"{self._who} {_UNFIT[worker.state]}")
         if worker.state is not WorkerState.CREATED and worker.configuration_digest != self._digest:
             await self.dismiss("another configuration")
 
@@ -264,13 +268,14 @@ class Rank:
 
     def _note_progress(self, progress: LoadProgress) -> None:
         self.loaded_share = progress.done_bytes / progress.total_bytes
-        log.info(
-            "loading the model",
-            worker_address=self.address,
-            done_bytes=progress.done_bytes,
-            total_bytes=progress.total_bytes,
-        )
+        fields = {"done_bytes": progress.done_bytes, "total_bytes": progress.total_bytes}
+        log.info("loading the model", worker_address=self.address, **fields)
         self._on_progress()
+
+    async def reload(self, source: WeightsSource) -> None:
+        """Has the worker load its weights anew."""
+        with self._explained():
+            await self.link.reload_weights(source)
 
     # The cache.
 

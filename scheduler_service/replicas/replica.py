@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from blockyard.parallel import Parallel
 from blockyard.telemetry import EventLogger
 from scheduler_service.replicas.cache_plan import find_least, plan_as, plan_cache
-from scheduler_service.replicas.facts import ModelFacts, WorkerState
+from scheduler_service.replicas.facts import ModelFacts, WeightsSource, WorkerState
 from scheduler_service.replicas.not_ready import (
     LAST_FAILURE_RETRY_SECONDS,
     Misconfigured,
@@ -44,7 +44,8 @@ FIRST_RETRY_SECONDS = 0.1
 START_SECONDS = 10.0
 FORM_GROUP_SECONDS = 30.0
 # What is equal at all ranks of a replica, or they would not compute one model alike.
-_OF_THE_MODEL = ("model_digest", "weights_digest", "vocab_size", "max_model_len")
+_OF_THE_MODEL = ("model_digest", "vocab_size", "max_model_len")
+_OF_THE_WEIGHTS = ("weights_digest",)
 _OF_THE_CACHE = ("determinism_id", "batch_invariant")
 _POOLS = ("block_size", "num_device_blocks", "num_host_blocks", "max_model_len")
 
@@ -78,6 +79,8 @@ class Replica:
         self._may_serve = may_serve
         # The incarnations that cannot serve this configuration, and why.
         self._hopeless: tuple[tuple[str, ...], str] | None = None
+        # What an operator had it loaded with last.
+        self.weights = WeightsSource()
         # The epoch that the group was formed for.
         self._group_epoch = 0
 
@@ -135,7 +138,7 @@ class Replica:
         if all(self.incarnations):
             self._report(f"the {who} loading the model: {min(rank.loaded_share for rank in self.ranks):.0%}")
 
-    async def _each(self, work: Callable[[Rank], Coroutine[Any, Any, T]], ranks: Sequence[Rank] = ()) -> list[T]:
+    async def each(self, work: Callable[[Rank], Coroutine[Any, Any, T]], ranks: Sequence[Rank] = ()) -> list[T]:
         """Does something at all ranks at once. Raises what one of them raised first, and cancels it at the others."""
         if not self._is_group:
             return [await work(self.ranks[0])]
@@ -163,7 +166,7 @@ class Replica:
             self._hopeless = (self.incarnations, str(error))
             raise
         # What the workers say of themselves now, their epochs above all.
-        await self._each(Rank.ask)
+        await self.each(Rank.ask)
         facts = _make_facts(model, cache, self._configuration.scheduler)
         if not self._may_serve(facts):
             raise NotReady("the worker has loaded another model than those that serve: give all of them one --model")
@@ -185,17 +188,21 @@ class Replica:
             return await rank.load()
 
         # Tasks begin in this order.
-        return await self._each(load, sorted(self.ranks, key=missing.__contains__))
+        return await self.each(load, sorted(self.ranks, key=missing.__contains__))
 
     async def _set_up_loaded(self, models: Sequence[LoadedModel]) -> tuple[LoadedModel, CacheInfo]:
         _demand_equal(models, _OF_THE_MODEL)
+        if _are_equal(models, ("weights_version",)):
+            _demand_equal(models, _OF_THE_WEIGHTS)
         if not self._is_group:
-            return models[0], await self._initialize_caches(models[0])
+            await self._initialize_caches(models[0])
+            return await self._align_weights()
         # What the group takes of a device's memory is not free for blocks: it is formed before they are counted.
         epoch = self._group_epoch = 1 + max(rank.last_epoch for rank in self.ranks)
         try:
             await self._form_group(epoch)
-            return models[0], await self._initialize_caches(models[0])
+            await self._initialize_caches(models[0])
+            return await self._align_weights()
         except NotReady as error:
             await asyncio.gather(*(rank.leave_group(epoch, str(error)) for rank in self.ranks))
             raise
@@ -205,7 +212,7 @@ class Replica:
         members, begin = self.incarnations, time.monotonic()
         is_reused = self._is_group_reusable()
         meeting = None if is_reused else await self.ranks[0].open_rendezvous(epoch, members)
-        kinds = await self._each(lambda rank: rank.form_group(epoch, members, FORM_GROUP_SECONDS, meeting))
+        kinds = await self.each(lambda rank: rank.form_group(epoch, members, FORM_GROUP_SECONDS, meeting))
         seconds = round(time.monotonic() - begin, 3)
         log.info(
             "the group is formed",
@@ -221,7 +228,26 @@ class Replica:
         groups = [rank.group for rank in self.ranks]
         return all(group is not None and group.is_reusable and group.members_digest == digest for group in groups)
 
-    async def _initialize_caches(self, model: LoadedModel) -> CacheInfo:
+    async def _align_weights(self) -> tuple[LoadedModel, CacheInfo]:
+        """Gives all ranks the same weights: those that they have, or what an operator had loaded where one began anew.
+
+        What a trainer sent is gone with one of the ranks that had it.
+        """
+        wanted = self.weights.version
+        versions = {rank: rank.model.weights_version for rank in self.ranks if rank.model}
+        is_one = len(set(versions.values())) == 1
+        if not is_one or (wanted and "" in versions.values()):
+            unlike = [rank for rank, version in versions.items() if version != wanted]
+            log.info("ranks get other weights", worker_address=self.address, version=wanted, num_ranks=len(unlike))
+            await self.each(lambda rank: rank.reload(self.weights), unlike)
+            await self.each(Rank.ask)
+        models = [model for rank in self.ranks if (model := rank.model)]
+        caches = [cache for rank in self.ranks if (cache := rank.cache)]
+        _demand_equal(models, _OF_THE_WEIGHTS)
+        _demand_equal(caches, _OF_THE_CACHE)
+        return models[0], caches[0]
+
+    async def _initialize_caches(self, model: LoadedModel) -> None:
         """Gives all ranks the same pools: as some have them that were set up before, else what fits at each."""
         there = [(rank, rank.cache) for rank in self.ranks if rank.cache is not None]
         for rank, cache in there:
@@ -230,15 +256,12 @@ class Replica:
         without = [rank for rank in self.ranks if rank.cache is None]
         if without:
             plan = await self._plan(without, model, there[0][1] if there else None)
-            await self._each(lambda rank: rank.initialize_cache(plan), without)
-        caches = [cache for rank in self.ranks if (cache := rank.cache)]
-        _demand_equal(caches, _OF_THE_CACHE)
-        return caches[0]
+            await self.each(lambda rank: rank.initialize_cache(plan), without)
 
     async def _plan(self, ranks: Sequence[Rank], model: LoadedModel, cache: CacheInfo | None) -> CachePlan:
         """Plans the pools of ranks that have none; `cache`: those of the others."""
         block_size = cache.block_size if cache else self._configuration.cache.block_size
-        available = await self._each(lambda rank: rank.determine_num_available_blocks(block_size), ranks)
+        available = await self.each(lambda rank: rank.determine_num_available_blocks(block_size), ranks)
         least = find_least(available)
         if cache is not None:
             return plan_as(self._configuration, cache, least)
@@ -287,4 +310,5 @@ def _make_facts(model: LoadedModel, cache: CacheInfo, step: SchedulerSettings) -
         batch_invariant=cache.batch_invariant,
         # Each sequence that runs has a token of every step.
         max_num_seqs=min(step.max_num_seqs, step.max_num_batched_tokens),
+        weights_version=model.weights_version,
     )

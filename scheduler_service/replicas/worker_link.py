@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         CachePlan,
         LoadedModel,
         LoadProgress,
+        WeightsSource,
         WorkerInfo,
     )
     from scheduler_service.replicas.loras.adapter import LoraLimits
@@ -200,16 +201,17 @@ class WorkerLink:
         with _translated():
             await self._stub.LeaveGroup(worker_pb2.LeaveGroupRequest(epoch=epoch, reason=reason), timeout=INFO_SECONDS)
 
+    async def reload_weights(self, source: WeightsSource) -> None:
+        """Makes the worker load its weights anew."""
+        request = worker_pb2.ReloadWeightsRequest(model=source.model, revision=source.revision, version=source.version)
+        with _translated():
+            async for _ in self._stub.ReloadWeights(request):
+                pass
+
     async def call(self, method: str, request: Any, seconds: float) -> Any:
         """Makes a call, by its name."""
         with _translated():
             return _read(await getattr(self._stub, method)(request, timeout=seconds))
-
-    async def stream(self, method: str, request: Any) -> AsyncIterator[Any]:
-        """Makes a call that answers more than once, by its name."""
-        with _translated():
-            async for message in getattr(self._stub, method)(request):
-                yield _read(message)
 
     async def shutdown(self, reason: str) -> None:
         """Tells the worker to end its process."""

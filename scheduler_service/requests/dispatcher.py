@@ -89,6 +89,11 @@ class Dispatcher:
         """Those that take requests."""
         return [engine for engine in self.engines if engine.takes_requests]
 
+    @property
+    def weights_version(self) -> str:
+        """The name of the weights that gateways know of."""
+        return self.facts.weights_version if self.facts else ""
+
     def serves_without(self, engine: Engine) -> bool:
         """Whether another replica takes requests."""
         return any(other.takes_requests for other in self.engines if other is not engine)
@@ -208,6 +213,7 @@ class Dispatcher:
             else:
                 self._metrics.on_taken(group, self._clock())
         self._requests.publish_recoveries(recoveries)
+        self._requests.publish_weights(groups, engine.facts.weights_version if engine.facts else "")
         updates = engine.scheduler.adopt(groups)
         self._requests.publish(updates)
         for request_id, message in (failed for update in updates.values() for failed in update.failed):

@@ -40,9 +40,9 @@ class Request:
     `message` is the request as it came; `handles` the number by which each reader knows it.
     """
 
-    __slots__ = ("digest", "engine", "group", "handles", "lost", "message", "num_charged")
+    __slots__ = ("digest", "engine", "group", "handles", "lost", "message", "num_charged", "weights_version")
 
-    def __init__(self, group: Group, digest: bytes, message: bytes) -> None:
+    def __init__(self, group: Group, digest: bytes, message: bytes, weights_version: str = "") -> None:
         self.group = group
         self.digest = digest
         self.message = message
@@ -50,6 +50,8 @@ class Request:
         self.engine: Engine | None = None
         self.lost: Lost | None = None
         self.num_charged = 0
+        # Of the weights that its readers know it to be computed with.
+        self.weights_version = weights_version
 
     @property
     def request_id(self) -> str:
@@ -159,6 +161,15 @@ class RequestRegistry:
             for outbox in self._channels.get(owner, ()):
                 outbox.put_update(update)
         self.spans.on_answered()
+
+    def publish_weights(self, groups: Iterable[Group], version: str) -> None:
+        """Reports which weights requests are computed with from now on, to readers who know of others."""
+        for group in groups:
+            request = self.live[group.spec.request_id]
+            if request.weights_version != version:
+                request.weights_version = version
+                for outbox in self._channels.get(group.spec.owner, ()):
+                    outbox.put_weights([(request.request_id, version)])
 
     def publish_recoveries(self, recoveries: Mapping[str, list[Recovery]]) -> None:
         """Reports to the readers which of their requests go on after their worker was lost."""

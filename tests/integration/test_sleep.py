@@ -1,4 +1,8 @@
-"""A replica of two workers sleeps and wakes under load, and one is killed asleep: every answer is as if alone."""
+"""A replica of two workers sleeps, wakes and gets other weights under load, and one is killed asleep.
+
+Every answer is as if alone; one that two sets of weights compute is the first's up to a token, and from there on the
+other's continuation of that text.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,23 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from blockyard import AsyncClient
+from blockyard.client import Delta, Finished, Recovered, update_weights
 from tests.integration.test_admin import admin, load
 from tests.kit.chaos.chaos_requests import make_requests
 from tests.kit.kernels.tiny_models import tiny_model
 from tests.kit.oracles.answers import run_alone
 from tests.kit.processes.cluster import Cluster
+from tests.unit.worker_service.weights.test_residency import perturb
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-NUM_STREAMS = 4
+    from blockyard.client.results import GenerationOptions
+
+NUM_STREAMS, NUM_TOKENS = 3, 200
+MODEL = tiny_model("llama")
+PROMPT = list(range(5, 25))
+OPTIONS: GenerationOptions = {"temperature": 0.0, "return_token_ids": True, "ignore_eos": True}
 FLAGS = [
     *("--dtype", "float32", "--num-device-blocks", "400", "--num-host-blocks", "32", "--debug-integrity"),
     *("--tensor-parallel-size", "2", "--wait-while-asleep"),
@@ -32,7 +43,7 @@ async def until_steps(cluster: Cluster, num_steps: int = 10) -> None:
 
 
 async def test_answers_are_the_same_through_sleeps(tmp_path: Path) -> None:
-    cluster = Cluster(tiny_model("llama"), tmp_path, replica_sizes=(2,), num_gateways=1, scheduler_flags=FLAGS)
+    cluster = Cluster(MODEL, tmp_path, replica_sizes=(2,), num_gateways=1, scheduler_flags=FLAGS)
     async with cluster:
         await cluster.wait_until_ready()
         async with AsyncClient(cluster.targets) as client:
@@ -51,4 +62,41 @@ async def test_answers_are_the_same_through_sleeps(tmp_path: Path) -> None:
                 cluster.kill("rank-1")
                 await admin(cluster, "wake")
                 await until_steps(cluster)
+            await check_update(cluster, client, perturb(MODEL, tmp_path / "other"))
         cluster.check()
+
+
+async def check_update(cluster: Cluster, client: AsyncClient, other: Path) -> None:
+    """A trainer sends other weights while an answer is generated."""
+
+    async def generate(prompt: list[int], num_tokens: int) -> list[int]:
+        answer = await client.generate(prompt, max_tokens=num_tokens, **OPTIONS)
+        return list(answer.choices[0].token_ids)
+
+    old = await generate(PROMPT, NUM_TOKENS)
+    stream = client.stream(PROMPT, max_tokens=NUM_TOKENS, **OPTIONS)
+    token_ids: list[int] = []
+    updating: asyncio.Future[dict[int, str]] | None = None
+    recoveries: list[Recovered] = []
+    finished: Finished | None = None
+    async for event in stream:
+        if isinstance(event, Delta):
+            token_ids += event.token_ids
+        elif isinstance(event, Recovered):
+            recoveries.append(event)
+        elif isinstance(event, Finished):
+            finished = event
+        if len(token_ids) > 10 and updating is None:
+            updating = asyncio.ensure_future(
+                asyncio.to_thread(update_weights, cluster.admin_addresses[0], other, "2", mode="keep")
+            )
+    assert updating is not None
+    assert list(await updating) == [0]
+    assert finished is not None
+    [(first, before), (boundary, after)] = finished.weight_versions
+    assert (first, before, after, finished.determinism_id) == (0, "", "2", "")
+    assert 10 < boundary < NUM_TOKENS == len(token_ids)
+    assert [recovery.exact for recovery in recoveries] == [False]
+    assert token_ids[:boundary] == old[:boundary]
+    continuation = await generate(PROMPT + token_ids[:boundary], NUM_TOKENS - boundary)
+    assert token_ids[boundary:] == continuation != old[boundary:]

@@ -479,6 +479,154 @@ class WakeReplicaResponse(_message.Message):
 Global___WakeReplicaResponse: _TypeAlias = WakeReplicaResponse  # noqa: Y015
 
 @_typing.final
+class UpdateWeightsRequest(_message.Message):
+    """Asks for other weights."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    TOGETHER_FIELD_NUMBER: _builtins.int
+    TENSORS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    """The name that the weights get; not empty."""
+    mode: Global___LeaveMode.ValueType
+    """What becomes of the requests of a replica meanwhile."""
+    together: _builtins.bool
+    """All replicas at once: then none takes requests meanwhile."""
+    model: _builtins.str
+    """Without tensors: a folder on the workers' machines that they allow, a hub id, or empty for the model as it was loaded."""
+    revision: _builtins.str
+    """For a hub id: a branch, tag or commit."""
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Which replicas, in this order; empty: all."""
+
+    @_builtins.property
+    def tensors(self) -> _containers.RepeatedCompositeFieldContainer[_administration_pb2.TensorHead]:
+        """All tensors of the model, if the caller has them. Empty: the workers read a folder."""
+
+    def __init__(
+        self,
+        *,
+        replicas: _abc.Iterable[_builtins.str] | None = ...,
+        version: _builtins.str = ...,
+        mode: Global___LeaveMode.ValueType = ...,
+        together: _builtins.bool = ...,
+        tensors: _abc.Iterable[_administration_pb2.TensorHead] | None = ...,
+        model: _builtins.str = ...,
+        revision: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "model", b"model", "replicas", b"replicas", "revision", b"revision", "tensors", b"tensors", "together", b"together", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateWeightsRequest: _TypeAlias = UpdateWeightsRequest  # noqa: Y015
+
+@_typing.final
+class UpdateWeightsResponse(_message.Message):
+    """What happens to one replica."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_ID_FIELD_NUMBER: _builtins.int
+    EXPECTED_FIELD_NUMBER: _builtins.int
+    UPDATED_FIELD_NUMBER: _builtins.int
+    replica_id: _builtins.int
+    """Which."""
+    @_builtins.property
+    def expected(self) -> Global___ExpectedTensors:
+        """Its workers wait for tensors."""
+
+    @_builtins.property
+    def updated(self) -> Global___UpdatedReplica:
+        """It computes with the new weights, and takes requests again."""
+
+    def __init__(
+        self,
+        *,
+        replica_id: _builtins.int = ...,
+        expected: Global___ExpectedTensors | None = ...,
+        updated: Global___UpdatedReplica | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "expected", b"expected", "updated", b"updated"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "expected", b"expected", "replica_id", b"replica_id", "updated", b"updated"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["expected", "updated"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___UpdateWeightsResponse: _TypeAlias = UpdateWeightsResponse  # noqa: Y015
+
+@_typing.final
+class ExpectedTensors(_message.Message):
+    """What workers wait for: WorkerService.UpdateWeights at each of them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ADDRESSES_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
+    ticket: _builtins.bytes
+    """What they want to see, once."""
+    @_builtins.property
+    def worker_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The workers, by rank. Each gets all tensors."""
+
+    @_builtins.property
+    def order(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Indices of the tensors, in the order in which their bytes are to come."""
+
+    def __init__(
+        self,
+        *,
+        worker_addresses: _abc.Iterable[_builtins.str] | None = ...,
+        ticket: _builtins.bytes = ...,
+        order: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["order", b"order", "ticket", b"ticket", "worker_addresses", b"worker_addresses"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExpectedTensors: _TypeAlias = ExpectedTensors  # noqa: Y015
+
+@_typing.final
+class UpdatedReplica(_message.Message):
+    """A replica with new weights."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    DETERMINISM_ID_FIELD_NUMBER: _builtins.int
+    determinism_id: _builtins.str
+    """As in Finished of its answers from now on."""
+    @_builtins.property
+    def replica(self) -> _status_pb2.ReplicaStatus:
+        """The replica, now."""
+
+    def __init__(
+        self,
+        *,
+        replica: _status_pb2.ReplicaStatus | None = ...,
+        determinism_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["replica", b"replica"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["determinism_id", b"determinism_id", "replica", b"replica"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdatedReplica: _TypeAlias = UpdatedReplica  # noqa: Y015
+
+@_typing.final
 class ResetPrefixCacheRequest(_message.Message):
     """Asks to forget prefixes."""
 

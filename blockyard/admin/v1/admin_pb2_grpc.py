@@ -74,6 +74,11 @@ class AdminServiceStub(object):
                 request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.WakeReplicaRequest.SerializeToString,
                 response_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.WakeReplicaResponse.FromString,
                 _registered_method=True)
+        self.UpdateWeights = channel.unary_stream(
+                '/blockyard.admin.v1.AdminService/UpdateWeights',
+                request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.UpdateWeightsRequest.SerializeToString,
+                response_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.UpdateWeightsResponse.FromString,
+                _registered_method=True)
         self.ResetPrefixCache = channel.unary_unary(
                 '/blockyard.admin.v1.AdminService/ResetPrefixCache',
                 request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.SerializeToString,
@@ -193,6 +198,16 @@ class AdminServiceServicer(object):
 
     def WakeReplica(self, request, context):
         """Has it take memory again, and requests once it has all of it and its weights are a model's. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateWeights(self, request, context):
+        """Has replicas compute with other weights of the same names and shapes: from a folder, or from the caller, who sends
+        tensors to the workers themselves as it is told. A replica leaves its requests, as the mode says, and takes them
+        again with the new weights, and with an empty prefix cache; then it is the next one's turn. What breaks off leaves a
+        replica stale, which takes no requests: another update heals it, or WakeReplica with `reload`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -325,6 +340,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.WakeReplica,
                     request_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.WakeReplicaRequest.FromString,
                     response_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.WakeReplicaResponse.SerializeToString,
+            ),
+            'UpdateWeights': grpc.unary_stream_rpc_method_handler(
+                    servicer.UpdateWeights,
+                    request_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.UpdateWeightsRequest.FromString,
+                    response_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.UpdateWeightsResponse.SerializeToString,
             ),
             'ResetPrefixCache': grpc.unary_unary_rpc_method_handler(
                     servicer.ResetPrefixCache,
@@ -581,6 +601,33 @@ class AdminService(object):
             '/blockyard.admin.v1.AdminService/WakeReplica',
             blockyard_dot_admin_dot_v1_dot_admin__pb2.WakeReplicaRequest.SerializeToString,
             blockyard_dot_admin_dot_v1_dot_admin__pb2.WakeReplicaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/blockyard.admin.v1.AdminService/UpdateWeights',
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.UpdateWeightsRequest.SerializeToString,
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.UpdateWeightsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -60,6 +60,12 @@ class AdminServiceStub:
     """
     WakeReplica: _grpc.UnaryUnaryMultiCallable[_admin_pb2.WakeReplicaRequest, _admin_pb2.WakeReplicaResponse]
     """Has it take memory again, and requests once it has all of it and its weights are a model's. Idempotent."""
+    UpdateWeights: _grpc.UnaryStreamMultiCallable[_admin_pb2.UpdateWeightsRequest, _admin_pb2.UpdateWeightsResponse]
+    """Has replicas compute with other weights of the same names and shapes: from a folder, or from the caller, who sends
+    tensors to the workers themselves as it is told. A replica leaves its requests, as the mode says, and takes them
+    again with the new weights, and with an empty prefix cache; then it is the next one's turn. What breaks off leaves a
+    replica stale, which takes no requests: another update heals it, or WakeReplica with `reload`.
+    """
     ResetPrefixCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResetPrefixCacheRequest, _admin_pb2.ResetPrefixCacheResponse]
     """Forgets what prefix caches hold, on the device and in the swap pool. Blocks that sequences use stay, and are found
     afterwards too: once these have ended, or the replica is drained, another reset finds them.
@@ -128,6 +134,12 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
     WakeReplica: _aio.UnaryUnaryMultiCallable[_admin_pb2.WakeReplicaRequest, _admin_pb2.WakeReplicaResponse]  # type: ignore[assignment]
     """Has it take memory again, and requests once it has all of it and its weights are a model's. Idempotent."""
+    UpdateWeights: _aio.UnaryStreamMultiCallable[_admin_pb2.UpdateWeightsRequest, _admin_pb2.UpdateWeightsResponse]  # type: ignore[assignment]
+    """Has replicas compute with other weights of the same names and shapes: from a folder, or from the caller, who sends
+    tensors to the workers themselves as it is told. A replica leaves its requests, as the mode says, and takes them
+    again with the new weights, and with an empty prefix cache; then it is the next one's turn. What breaks off leaves a
+    replica stale, which takes no requests: another update heals it, or WakeReplica with `reload`.
+    """
     ResetPrefixCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResetPrefixCacheRequest, _admin_pb2.ResetPrefixCacheResponse]  # type: ignore[assignment]
     """Forgets what prefix caches hold, on the device and in the swap pool. Blocks that sequences use stay, and are found
     afterwards too: once these have ended, or the replica is drained, another reset finds them.
@@ -235,6 +247,18 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.WakeReplicaResponse, _abc.Awaitable[_admin_pb2.WakeReplicaResponse]]:
         """Has it take memory again, and requests once it has all of it and its weights are a model's. Idempotent."""
+
+    @_abc_1.abstractmethod
+    def UpdateWeights(
+        self,
+        request: _admin_pb2.UpdateWeightsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.UpdateWeightsResponse], _abc.AsyncIterator[_admin_pb2.UpdateWeightsResponse]]:
+        """Has replicas compute with other weights of the same names and shapes: from a folder, or from the caller, who sends
+        tensors to the workers themselves as it is told. A replica leaves its requests, as the mode says, and takes them
+        again with the new weights, and with an empty prefix cache; then it is the next one's turn. What breaks off leaves a
+        replica stale, which takes no requests: another update heals it, or WakeReplica with `reload`.
+        """
 
     @_abc_1.abstractmethod
     def ResetPrefixCache(

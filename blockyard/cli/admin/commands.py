@@ -30,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for command in (memory.sleep, memory.wake):
+for command in (memory.sleep, memory.wake, memory.update):
     app.command()(command)
 
 GATEWAY = "gateway"

@@ -1,4 +1,4 @@
-"""`blockyard admin sleep` and `wake`: a replica's memory, given up and taken again."""
+"""`blockyard admin sleep`, `wake` and `update`: a replica's memory and weights."""
 
 from __future__ import annotations
 
@@ -92,3 +92,32 @@ def wake(
         typer.echo(f"{name} is awake, and takes no requests until its weights are loaded anew: wake --reload")
     else:
         typer.echo(f"{name} is awake")
+
+
+@with_connection
+def update(
+    version: Annotated[str, typer.Argument(help="the name that the weights get")],
+    model: Annotated[
+        str,
+        typer.Argument(help="a folder on the workers' machines, or a hub id; default: the model's own, read once more"),
+    ] = "",
+    address: AdminAddress = DEFAULT_ADMIN_ADDRESS,
+    replica: Annotated[list[str] | None, typer.Option(help="a replica as `status` names it; default: all")] = None,
+    revision: Annotated[str, typer.Option(help="for a hub id: a branch, tag or commit")] = "",
+    together: Annotated[bool, typer.Option("--together", help="all replicas at once, not one after another")] = False,
+    mode: LeaveMode = Mode.KEEP,
+    json: AsJson = False,
+) -> None:
+    """Have replicas read other weights of the same sizes, one after another."""
+    request = admin_pb2.UpdateWeightsRequest(
+        replicas=replica or (),
+        version=version,
+        model=model,
+        revision=revision,
+        together=together,
+        mode=encode_mode(mode),
+    )
+    with admin_api(address) as api:
+        for event in api.ask(api.stub.UpdateWeights, request, OPERATION_SECONDS):
+            told = f"replica {event.replica_id} computes with {version or 'other weights'}"
+            typer.echo(as_json(event) if json else told)

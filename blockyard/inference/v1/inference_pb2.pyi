@@ -538,6 +538,7 @@ class Accepted(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
+    WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Its id."""
     num_prompt_tokens: _builtins.int
@@ -546,6 +547,10 @@ class Accepted(_message.Message):
     """The seed in effect."""
     model: _builtins.str
     """The model's name."""
+    weight_version: _builtins.str
+    """The name of the weights that it begins with: what an operator or a trainer called them; empty for those that the
+    workers were set up with.
+    """
     @_builtins.property
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What was not done as asked, and what instead: a sentence each, for a person."""
@@ -558,14 +563,41 @@ class Accepted(_message.Message):
         seed: _builtins.int = ...,
         model: _builtins.str = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
+        weight_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "seed", b"seed", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "seed", b"seed", "warnings", b"warnings", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Accepted: _TypeAlias = Accepted  # noqa: Y015
+
+@_typing.final
+class WeightVersion(_message.Message):
+    """The weights that tokens come from."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    first_token: _builtins.int
+    """The first of these tokens, counted from 0; they go up to the next version's first."""
+    version: _builtins.str
+    """As in Accepted."""
+    def __init__(
+        self,
+        *,
+        first_token: _builtins.int = ...,
+        version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_token", b"first_token", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WeightVersion: _TypeAlias = WeightVersion  # noqa: Y015
 
 @_typing.final
 class Delta(_message.Message):
@@ -714,6 +746,7 @@ class Finished(_message.Message):
     DETERMINISM_ID_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    WEIGHT_VERSIONS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Which of the n sequences."""
     reason: _sampling_pb2.FinishReason.ValueType
@@ -734,6 +767,12 @@ class Finished(_message.Message):
     def error(self) -> _status_pb2.Status:
         """Why it failed, where the reason is ERROR. If every sequence of a call fails, the call ends with that status too."""
 
+    @_builtins.property
+    def weight_versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___WeightVersion]:
+        """Which weights its tokens come from, in order; empty: all from those that the workers were set up with. What another
+        gateway began is told from where this one came to it.
+        """
+
     def __init__(
         self,
         *,
@@ -744,10 +783,11 @@ class Finished(_message.Message):
         determinism_id: _builtins.str = ...,
         score: _builtins.float | None = ...,
         error: _status_pb2.Status | None = ...,
+        weight_versions: _abc.Iterable[Global___WeightVersion] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "error", b"error", "matched_stop", b"matched_stop", "score", b"score", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "determinism_id", b"determinism_id", "error", b"error", "index", b"index", "matched_stop", b"matched_stop", "reason", b"reason", "score", b"score", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "determinism_id", b"determinism_id", "error", b"error", "index", b"index", "matched_stop", b"matched_stop", "reason", b"reason", "score", b"score", "usage", b"usage", "weight_versions", b"weight_versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
     _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015

@@ -477,6 +477,7 @@ class AttachResponse(_message.Message):
     FINISH_SCORES_FIELD_NUMBER: _builtins.int
     SEQUENCE_FAILURES_FIELD_NUMBER: _builtins.int
     LORAS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def facts(self) -> Global___ModelFacts:
         """When first known, and whenever it changes."""
@@ -549,6 +550,12 @@ class AttachResponse(_message.Message):
     def loras(self) -> Global___LoraAdapters:
         """The adapters that new requests may have, first and whenever that changes."""
 
+    @_builtins.property
+    def weights(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestWeights]:
+        """Requests whose tokens come from other weights than before, from the tokens above on. One that was accepted begins
+        with those of the facts that were told last before.
+        """
+
     def __init__(
         self,
         *,
@@ -570,14 +577,41 @@ class AttachResponse(_message.Message):
         finish_scores: _abc.Iterable[_builtins.float] | None = ...,
         sequence_failures: _abc.Iterable[Global___SequenceFailure] | None = ...,
         loras: Global___LoraAdapters | None = ...,
+        weights: _abc.Iterable[Global___RequestWeights] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "logprobs", b"logprobs", "loras", b"loras", "readiness", b"readiness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "facts", b"facts", "failed", b"failed", "finish_reasons", b"finish_reasons", "finish_scores", b"finish_scores", "finished_sequence_ids", b"finished_sequence_ids", "logprob_sequence_ids", b"logprob_sequence_ids", "logprobs", b"logprobs", "loras", b"loras", "num_cached_tokens", b"num_cached_tokens", "prefilled_sequence_ids", b"prefilled_sequence_ids", "prompt_logprobs", b"prompt_logprobs", "readiness", b"readiness", "recovered", b"recovered", "resumed", b"resumed", "sequence_failures", b"sequence_failures", "sequence_ids", b"sequence_ids", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "facts", b"facts", "failed", b"failed", "finish_reasons", b"finish_reasons", "finish_scores", b"finish_scores", "finished_sequence_ids", b"finished_sequence_ids", "logprob_sequence_ids", b"logprob_sequence_ids", "logprobs", b"logprobs", "loras", b"loras", "num_cached_tokens", b"num_cached_tokens", "prefilled_sequence_ids", b"prefilled_sequence_ids", "prompt_logprobs", b"prompt_logprobs", "readiness", b"readiness", "recovered", b"recovered", "resumed", b"resumed", "sequence_failures", b"sequence_failures", "sequence_ids", b"sequence_ids", "token_ids", b"token_ids", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AttachResponse: _TypeAlias = AttachResponse  # noqa: Y015
+
+@_typing.final
+class RequestWeights(_message.Message):
+    """A request's tokens come from these weights from now on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Which."""
+    version: _builtins.str
+    """The name of the weights."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestWeights: _TypeAlias = RequestWeights  # noqa: Y015
 
 @_typing.final
 class SequenceFailure(_message.Message):
@@ -668,6 +702,7 @@ class ModelFacts(_message.Message):
     DETERMINISM_ID_FIELD_NUMBER: _builtins.int
     BATCH_INVARIANT_FIELD_NUMBER: _builtins.int
     MAX_NUM_SEQS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_VERSION_FIELD_NUMBER: _builtins.int
     model_digest: _builtins.str
     """SHA-256 of the model's config.json, in hex: a gateway with another one serves the wrong tokenizer."""
     vocab_size: _builtins.int
@@ -682,6 +717,8 @@ class ModelFacts(_message.Message):
     """Results do not depend on what runs beside them."""
     max_num_seqs: _builtins.int
     """Sequences or beams of one request, at most: as many as run at once. 0: not known."""
+    weights_version: _builtins.str
+    """The name of the weights: empty for those that workers were set up with."""
     def __init__(
         self,
         *,
@@ -692,10 +729,11 @@ class ModelFacts(_message.Message):
         determinism_id: _builtins.str = ...,
         batch_invariant: _builtins.bool = ...,
         max_num_seqs: _builtins.int = ...,
+        weights_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_invariant", b"batch_invariant", "block_size", b"block_size", "determinism_id", b"determinism_id", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "model_digest", b"model_digest", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_invariant", b"batch_invariant", "block_size", b"block_size", "determinism_id", b"determinism_id", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "model_digest", b"model_digest", "vocab_size", b"vocab_size", "weights_version", b"weights_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -175,12 +175,26 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.StopProfileRequest, context: Any
     ) -> AsyncIterator[admin_pb2.StopProfileResponse]:
         """Stops the profiler and streams its profile."""
-        _note("StopProfile")
+        async for piece in self._pass_stream("StopProfile", request, CALL_TIMEOUT_SECONDS):
+            yield piece
+
+    async def UpdateWeights(  # type: ignore[override]
+        self, request: admin_pb2.UpdateWeightsRequest, context: Any
+    ) -> AsyncIterator[admin_pb2.UpdateWeightsResponse]:
+        """Gives replicas other weights, and streams what happens."""
+        async for event in self._pass_stream("UpdateWeights", request, OPERATION_TIMEOUT_SECONDS):
+            yield event
+
+    async def _pass_stream(self, method: str, request: Any, seconds: float) -> AsyncIterator[Any]:
+        _note(method)
+        call = getattr(self._stub(), method)(request, timeout=seconds)
         try:
-            async for piece in self._stub().StopProfile(request, timeout=CALL_TIMEOUT_SECONDS):
-                yield piece
+            async for message in call:
+                yield message
         except grpc.RpcError as error:
             raise _from_scheduler(error) from None
+        finally:
+            call.cancel()
 
     async def LoadLora(  # type: ignore[override]
         self, request: admin_pb2.LoadLoraRequest, context: Any

@@ -42,6 +42,7 @@ class BlockManager:
         self._tier = HostTier(config.num_host_blocks, caches=caches and config.enable_host_prefix_cache)
         self.host = self._tier.pool
         self._prefixes = PrefixLookup(self.block_size, self.device, self._tier, costs, is_enabled=caches)
+        self._prefixes.weights_version = config.weights_version
         self._swapping = Swapping(self.block_size, self.device, self._tier, self._prefixes, self._allocate)
         self._held_device: dict[int, int] = {}
 

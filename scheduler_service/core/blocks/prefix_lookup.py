@@ -37,7 +37,7 @@ class Prefix(NamedTuple):
 class PrefixLookup:
     """Looks sequences up in both pools. `is_enabled`: there is a prefix cache."""
 
-    __slots__ = ("_block_size", "_costs", "_device", "_tier", "is_enabled")
+    __slots__ = ("_block_size", "_costs", "_device", "_tier", "is_enabled", "weights_version")
 
     def __init__(
         self, block_size: int, device: BlockPool, tier: HostTier, costs: CostModel, *, is_enabled: bool
@@ -47,6 +47,8 @@ class PrefixLookup:
         self._tier = tier
         self._costs = costs
         self.is_enabled = is_enabled
+        # Of the weights that all KV here comes from: what others have left is not found.
+        self.weights_version = ""
 
     @property
     def uses_host(self) -> bool:
@@ -74,7 +76,7 @@ class PrefixLookup:
         """Hashes the content of a full block of known tokens, once."""
         hashes, lora = sequence.block_hashes, sequence.group.spec.lora
         # The content and not the name: under one name there may be another adapter soon.
-        extra_keys = lora.digest if lora else b""
+        extra_keys = self.weights_version.encode() + (lora.digest if lora else b"")
         while len(hashes) <= place:
             start = len(hashes) * self._block_size
             parent = hashes[-1] if hashes else b""

@@ -179,6 +179,22 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         self._take("UndrainReplica", request, context)
         return admin_pb2.UndrainReplicaResponse(replica=self.status.scheduler.replicas[0])
 
+    def SleepReplica(self, request: Any, context: Any) -> admin_pb2.SleepReplicaResponse:
+        self._take("SleepReplica", request, context)
+        replica = self.status.scheduler.replicas[0]
+        return admin_pb2.SleepReplicaResponse(replica=replica, freed_bytes=1 << 30, used_bytes=2 << 20)
+
+    def WakeReplica(self, request: Any, context: Any) -> admin_pb2.WakeReplicaResponse:
+        self._take("WakeReplica", request, context)
+        left = [administration_pb2.MEMORY_TAG_WEIGHTS] if request.tags else []
+        return admin_pb2.WakeReplicaResponse(replica=self.status.scheduler.replicas[0], asleep_tags=left)
+
+    def UpdateWeights(self, request: Any, context: Any) -> Iterator[admin_pb2.UpdateWeightsResponse]:
+        self._take("UpdateWeights", request, context)
+        for name in request.replicas or "0":
+            updated = admin_pb2.UpdatedReplica(replica=self.status.scheduler.replicas[0])
+            yield admin_pb2.UpdateWeightsResponse(replica_id=int(name), updated=updated)
+
     def ResetPrefixCache(self, request: Any, context: Any) -> admin_pb2.ResetPrefixCacheResponse:
         self._take("ResetPrefixCache", request, context)
         num_kept = 12 if not request.replica else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from blockyard.common.v1 import administration_pb2, status_pb2
@@ -35,6 +36,8 @@ class FakeMemory:
         self.sleep = worker_pb2.SleepInfo()
         self.weights_version = ""
         self.memory_calls: list[tuple[str, Any]] = []
+        self.update = worker_pb2.BeginWeightUpdateRequest()
+        self.is_sent = asyncio.Event()
 
     def _settle(self) -> None:
         stale = STALE if self.sleep.weights_are_stale else READY
@@ -71,3 +74,29 @@ class FakeMemory:
         self.weights_version = request.version
         self._settle()
         yield worker_pb2.ReloadWeightsResponse(reloaded=worker_pb2.ReloadedWeights())
+
+    async def BeginWeightUpdate(self, request: worker_pb2.BeginWeightUpdateRequest, context: Any) -> Any:
+        self._check(READY, STALE)
+        self.memory_calls.append(("BeginWeightUpdate", request.version))
+        self.update, self.is_sent = request, asyncio.Event()
+        self.sleep.weights_are_stale = True
+        self._settle()
+        return worker_pb2.BeginWeightUpdateResponse(order=reversed(range(len(request.tensors))))
+
+    async def UpdateWeights(self, request_iterator: Any, context: Any) -> Any:
+        self._check(STALE)
+        tensors: list[int] = []
+        async for message in request_iterator:
+            if not tensors and message.ticket != self.update.ticket:
+                raise BlockyardError(Reason.PERMISSION_DENIED, "another ticket")
+            tensors.append(message.tensor)
+        self.memory_calls.append(("UpdateWeights", tensors))
+        self.is_sent.set()
+        return worker_pb2.UpdateWeightsResponse(num_tensors=len(tensors))
+
+    async def FinishWeightUpdate(self, request: worker_pb2.FinishWeightUpdateRequest, context: Any) -> Any:
+        await self.is_sent.wait()
+        self.sleep.weights_are_stale = False
+        self.weights_version = request.version
+        self._settle()
+        return worker_pb2.FinishWeightUpdateResponse()

@@ -285,6 +285,13 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
         "blockyard admin …": OPERATE,
         "blockyard top": OPERATE,
     },
+    "docs/guides/sleep.md": {"blockyard admin …": OPERATE},
+    "docs/guides/weights.md": {
+        "blockyard admin …": OPERATE,
+        "from blockyard import update_weights": By(
+            "tests/integration/test_sleep.py::test_answers_are_the_same_through_sleeps"
+        ),
+    },
     "docs/guides/parallel.md": {
         ".venv/bin/blockyard serve --tensor-parallel-size 2": SETTINGS,
         ".venv/bin/python -m worker_service …": SETTINGS,

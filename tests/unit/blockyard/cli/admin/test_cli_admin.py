@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
+from blockyard.admin.v1 import admin_pb2
 from blockyard.cli.admin import commands as admin_commands
 from blockyard.cli.top import command as top_command
 from blockyard.common.v1 import administration_pb2, status_pb2
@@ -250,8 +251,9 @@ def test_help_names_the_commands(capsys: Captured) -> None:
 
 
 def commands_of_the_guide() -> list[list[str]]:
-    """The lines of the guide that call the program, up to a pipe or a comment."""
-    lines = (ROOT / "docs/guides/operate.md").read_text(encoding="utf-8").splitlines()
+    """The lines of the guides that call the program, up to a pipe or a comment."""
+    guides = (ROOT / f"docs/guides/{name}.md" for name in ("operate", "sleep", "weights"))
+    lines = [line for guide in guides for line in guide.read_text(encoding="utf-8").splitlines()]
     told = [line.strip() for line in lines if line.startswith("    blockyard ")]
     called = [line.partition("|")[0].partition("#")[0] for line in told]
     return [shlex.split(line)[1:] for line in called if line.split()[1] in ("admin", "top")]
@@ -272,6 +274,28 @@ def test_what_the_guide_says_works(
 
 def test_the_guide_has_commands() -> None:
     assert len(commands_of_the_guide()) > 10
+
+
+# Memory and weights.
+
+
+def test_sleep_and_wake_tell_what_they_did(admin: FakeAdmin, capsys: Captured) -> None:
+    assert run("admin", "sleep", "0", "--level", "2", "--mode", "abort", "--admin-address", admin.address) == 0
+    assert "gave up 1.0 GiB, and holds 2.0 MiB still" in capsys.readouterr().out
+    wanted = admin_pb2.SleepReplicaRequest(replica="0", level=2, mode=admin_pb2.LEAVE_MODE_ABORT)
+    assert admin.asked == [wanted]
+    assert run("admin", "wake", "--tag", "kv_cache", "--admin-address", admin.address) == 0
+    assert "replica 0 is asleep still: weights" in capsys.readouterr().out
+    assert run("admin", "wake", "--reload", "--admin-address", admin.address) == 0
+    assert "replica 0 is awake" in capsys.readouterr().out
+
+
+def test_an_update_tells_each_replica(admin: FakeAdmin, capsys: Captured) -> None:
+    arguments = ["update", "2", "/models/new", "--replica", "0", "--replica", "1", "--together", "--mode", "wait"]
+    assert run("admin", *arguments, "--admin-address", admin.address) == 0
+    assert capsys.readouterr().out.splitlines() == [f"replica {number} computes with 2" for number in (0, 1)]
+    [request] = admin.asked
+    assert (request.model, request.together, request.mode) == ("/models/new", True, admin_pb2.LEAVE_MODE_WAIT)
 
 
 # Top.

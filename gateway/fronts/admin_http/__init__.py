@@ -1,0 +1,1 @@
+"""vLLM's HTTP calls for operators, on a port of their own."""
