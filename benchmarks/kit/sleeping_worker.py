@@ -32,6 +32,7 @@ from blockyard.service.process import run_process
 from blockyard.settings import load
 from worker_service import server
 from worker_service.config import WorkerConfiguration
+from worker_service.lora.limits import NO_LORAS, LoraLimits
 from worker_service.set_up import CacheFacts, DeviceChoice, SetUp
 from worker_service.step import Step, StepResult, StepTimes
 from worker_service.worker import Worker
@@ -160,6 +161,7 @@ class SleepingWorker(Worker):
         on_progress: Callable[[int, int], None],
         quantization: str = "none",
         load_format: str = "auto",
+        lora_limits: LoraLimits = NO_LORAS,
     ) -> LoadedModel:
         """Reads what the model is called."""
         folder = resolve_model(model, revision, "config")
@@ -173,6 +175,7 @@ class SleepingWorker(Worker):
             weights_digest="",
             parameter_bytes=1,
             quantization=quantization,
+            version="",
         )
         self.set_up = replace(self.set_up, loaded=cast("LoadedModel", loaded))
         return cast("LoadedModel", loaded)
