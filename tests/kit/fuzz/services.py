@@ -19,6 +19,7 @@ from blockyard.worker.v1 import worker_pb2
 from scheduler_service.admin.servicer import AdminServicer
 from scheduler_service.config import SchedulerConfiguration
 from scheduler_service.gateways import codec as gateway_codec
+from scheduler_service.gateways.codec import decode_adapter
 from scheduler_service.server import Server
 from scheduler_service.servicer import SchedulerServicer
 from tests.kit.fakes.fake_worker import FakeWorker, FakeWorkerOptions
@@ -48,7 +49,8 @@ async def _scheduler() -> AsyncIterator[Server]:
         service = replace(
             base.service, scheduler_address=f"unix:{folder}/scheduler", worker_address=f"unix:{folder}/worker"
         )
-        configuration = replace(base, model=replace(base.model, model="fake"), service=service)
+        lora = replace(base.lora, max_loras=2)
+        configuration = replace(base, model=replace(base.model, model="fake"), service=service, lora=lora)
         async with FakeWorker(FakeWorkerOptions(), service.worker_address):
             server = Server(configuration)
             await server.start()
@@ -72,6 +74,10 @@ def _add(number: int) -> scheduler_pb2.AttachRequest:
     add.stop_token_ids.append(99)
     add.max_queue_time.seconds = add.remaining_time.seconds = 5
     add.body_digest = b"d"
+    lora = {"lora_id": 1 + number % 7, "name": f"a{number % 5}", "path": "/adapters/a", "digest": f"{number % 3:064x}"}
+    message.hello.loras.add(**lora)
+    if number % 5 == 0:
+        add.lora.CopyFrom(message.hello.loras[0])
     if number % 3 == 0:
         add.beam_search.width = 3
     if number % 4 == 0:
@@ -96,6 +102,7 @@ async def fuzz_attach_requests(report: Report) -> None:
                 report.outcomes["no message"] += 1
                 continue
             with report.case():
+                service.loras.take_over(map(decode_adapter, changed.hello.loras))
                 servicer._apply(outbox, changed)
             if number % 16 == 0:
                 await asyncio.sleep(0)
