@@ -135,6 +135,18 @@ class WholeSystem:
         self._peak_bytes = max(self._peak_bytes, peak_memory_bytes(pid) if pid else 0)
         return self._peak_bytes
 
+    @property
+    def admin_address(self) -> str:
+        """Where operators reach the gateway."""
+        return self._local.endpoints.admin
+
+    @property
+    def worker_pid(self) -> int:
+        """The first worker's process."""
+        pid = self._supervisor.children[0].pid
+        assert pid is not None
+        return pid
+
     async def run(self, workload: Workload, api: Api = Api.GENERATE) -> Run:
         """Runs a batch."""
         specs = make_requests(workload)

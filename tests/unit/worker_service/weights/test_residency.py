@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,11 +12,11 @@ from safetensors.torch import load_file, save_file
 from blockyard.common.v1 import administration_pb2
 from blockyard.errors import Reason
 from blockyard.worker.v1 import worker_pb2 as pb
+from kernels.cpu.huge_pages import HostArena
 from tests.unit.worker_service.driver import WorkerDriver, fails, new_sequence, running_worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
-    from pathlib import Path
 
 PROMPT = [5, 6, 7, 8, 9, 10]
 WEIGHTS, KV_CACHE = administration_pb2.MEMORY_TAG_WEIGHTS, administration_pb2.MEMORY_TAG_KV_CACHE
@@ -151,3 +152,32 @@ async def test_links_are_followed_before_a_folder_is_allowed(
     error = await fails(reload(kept_worker, lacking))
     assert (error.reason, "model.norm.weight" in error.message) == (Reason.MODEL_NOT_LOADED, True)
     assert (await kept_worker.info()).state == 4
+
+
+def resident_bytes() -> int:
+    """Bytes that this process has in memory, as the system adds its mappings up."""
+    rollup = Path("/proc/self/smaps_rollup").read_text()
+    return 1024 * int(next(line.split()[1] for line in rollup.splitlines() if line.startswith("Rss:")))
+
+
+async def test_memory_falls_by_what_a_level_gives_up(fresh_worker: WorkerDriver, model: Path) -> None:
+    worker = fresh_worker
+    await worker.prepare(model, num_device_blocks=10_000)
+    set_up = worker.server.worker.set_up
+    assert set_up.loaded is not None
+    assert set_up.executor is not None
+    weights, pool = set_up.loaded.arena, set_up.executor.cache.device_pool
+    assert isinstance(weights, HostArena)
+    before = await generate(worker, 1)
+    pool.fill_(1)
+    held = resident_bytes()
+    await sleep(worker, 1)
+    assert held - resident_bytes() >= 0.95 * pool.nbytes > 30 << 20
+    assert any(chunk.any() for chunk in weights.chunks)
+    await sleep(worker, 2)
+    assert not any(chunk[: 1 << 20].any() for chunk in weights.chunks)
+    await wake_up(worker)
+    pool.fill_(1)
+    assert abs(resident_bytes() - held) <= 0.05 * pool.nbytes + (8 << 20)
+    await reload(worker)
+    assert await generate(worker, 2) == before
