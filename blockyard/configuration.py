@@ -77,8 +77,8 @@ class LoadSettings:
 
     load_format: str = option(
         "auto",
-        "where the weights come from; random: made on the device from config.json, for benchmarks, without files",
-        choices=("auto", "random"),
+        "where weights come from; sharded, packed: `blockyard admin save`; random: made on the device, of config.json",
+        choices=("auto", "sharded", "packed", "random"),
     )
 
 
@@ -303,9 +303,9 @@ class WorkerProcessSettings:
     )
     worker_extension: str = option(
         "",
-        "classes that add operations to a worker, package.module:Class with commas between: imported at its start from "
-        "where Python finds modules, and nothing else is",
+        "classes that add operations to a worker, package.module:Class with commas between; nothing else is imported",
     )
+    worker_save_root: str = option("", "folder below which a worker may save its weights; empty: it saves none")
     enable_debug_rpcs: bool = option(False, "answer ChecksumBlocks, for tests")
 
 

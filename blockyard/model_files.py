@@ -64,6 +64,11 @@ def resolve_model(model: str, revision: str, kind: Kind) -> Path:
     return _check(_download(model, revision or "main", kind), f"{model} has no config.json: it is not a language model")
 
 
+def find_companions(folder: Path) -> list[Path]:
+    """Finds the files that belong to a model beside its weights: its configuration and its tokenizer."""
+    return sorted({path for pattern in _PATTERNS["tokenizer"] for path in folder.glob(pattern) if path.is_file()})
+
+
 def model_digest(folder: Path) -> str:
     """Hashes a model's config.json: SHA-256, in hex.
 

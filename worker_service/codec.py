@@ -53,9 +53,8 @@ DTYPES = {
 QUANTIZATIONS = {worker_pb2.QUANTIZATION_UNSPECIFIED: "none", worker_pb2.QUANTIZATION_INT8: "int8"}
 QUANTIZATIONS[worker_pb2.QUANTIZATION_FP8] = "fp8"
 LOAD_FORMATS = {
+    **{number: name.removeprefix("LOAD_FORMAT_").lower() for name, number in worker_pb2.LoadFormat.items()},
     worker_pb2.LOAD_FORMAT_UNSPECIFIED: "auto",
-    worker_pb2.LOAD_FORMAT_AUTO: "auto",
-    worker_pb2.LOAD_FORMAT_RANDOM: "random",
 }
 DEVICE_TYPES = {
     worker_pb2.DEVICE_TYPE_UNSPECIFIED: "auto",

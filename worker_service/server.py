@@ -120,9 +120,9 @@ class Server:
             group=self._settings.worker_group, index=self._settings.worker_index, node=socket.gethostname()
         )
         is_socket = self.address.startswith("unix:")
-        servicer = WorkerServicer(
-            self.worker, worker_id, self._stop_soon, placement, 0 if is_socket else port, self.operations
-        )
+        save_root = Path(self._settings.worker_save_root) if self._settings.worker_save_root else None
+        port = 0 if is_socket else port
+        servicer = WorkerServicer(self.worker, worker_id, self._stop_soon, placement, port, self.operations, save_root)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, self._server)
         self.monitoring.add_health(self._server)
         settings = self._settings

@@ -17,10 +17,12 @@ from worker_service.observe.step_spans import StepSpans
 from worker_service.operations.codec import PROFILE_DETAILS, encode_profile, encode_profile_options
 from worker_service.operations.operations import Operations
 from worker_service.operations.rpcs import OperationsRpcs
-from worker_service.weights.codec import decode_head, decode_tags, encode_tags
+from worker_service.weights.codec import decode_head, decode_save, decode_tags, encode_saved, encode_tags
+from worker_service.weights.saving import Saving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
+    from pathlib import Path
 
     from worker_service.steps.step_stream import StepStream
     from worker_service.worker import Worker
@@ -46,10 +48,12 @@ class WorkerServicer(OperationsRpcs, worker_pb2_grpc.WorkerServiceServicer):
         placement: worker_pb2.Placement | None = None,
         port: int = 0,
         operations: Operations | None = None,
+        save_root: Path | None = None,
     ) -> None:
-        """`port`: where this is reached; 0: at no port, but at a Unix socket. `operations`: None: no extensions."""
+        """`port`: of this; 0: at a Unix socket. `operations`: None: no extensions. `save_root`: see `Saving`."""
         super().__init__(operations or Operations(worker, {}))
         self._worker = worker
+        self._saving = Saving(worker, save_root)
         self._worker_id = worker_id
         self._placement = placement or worker_pb2.Placement()
         self._port = port
@@ -131,7 +135,7 @@ class WorkerServicer(OperationsRpcs, worker_pb2_grpc.WorkerServiceServicer):
     def _end_load(self, load: asyncio.Task[Any]) -> None:
         self._loads.discard(load)
         if not load.cancelled() and (error := load.exception()) is not None:
-            log.error("the model was not loaded", reason=str(error))
+            log.error("weights were not loaded or saved", reason=str(error))
 
     async def Sleep(self, request: worker_pb2.SleepRequest, context: Context) -> Any:
         """Gives memory up."""
@@ -202,6 +206,15 @@ class WorkerServicer(OperationsRpcs, worker_pb2_grpc.WorkerServiceServicer):
                 self._worker.submit(stream, step)
         finally:
             stream.finish()
+
+    async def SaveState(self, request: worker_pb2.SaveStateRequest, context: Context) -> AsyncIterator[Any]:
+        """Saves the weights, and reports its progress."""
+        what = decode_save(request)
+        async for event in self._load(lambda on_progress: self._saving.save(*what, on_progress)):
+            if isinstance(event, worker_pb2.LoadProgress):
+                yield worker_pb2.SaveStateResponse(progress=event)
+            else:
+                yield worker_pb2.SaveStateResponse(saved=encode_saved(event))
 
     async def AddLora(self, request: worker_pb2.AddLoraRequest, context: Context) -> Any:
         """Reads an adapter."""

@@ -83,8 +83,10 @@ class Worker:
         lora_root: Path | None = None,
         make_membership: Callable[[DeviceThread, str], Membership] = Membership,
     ) -> None:
-        """`model_root`: see `Residency`. `lora_root`: see `Adapters`. `make_membership`: is given the device thread and
-        the incarnation."""
+        """`model_root`, `lora_root`: see `Residency`, `Adapters`.
+
+        `make_membership` is given the device thread and the incarnation.
+        """
         self.incarnation = secrets.token_hex(8)
         self.set_up = SetUp()
         self.is_draining = False

@@ -16,8 +16,11 @@ from scheduler_service.admin.fan_out import ask_each
 from scheduler_service.admin.lora_codec import encode_lora
 from scheduler_service.admin.operations_codec import (
     decode_mode,
+    decode_save,
     decode_update,
     decode_wanted_tags,
+    encode_save_progress,
+    encode_saved,
     encode_update_event,
 )
 from scheduler_service.admin.state_dump_codec import encode_state
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from blockyard.common.v1 import administration_pb2
+    from scheduler_service.operations.saving_link import Progress
     from scheduler_service.replicas.engine import Engine
     from scheduler_service.replicas.rank import Rank
     from scheduler_service.service import SchedulerService
@@ -119,6 +123,22 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         engines = [self._find(name) for name in dict.fromkeys(request.replicas)] or list(self._service.engines)
         async for event in updates.update(self._service.operations, engines, decode_update(request)):
             yield encode_update_event(event)
+
+    async def SaveState(  # type: ignore[override]
+        self, request: admin_pb2.SaveStateRequest, context: Any
+    ) -> AsyncIterator[admin_pb2.SaveStateResponse]:
+        """Has a replica save its weights, and reports its progress."""
+        what, mode = decode_save(request), decode_mode(request.mode)
+        events: asyncio.Queue[Progress | None] = asyncio.Queue()
+        work = self._service.operations.save(self._find(request.replica), what, mode, events.put_nowait)
+        task = asyncio.create_task(work)
+        task.add_done_callback(lambda _: events.put_nowait(None))
+        try:
+            while (progress := await events.get()) is not None:
+                yield encode_save_progress(progress)
+            yield encode_saved(task.result())
+        finally:
+            task.cancel()
 
     async def ResetPrefixCache(  # type: ignore[override]
         self, request: admin_pb2.ResetPrefixCacheRequest, context: Any

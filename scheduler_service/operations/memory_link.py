@@ -39,7 +39,8 @@ def encode_tags(tags: Iterable[MemoryTag]) -> list[administration_pb2.MemoryTag.
 
 
 @contextmanager
-def _named(rank: Rank) -> Generator[None]:
+def named(rank: Rank) -> Generator[None]:
+    """Names the worker in what it refuses."""
     try:
         yield
     except BlockyardError as error:
@@ -49,14 +50,14 @@ def _named(rank: Rank) -> Generator[None]:
 
 async def sleep(rank: Rank, level: int) -> MemoryUse:
     """Has a worker give all its memory up."""
-    with _named(rank):
+    with named(rank):
         answer = await rank.link.call("Sleep", worker_pb2.SleepRequest(level=level), MEMORY_SECONDS)
     return MemoryUse(answer.freed_bytes, answer.used_bytes)
 
 
 async def wake_up(rank: Rank, tags: Iterable[MemoryTag]) -> None:
     """Has a worker take memory again."""
-    with _named(rank):
+    with named(rank):
         await rank.link.call("WakeUp", worker_pb2.WakeUpRequest(tags=encode_tags(tags)), MEMORY_SECONDS)
 
 
@@ -65,18 +66,18 @@ async def begin_update(rank: Rank, version: str, heads: Sequence[bytes], ticket:
     request = worker_pb2.BeginWeightUpdateRequest(
         version=version, tensors=map(administration_pb2.TensorHead.FromString, heads), ticket=ticket
     )
-    with _named(rank):
+    with named(rank):
         return list((await rank.link.call("BeginWeightUpdate", request, MEMORY_SECONDS)).order)
 
 
 async def finish_update(rank: Rank, version: str) -> None:
     """Waits until a worker has all tensors of an update, and computes with them."""
-    with _named(rank):
+    with named(rank):
         request = worker_pb2.FinishWeightUpdateRequest(version=version)
         await rank.link.call("FinishWeightUpdate", request, UPDATE_SECONDS)
 
 
 async def reload(rank: Rank, source: WeightsSource) -> None:
     """Has a worker load its weights anew."""
-    with _named(rank):
+    with named(rank):
         await rank.link.reload_weights(source)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.telemetry import EventLogger
-from scheduler_service.operations import memory_link
+from scheduler_service.operations import memory_link, saving_link
 from scheduler_service.replicas.drain import Leaving
 from scheduler_service.replicas.facts import MemoryTag, WorkerState
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from scheduler_service.operations.memory_link import MemoryUse
+    from scheduler_service.operations.saving_link import Progress, Saved, SaveRequest
     from scheduler_service.replicas.engine import Engine
     from scheduler_service.replicas.rank import Rank
     from scheduler_service.requests.dispatcher import Dispatcher
@@ -33,6 +34,7 @@ LEVELS = (1, 2)
 STREAM_END_SECONDS = 30.0
 POLL_SECONDS = 0.01
 ASLEEP, STALE = "asleep", "awake, and its weights have to be loaded anew"
+SAVING = "saving its weights"
 T = TypeVar("T")
 
 
@@ -111,6 +113,26 @@ class Operations:
         """Has each worker take the memory of these tags that it has given up."""
         due = [rank for rank in ranks if rank.worker is not None and rank.worker.sleep.asleep & tags]
         await each(due, lambda rank: memory_link.wake_up(rank, tags))
+
+    async def save(
+        self, engine: Engine, request: SaveRequest, mode: Mode, on_progress: Callable[[Progress], None]
+    ) -> list[Saved]:
+        """Has all workers of a replica save their weights; returns what each has saved, by rank.
+
+        The replica has no requests meanwhile, and takes them again afterwards unless it had none before.
+
+        Raises BlockyardError: WRONG_STATE while something else is done to the replica; what a worker says, once all
+        have answered.
+        """
+        with self.alone(engine, "SaveState"), self.goes_on(engine):
+            if engine.drain.is_wanted:
+                await engine.drain.wait_until_done()
+            else:
+                await self.leave(engine, mode, SAVING)
+            saved = await each(engine.replica.ranks, lambda rank: saving_link.save(rank, request, on_progress))
+        num_bytes = sum(worker.num_bytes for worker in saved)
+        log.info("a replica is saved", replica_id=engine.replica_id, folder=request.folder, bytes=num_bytes)
+        return saved
 
     # Requests.
 

@@ -74,7 +74,6 @@ _QUANTIZATIONS = {
     "int8": worker_pb2.QUANTIZATION_INT8,
     "fp8": worker_pb2.QUANTIZATION_FP8,
 }
-_LOAD_FORMATS = {"auto": worker_pb2.LOAD_FORMAT_UNSPECIFIED, "random": worker_pb2.LOAD_FORMAT_RANDOM}
 _STATE_PREFIX = "WORKER_STATE_"
 _KIND_PREFIX = "COLLECTIVES_KIND_"
 
@@ -280,7 +279,7 @@ def encode_load_model(model: str, revision: str, quantization: str, load_format:
         model=model,
         revision=revision,
         quantization=_QUANTIZATIONS[quantization],
-        format=_LOAD_FORMATS[load_format],
+        format=worker_pb2.LoadFormat.Value(f"LOAD_FORMAT_{load_format.upper()}"),
     )
 
 

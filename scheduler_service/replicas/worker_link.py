@@ -213,6 +213,12 @@ class WorkerLink:
         with _translated():
             return _read(await getattr(self._stub, method)(request, timeout=seconds))
 
+    async def stream(self, method: str, request: Any) -> AsyncIterator[Any]:
+        """Makes a call that answers more than once, by its name."""
+        with _translated():
+            async for message in getattr(self._stub, method)(request):
+                yield _read(message)
+
     async def shutdown(self, reason: str) -> None:
         """Tells the worker to end its process."""
         with _translated():

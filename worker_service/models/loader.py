@@ -28,6 +28,7 @@ from worker_service.models.packed_files import (
     write_pack,
 )
 from worker_service.models.random_weights import RandomWeights
+from worker_service.models.sharded_files import ShardedFiles
 from worker_service.models.weight_files import WeightFiles
 
 if TYPE_CHECKING:
@@ -103,8 +104,8 @@ def load_model(
         on_progress: called with (bytes read, bytes in all) after each tensor.
         kernels: one of `kernels.select.CPU_KERNELS` or `GPU_KERNELS`, by the device.
         quantization: one of `kernels.select.QUANTIZATIONS`.
-        load_format: "auto"; "packed" for what was saved so; or "random" for weights that are made on the device, of a
-            folder that has none.
+        load_format: "auto"; "sharded" or "packed" for what was saved so; or "random" for weights that are made on the
+            device, of a folder that has none.
         parallel: this rank's place; its share of the weights is loaded.
         batch_invariant: whether a GPU shall give a row the same bits in every step.
         can_sleep: whether a GPU's memory shall be such that it can be given up; a processor's always can.
@@ -126,7 +127,7 @@ def load_model(
     pack = target.find_pack(packed_cache)
     loaded = _load_packed(pack, target, on_progress) if pack else None
     if loaded is None:
-        loaded = target.build(open_weights(config, folder, device, load_format, on_progress))
+        loaded = target.build(open_weights(config, folder, device, load_format, on_progress, parallel))
         if pack and pack.is_cached:
             _write_cached(pack, loaded)
     return loaded
@@ -242,9 +243,16 @@ def _log_doubts(load_format: str, unread: Sequence[str]) -> None:
 
 
 def open_weights(
-    config: ModelConfig, folder: Path, device: torch.device, load_format: str, on_progress: Callable[[int, int], None]
+    config: ModelConfig,
+    folder: Path,
+    device: torch.device,
+    load_format: str,
+    on_progress: Callable[[int, int], None],
+    parallel: Parallel = ALONE,
 ) -> WeightFiles | RandomWeights:
-    """Opens the weights of a folder, or random ones; raises BlockyardError MODEL_NOT_LOADED."""
+    """Opens a folder's weights, of sharded ones a rank's, or random ones; raises BlockyardError MODEL_NOT_LOADED."""
+    if load_format == "sharded":
+        return ShardedFiles(folder, parallel, on_progress)
     if load_format == "random":
         return RandomWeights(config, device, on_progress)
     return WeightFiles(folder, on_progress)

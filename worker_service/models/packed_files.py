@@ -98,7 +98,7 @@ def _size_and_time(path: Path) -> tuple[int, int]:
 
 def pack_name(rank: int) -> str:
     """Returns the name of a rank's file in a folder of packed weights."""
-    return f"packed-rank-{rank}.bin"
+    return f"model-rank-{rank}.packed"
 
 
 def cached_path(cache: Path, key: Key, folder: Path) -> Path:

@@ -242,6 +242,10 @@ def _find_shards(folder: Path) -> list[Path]:
 def _advice(folder: Path) -> str:
     """Says what to do with a folder that has no safetensors weights."""
     suffixes = {path.suffix for path in folder.iterdir()}
+    if any(folder.glob("sharded-rank-*.json")):
+        return "it holds sharded state: load it with --load-format sharded"
+    if ".packed" in suffixes:
+        return "it holds packed weights: load them with --load-format packed"
     if ".gguf" in suffixes:
         return "GGUF files are not supported; take the model's safetensors version"
     if suffixes & {".bin", ".pt", ".pth"}:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from worker_service.set_up import SleepState
+    from worker_service.weights.saving import Saved
 
 TAGS = {
     administration_pb2.MEMORY_TAG_WEIGHTS: MemoryTag.WEIGHTS,
@@ -24,6 +25,12 @@ TAGS = {
 def decode_head(message: administration_pb2.TensorHead) -> TensorHead:
     """Decodes a tensor's head."""
     return TensorHead(message.name, message.dtype, tuple(message.shape), message.sha256)
+
+
+STATE_FORMATS = {
+    administration_pb2.STATE_FORMAT_SHARDED: "sharded",
+    administration_pb2.STATE_FORMAT_PACKED: "packed",
+}
 
 
 def decode_tags(numbers: Iterable[int]) -> frozenset[MemoryTag]:
@@ -39,6 +46,18 @@ def decode_tags(numbers: Iterable[int]) -> frozenset[MemoryTag]:
 def encode_tags(tags: Iterable[MemoryTag]) -> list[administration_pb2.MemoryTag.ValueType]:
     """Encodes tags, in the order of their numbers."""
     return sorted(number for number, tag in TAGS.items() if tag in tags)
+
+
+def decode_save(request: worker_pb2.SaveStateRequest) -> tuple[str, str, int]:
+    """Decodes format, folder and bytes of a file; raises BlockyardError FIELD_INVALID for an unknown format."""
+    if request.format not in STATE_FORMATS:
+        raise invalid([Violation("format", "must be STATE_FORMAT_SHARDED or STATE_FORMAT_PACKED")])
+    return STATE_FORMATS[request.format], request.folder, request.max_file_bytes
+
+
+def encode_saved(saved: Saved) -> administration_pb2.SavedState:
+    """Encodes what was saved."""
+    return administration_pb2.SavedState(folder=saved.folder, files=saved.files, num_bytes=saved.num_bytes)
 
 
 def encode_sleep(state: SleepState) -> worker_pb2.SleepInfo:

@@ -627,6 +627,104 @@ class UpdatedReplica(_message.Message):
 Global___UpdatedReplica: _TypeAlias = UpdatedReplica  # noqa: Y015
 
 @_typing.final
+class SaveStateRequest(_message.Message):
+    """Asks to save a replica's weights."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
+    FOLDER_FIELD_NUMBER: _builtins.int
+    MAX_FILE_BYTES_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    """Which."""
+    format: _administration_pb2.StateFormat.ValueType
+    """As what."""
+    folder: _builtins.str
+    """A new folder: relative to the workers' --worker-save-root, or a path below it."""
+    max_file_bytes: _builtins.int
+    """Bytes of a file at most, where there are many; 0: 5 GB."""
+    mode: Global___LeaveMode.ValueType
+    """What becomes of the replica's requests."""
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+        format: _administration_pb2.StateFormat.ValueType = ...,
+        folder: _builtins.str = ...,
+        max_file_bytes: _builtins.int = ...,
+        mode: Global___LeaveMode.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["folder", b"folder", "format", b"format", "max_file_bytes", b"max_file_bytes", "mode", b"mode", "replica", b"replica"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SaveStateRequest: _TypeAlias = SaveStateRequest  # noqa: Y015
+
+@_typing.final
+class SaveStateResponse(_message.Message):
+    """How far it is, then what was saved."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def progress(self) -> Global___SaveProgress:
+        """As it goes: at a worker that has something new to tell."""
+
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[_administration_pb2.SavedState]:
+        """Last, once: what each worker saved, by rank."""
+
+    def __init__(
+        self,
+        *,
+        progress: Global___SaveProgress | None = ...,
+        workers: _abc.Iterable[_administration_pb2.SavedState] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SaveStateResponse: _TypeAlias = SaveStateResponse  # noqa: Y015
+
+@_typing.final
+class SaveProgress(_message.Message):
+    """How far one worker is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    DONE_BYTES_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    """Its rank."""
+    done_bytes: _builtins.int
+    """Bytes done."""
+    total_bytes: _builtins.int
+    """Bytes in all."""
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        done_bytes: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done_bytes", b"done_bytes", "rank", b"rank", "total_bytes", b"total_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SaveProgress: _TypeAlias = SaveProgress  # noqa: Y015
+
+@_typing.final
 class ResetPrefixCacheRequest(_message.Message):
     """Asks to forget prefixes."""
 

@@ -79,6 +79,11 @@ class AdminServiceStub(object):
                 request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.UpdateWeightsRequest.SerializeToString,
                 response_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.UpdateWeightsResponse.FromString,
                 _registered_method=True)
+        self.SaveState = channel.unary_stream(
+                '/blockyard.admin.v1.AdminService/SaveState',
+                request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.SaveStateRequest.SerializeToString,
+                response_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.SaveStateResponse.FromString,
+                _registered_method=True)
         self.ResetPrefixCache = channel.unary_unary(
                 '/blockyard.admin.v1.AdminService/ResetPrefixCache',
                 request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.SerializeToString,
@@ -208,6 +213,14 @@ class AdminServiceServicer(object):
         tensors to the workers themselves as it is told. A replica leaves its requests, as the mode says, and takes them
         again with the new weights, and with an empty prefix cache; then it is the next one's turn. What breaks off leaves a
         replica stale, which takes no requests: another update heals it, or WakeReplica with `reload`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SaveState(self, request, context):
+        """Has all workers of a replica save their weights in a new folder below their --worker-save-root, each its own, once the
+        replica has nothing left: its requests end, go on elsewhere or afterwards, as the mode says. Tells its progress.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -345,6 +358,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.UpdateWeights,
                     request_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.UpdateWeightsRequest.FromString,
                     response_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.UpdateWeightsResponse.SerializeToString,
+            ),
+            'SaveState': grpc.unary_stream_rpc_method_handler(
+                    servicer.SaveState,
+                    request_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.SaveStateRequest.FromString,
+                    response_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.SaveStateResponse.SerializeToString,
             ),
             'ResetPrefixCache': grpc.unary_unary_rpc_method_handler(
                     servicer.ResetPrefixCache,
@@ -628,6 +646,33 @@ class AdminService(object):
             '/blockyard.admin.v1.AdminService/UpdateWeights',
             blockyard_dot_admin_dot_v1_dot_admin__pb2.UpdateWeightsRequest.SerializeToString,
             blockyard_dot_admin_dot_v1_dot_admin__pb2.UpdateWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SaveState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/blockyard.admin.v1.AdminService/SaveState',
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.SaveStateRequest.SerializeToString,
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.SaveStateResponse.FromString,
             options,
             channel_credentials,
             insecure,

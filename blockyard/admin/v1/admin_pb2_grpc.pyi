@@ -66,6 +66,10 @@ class AdminServiceStub:
     again with the new weights, and with an empty prefix cache; then it is the next one's turn. What breaks off leaves a
     replica stale, which takes no requests: another update heals it, or WakeReplica with `reload`.
     """
+    SaveState: _grpc.UnaryStreamMultiCallable[_admin_pb2.SaveStateRequest, _admin_pb2.SaveStateResponse]
+    """Has all workers of a replica save their weights in a new folder below their --worker-save-root, each its own, once the
+    replica has nothing left: its requests end, go on elsewhere or afterwards, as the mode says. Tells its progress.
+    """
     ResetPrefixCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResetPrefixCacheRequest, _admin_pb2.ResetPrefixCacheResponse]
     """Forgets what prefix caches hold, on the device and in the swap pool. Blocks that sequences use stay, and are found
     afterwards too: once these have ended, or the replica is drained, another reset finds them.
@@ -139,6 +143,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     tensors to the workers themselves as it is told. A replica leaves its requests, as the mode says, and takes them
     again with the new weights, and with an empty prefix cache; then it is the next one's turn. What breaks off leaves a
     replica stale, which takes no requests: another update heals it, or WakeReplica with `reload`.
+    """
+    SaveState: _aio.UnaryStreamMultiCallable[_admin_pb2.SaveStateRequest, _admin_pb2.SaveStateResponse]  # type: ignore[assignment]
+    """Has all workers of a replica save their weights in a new folder below their --worker-save-root, each its own, once the
+    replica has nothing left: its requests end, go on elsewhere or afterwards, as the mode says. Tells its progress.
     """
     ResetPrefixCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResetPrefixCacheRequest, _admin_pb2.ResetPrefixCacheResponse]  # type: ignore[assignment]
     """Forgets what prefix caches hold, on the device and in the swap pool. Blocks that sequences use stay, and are found
@@ -258,6 +266,16 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         tensors to the workers themselves as it is told. A replica leaves its requests, as the mode says, and takes them
         again with the new weights, and with an empty prefix cache; then it is the next one's turn. What breaks off leaves a
         replica stale, which takes no requests: another update heals it, or WakeReplica with `reload`.
+        """
+
+    @_abc_1.abstractmethod
+    def SaveState(
+        self,
+        request: _admin_pb2.SaveStateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.SaveStateResponse], _abc.AsyncIterator[_admin_pb2.SaveStateResponse]]:
+        """Has all workers of a replica save their weights in a new folder below their --worker-save-root, each its own, once the
+        replica has nothing left: its requests end, go on elsewhere or afterwards, as the mode says. Tells its progress.
         """
 
     @_abc_1.abstractmethod

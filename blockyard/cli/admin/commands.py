@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from blockyard.admin.v1 import admin_pb2
-from blockyard.cli.admin import memory, tables
+from blockyard.cli.admin import memory, saving, tables
 from blockyard.cli.admin.link import DEFAULT_ADMIN_ADDRESS, AdminAddress, AsJson, Replica, admin_api, as_json
 from blockyard.cli.connection import with_connection
 from blockyard.common.v1 import administration_pb2, status_pb2
@@ -30,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for command in (memory.sleep, memory.wake, memory.update):
+for command in (memory.sleep, memory.wake, memory.update, saving.save):
     app.command()(command)
 
 GATEWAY = "gateway"

@@ -103,6 +103,30 @@ MEMORY_TAG_KV_CACHE: MemoryTag.ValueType  # 2
 """The pools of blocks."""
 Global___MemoryTag: _TypeAlias = MemoryTag  # noqa: Y015
 
+class _StateFormat:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _StateFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StateFormat.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    STATE_FORMAT_UNSPECIFIED: _StateFormat.ValueType  # 0
+    """Not said: an error where one is asked for."""
+    STATE_FORMAT_SHARDED: _StateFormat.ValueType  # 1
+    """Each rank's parts of the tensors, in safetensors files: for any kernels, dtype and quantization, and the same layout."""
+    STATE_FORMAT_PACKED: _StateFormat.ValueType  # 2
+    """As they lie in memory: read fastest, by the same version of Blockyard with the same kernels and settings alone."""
+
+class StateFormat(_StateFormat, metaclass=_StateFormatEnumTypeWrapper):
+    """What weights are saved as."""
+
+STATE_FORMAT_UNSPECIFIED: StateFormat.ValueType  # 0
+"""Not said: an error where one is asked for."""
+STATE_FORMAT_SHARDED: StateFormat.ValueType  # 1
+"""Each rank's parts of the tensors, in safetensors files: for any kernels, dtype and quantization, and the same layout."""
+STATE_FORMAT_PACKED: StateFormat.ValueType  # 2
+"""As they lie in memory: read fastest, by the same version of Blockyard with the same kernels and settings alone."""
+Global___StateFormat: _TypeAlias = StateFormat  # noqa: Y015
+
 @_typing.final
 class ProfileOptions(_message.Message):
     """What to profile, and how much of it."""
@@ -200,3 +224,35 @@ class TensorHead(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TensorHead: _TypeAlias = TensorHead  # noqa: Y015
+
+@_typing.final
+class SavedState(_message.Message):
+    """What one worker has saved."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FOLDER_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    folder: _builtins.str
+    """The folder, on the worker's machine."""
+    num_bytes: _builtins.int
+    """Their bytes."""
+    @_builtins.property
+    def files(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The names of the files that this worker wrote."""
+
+    def __init__(
+        self,
+        *,
+        folder: _builtins.str = ...,
+        files: _abc.Iterable[_builtins.str] | None = ...,
+        num_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files", "folder", b"folder", "num_bytes", b"num_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SavedState: _TypeAlias = SavedState  # noqa: Y015

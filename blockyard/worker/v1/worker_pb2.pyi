@@ -114,6 +114,10 @@ class _LoadFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LoadFormat
     """The safetensors files of the model's folder."""
     LOAD_FORMAT_RANDOM: _LoadFormat.ValueType  # 2
     """Made on the device from config.json, no files: the same numbers for the same tensor's name and shape, and no sense."""
+    LOAD_FORMAT_SHARDED: _LoadFormat.ValueType  # 3
+    """What SaveState wrote as STATE_FORMAT_SHARDED, for the same rank of the same layout."""
+    LOAD_FORMAT_PACKED: _LoadFormat.ValueType  # 4
+    """What SaveState wrote as STATE_FORMAT_PACKED; where that cannot be used here, as LOAD_FORMAT_AUTO."""
 
 class LoadFormat(_LoadFormat, metaclass=_LoadFormatEnumTypeWrapper):
     """Where a model's weights come from."""
@@ -124,6 +128,10 @@ LOAD_FORMAT_AUTO: LoadFormat.ValueType  # 1
 """The safetensors files of the model's folder."""
 LOAD_FORMAT_RANDOM: LoadFormat.ValueType  # 2
 """Made on the device from config.json, no files: the same numbers for the same tensor's name and shape, and no sense."""
+LOAD_FORMAT_SHARDED: LoadFormat.ValueType  # 3
+"""What SaveState wrote as STATE_FORMAT_SHARDED, for the same rank of the same layout."""
+LOAD_FORMAT_PACKED: LoadFormat.ValueType  # 4
+"""What SaveState wrote as STATE_FORMAT_PACKED; where that cannot be used here, as LOAD_FORMAT_AUTO."""
 Global___LoadFormat: _TypeAlias = LoadFormat  # noqa: Y015
 
 class _KvKind:
@@ -2488,6 +2496,68 @@ class CallExtensionResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CallExtensionResponse: _TypeAlias = CallExtensionResponse  # noqa: Y015
+
+@_typing.final
+class SaveStateRequest(_message.Message):
+    """Asks to save the weights."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORMAT_FIELD_NUMBER: _builtins.int
+    FOLDER_FIELD_NUMBER: _builtins.int
+    MAX_FILE_BYTES_FIELD_NUMBER: _builtins.int
+    format: _administration_pb2.StateFormat.ValueType
+    """As what."""
+    folder: _builtins.str
+    """A new folder: relative to --worker-save-root, or a path below it. The ranks of a group may name the same one."""
+    max_file_bytes: _builtins.int
+    """Bytes of a file at most, where there are many; 0: 5 GB."""
+    def __init__(
+        self,
+        *,
+        format: _administration_pb2.StateFormat.ValueType = ...,
+        folder: _builtins.str = ...,
+        max_file_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["folder", b"folder", "format", b"format", "max_file_bytes", b"max_file_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SaveStateRequest: _TypeAlias = SaveStateRequest  # noqa: Y015
+
+@_typing.final
+class SaveStateResponse(_message.Message):
+    """How far it is, then what was saved."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    SAVED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def progress(self) -> Global___LoadProgress:
+        """As it goes."""
+
+    @_builtins.property
+    def saved(self) -> _administration_pb2.SavedState:
+        """Last, once."""
+
+    def __init__(
+        self,
+        *,
+        progress: Global___LoadProgress | None = ...,
+        saved: _administration_pb2.SavedState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "progress", b"progress", "saved", b"saved"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "progress", b"progress", "saved", b"saved"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["progress", "saved"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___SaveStateResponse: _TypeAlias = SaveStateResponse  # noqa: Y015
 
 @_typing.final
 class StartProfileRequest(_message.Message):

@@ -157,6 +157,11 @@ class WorkerServiceStub(object):
                 request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.CallExtensionRequest.SerializeToString,
                 response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.CallExtensionResponse.FromString,
                 _registered_method=True)
+        self.SaveState = channel.unary_stream(
+                '/blockyard.worker.v1.WorkerService/SaveState',
+                request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.SaveStateRequest.SerializeToString,
+                response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.SaveStateResponse.FromString,
+                _registered_method=True)
         self.StartProfile = channel.unary_unary(
                 '/blockyard.worker.v1.WorkerService/StartProfile',
                 request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.StartProfileRequest.SerializeToString,
@@ -381,6 +386,15 @@ class WorkerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SaveState(self, request, context):
+        """Writes this rank's weights into a new folder below --worker-save-root, telling its progress; without that setting:
+        FEATURE_DISABLED. Whole or not at all: of a save that fails (NEVER_FITS where the disk is full) no file is left. A
+        worker that loads the folder computes the same bits. LOADED, CACHE_READY.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def StartProfile(self, request, context):
         """Begins to record what steps do, between two of them. A profile that ended and was not fetched is discarded; while one
         is recorded: WRONG_STATE. CACHE_READY, RUNNING.
@@ -541,6 +555,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.CallExtension,
                     request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.CallExtensionRequest.FromString,
                     response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.CallExtensionResponse.SerializeToString,
+            ),
+            'SaveState': grpc.unary_stream_rpc_method_handler(
+                    servicer.SaveState,
+                    request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.SaveStateRequest.FromString,
+                    response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.SaveStateResponse.SerializeToString,
             ),
             'StartProfile': grpc.unary_unary_rpc_method_handler(
                     servicer.StartProfile,
@@ -1219,6 +1238,33 @@ class WorkerService(object):
             '/blockyard.worker.v1.WorkerService/CallExtension',
             blockyard_dot_worker_dot_v1_dot_worker__pb2.CallExtensionRequest.SerializeToString,
             blockyard_dot_worker_dot_v1_dot_worker__pb2.CallExtensionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SaveState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/blockyard.worker.v1.WorkerService/SaveState',
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.SaveStateRequest.SerializeToString,
+            blockyard_dot_worker_dot_v1_dot_worker__pb2.SaveStateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -122,6 +122,11 @@ class WorkerServiceStub:
     unknown one: FIELD_INVALID, with a list; one that takes longer than it may: OPERATION_DEADLINE, and it is given up if
     it has not begun; one that fails: EXTENSION_FAILED. LOADED, CACHE_READY, RUNNING.
     """
+    SaveState: _grpc.UnaryStreamMultiCallable[_worker_pb2.SaveStateRequest, _worker_pb2.SaveStateResponse]
+    """Writes this rank's weights into a new folder below --worker-save-root, telling its progress; without that setting:
+    FEATURE_DISABLED. Whole or not at all: of a save that fails (NEVER_FITS where the disk is full) no file is left. A
+    worker that loads the folder computes the same bits. LOADED, CACHE_READY.
+    """
     StartProfile: _grpc.UnaryUnaryMultiCallable[_worker_pb2.StartProfileRequest, _worker_pb2.StartProfileResponse]
     """Begins to record what steps do, between two of them. A profile that ended and was not fetched is discarded; while one
     is recorded: WRONG_STATE. CACHE_READY, RUNNING.
@@ -232,6 +237,11 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """Does an operation of an extension that the process was started with (--worker-extension), between two steps. An
     unknown one: FIELD_INVALID, with a list; one that takes longer than it may: OPERATION_DEADLINE, and it is given up if
     it has not begun; one that fails: EXTENSION_FAILED. LOADED, CACHE_READY, RUNNING.
+    """
+    SaveState: _aio.UnaryStreamMultiCallable[_worker_pb2.SaveStateRequest, _worker_pb2.SaveStateResponse]  # type: ignore[assignment]
+    """Writes this rank's weights into a new folder below --worker-save-root, telling its progress; without that setting:
+    FEATURE_DISABLED. Whole or not at all: of a save that fails (NEVER_FITS where the disk is full) no file is left. A
+    worker that loads the folder computes the same bits. LOADED, CACHE_READY.
     """
     StartProfile: _aio.UnaryUnaryMultiCallable[_worker_pb2.StartProfileRequest, _worker_pb2.StartProfileResponse]  # type: ignore[assignment]
     """Begins to record what steps do, between two of them. A profile that ended and was not fetched is discarded; while one
@@ -484,6 +494,17 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Does an operation of an extension that the process was started with (--worker-extension), between two steps. An
         unknown one: FIELD_INVALID, with a list; one that takes longer than it may: OPERATION_DEADLINE, and it is given up if
         it has not begun; one that fails: EXTENSION_FAILED. LOADED, CACHE_READY, RUNNING.
+        """
+
+    @_abc_1.abstractmethod
+    def SaveState(
+        self,
+        request: _worker_pb2.SaveStateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_worker_pb2.SaveStateResponse], _abc.AsyncIterator[_worker_pb2.SaveStateResponse]]:
+        """Writes this rank's weights into a new folder below --worker-save-root, telling its progress; without that setting:
+        FEATURE_DISABLED. Whole or not at all: of a save that fails (NEVER_FITS where the disk is full) no file is left. A
+        worker that loads the folder computes the same bits. LOADED, CACHE_READY.
         """
 
     @_abc_1.abstractmethod

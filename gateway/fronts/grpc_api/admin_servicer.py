@@ -159,6 +159,17 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         """Wakes a replica."""
         return await self._pass_on("WakeReplica", request, OPERATION_TIMEOUT_SECONDS)
 
+    async def SaveState(  # type: ignore[override]
+        self, request: admin_pb2.SaveStateRequest, context: Any
+    ) -> AsyncIterator[admin_pb2.SaveStateResponse]:
+        """Has a replica save its weights."""
+        _note("SaveState")
+        try:
+            async for event in self._stub().SaveState(request, timeout=OPERATION_TIMEOUT_SECONDS):
+                yield event
+        except grpc.RpcError as error:
+            raise _from_scheduler(error) from None
+
     async def ResetPrefixCache(  # type: ignore[override]
         self, request: admin_pb2.ResetPrefixCacheRequest, context: Any
     ) -> admin_pb2.ResetPrefixCacheResponse:

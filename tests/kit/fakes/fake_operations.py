@@ -21,11 +21,20 @@ class FakeOperations:
     # Given piece by piece.
     profile_pieces: tuple[bytes, ...] = (b"one", b"two", b"three")
     is_profiling = False
+    # What a save fails with.
+    save_refusal: BlockyardError | None = None
     log_level = administration_pb2.LOG_LEVEL_INFO
     # What extensions were asked.
     called: tuple[worker_pb2.CallExtensionRequest, ...] = ()
     refuses_extensions = hangs_in_extensions = False
     group_report = operations_pb2.GroupReport()
+
+    async def SaveState(self, request: worker_pb2.SaveStateRequest, context: Any) -> AsyncIterator[Any]:
+        yield worker_pb2.SaveStateResponse(progress=worker_pb2.LoadProgress(done_bytes=1, total_bytes=2))
+        if self.save_refusal is not None:
+            raise self.save_refusal
+        saved = administration_pb2.SavedState(folder=f"/root/{request.folder}", files=["a"], num_bytes=2)
+        yield worker_pb2.SaveStateResponse(saved=saved)
 
     async def StartProfile(self, request: worker_pb2.StartProfileRequest, context: Any) -> Any:
         if self.is_profiling:

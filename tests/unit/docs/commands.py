@@ -286,6 +286,7 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
         "blockyard top": OPERATE,
     },
     "docs/guides/sleep.md": {"blockyard admin …": OPERATE},
+    "docs/guides/saving.md": {"blockyard serve …": SETTINGS, "blockyard admin …": OPERATE},
     "docs/guides/weights.md": {
         "blockyard admin …": OPERATE,
         "from blockyard import update_weights": By(

@@ -193,6 +193,7 @@ async def running_worker(
     """
     common = {"enable_debug_rpcs": True, "num_threads": 1, "worker_device": "cpu", "worker_address": f"unix:{folder}/w"}
     common["worker_extension"] = "tests.kit.worker_extension:Example"
+    common["worker_save_root"] = str(folder / "saved")
     server = Server(
         WorkerConfiguration(worker=WorkerSettings(**common | settings), internal=internal or InternalSecuritySettings())
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import secrets
 import shutil
 import threading
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import grpc
 import pytest
 import torch
 
-from blockyard.common.v1 import operations_pb2, status_pb2
+from blockyard.common.v1 import administration_pb2, operations_pb2, status_pb2
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.worker.v1 import worker_pb2 as pb
 from tests.unit.worker_service.driver import BLOCK_SIZE, WorkerDriver, fails, running_worker
@@ -32,6 +33,7 @@ LEGAL = {
     "ChecksumBlocks": {"CACHE_READY", "RUNNING"},
     "StartProfile": {"CACHE_READY", "RUNNING"},
     "StopProfile": {"CACHE_READY", "RUNNING"},
+    "SaveState": {"LOADED", "CACHE_READY"},
     "Sleep": {"CACHE_READY", "SLEEPING"},
     "WakeUp": {"SLEEPING", "STALE"},
     "ReloadWeights": {"CACHE_READY", "STALE"},
@@ -84,6 +86,7 @@ async def call(worker: WorkerDriver, name: str, model: Path) -> None:
         "ExecuteModel": pb.ExecuteModelRequest(epoch=9, step_id=1),
         "StartProfile": pb.StartProfileRequest(),
         "StopProfile": pb.StopProfileRequest(),
+        "SaveState": pb.SaveStateRequest(format=administration_pb2.STATE_FORMAT_SHARDED, folder=secrets.token_hex(4)),
         "Sleep": pb.SleepRequest(level=1),
         "WakeUp": pb.WakeUpRequest(),
         "ReloadWeights": pb.ReloadWeightsRequest(),
@@ -99,7 +102,7 @@ async def call(worker: WorkerDriver, name: str, model: Path) -> None:
         await stream.write(request)
         assert isinstance(await stream.read(), pb.ExecuteModelResponse)
         stream.cancel()
-    elif name in ("LoadModel", "StopProfile", "ReloadWeights"):
+    elif name in ("LoadModel", "StopProfile", "ReloadWeights", "SaveState"):
         assert [event async for event in getattr(worker.stub, name)(request)]
     else:
         await getattr(worker.stub, name)(request)

@@ -75,6 +75,11 @@ class Recorder(admin_pb2_grpc.AdminServiceServicer):
             raise self.error
         yield admin_pb2.StopProfileResponse(data=b"two")
 
+    async def SaveState(self, request: admin_pb2.SaveStateRequest, context: Any) -> AsyncIterator[Any]:
+        self.asked.append(("SaveState", request))
+        yield admin_pb2.SaveStateResponse(progress=admin_pb2.SaveProgress(done_bytes=3))
+        yield admin_pb2.SaveStateResponse(workers=[administration_pb2.SavedState(folder=f"/root/{request.folder}")])
+
 
 class System:
     """A gateway before a fake scheduler, and its operator."""
@@ -176,7 +181,7 @@ async def test_the_schedulers_part_is_passed_on_as_it_is(system: System, method:
 
 async def test_every_method_is_answered_or_passed_on() -> None:
     methods = {method.name for method in admin_pb2.DESCRIPTOR.services_by_name["AdminService"].methods}
-    own = {"GetStatus", "DrainGateway", "UndrainGateway", "SetLogLevel", "StopProfile", "UpdateWeights"}
+    own = {"GetStatus", "DrainGateway", "UndrainGateway", "SetLogLevel", "StopProfile", "SaveState", "UpdateWeights"}
     assert methods == own | PASSED_ON.keys()
 
 
@@ -190,6 +195,14 @@ async def test_a_profile_is_passed_on_as_it_comes(system: System) -> None:
     assert (await call.read()).data == b"one"
     error = await refused(call.read())
     assert (error.reason, error.message) == (Reason.NO_READY_WORKER, "the worker is gone")
+
+
+async def test_a_save_is_passed_on_as_it_goes(system: System) -> None:
+    request = admin_pb2.SaveStateRequest(replica="a", folder="it")
+    progress, saved = [event async for event in system.admin.SaveState(request)]
+    assert progress.progress.done_bytes == 3
+    assert [worker.folder for worker in saved.workers] == ["/root/it"]
+    assert system.recorder.asked == [("SaveState", request)]
 
 
 async def test_log_levels_of_this_process_of_others_and_of_all(system: System) -> None:

@@ -1,0 +1,231 @@
+"""One rank's share of a model in safetensors files of its own, so that each rank reads only what it holds.
+
+The tensors have transformers' names and the dtypes that they had, cut as this rank's share is. A file in JSON says for
+which layout they were cut, where they came from, and the SHA-256 of every file; it is written last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+
+from blockyard.model_config.fields import unusable
+from blockyard.model_config.share import Share
+from worker_service.models.decoder import NetworkBuilder
+from worker_service.models.weight_files import WeightFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from blockyard.parallel import Parallel
+    from kernels.arena import Arena
+    from kernels.ops import Backend, PackedLinear
+    from worker_service.models.decoder import Weights
+    from worker_service.models.model_config import ModelConfig
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What is told of a rank's files."""
+
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    rank: int
+    weights_digest: str
+    """As `LoadedModel` has it, of the files that the weights came from."""
+    tensors: Mapping[str, Sequence[int]]
+    """As `LoadedModel` has them: of the whole model."""
+    files: Mapping[str, str]
+    """SHA-256 in hex of all files that this one is about, by name."""
+    format: int = FORMAT
+
+    @property
+    def layout(self) -> str:
+        """For which rank of what the tensors were cut, in words."""
+        return _describe(self.tensor_parallel_size, self.pipeline_parallel_size, self.rank)
+
+
+def _describe(tensor_parallel_size: int, pipeline_parallel_size: int, rank: int) -> str:
+    return (
+        f"rank {rank} of tensor_parallel_size {tensor_parallel_size}, pipeline_parallel_size {pipeline_parallel_size}"
+    )
+
+
+def manifest_name(rank: int | str) -> str:
+    """Returns the name of the JSON file of a rank."""
+    return f"sharded-rank-{rank}.json"
+
+
+def part_name(rank: int, part: int) -> str:
+    """Returns the name of a safetensors file: vLLM's."""
+    return f"model-rank-{rank}-part-{part}.safetensors"
+
+
+def write_manifest(path: Path, manifest: Manifest) -> None:
+    """Writes a manifest with a SHA-256 of itself; raises OSError."""
+    described = asdict(manifest)
+    path.write_text(json.dumps({**described, "sha256": _digest(described)}, indent=1))
+
+
+def _digest(described: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+
+
+def read_manifest(folder: Path, parallel: Parallel) -> Manifest:
+    """Reads what is told of a rank's files.
+
+    Raises:
+        BlockyardError: MODEL_NOT_LOADED, where there is none, it is damaged, or it is about another layout.
+    """
+    path = folder / manifest_name(parallel.rank)
+    if not path.is_file():
+        others = sorted(folder.glob(manifest_name("*")))
+        if not others:
+            raise unusable(f"{folder} has no {path.name}: it holds no sharded state, or it was not saved to its end")
+        path = others[0]
+    try:
+        described = json.loads(path.read_text())
+        if described.pop("sha256") != _digest(described) or described["format"] != FORMAT:
+            raise ValueError
+        manifest = Manifest(**{field.name: described[field.name] for field in fields(Manifest)})
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise unusable(f"{path} is damaged, or of another version: save the model again") from None
+    wanted = _describe(parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.rank)
+    if manifest.layout != wanted:
+        raise unusable(
+            f"{path} was saved for {manifest.layout}, and this worker is {wanted}: start it in that layout, or load "
+            "the original weights"
+        )
+    return manifest
+
+
+def hash_file(path: Path) -> str:
+    """Returns the SHA-256 of a file in hex; raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class ShardedFiles(WeightFiles):
+    """The tensors of a rank's files, by name: parts, where the rank has only a part."""
+
+    def __init__(self, folder: Path, parallel: Parallel, on_progress: Callable[[int, int], None]) -> None:
+        """Reads and verifies all files of this rank, whole.
+
+        Raises:
+            BlockyardError: MODEL_NOT_LOADED, where files are missing, were changed, or are of another layout.
+        """
+        self._manifest = read_manifest(folder, parallel)
+        for name, digest in self._manifest.files.items():
+            try:
+                found = hash_file(folder / name)
+            except OSError as error:
+                raise unusable(f"{folder / name} cannot be read: {error.strerror}") from None
+            if found != digest:
+                raise unusable(f"{folder / name} is not the file that was saved: save the model again")
+        paths = [folder / name for name in self._manifest.files if name.endswith(".safetensors")]
+        super().__init__(folder, on_progress, paths)
+
+    @property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the whole model's tensors, by name, in the order in which they were read at first."""
+        return {name: tuple(shape) for name, shape in self._manifest.tensors.items()}
+
+    def pass_over(self, name: str, shape: Sequence[int]) -> None:
+        """Does nothing: it is in another rank's files."""
+
+    def check(self, tensors: Mapping[str, Sequence[int]]) -> None:
+        """Raises BlockyardError MODEL_NOT_LOADED unless these are the model's tensors."""
+        if self.tensors != {name: tuple(shape) for name, shape in tensors.items()}:
+            raise unusable(f"{self._folder} holds other tensors than those of the model that was loaded")
+
+    def _check_shape(self, name: str, found: Sequence[int], shape: Sequence[int]) -> None:
+        if any(part > whole for part, whole in zip(found, shape, strict=True)):
+            super()._check_shape(name, found, shape)
+
+    def finish(self) -> str:
+        """Reports that all is read, and returns the digest of the files that the weights came from."""
+        super().finish()
+        return self._manifest.weights_digest
+
+
+def write_slices(
+    config: ModelConfig, files: Weights, parallel: Parallel, folder: Path, max_file_bytes: int
+) -> list[Path]:
+    """Writes a rank's share of some weights, and returns the paths of the files.
+
+    Args:
+        config: of the model.
+        files: the weights; each is read or passed over, as when they are loaded.
+        parallel: the rank.
+        folder: where to.
+        max_file_bytes: of one file, unless a single tensor is larger; so much memory may be needed too.
+
+    Raises:
+        OSError, SafetensorError: a file cannot be written.
+        BlockyardError: MODEL_NOT_LOADED, where the weights cannot be read.
+    """
+    writer = _Writer(folder, parallel.rank, max_file_bytes)
+    _SliceReader(config, files, Share.of(config, parallel), writer.add).build()
+    writer.flush()
+    return writer.paths
+
+
+class _Writer:
+    """Writes tensors into files of a limited size."""
+
+    def __init__(self, folder: Path, rank: int, max_file_bytes: int) -> None:
+        self.paths: list[Path] = []
+        self._folder = folder
+        self._rank = rank
+        self._max_file_bytes = max_file_bytes
+        self._tensors: dict[str, Tensor] = {}
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Takes a tensor, which may lie in a file: it is read when it is written."""
+        waiting_bytes = sum(waiting.nbytes for waiting in self._tensors.values())
+        if self._tensors and waiting_bytes + tensor.nbytes > self._max_file_bytes:
+            self.flush()
+        self._tensors[name] = tensor.contiguous()
+
+    def flush(self) -> None:
+        """Writes what waits."""
+        if self._tensors:
+            path = self._folder / part_name(self._rank, len(self.paths))
+            save_file(self._tensors, path)
+            self.paths.append(path)
+            self._tensors = {}
+
+
+class _SliceReader(NetworkBuilder):
+    """Goes through the weights as they are loaded, and hands on this rank's parts as they are stored."""
+
+    def __init__(self, config: ModelConfig, files: Weights, share: Share, take: Callable[[str, Tensor], None]) -> None:
+        nowhere: Any = None
+        backend: Backend = nowhere
+        arena: Arena = nowhere
+        super().__init__(config, backend, files, share, arena)
+        self._take = take
+
+    def _read(self, name: str, *shape: int, part: tuple[slice, ...] = ()) -> Tensor:
+        if self._passes_over:
+            self._files.pass_over(name, shape)
+        else:
+            self._take(name, self._read_part(name, shape, part))
+        return torch.empty(shape, device="meta")[part]
+
+    def _pack(self, weights: Sequence[Tensor], bias: Tensor | None = None, **how: Any) -> PackedLinear:
+        nothing: Any = None
+        return nothing
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        return tensor

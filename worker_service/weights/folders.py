@@ -1,0 +1,99 @@
+"""A new folder below the root that saving is allowed in: whole or not at all.
+
+Files are written in a folder beside it, which then takes its name. Where the ranks of a group share a disk, each moves
+its own files there, the one that makes them complete last.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+from contextlib import contextmanager
+from errno import EDQUOT, EFBIG, ENOSPC
+from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError
+
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+
+_FULL = (ENOSPC, EDQUOT, EFBIG)
+
+
+def find_target(root: Path | None, folder: str) -> Path:
+    """Returns the path of a folder that may be made.
+
+    Args:
+        root: below which it must be, links resolved; None: nothing may be saved.
+        folder: relative to the root, or a path below it.
+
+    Raises:
+        BlockyardError: FEATURE_DISABLED without a root, FIELD_INVALID for what is no name of a new folder,
+            PERMISSION_DENIED for a path outside the root.
+    """
+    if root is None:
+        raise BlockyardError(Reason.FEATURE_DISABLED, "start the worker with --worker-save-root for this")
+    base = root.resolve()
+    target = base / folder
+    if not folder or "\0" in folder or ".." in target.parts or target == base:
+        raise invalid([Violation("folder", f"{folder!r} does not name a new folder")])
+    if not target.is_relative_to(base) or target.parent.resolve() != target.parent:
+        raise BlockyardError(Reason.PERMISSION_DENIED, f"{folder} is not below {root}, or behind a link")
+    return target
+
+
+@contextmanager
+def new_folder(target: Path, rank: int, world_size: int) -> Generator[Path]:
+    """Yields an empty folder, which becomes `target` at the end; after an error nothing of it is left.
+
+    Raises:
+        BlockyardError: FIELD_INVALID where the target is there, unless other ranks of the group made it; NEVER_FITS
+            where the disk is full; WRONG_STATE where it cannot be written otherwise.
+    """
+    _refuse_present(target, rank, world_size)
+    unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        _publish(unfinished, target, world_size)
+    except OSError as error:
+        raise _explain(target, error.errno, error.strerror or str(error)) from None
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        raise _explain(target, int(number[1]) if number else None, str(error)) from None
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _refuse_present(target: Path, rank: int, world_size: int) -> None:
+    if not os.path.lexists(target):
+        return
+    is_ours = target.is_dir() and not target.is_symlink() and world_size > 1
+    if not is_ours or any(f"-rank-{rank}" in path.name for path in target.iterdir()):
+        raise invalid([Violation("folder", f"{target} is there already: name a new one")])
+
+
+def _publish(unfinished: Path, target: Path, world_size: int) -> None:
+    if world_size == 1:
+        unfinished.rename(target)
+        return
+    target.mkdir(exist_ok=True)
+    # A rank's files are complete once the JSON file about them is there.
+    for path in sorted(unfinished.iterdir(), key=lambda path: ("-rank-" in path.name, path.suffix == ".json")):
+        try:
+            (target / path.name).hardlink_to(path)
+        except FileExistsError:
+            # The configuration and the tokenizer, which other ranks bring too.
+            if (target / path.name).read_bytes() != path.read_bytes():
+                raise
+
+
+def _explain(target: Path, number: int | None, problem: str) -> BlockyardError:
+    if number in _FULL:
+        return BlockyardError(Reason.NEVER_FITS, f"{target} cannot be written, the disk is full: {problem}")
+    return BlockyardError(Reason.WRONG_STATE, f"{target} cannot be written: {problem}")

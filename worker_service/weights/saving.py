@@ -1,0 +1,122 @@
+"""Saves the weights of a worker in a new folder, which a worker loads again by --load-format.
+
+What a worker loads from there gives the bits that this one gives: the digest of the weights is that of the files that
+they came from. Reads what no step changes, so steps need not wait. Knows no messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from blockyard.errors import BlockyardError, Reason
+from blockyard.model_files import find_companions
+from blockyard.telemetry import EventLogger
+from worker_service.models.loader import facts_of, open_weights
+from worker_service.models.packed_files import make_key, pack_name, write_pack
+from worker_service.models.sharded_files import Manifest, hash_file, manifest_name, write_manifest, write_slices
+from worker_service.set_up import State
+from worker_service.weights.folders import find_target, new_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from worker_service.models.loader import LoadedModel
+    from worker_service.weights.residency import Owner
+
+log = EventLogger(__name__)
+
+# As vLLM has it.
+DEFAULT_FILE_BYTES = 5 * 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What was saved: the folder, the names of the files, and their bytes."""
+
+    folder: str
+    files: tuple[str, ...]
+    num_bytes: int
+
+
+class Saving:
+    """The saving of one worker's weights."""
+
+    def __init__(self, owner: Owner, root: Path | None = None) -> None:
+        """`root`: the folder below which may be saved; None: nothing may."""
+        self._owner = owner
+        self._root = root
+
+    async def save(
+        self, save_format: str, folder: str, max_file_bytes: int, on_progress: Callable[[int, int], None]
+    ) -> Saved:
+        """Saves the weights; calls `on_progress` in another thread. Goes on to the end even if its caller leaves.
+
+        Args:
+            save_format: "sharded" or "packed".
+            folder: as of `find_target`.
+            max_file_bytes: of one file of "sharded"; 0: 5 GB.
+            on_progress: called with (bytes done, bytes in all).
+
+        Raises:
+            BlockyardError: WRONG_STATE in another state, or where the weights are not those of a folder;
+                FEATURE_DISABLED where these kernels' weights cannot be saved so; as of `find_target`, `new_folder`.
+        """
+        with self._owner.lifecycle("SaveState", State.LOADED, State.CACHE_READY):
+            target = find_target(self._root, folder)
+            loaded = self._owner.set_up.loaded
+            assert loaded is not None
+            log.info("saving the weights", format=save_format, folder=str(target))
+            save = _save_packed if save_format == "packed" else _save_sharded
+            parallel = loaded.parallel
+
+            def work() -> Saved:
+                with new_folder(target, parallel.rank, parallel.world_size) as unfinished:
+                    save(loaded, unfinished, max_file_bytes or DEFAULT_FILE_BYTES, on_progress)
+                    paths = sorted(unfinished.iterdir())
+                    names, num_bytes = tuple(path.name for path in paths), sum(path.stat().st_size for path in paths)
+                return Saved(str(target), names, num_bytes)
+
+            saved = await asyncio.to_thread(work)
+            log.info("the weights are saved", folder=saved.folder, bytes=saved.num_bytes)
+            return saved
+
+
+def _copy_companions(loaded: LoadedModel, folder: Path) -> dict[str, str]:
+    """Copies configuration and tokenizer, without which nobody serves the model; returns their SHA-256 by name."""
+    for path in find_companions(loaded.folder):
+        shutil.copyfile(path, folder / path.name)
+    return {path.name: hash_file(path) for path in sorted(folder.iterdir())}
+
+
+def _save_packed(
+    loaded: LoadedModel, folder: Path, max_file_bytes: int, on_progress: Callable[[int, int], None]
+) -> None:
+    if not loaded.backend.packs_into_arenas or loaded.backend.device.type != "cpu":
+        message = f"the {loaded.backend.name} kernels' weights cannot be saved as they lie in memory: save them sharded"
+        raise BlockyardError(Reason.FEATURE_DISABLED, message)
+    companions = _copy_companions(loaded, folder)
+    key = make_key(loaded.config, loaded.backend, loaded.quantization, loaded.parallel, folder, loaded.model_digest)
+    write_pack(folder / pack_name(loaded.parallel.rank), key, facts_of(loaded, companions), loaded.parts, on_progress)
+
+
+def _save_sharded(
+    loaded: LoadedModel, folder: Path, max_file_bytes: int, on_progress: Callable[[int, int], None]
+) -> None:
+    if loaded.load_format == "packed":
+        message = "the weights were loaded packed, and are no tensors any more: load the original to save it sharded"
+        raise BlockyardError(Reason.WRONG_STATE, message)
+    config, parallel = loaded.config, loaded.parallel
+    device = loaded.backend.device
+    files = open_weights(config, loaded.folder, device, loaded.load_format, on_progress, parallel)
+    paths = write_slices(config, files, parallel, folder, max_file_bytes)
+    if files.finish() != loaded.weights_digest:
+        message = f"the weights of {loaded.folder} are not those that the worker has: load the model anew to save it"
+        raise BlockyardError(Reason.WRONG_STATE, message)
+    hashes = {path.name: hash_file(path) for path in paths} | _copy_companions(loaded, folder)
+    layout = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.rank
+    manifest = Manifest(*layout, loaded.weights_digest, loaded.tensors, hashes)
+    write_manifest(folder / manifest_name(parallel.rank), manifest)
