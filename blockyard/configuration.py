@@ -154,7 +154,7 @@ class PublicSettings:
     http_port: Port = option(8000, "the OpenAI API; 0: a free port")
     admin_port: Port = option(50052, "the admin API; 0: a free port")
     admin_http_port: Annotated[int, Field(ge=-1, le=65535)] = option(
-        -1, "vLLM's /sleep, /wake_up and /is_sleeping over HTTP, at --admin-host; 0: a free port, -1: none"
+        -1, "vLLM's calls that sleep, wake and load adapters over HTTP, at --admin-host; 0: a free port, -1: none"
     )
     admin_host: str = option(
         "127.0.0.1", "address of the admin API; one that other machines reach needs keys or client certificates"

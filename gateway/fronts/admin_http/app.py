@@ -1,10 +1,12 @@
-"""Answers `/sleep`, `/wake_up` and `/is_sleeping` as vLLM does, for all replicas, from AdminService."""
+"""Answers vLLM's calls for operators, from AdminService: sleep and wake for all replicas, and LoRA adapters."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request, Response
+from fastapi.responses import PlainTextResponse
+from pydantic import BaseModel
 
 from blockyard.admin.v1 import admin_pb2
 from blockyard.common.v1 import administration_pb2, status_pb2
@@ -13,6 +15,20 @@ from gateway.fronts.openai.errors import error_response
 
 if TYPE_CHECKING:
     from gateway.fronts.grpc_api.admin_servicer import AdminServicer
+
+
+class LoadAdapter(BaseModel):
+    """The body of `/v1/load_lora_adapter`."""
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool = False
+
+
+class UnloadAdapter(BaseModel):
+    """The body of `/v1/unload_lora_adapter`."""
+
+    lora_name: str
 
 
 def make_admin_app(administration: AdminServicer) -> FastAPI:
@@ -55,6 +71,19 @@ def make_admin_app(administration: AdminServicer) -> FastAPI:
         workers = [worker.state for replica in replicas for worker in replica.workers]
         return {"is_sleeping": bool(workers) and all(state == status_pb2.WORKER_STATE_SLEEPING for state in workers)}
 
+    async def load_adapter(body: LoadAdapter) -> PlainTextResponse:
+        """Loads an adapter on all replicas."""
+        request = admin_pb2.LoadLoraRequest(name=body.lora_name, path=body.lora_path, load_inplace=body.load_inplace)
+        await administration.LoadLora(request, None)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+    async def unload_adapter(body: UnloadAdapter) -> PlainTextResponse:
+        """Lets no new request have an adapter."""
+        await administration.UnloadLora(admin_pb2.UnloadLoraRequest(name=body.lora_name), None)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+    app.add_api_route("/v1/load_lora_adapter", load_adapter, methods=["POST"])
+    app.add_api_route("/v1/unload_lora_adapter", unload_adapter, methods=["POST"])
     app.add_api_route("/sleep", sleep, methods=["POST"])
     app.add_api_route("/wake_up", wake_up, methods=["POST"])
     app.add_api_route("/is_sleeping", is_sleeping, methods=["GET"])

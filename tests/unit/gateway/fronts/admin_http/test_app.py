@@ -31,7 +31,7 @@ class Administration:
         if self.error:
             raise self.error
 
-    WakeReplica = SleepReplica
+    WakeReplica = LoadLora = UnloadLora = SleepReplica
 
 
 @pytest.fixture
@@ -39,10 +39,10 @@ def administration() -> Administration:
     return Administration()
 
 
-async def call(administration: Administration, method: str, path: str) -> httpx.Response:
+async def call(administration: Administration, method: str, path: str, body: Any = None) -> httpx.Response:
     transport = httpx.ASGITransport(make_admin_app(administration))  # type: ignore[arg-type]
     async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
-        return await client.request(method, path)
+        return await client.request(method, path, json=body)
 
 
 async def test_all_replicas_sleep_and_wake(administration: Administration) -> None:
@@ -72,3 +72,19 @@ async def test_errors_are_told_as_elsewhere(administration: Administration) -> N
     assert (answer.status_code, answer.json()["error"]["message"]) == (412, "something runs")
     administration.reading.ClearField("scheduler")
     assert (await call(administration, "POST", "/wake_up")).status_code == 503
+
+
+async def test_adapters_are_loaded_and_unloaded(administration: Administration) -> None:
+    body = {"lora_name": "sql", "lora_path": "/adapters/sql", "load_inplace": True}
+    answer = await call(administration, "POST", "/v1/load_lora_adapter", body)
+    assert (answer.status_code, answer.text) == (200, "Success: LoRA adapter 'sql' added successfully.")
+    answer = await call(administration, "POST", "/v1/unload_lora_adapter", {"lora_name": "sql", "lora_int_id": 3})
+    assert (answer.status_code, answer.text) == (200, "Success: LoRA adapter 'sql' removed successfully.")
+    assert administration.asked == [
+        admin_pb2.LoadLoraRequest(name="sql", path="/adapters/sql", load_inplace=True),
+        admin_pb2.UnloadLoraRequest(name="sql"),
+    ]
+    assert (await call(administration, "POST", "/v1/load_lora_adapter", {"lora_name": "sql"})).status_code == 422
+    administration.error = BlockyardError(Reason.MODEL_NOT_LOADED, "it is a DoRA")
+    answer = await call(administration, "POST", "/v1/load_lora_adapter", body)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (412, "it is a DoRA")
