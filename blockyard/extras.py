@@ -15,7 +15,7 @@ PACKAGES = {
     "service": ("grpc_health", "grpc_reflection", "pydantic", "yaml"),
     "gateway": ("fastapi", "uvicorn", "tokenizers", "jinja2", "huggingface_hub", "prometheus_client"),
     "scheduler": ("huggingface_hub", "prometheus_client"),
-    "worker": ("torch", "numpy", "safetensors", "huggingface_hub", "psutil", "prometheus_client"),
+    "worker": ("torch", "numpy", "safetensors", "crc32c", "huggingface_hub", "psutil", "prometheus_client"),
 }
 
 

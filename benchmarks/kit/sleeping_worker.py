@@ -94,6 +94,10 @@ class SleepingExecutor:
         # What the step stream reads of a batch.
         self.batch = SimpleNamespace(limits=SimpleNamespace(max_num_seqs=MAX_NUM_SEQS))
         self.epoch = 0
+        # And of a cache what is told of it.
+        self.cache = SimpleNamespace(
+            block_format=SimpleNamespace(block_size=BLOCK_SIZE, num_kv_heads=1, head_dim=1, block_bytes=1)
+        )
         # Nothing is launched ahead.
         self.oldest = None
         self._rows: dict[int, _Row] = {}
@@ -176,6 +180,7 @@ class SleepingWorker(Worker):
             parameter_bytes=1,
             quantization=quantization,
             version="",
+            model=SimpleNamespace(config=SimpleNamespace(windows=()), share=SimpleNamespace(layers=range(1))),
         )
         self.set_up = replace(self.set_up, loaded=cast("LoadedModel", loaded))
         return cast("LoadedModel", loaded)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.arena import LastingArena
 from kernels.cuda.swap import SwapStreams, make_streams
 from kernels.ops import kv_pool_shape
 from tests.kit.kernels.late_streams import lazy_swaps
@@ -39,7 +40,7 @@ def test_swaps_beside_compute_give_what_the_order_gives(device: torch.device, se
 def test_a_host_pool_is_reached_by_the_device_until_it_is_freed(device: torch.device) -> None:
     """Workers that run one after another in a process may get the same addresses."""
     for _ in range(3):
-        pool = allocate_host_pool(FORMAT, 5, device)
+        pool = allocate_host_pool(FORMAT, 5, device, LastingArena(torch.device("cpu")))
         assert pool.shape == kv_pool_shape(5, 2, 2, 16, 64)
         assert pool.is_pinned() == (device.type == "cuda")
         assert not pool.any()

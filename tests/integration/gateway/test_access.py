@@ -157,7 +157,8 @@ async def test_every_route_but_what_is_open_needs_a_key(
         running(configuration(scheduler, SecuritySettings(api_keys_file=keys_file))) as running_gateway,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{running_gateway.http_port}", timeout=10) as http,
     ):
-        routes: list[Any] = list(apps[0].routes)
+        # The other one is for operators, at a port of its own.
+        routes: list[Any] = max((list(app.routes) for app in apps), key=len)
         assert len(routes) > 10
         opened: set[str] = set()
         for route in routes:

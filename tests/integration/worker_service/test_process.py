@@ -83,7 +83,7 @@ import worker_service.worker
 from blockyard.settings import load
 from worker_service.config import WorkerConfiguration
 
-def compute(loaded, choice, request):
+def compute(loaded, choice, request, loras):
     while True:
         torch.ones(200, 200) @ torch.ones(200, 200)
 

@@ -30,8 +30,8 @@ def make_backends_late() -> None:
         return backend
 
     class LateCache(CacheEngine):
-        def __init__(self, *arguments: object) -> None:
-            super().__init__(*arguments)  # type: ignore[arg-type]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
             self.swap_on(lazy_swaps())
 
     loader.get_backend = get_late_backend  # type: ignore[assignment]

@@ -35,7 +35,7 @@ def test_the_library_hands_on_what_the_package_does() -> None:
     for name in blockyard.client.__all__:
         assert getattr(blockyard, name) is getattr(blockyard.client, name)
     assert set(blockyard.__all__) - set(blockyard.client.__all__) == {
-        *("LLM", "BlockyardError", "Reason", "Violation", "__version__")
+        *("LLM", "LoRARequest", "BlockyardError", "Reason", "Violation", "__version__")
     }
     with pytest.raises(AttributeError, match="no attribute 'missing'"):
         _ = blockyard.client.missing

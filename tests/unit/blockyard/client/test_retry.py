@@ -31,7 +31,7 @@ def test_delays(hint: float | None, num_failures: int, low: float, high: float) 
 @pytest.mark.parametrize("reason", list(Reason))
 def test_only_what_is_unavailable_may_pass(reason: Reason) -> None:
     error = BlockyardError(reason, "", retry_after_seconds=0.0)
-    assert may_pass(error) == (reason in ("DRAINING", "NO_READY_WORKER", "GROUP_BROKEN", "SLEEPING"))
+    assert may_pass(error) == (reason in ("DRAINING", "NO_READY_WORKER", "GROUP_BROKEN"))
 
 
 def num_tries(attempts: Attempts, *, has_begun: bool = False) -> int:

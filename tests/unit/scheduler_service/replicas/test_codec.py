@@ -386,7 +386,9 @@ def test_every_choice_of_the_settings_has_its_enum() -> None:
     for device in ("auto", "cpu", "cuda"):
         for dtype in ("auto", "float32", "bfloat16", "float16"):
             codec.encode_init_device(device, dtype, "", Parallel())
-    assert codec.encode_load_model("m", "r", "none", "auto") == worker_pb2.LoadModelRequest(model="m", revision="r")
+    assert codec.encode_load_model("m", "r", "none", "auto") == worker_pb2.LoadModelRequest(
+        model="m", revision="r", format=worker_pb2.LOAD_FORMAT_AUTO
+    )
     assert codec.encode_load_model("m", "", "int8", "auto").quantization == worker_pb2.QUANTIZATION_INT8
     assert codec.encode_load_model("m", "", "none", "random").format == worker_pb2.LOAD_FORMAT_RANDOM
 
