@@ -23,11 +23,11 @@ from blockyard.errors import BlockyardError, Reason
 from tests.kit.kernels.tiny_models import tiny_model
 from tests.kit.processes.cluster import Cluster
 
-FLAGS = ("--dtype", "float32", "--num-device-blocks", "1200", "--num-host-blocks", "16")
+FLAGS = ("--dtype", "float32", "--num-device-blocks", "2400", "--num-host-blocks", "16")
 PROMPT = [5, 6, 7, 8]
 ASKED: dict[str, Any] = {"n": 4, "max_tokens": 300, "seed": 3, "ignore_eos": True, "temperature": 1.0}
 # Long enough to run still when its cancel comes.
-LONG: dict[str, Any] = {**ASKED, "n": 48, "max_tokens": 480}
+LONG: dict[str, Any] = {**ASKED, "n": 48, "max_tokens": 1500}
 ROUND_SECONDS = 60.0
 # A scheduler is away for seconds on a busy machine; each try waits at the gateway for it.
 RETRY = RetryPolicy(max_attempts=30)
