@@ -14,6 +14,7 @@ from blockyard.errors import BlockyardError, Reason, from_status
 from blockyard.worker.v1 import worker_pb2 as pb
 from worker_service import codec
 from worker_service.lora.limits import LoraLimits, wrong_limits
+from worker_service.lora.store import LoraStore
 from worker_service.step import DEFAULT_TIMEOUT_SECONDS, SamplingParams, StepResult, StepTimes
 
 
@@ -132,10 +133,11 @@ def test_an_enum_without_a_name_is_refused(request_: pb.InitDeviceRequest, field
 
 def test_room_for_adapters_arrives_and_is_told() -> None:
     assert codec.decode_load(pb.LoadModelRequest())[2] == LoraLimits()
-    assert codec.encode_lora(LoraLimits()) is None
+    assert codec.encode_lora(None) is None
     limits = codec.decode_load(pb.LoadModelRequest(lora=pb.LoraLimits(max_loras=3, max_lora_rank=16)))[2]
     assert limits == LoraLimits(3, 16, 3)
-    told = codec.encode_lora(replace(limits, max_cpu_loras=9))
+    reads_nothing: Any = None
+    told = codec.encode_lora(LoraStore(reads_nothing, replace(limits, max_cpu_loras=9), None, 64))
     assert told is not None
     assert told.limits == pb.LoraLimits(max_loras=3, max_lora_rank=16, max_cpu_loras=9)
     assert [violation.field for violation in wrong_limits(LoraLimits(1, 513, 0))] == [
