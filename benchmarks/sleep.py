@@ -64,7 +64,7 @@ class Rounds:
         await self.time(f"token after {name}", lambda: self._system.run(self._one))
 
     async def sleep(self, level: int, num_bytes: int) -> None:
-        """Sleeps, and notes the share of what it should give up that it did."""
+        """Puts the replica to sleep, and records which share of the expected bytes it freed."""
         await self._system.run(self._load)
         before = resident_bytes(self._pid)
         request = admin_pb2.SleepReplicaRequest(level=level)

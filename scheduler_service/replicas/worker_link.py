@@ -204,9 +204,8 @@ class WorkerLink:
     async def reload_weights(self, source: WeightsSource) -> None:
         """Makes the worker load its weights anew."""
         request = worker_pb2.ReloadWeightsRequest(model=source.model, revision=source.revision, version=source.version)
-        with _translated():
-            async for _ in self._stub.ReloadWeights(request):
-                pass
+        async for _ in self.stream("ReloadWeights", request):
+            pass
 
     async def call(self, method: str, request: Any, seconds: float) -> Any:
         """Makes a call, by its name."""

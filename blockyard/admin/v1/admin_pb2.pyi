@@ -674,7 +674,7 @@ class SaveStateResponse(_message.Message):
     WORKERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def progress(self) -> Global___SaveProgress:
-        """As it goes: at a worker that has something new to tell."""
+        """How far one worker is, each time that it saved more."""
 
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[_administration_pb2.SavedState]:
