@@ -222,7 +222,11 @@ class GenerationService:
             determinism_id=facts.determinism_id,
             batch_invariant=facts.batch_invariant,
         )
-        return [model, *(replace(model, name=name, parent=model.name) for name in self._link.loras)]
+        adapters = [
+            replace(model, name=name, parent=model.name, determinism_id=adapter.identify(model.determinism_id))
+            for name, adapter in self._link.loras.items()
+        ]
+        return [model, *adapters]
 
     def resolve_model(self, name: str) -> None:
         """Raises BlockyardError MODEL_NOT_FOUND unless the name is empty, the served model's or an adapter's."""

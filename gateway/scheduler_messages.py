@@ -71,6 +71,10 @@ class Adapter(NamedTuple):
     digest: str
     pinned: bool = False
 
+    def identify(self, determinism_id: str) -> str:
+        """Returns the determinism id of the model with this adapter, from that of the model; empty if that is."""
+        return determinism_id and f"{determinism_id}+{self.digest[:16]}"
+
 
 @dataclass(frozen=True, slots=True)
 class Submission:

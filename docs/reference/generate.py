@@ -303,7 +303,8 @@ spelling of each. `/detokenize` takes `tokens` and answers their text as `prompt
 `id` and the header `x-request-id` are the request's id: yours if you gave a `request_id`. Under this name it can be
 cancelled over gRPC and found in the logs. Several prompts of one call are requests of their own, `id-0`, `id-1` and so
 on. `system_fingerprint` is the model's determinism id: two answers under one fingerprint, to equal requests with one
-`seed`, are equal bit for bit where the model is batch-invariant. `stop_reason` is the stop string or stop token that
+`seed`, are equal bit for bit where the model is batch-invariant; that of an adapter has a part of the digest of its
+content behind it. `stop_reason` is the stop string or stop token that
 ended a choice, and null for the model's own end. With `return_token_ids` an answer has `token_ids` and
 `prompt_token_ids` as well.
 

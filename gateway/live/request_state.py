@@ -64,7 +64,7 @@ class RequestState:
         has_waited: whether it had to wait here for a scheduler.
         is_accepted: whether its readers may begin: some scheduler has queued it.
         error: why it ended without a whole answer.
-        determinism_id: empty once workers of different kinds have computed it.
+        determinism_id: the model's, without its adapter; empty once workers of different kinds have computed it.
         meter: measures it; set when it is adopted.
         request_log: its log line and its span.
     """
@@ -212,12 +212,18 @@ class RequestState:
             num_prompt_tokens=self.origin.accepted.num_prompt_tokens,
             num_cached_tokens=self.num_cached_tokens,
             num_completion_tokens=answer.num_tokens,
-            # What two networks have computed repeats neither's.
-            determinism_id=self.determinism_id if len(answer.weight_versions) < 2 else "",
+            determinism_id=self._identify(answer),
             weight_versions=answer.told_versions,
             score=answer.ended.score,
             error=answer.ended.error,
         )
+
+    def _identify(self, answer: SequenceAnswer) -> str:
+        if len(answer.weight_versions) > 1:
+            # What two networks have computed repeats neither's.
+            return ""
+        adapter = self.submission.lora
+        return adapter.identify(self.determinism_id) if adapter else self.determinism_id
 
     def make_recovered_event(self, cause: str, *, exact: bool) -> Recovered:
         """Makes the event of a scheduler that continues it from this gateway's record."""

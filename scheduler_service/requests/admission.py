@@ -288,15 +288,15 @@ class Admission:
     def _charge(self) -> None:
         """Counts what each tenant's requests have got since the last time, as long as somebody waits."""
         if self._backlog:
-            for tenant, num_tokens in self._note_outputs().items():
-                self._backlog.charge(tenant, num_tokens)
+            for (tenant, lora_id), num_tokens in self._note_outputs().items():
+                self._backlog.charge(tenant, lora_id, num_tokens)
 
-    def _note_outputs(self) -> Counter[str]:
-        """The tokens that each tenant's live requests have got since the last time."""
-        got = Counter[str]()
+    def _note_outputs(self) -> Counter[tuple[str, int]]:
+        """The tokens that live requests have got since the last time, by tenant and adapter."""
+        got = Counter[tuple[str, int]]()
         for request in self._requests.live.values():
-            num_outputs = request.group.num_outputs
-            got[request.group.spec.tenant] += num_outputs - request.num_charged
+            num_outputs, spec = request.group.num_outputs, request.group.spec
+            got[spec.tenant, spec.lora_id] += num_outputs - request.num_charged
             request.num_charged = num_outputs
         return got
 

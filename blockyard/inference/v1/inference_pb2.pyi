@@ -752,7 +752,9 @@ class Finished(_message.Message):
     reason: _sampling_pb2.FinishReason.ValueType
     """Why."""
     determinism_id: _builtins.str
-    """Two results under one id, of which each is batch-invariant, are equal bit for bit."""
+    """Two results under one id, of which each is batch-invariant, are equal bit for bit. That of an adapter (LoRA) is the
+    model's with a part of the digest of the adapter's content behind it.
+    """
     score: _builtins.float
     """Of a beam: its score."""
     @_builtins.property

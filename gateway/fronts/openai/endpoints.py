@@ -105,8 +105,8 @@ class CallEndpoints:
 
         Events that the client has go through the answer too, which counts by them, and are not sent again.
         """
-        cards = self._generation.models()
-        fingerprint = cards[0].determinism_id if cards else ""
+        model = readers.accepted.model
+        fingerprint = next((card.determinism_id for card in self._generation.models() if card.name == model), "")
         answer = ChunkedAnswer(readers.call, readers.accepted, readers.created, fingerprint)
         try:
             if not position.has_begun:

@@ -1,11 +1,14 @@
 """The requests of one tenant that wait, a line for each adapter. Knows nothing of tenants, limits and time.
 
 Lines share by tokens, as tenants do: the next request is the first of the line that was served least, so that a flood
-of requests with one adapter, or with none, keeps no other waiting. With priorities the first of all lines is next.
+of requests with one adapter, or with none, keeps no other waiting. Served is what an adapter got while requests of the
+tenant waited, of prompts and of outputs; it is remembered while others of the tenant wait. With priorities the first of
+all lines is next.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -16,6 +19,9 @@ if TYPE_CHECKING:
 
 MIN_HEAP_TO_SWEEP = 16
 """A heap with fewer entries keeps its dead ones until they come up."""
+
+MAX_ABSENT_ADAPTERS = 256
+"""Adapters remembered for what they owe though none of their requests waits; who left first is forgiven first."""
 
 
 class Entry:
@@ -50,11 +56,13 @@ class _Line:
 class AdapterLines:
     """The lines of one tenant. An operation takes O(log n) time, and O(1) for each adapter that waits."""
 
-    __slots__ = ("_by_key", "_lines", "num_waiting")
+    __slots__ = ("_by_key", "_lines", "_owed", "num_waiting")
 
     def __init__(self, *, by_key: bool) -> None:
         self._by_key = by_key
         self._lines: dict[int, _Line] = {}
+        # What adapters were served of which nothing waits while others do.
+        self._owed = OrderedDict[int, int]()
         self.num_waiting = 0
 
     def push(self, key: float, number: int, entry: Entry) -> None:
@@ -63,11 +71,13 @@ class AdapterLines:
         lora_id = entry.group.spec.lora_id
         line = self._lines.get(lora_id)
         if line is None:
-            least = min((each.num_served for each in self._lines.values()), default=0)
-            line = self._lines[lora_id] = _Line(least)
+            line = self._lines[lora_id] = _Line(max(self._owed.pop(lora_id, 0), self._find_virtual_time()))
         heappush(line.heap, (key, number, entry))
         line.num_waiting += 1
         self.num_waiting += 1
+
+    def _find_virtual_time(self) -> int:
+        return min((line.num_served for line in self._lines.values()), default=0)
 
     def find(self, passed: Collection[int] = ()) -> Group | None:
         """Finds the next request, leaving out adapters that are to be passed (0: requests without one)."""
@@ -84,6 +94,18 @@ class AdapterLines:
         line.num_served += group.prompt_length
         line.last_turn = turn
 
+    def charge(self, lora_id: int, num_tokens: int) -> None:
+        """Charges an adapter for tokens that its running requests got, if any of the tenant waits."""
+        if line := self._lines.get(lora_id):
+            line.num_served += num_tokens
+        elif self._lines:
+            self._owe(lora_id, self._owed.get(lora_id, self._find_virtual_time()) + num_tokens)
+
+    def _owe(self, lora_id: int, num_served: int) -> None:
+        self._owed[lora_id] = num_served
+        if len(self._owed) > MAX_ABSENT_ADAPTERS:
+            self._owed.popitem(last=False)
+
     def remove(self, entry: Entry) -> None:
         """Removes a request from wherever it stands."""
         assert entry.group
@@ -95,3 +117,7 @@ class AdapterLines:
         line.drop_dead()
         if not line.num_waiting:
             del self._lines[lora_id]
+            if self._lines:
+                self._owe(lora_id, line.num_served)
+            else:
+                self._owed.clear()

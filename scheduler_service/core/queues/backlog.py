@@ -192,8 +192,8 @@ class Backlog:
         self.num_tokens -= group.prompt_length
         return True
 
-    def charge(self, tenant: str, num_tokens: int) -> None:
-        """Charges a tenant for tokens that its running requests got."""
+    def charge(self, tenant: str, lora_id: int, num_tokens: int) -> None:
+        """Charges a tenant, and an adapter among its own (0: none), for tokens that its running requests got."""
         if not self._tenants:
             return
         known = self._tenants.get(tenant) or self._absent.get(tenant)
@@ -201,6 +201,7 @@ class Backlog:
             known = self._make(tenant, self._find_virtual_time())
             self._leave(known)
         known.num_served += num_tokens
+        known.lines.charge(lora_id, num_tokens)
 
     # Tenants
 

@@ -7,7 +7,16 @@ import pytest
 
 from blockyard.errors import BlockyardError, Reason
 from gateway.request import Accepted, Delta, Finished, FinishReason, Recovered, StopOptions
-from gateway.scheduler_messages import Abort, AbortReason, Acceptance, Ending, Failure, Prefill, Recovery
+from gateway.scheduler_messages import (
+    Abort,
+    AbortReason,
+    Acceptance,
+    Adapter,
+    Ending,
+    Failure,
+    Prefill,
+    Recovery,
+)
 from gateway.validation import derive_seed
 from tests.unit.gateway.harness import END_TOKEN, demo_tokenizer, ids_of
 
@@ -61,6 +70,25 @@ async def test_a_recovery_is_told_between_the_tokens_around_it(core: Core, exact
     assert isinstance(after, Delta) and after.num_tokens == 2
     # The answer of two workers that differ repeats neither's.
     assert isinstance(finished, Finished) and finished.determinism_id == determinism_id
+
+
+async def test_an_answer_tells_the_content_of_its_adapter(core: Core) -> None:
+    """Also where another adapter has the name by now; never half of an identity."""
+    core.link.loras = {"sql": Adapter(3, "sql", "/sql", "ab" * 32)}
+    reader = await core.accepted(model="sql")
+    core.link.loras = {"sql": Adapter(4, "sql", "/new", "cd" * 32)}
+    core.tokens(core.first, 5, end=LENGTH)
+    finished = [event async for event in reader][-1]
+    assert isinstance(finished, Finished) and finished.determinism_id == "id+abababababababab"
+    assert [(card.name, card.determinism_id) for card in core.service.models()] == [
+        ("demo", "id"),
+        ("sql", "id+cdcdcdcdcdcdcdcd"),
+    ]
+    reader = await core.accepted("lost", 20, model="sql")
+    core.told(recovered=(Recovery("lost", "lost", 3, False),))
+    core.tokens(core.first, 5, end=LENGTH)
+    finished = [event async for event in reader][-1]
+    assert isinstance(finished, Finished) and finished.determinism_id == ""
 
 
 async def test_a_recovery_of_what_has_ended_here_is_not_told(core: Core) -> None:

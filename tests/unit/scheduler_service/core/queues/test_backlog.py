@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from scheduler_service.core.queues import backlog as backlog_module
+from scheduler_service.core.queues.adapter_lines import MAX_ABSENT_ADAPTERS
 from scheduler_service.core.queues.backlog import Backlog
 from scheduler_service.core.queues.overload import Limit, Limits, Overload
 from scheduler_service.core.sequence import Group
-from scheduler_service.core.values import GroupSpec
 from tests.unit.scheduler_service.core.harness import make_spec
 
 
-def make_group(request_id: str, tenant: str = "", priority: int = 0, num_prompt_tokens: int = 10) -> Group:
-    spec = GroupSpec(
-        request_id, "gateway", (1,) * num_prompt_tokens, 1, 5, 0, frozenset(), tenant=tenant, priority=priority
-    )
+def make_group(
+    request_id: str, tenant: str = "", priority: int = 0, num_prompt_tokens: int = 10, lora_id: int = 0
+) -> Group:
+    spec = make_spec(request_id, (1,) * num_prompt_tokens, 5, tenant=tenant, priority=priority, lora_id=lora_id)
     return Group(spec, 1, num_prompt_tokens + 5, 0.0)
 
 
@@ -123,7 +123,7 @@ def test_output_tokens_count_as_they_come() -> None:
     backlog = Backlog("fcfs", 30.0)
     fill(backlog, "a.1", "a.2", "a.3", "b.1", "b.2", "b.3")
     assert [backlog.pop().spec.request_id for _ in range(2)] == ["a.1", "b.1"]
-    backlog.charge("b", 15)
+    backlog.charge("b", 0, 15)
     assert drain(backlog) == ["a.2", "a.3", "b.2", "b.3"]
 
 
@@ -147,10 +147,10 @@ def test_who_stays_away_saves_up_nothing() -> None:
 
 def test_what_an_idle_system_gave_is_no_debt() -> None:
     backlog = Backlog("fcfs", 30.0)
-    backlog.charge("a", 1_000_000)
+    backlog.charge("a", 0, 1_000_000)
     fill(backlog, "a.1")
     backlog.pop()
-    backlog.charge("a", 1_000_000)
+    backlog.charge("a", 0, 1_000_000)
     fill(backlog, "a.2", "b.1", "a.3", "b.2")
     assert drain(backlog) == ["a.2", "b.1", "a.3", "b.2"]
 
@@ -158,7 +158,7 @@ def test_what_an_idle_system_gave_is_no_debt() -> None:
 def test_what_somebody_gets_while_others_wait_is_a_debt_until_nobody_waits() -> None:
     backlog = Backlog("fcfs", 30.0)
     fill(backlog, "b.1", "b.2", "b.3", "b.4")
-    backlog.charge("a", 25)  # it runs, and nothing of it waits
+    backlog.charge("a", 0, 25)  # it runs, and nothing of it waits
     fill(backlog, "a.1", "a.2")
     assert drain(backlog) == ["b.1", "b.2", "b.3", "a.1", "b.4", "a.2"]
     fill(backlog, "a.1", "b.1")
@@ -339,6 +339,28 @@ def test_adapters_of_a_tenant_take_turns_by_the_tokens_of_their_prompts() -> Non
     backlog = Backlog("fcfs", 60.0)
     fill_loras(backlog, "a.1", "a.2", "a.3", "0.1", "b.1", "b.2", "0.2")
     assert drain(backlog) == ["a.1", "0.1", "b.1", "a.2", "0.2", "b.2", "a.3"]
+
+
+def test_output_tokens_of_an_adapter_count_as_they_come() -> None:
+    """Also while nothing of it waits, until nothing of its tenant does."""
+    backlog = Backlog("fcfs", 60.0)
+    fill_loras(backlog, "a.1", "a.2", "a.3", "0.1", "0.2", "0.3")
+    assert [backlog.pop().spec.request_id for _ in range(2)] == ["a.1", "0.1"]
+    backlog.charge("", ord("a"), 15)
+    backlog.charge("", ord("b"), 5)
+    fill_loras(backlog, "b.1")
+    assert drain(backlog) == ["0.2", "b.1", "0.3", "a.2", "a.3"]
+    fill_loras(backlog, "a.1", "0.1")
+    assert drain(backlog) == ["a.1", "0.1"]
+
+
+def test_adapters_that_owe_are_forgotten_where_there_are_too_many() -> None:
+    backlog = Backlog("fcfs", 60.0)
+    fill_loras(backlog, "0.1", "0.2", "0.3")
+    for lora_id in range(ord("a"), ord("a") + MAX_ABSENT_ADAPTERS + 1):
+        backlog.charge("", lora_id, 15)
+    fill_loras(backlog, "b.1", "a.1")
+    assert drain(backlog) == ["0.1", "a.1", "0.2", "b.1", "0.3"]
 
 
 def test_with_priorities_the_first_of_all_adapters_is_next() -> None:

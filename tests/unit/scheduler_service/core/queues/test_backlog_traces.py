@@ -17,9 +17,37 @@ if TYPE_CHECKING:
     from scheduler_service.core.sequence import Group
 
 
+class NaiveLine:
+    def __init__(self, num_served: int) -> None:
+        self.num_served = num_served
+        self.last_turn = 0
+
+
 class NaiveTenant:
     def __init__(self) -> None:
         self.num_served = self.last_turn = self.joined = 0
+        # Of its adapters, in the order in which they came to wait; and what others of them were served.
+        self.lines: dict[int, NaiveLine] = {}
+        self.owed: dict[int, int] = {}
+
+    def virtual_time(self) -> int:
+        return min((line.num_served for line in self.lines.values()), default=0)
+
+    def push(self, lora_id: int) -> None:
+        if lora_id not in self.lines:
+            self.lines[lora_id] = NaiveLine(max(self.owed.pop(lora_id, 0), self.virtual_time()))
+
+    def charge(self, lora_id: int, num_tokens: int) -> None:
+        if lora_id in self.lines:
+            self.lines[lora_id].num_served += num_tokens
+        elif self.lines:
+            self.owed[lora_id] = self.owed.get(lora_id, self.virtual_time()) + num_tokens
+
+    def keep(self, waiting: set[int]) -> None:
+        for lora_id in self.lines.keys() - waiting:
+            self.owed[lora_id] = self.lines.pop(lora_id).num_served
+        if not waiting:
+            self.owed.clear()
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -50,12 +78,18 @@ class NaiveBacklog:
             tenant.joined = next(self.clock)
         key = now + group.spec.priority * self.aging_seconds
         self.waiting.append((key, next(self.clock), group))
+        self.tenants[name].push(group.spec.lora_id)
 
     def peek(self) -> Group | None:
         if self.front or not self.waiting:
             return self.front[0] if self.front else None
         name = min(self.present(), key=lambda name: self.tenants[name].key)
-        return min(place for place in self.waiting if place[2].spec.tenant == name)[2]
+        places = sorted(place for place in self.waiting if place[2].spec.tenant == name)
+        lines = self.tenants[name].lines
+        if not self.aging_seconds:
+            lora_id = min(lines, key=lambda lora_id: (lines[lora_id].num_served, lines[lora_id].last_turn))
+            places = [place for place in places if place[2].spec.lora_id == lora_id]
+        return places[0][2]
 
     def pop(self) -> Group:
         group = self.peek()
@@ -63,29 +97,35 @@ class NaiveBacklog:
         if not self.front:
             tenant = self.tenants[group.spec.tenant]
             tenant.num_served += group.prompt_length
-            tenant.last_turn = next(self.clock)
+            line = tenant.lines[group.spec.lora_id]
+            tenant.last_turn = line.last_turn = next(self.clock)
+            line.num_served += group.prompt_length
         self.remove(group)
         return group
 
     def remove(self, group: Group) -> None:
         self.front = [other for other in self.front if other is not group]
         self.waiting = [place for place in self.waiting if place[2] is not group]
+        for name, tenant in self.tenants.items():
+            tenant.keep({each.spec.lora_id for _, _, each in self.waiting if each.spec.tenant == name})
         if not self.waiting:
             self.tenants.clear()
 
-    def charge(self, name: str, num_tokens: int) -> None:
+    def charge(self, name: str, lora_id: int, num_tokens: int) -> None:
         if not self.waiting:
             return
         if name not in self.tenants:
             self.tenants[name] = NaiveTenant()
             self.tenants[name].num_served = self.virtual_time()
         self.tenants[name].num_served += num_tokens
+        self.tenants[name].charge(lora_id, num_tokens)
 
     def groups(self) -> list[Group]:
         return [*self.front, *(group for _, _, group in self.waiting)]
 
 
 TENANTS = st.sampled_from(["", "a", "b", "c"])
+ADAPTERS = st.sampled_from([0, 0, 1, 2])
 
 
 class BacklogMachine(RuleBasedStateMachine):
@@ -102,11 +142,12 @@ class BacklogMachine(RuleBasedStateMachine):
         now=st.integers(0, 5),
         priority=st.integers(-2, 2),
         num_prompt_tokens=st.integers(1, 9),
+        lora_id=ADAPTERS,
         repeat=st.sampled_from([1, 1, 20]),
     )
-    def push(self, tenant: str, now: int, priority: int, num_prompt_tokens: int, repeat: int) -> None:
+    def push(self, tenant: str, now: int, priority: int, num_prompt_tokens: int, lora_id: int, repeat: int) -> None:
         for _ in range(repeat):
-            group = make_group(next(self.names), tenant, priority, num_prompt_tokens)
+            group = make_group(next(self.names), tenant, priority, num_prompt_tokens, lora_id)
             self.real.push(group, float(now))
             self.naive.push(group, float(now))
 
@@ -131,10 +172,10 @@ class BacklogMachine(RuleBasedStateMachine):
             assert not self.real.remove(group)
             self.naive.remove(group)
 
-    @rule(tenant=TENANTS, num_tokens=st.integers(0, 30))
-    def charge(self, tenant: str, num_tokens: int) -> None:
-        self.real.charge(tenant, num_tokens)
-        self.naive.charge(tenant, num_tokens)
+    @rule(tenant=TENANTS, lora_id=ADAPTERS, num_tokens=st.integers(0, 30))
+    def charge(self, tenant: str, lora_id: int, num_tokens: int) -> None:
+        self.real.charge(tenant, lora_id, num_tokens)
+        self.naive.charge(tenant, lora_id, num_tokens)
 
     @invariant()
     def agrees(self) -> None:
