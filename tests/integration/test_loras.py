@@ -1,24 +1,29 @@
-"""Adapters through the real services: by name, mixed, after a killed worker, and loaded anew under load."""
+"""Adapters through the real services: by name, mixed, after processes that die as they load one, and loaded anew."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
 import signal
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+import grpc
 import openai
 import pytest
 
 from blockyard import AsyncClient
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.client.results import Delta, Recovered
+from blockyard.errors import Reason, from_rpc_error
+from blockyard.service import faults
 from blockyard.service.servers import internal_channel
 from tests.kit.kernels.tiny_adapters import make_tiny_adapter
 from tests.kit.kernels.tiny_models import tiny_model
 from tests.kit.processes.system import System
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from blockyard.client.results import GenerationOptions
@@ -26,7 +31,7 @@ if TYPE_CHECKING:
 MODEL = "qwen3"
 PROMPT = list(range(3, 60))
 OPTIONS: GenerationOptions = {"temperature": 0.0, "ignore_eos": True, "return_token_ids": True}
-NUM_TOKENS = 60
+NUM_TOKENS = 240
 # One slot less than there are adapters.
 FLAGS = ("--dtype", "bfloat16", "--max-loras", "2", "--max-cpu-loras", "5", "--lora-patience-seconds", "0.05")
 
@@ -56,11 +61,13 @@ async def follow(client: AsyncClient, name: str, num_tokens: int, begun: asyncio
 
 async def test_adapters_are_served_by_name_and_outlive_their_worker(tmp_path: Path) -> None:
     root = tmp_path / "adapters"
-    for seed, name in enumerate(("a", "b", "c")):
+    for seed, name in enumerate("abcd"):
         make_tiny_adapter(root / name, tiny_model(MODEL), seed)
     flags = [*FLAGS, "--lora-root", str(root), "--lora-modules", "a=a,b=b"]
     worker_flags = ["--num-threads", "1", "--worker-lora-root", str(root)]
-    with System(tiny_model(MODEL), tmp_path, flags, worker_flags) as system:
+    # The worker dies with the fourth adapter.
+    dies = {"worker": f"{faults.BEFORE_LORA}:kill@4"}
+    with System(tiny_model(MODEL), tmp_path, flags, worker_flags, next_faults=dies) as system:
         admin = internal_channel(f"127.0.0.1:{system.port('admin')}")
         stub: admin_pb2_grpc.AdminServiceAsyncStub = admin_pb2_grpc.AdminServiceStub(admin)
         api = openai.AsyncOpenAI(base_url=f"{system.http_url}/v1", api_key="none")
@@ -90,22 +97,59 @@ async def test_adapters_are_served_by_name_and_outlive_their_worker(tmp_path: Pa
             assert told == [alone[name][:40] for name in names]
             with pytest.raises(openai.NotFoundError):
                 await api.completions.create(model="d", prompt="x")
-            await outlives_its_worker(system, client, alone)
+            await outlive_a_worker_that_loads(system, stub, client, alone)
+            await outlive_a_scheduler_that_loads(system, stub, client, alone)
             await is_loaded_anew(stub, client, root, alone)
         await api.close()
         await admin.close()
 
 
-async def outlives_its_worker(system: System, client: AsyncClient, alone: dict[str, tuple[int, ...]]) -> None:
-    """Another worker reads the adapters again, and the answers go on to the bit."""
-    begun = {name: asyncio.Event() for name in ("", "a", "b")}
+@asynccontextmanager
+async def undisturbed(client: AsyncClient, alone: dict[str, tuple[int, ...]]) -> AsyncIterator[None]:
+    """Answers with adapters, and one without, run meanwhile; they are recovered, and have the tokens that they have."""
+    names = ("", "a", "b")
+    begun = {name: asyncio.Event() for name in names}
     streams = asyncio.gather(*(follow(client, name, NUM_TOKENS, event) for name, event in begun.items()))
     await asyncio.gather(*(event.wait() for event in begun.values()))
-    system.services["worker"].process.send_signal(signal.SIGKILL)
-    await asyncio.to_thread(system.services["worker"].wait)
-    system.start_service("worker")
-    for name, (ids, exact) in zip(begun, await streams, strict=True):
-        assert (ids, exact) == (alone[name], True), name
+    yield
+    assert dict(zip(names, await streams, strict=True)) == {name: (alone[name], True) for name in names}
+    assert {model.name for model in await client.list_models() if model.parent} == {"a", "b", "c"}
+
+
+async def outlive_a_worker_that_loads(
+    system: System, stub: admin_pb2_grpc.AdminServiceAsyncStub, client: AsyncClient, alone: dict[str, tuple[int, ...]]
+) -> None:
+    """It dies as it loads one more adapter, the next one as it loads those that there are; nobody has half of one."""
+    async with undisturbed(client, alone):
+        loading = stub.LoadLora(admin_pb2.LoadLoraRequest(name="d", path="d"))
+        assert await asyncio.to_thread(system.services["worker"].wait) == -signal.SIGKILL
+        system.next_faults["worker"] = f"{faults.BEFORE_LORA}:kill@2"
+        assert await asyncio.to_thread(system.start_service("worker").wait) == -signal.SIGKILL
+        # The one after it stops as it loads the next.
+        system.next_faults["worker"] = f"{faults.BEFORE_LORA}:hang@4"
+        system.start_service("worker")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await loading
+        assert from_rpc_error(caught.value).reason is Reason.NO_READY_WORKER
+
+
+async def outlive_a_scheduler_that_loads(
+    system: System, stub: admin_pb2_grpc.AdminServiceAsyncStub, client: AsyncClient, alone: dict[str, tuple[int, ...]]
+) -> None:
+    """It dies before the worker has answered; its successor hears of the adapters from the gateway."""
+    async with undisturbed(client, alone):
+        loading = stub.LoadLora(admin_pb2.LoadLoraRequest(name="d", path="d"))
+        await asyncio.to_thread(system.services["worker"].wait_for_log, "a fault on purpose")
+        system.services["scheduler"].process.send_signal(signal.SIGKILL)
+        await asyncio.to_thread(system.services["scheduler"].wait)
+        system.services["worker"].process.send_signal(signal.SIGCONT)
+        system.start_service("scheduler")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await loading
+        assert from_rpc_error(caught.value).reason is Reason.NO_READY_WORKER
+    await stub.LoadLora(admin_pb2.LoadLoraRequest(name="d", path="d"))
+    assert len({await ids_of(client, "d", 20), *(ids[:20] for ids in alone.values())}) == 5
+    await stub.UnloadLora(admin_pb2.UnloadLoraRequest(name="d"))
 
 
 async def is_loaded_anew(

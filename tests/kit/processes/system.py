@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from blockyard.client.access import ClientAccess
+from blockyard.service import faults
 from tests.kit.processes.nursery import Child
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class System:
     """Gateway, scheduler and the workers of one replica on Unix sockets and free loopback ports.
 
     Use as a context manager. Rank 0 is `worker`, the others are `worker1`, `worker2`, ...; `access`: what the public
-    gRPC port asks for.
+    gRPC port asks for. `next_faults`: what a service gets as BLOCKYARD_FAULTS when it is started next, and not after.
     """
 
     model: Path
@@ -93,6 +94,7 @@ class System:
     pipeline_parallel_size: int = 1
     worker_module: str = "worker_service"
     services: dict[str, Service] = field(default_factory=dict)
+    next_faults: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # A Unix socket's path must stay below 108 bytes, which a test's own folder may not.
@@ -125,7 +127,9 @@ class System:
         """Starts the gateway, the scheduler or a worker, again if it has died."""
         restarts = len(list(self.folder.glob(f"{name}-*.log")))
         flags = [*self._flags_of(name), "--log-level", "debug"]
-        service = Service(_MODULES.get(name, self.worker_module), flags, self.folder / f"{name}-{restarts}.log")
+        environment = {faults.VARIABLE: self.next_faults.pop(name, "")}
+        log = self.folder / f"{name}-{restarts}.log"
+        service = Service(_MODULES.get(name, self.worker_module), flags, log, environment)
         self.services[name] = service
         return service
 
