@@ -132,6 +132,11 @@ LORAS = gauge(
 LORA_LOAD_SECONDS = histogram(
     "blockyard_lora_load_seconds", "Loads of an adapter at all workers of a replica.", geometric(0.001, 100)
 )
+LORA_EVICTIONS = counter(
+    "blockyard_lora_evictions_total",
+    "Adapters that left the host's cache of a replica for others: more are in use than --max-cpu-loras.",
+    "replica",
+)
 LORA_PASSED_SECONDS = counter(
     "blockyard_lora_passed_seconds_total",
     "Time that an adapter waited for a slot while requests without it began.",
@@ -171,5 +176,6 @@ CATALOGUE = (
     GATEWAYS,
     LORAS,
     LORA_LOAD_SECONDS,
+    LORA_EVICTIONS,
     LORA_PASSED_SECONDS,
 )

@@ -194,6 +194,7 @@ _OF_REPLICAS: Mapping[Metric, Callable[[Engine, SchedulerStats], Labelled]] = {
     catalogue.STALLS: lambda engine, stats: {(): stats.num_stalls_total},
     catalogue.STEPS: lambda engine, stats: {(): engine.step_loop.step_log.num_steps},
     catalogue.LORAS: _loras,
+    catalogue.LORA_EVICTIONS: lambda engine, stats: {(): engine.loras.num_evicted},
     catalogue.LORA_PASSED_SECONDS: _lora_passed_seconds,
     catalogue.STEPS_IN_FLIGHT: lambda engine, stats: {(): stats.num_steps_in_flight},
 }

@@ -114,6 +114,11 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             },
         ),
     ),
+    "Adapters (LoRA)": (
+        Panel("Adapters, by replica", "short", {"{{replica}} {{state}}": "blockyard_lora_adapters"}),
+        Panel("Waiting for a slot", "short", _rates("blockyard_lora_passed_seconds_total", "adapter")),
+        Panel("Time to load one", "s", _quantiles("blockyard_lora_load_seconds")),
+    ),
     "What goes wrong": (
         Panel("Replicas", "short", {"ready": "sum(blockyard_ready_replicas)", "{{state}}": "blockyard_workers > 0"}),
         Panel(

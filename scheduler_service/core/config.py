@@ -122,27 +122,32 @@ MAX_SLOTS = 2**16
 
 
 class LoraRoom:
-    """Adapters of which a replica may begin sequences: those that are `open`, and so many others. Filled by `take`."""
+    """Adapters of which a replica may begin sequences: those that are `open`, and so many others. Filled by `take`.
 
-    __slots__ = ("_num_free", "_open", "_waiting")
+    Of the slots that are free for others so many are empty: an adapter that comes into one drives none out.
+    """
 
-    def __init__(self, open: Iterable[int] = (), num_free: int = 0) -> None:
+    __slots__ = ("_num_empty", "_num_free", "_open", "_waiting")
+
+    def __init__(self, open: Iterable[int] = (), num_free: int = 0, num_empty: int = 0) -> None:
         self._open = {0, *open}
         self._num_free = num_free
+        self._num_empty = num_empty
         self._waiting: set[int] = set()
 
     def has_slot(self, lora_id: int) -> bool:
         """Whether a sequence with this adapter, or none (0), may begin in the next step."""
         return lora_id in self._open or self._num_free > 0
 
-    def rank(self, lora_id: int) -> int:
+    def rank(self, lora_id: int) -> tuple[int, int]:
         """How well off a sequence with this adapter is here: more is better. Without one all places are alike.
 
-        Where the adapter is in a slot, then where most slots are free, then where it has to wait for one.
+        Where the adapter is in a slot, then where most slots are free, of these where most are empty, then where it has
+        to wait for one.
         """
-        if not lora_id:
-            return 0
-        return MAX_SLOTS if lora_id in self._open else self._num_free
+        if lora_id in self._open:
+            return (MAX_SLOTS if lora_id else 0, 0)
+        return (self._num_free, self._num_empty)
 
     def may_wait(self, lora_id: int) -> bool:
         """Whether one may come though it has to wait: one of each adapter, so that it is known here that it waits."""
@@ -154,6 +159,7 @@ class LoraRoom:
             self._waiting.add(lora_id)
         elif lora_id not in self._open:
             self._num_free -= 1
+            self._num_empty = max(self._num_empty - 1, 0)
             self._open.add(lora_id)
 
 

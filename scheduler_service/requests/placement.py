@@ -48,7 +48,7 @@ def choose_engine(group: Group, rooms: Mapping[Engine, Room]) -> Engine | None:
         return candidates[0] if candidates else None
     fitting = [engine for engine in candidates if rooms[engine].fits(*size)] or candidates
 
-    def rank(engine: Engine) -> tuple[int, int, int]:
+    def rank(engine: Engine) -> tuple[tuple[int, int], int, int]:
         room = rooms[engine]
         return room.loras.rank(lora_id), _count_cached(engine, group), room.num_rows
 
@@ -62,9 +62,12 @@ def waits_for_slot(group: Group, rooms: Mapping[Engine, Room]) -> bool:
 
 
 def _ask_for_adapter(lora_id: int, rooms: Mapping[Engine, Room]) -> None:
-    """Has an adapter that no replica has loaded where most slots are free."""
-    if not any(engine.loras.has(lora_id) for engine in rooms):
-        max(rooms, key=lambda engine: rooms[engine].loras.rank(lora_id)).loras.want(lora_id)
+    """Has an adapter loaded where most slots are free: in a free slot, or anywhere if no replica has it loaded."""
+    without = [engine for engine in rooms if not engine.loras.has(lora_id)]
+    if without:
+        best = max(without, key=lambda engine: rooms[engine].loras.rank(lora_id))
+        if len(without) == len(rooms) or rooms[best].loras.has_slot(lora_id):
+            best.loras.want(lora_id)
 
 
 def is_urgent(group: Group, rooms: Mapping[Engine, Room]) -> bool:

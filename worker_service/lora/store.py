@@ -11,13 +11,15 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.service import faults
 from blockyard.telemetry import EventLogger
 from worker_service.lora.slots import LoraSlots
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from worker_service.lora.adapter import Adapter, LoraRequest
@@ -28,13 +30,22 @@ log = EventLogger(__name__)
 
 
 class LoraStore:
-    """The adapters of one worker. `adapters` are those that were read, by lora_id."""
+    """The adapters of one worker.
+
+    Attributes:
+        adapters: those that were read, by lora_id.
+        on_loaded: called with the seconds that a load took.
+        on_removed: called when an adapter was removed.
+    """
 
     def __init__(self, reader: AdapterReader, limits: LoraLimits, root: Path | None, max_model_len: int) -> None:
         """`root`: adapters lie below it; None: none is read."""
         self.limits = limits
         self.adapters: dict[int, Adapter] = {}
         self.pinned: set[int] = set()
+        self.on_loaded: Callable[[float], None] = lambda seconds: None
+        self.on_removed: Callable[[], None] = lambda: None
+        self._slots = LoraSlots()
         self._reader = reader
         self._root = root
         self._max_model_len = max_model_len
@@ -90,13 +101,15 @@ class LoraStore:
         finally:
             del self._reading[request.lora_id]
         self.adapters[request.lora_id] = adapter
+        seconds = loop.time() - begin
+        self.on_loaded(seconds)
         log.info(
             "adapter loaded",
             lora_id=request.lora_id,
             lora_name=request.name,
             rank=adapter.rank,
             bytes=adapter.num_bytes,
-            seconds=round(loop.time() - begin, 3),
+            seconds=round(seconds, 3),
         )
         return adapter
 
@@ -107,7 +120,13 @@ class LoraStore:
 
     def make_slots(self) -> LoraSlots:
         """Makes the slots of the network."""
-        return LoraSlots(self.limits.max_loras, self.adapters, self._reader.write)
+        self._slots = LoraSlots(self.limits.max_loras, self.adapters, self._reader.write)
+        return self._slots
+
+    @property
+    def num_resident(self) -> int:
+        """Adapters in slots."""
+        return int(np.count_nonzero(self._slots.lora_ids))
 
     def pin(self, lora_id: int, *, pinned: bool) -> None:
         """Sets whether an adapter may be removed; raises BlockyardError WRONG_STATE."""
@@ -121,6 +140,7 @@ class LoraStore:
             raise BlockyardError(Reason.WRONG_STATE, f"adapter {lora_id} is pinned")
         adapter = self.adapters.pop(lora_id, None)
         if adapter is not None:
+            self.on_removed()
             log.info("adapter removed", lora_id=lora_id, lora_name=adapter.request.name)
 
 

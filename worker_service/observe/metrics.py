@@ -9,6 +9,8 @@ from blockyard.service.metrics import READY, Registry, counter, gauge, geometric
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from worker_service.lora.adapter import Adapter
+    from worker_service.lora.store import LoraStore
     from worker_service.set_up import CacheFacts, SetUp, State
     from worker_service.step import Step, StepResult
 
@@ -41,10 +43,25 @@ WEIGHTS = gauge("blockyard_worker_weights_bytes", "The weights; 0 before they ar
 POOLS = gauge(
     "blockyard_worker_pool_bytes", "The KV blocks of a pool, `device` or `host`; 0 before they exist.", "pool"
 )
+LORAS = gauge(
+    "blockyard_worker_lora_adapters",
+    "Adapters: `loaded` into the host's cache, or `resident` in a slot of the device too.",
+    "state",
+)
+LORA_BYTES = gauge("blockyard_worker_lora_bytes", "The adapters in the host's cache.")
+LORA_LOAD_SECONDS = histogram(
+    "blockyard_worker_lora_load_seconds",
+    "Loads of an adapter: reading, cutting and packing it, behind those before it.",
+    geometric(0.001, 100),
+)
+LORA_REMOVALS = counter(
+    "blockyard_worker_lora_removals_total",
+    "Adapters that left the host's cache: for others, or since they were unloaded.",
+)
 
 CATALOGUE = (
     *(STEPS, REFUSED_STEPS, LATE_STEPS, STEP_SECONDS, COMPUTED_TOKENS, SAMPLED_TOKENS),
-    *(STATE, EPOCH, LOADS, WEIGHTS, POOLS),
+    *(STATE, EPOCH, LOADS, WEIGHTS, POOLS, LORAS, LORA_BYTES, LORA_LOAD_SECONDS, LORA_REMOVALS),
 )
 
 
@@ -60,10 +77,20 @@ class WorkerMetrics:
         self._computed = registry.counter(COMPUTED_TOKENS)
         self._sampled = registry.counter(SAMPLED_TOKENS)
         self._loads = registry.counter(LOADS)
+        self._lora_loads = registry.histogram(LORA_LOAD_SECONDS)
+        self._lora_removals = registry.counter(LORA_REMOVALS)
 
     def on_load(self) -> None:
         """Counts a model that was loaded."""
         self._loads.add()
+
+    def on_lora_loaded(self, seconds: float) -> None:
+        """Measures the load of an adapter."""
+        self._lora_loads.observe(seconds)
+
+    def on_lora_removed(self) -> None:
+        """Counts an adapter that left the host's cache."""
+        self._lora_removals.add()
 
     def on_step(self, step: Step, result: StepResult) -> None:
         """Counts a step that was executed or refused."""
@@ -96,6 +123,8 @@ class WorkerMetrics:
         read(LATE_STEPS, lambda: executor.num_late_steps if (executor := set_up().executor) is not None else 0)
         read(WEIGHTS, lambda: loaded.parameter_bytes if (loaded := set_up().loaded) is not None else 0)
         read(POOLS, lambda: _pool_bytes(set_up().cache))
+        read(LORAS, lambda: _count_loras(set_up().loras))
+        read(LORA_BYTES, lambda: sum(adapter.num_bytes for adapter in _loras_of(set_up().loras)))
 
 
 def _states(now: State) -> dict[tuple[str, ...], float]:
@@ -107,3 +136,13 @@ def _pool_bytes(cache: CacheFacts | None) -> dict[tuple[str, ...], float]:
         return {("device",): 0, ("host",): 0}
     num_blocks = {"device": cache.request.num_device_blocks, "host": cache.request.num_host_blocks}
     return {(pool,): count * cache.cache_block_bytes for pool, count in num_blocks.items()}
+
+
+def _loras_of(store: LoraStore | None) -> list[Adapter]:
+    # A copy: this runs in the thread of who asks.
+    return list(store.adapters.values()) if store is not None else []
+
+
+def _count_loras(store: LoraStore | None) -> dict[tuple[str, ...], float]:
+    num_resident = store.num_resident if store is not None else 0
+    return {("loaded",): len(_loras_of(store)), ("resident",): num_resident}

@@ -161,7 +161,9 @@ class LoraSlots:
     def find_room(self) -> LoraRoom:
         """Finds what adapters new sequences may have here."""
         self.recount()
-        return LoraRoom(set(self.resident_ids) - set(self._claims.values()), max(self._count_free(0), 0))
+        resident = self.resident_ids
+        num_empty = len(self._slots) - len(resident)
+        return LoraRoom(set(resident) - set(self._claims.values()), max(self._count_free(0), 0), num_empty)
 
     @property
     def resident_ids(self) -> list[int]:

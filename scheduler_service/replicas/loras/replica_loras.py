@@ -35,6 +35,7 @@ class ReplicaLoras:
     Attributes:
         loaded: those that all ranks have, the one that was used least recently first.
         problems: why others could not be loaded, by their numbers.
+        num_evicted: adapters that left for others.
         find_wanted: the adapters that there are.
         find_used: those of requests that the replica has.
         on_changed: called when an adapter was loaded, or could not be.
@@ -44,6 +45,7 @@ class ReplicaLoras:
     def __init__(self, ranks: Sequence[Rank], max_cpu_loras: int) -> None:
         self.loaded: dict[int, Adapter] = {}
         self.problems: dict[int, str] = {}
+        self.num_evicted = 0
         self.find_wanted: Callable[[], Collection[Adapter]] = tuple
         self.find_used: Callable[[], Collection[int]] = tuple
         self.on_changed: Callable[[], None] = lambda: None
@@ -166,6 +168,7 @@ class ReplicaLoras:
         for lora_id, adapter in sorted(self.loaded.items(), key=lambda item: item[0] in wanted):
             if lora_id not in used and (lora_id not in wanted or not adapter.pinned):
                 await self._remove(lora_id)
+                self.num_evicted += lora_id in wanted
                 return
         message = f"all {self._max_cpu_loras} adapters in the workers' cache are in use or pinned: see --max-cpu-loras"
         raise BlockyardError(Reason.WRONG_STATE, message)

@@ -10,6 +10,7 @@ from blockyard.admin.v1 import admin_pb2
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from tests.kit.fakes.fake_loras import digest_of
 from tests.kit.oracles.token_oracle import oracle, until_idle
+from tests.kit.processes.scrape import Scrape
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
@@ -120,6 +121,24 @@ async def test_more_adapters_than_a_cache_holds_take_turns(harness: Harness, set
             assert len(worker.adapters) <= 2
     await until_idle(server)
     assert worker.refusals == []
+    assert Scrape.of(server.service.metrics.registry).sum("blockyard_lora_evictions_total") >= 6
+
+
+async def test_requests_go_where_their_adapter_is_in_a_slot(harness: Harness, settings: Settings) -> None:
+    """Two replicas with a slot each: one adapter has the first and one the second, whatever is asked in what order."""
+    workers = [await harness.worker(name) for name in ("", "-2")]
+    address = harness.configuration.service.worker_address
+    server = await harness.scheduler(settings(worker_address=f"{address}, {address}-2", max_loras=1))
+    client = await harness.client()
+    await until(lambda: len(server.service.dispatcher.ready_engines) == 2)
+    operator = await load(harness, client, "a", "b")
+    for number, name in enumerate("abbabaab"):
+        # Each by itself: every slot is free.
+        await check(client, await add(client, f"r{number}", name), f"/adapters/{name}")
+        await until_idle(server)
+    assert [list(lora.resident_replica_ids) for lora in await operator.loras()] == [[0], [1]]
+    assert [stats.num_completion_tokens_total for stats in server.service.stats()] == [80, 80]
+    assert [worker.refusals for worker in workers] == [[], []]
 
 
 async def test_what_a_worker_says_of_an_adapter_reaches_the_operator(harness: Harness, settings: Settings) -> None:

@@ -10,6 +10,7 @@ import pytest
 from blockyard.errors import Reason
 from blockyard.worker.v1 import worker_pb2 as pb
 from tests.kit.kernels.tiny_adapters import make_tiny_adapter
+from tests.kit.processes.scrape import Scrape
 from tests.unit.worker_service.driver import StepDriver, WorkerDriver, fails, new_sequence, running_worker
 
 if TYPE_CHECKING:
@@ -112,6 +113,14 @@ async def test_an_adapter_comes_while_a_step_stream_runs(adapted: WorkerDriver) 
     await steps.step(activated_lora_slots=[1], activated_lora_ids=[4])
     assert await generate(steps, 2, 4) != base
     assert await generate(steps, 3, 0) == base
+    metrics = Scrape.of(adapted.server.worker.metrics.registry)
+    assert [metrics.sum("blockyard_worker_lora_adapters", state=name) for name in ("loaded", "resident")] == [1, 1]
+    assert metrics.sum("blockyard_worker_lora_bytes") == told.num_bytes
+    assert metrics.sum("blockyard_worker_lora_load_seconds_count") == 1
+    await adapted.stub.RemoveLora(pb.RemoveLoraRequest(lora_id=4))
+    metrics = Scrape.of(adapted.server.worker.metrics.registry)
+    assert metrics.sum("blockyard_worker_lora_adapters") == metrics.sum("blockyard_worker_lora_bytes") == 0
+    assert metrics.sum("blockyard_worker_lora_removals_total") == 1
 
 
 async def test_what_is_in_use_or_pinned_stays(adapted: WorkerDriver) -> None:

@@ -27,7 +27,7 @@ async def test_a_fresh_worker_tells_all_it_has(fresh_worker: WorkerDriver) -> No
     assert fresh_worker.server.worker.metrics.registry.find_missing == []
     assert [metric.name for metric in CATALOGUE if not seen.has(metric)] == []
     assert seen.sum("blockyard_worker_state", state="CREATED") == seen.sum("blockyard_worker_state") == 1
-    for name in ("weights_bytes", "pool_bytes", "model_loads_total"):
+    for name in ("weights_bytes", "pool_bytes", "model_loads_total", "lora_adapters", "lora_bytes"):
         assert seen.sum(f"blockyard_worker_{name}") == 0
     assert seen.sum("blockyard_ready") == 1
 
