@@ -345,9 +345,7 @@ class MetricsSettings:
         0, "port of the scheduler's /metrics, on this machine alone; 0: the first free one from 50062 on, -1: none"
     )
     worker_metrics_port: Annotated[int, Field(ge=-1, le=65535)] = option(
-        0,
-        "port of the first worker's /metrics, on this machine alone, the others' behind it; 0: the first free "
-        "ones from 50072 on, -1: none",
+        0, "port of the first worker's /metrics, of the others those behind it; 0: free ones from 50072 on, -1: none"
     )
 
 
@@ -369,6 +367,7 @@ CHOSEN_TOGETHER = {
         ("worker_group", "worker_index", "worker_group_host", "allow_insecure_group"),
         "the workers of a replica are known, and reach each other on this machine alone",
     ),
+    "gateway_lora_root": "--lora-root says it",
     "worker_device": "--device says it",
     "num_workers": "--data-parallel-size and --tensor-parallel-size say it",
     "worker_device_index": "each worker has a GPU of its own, as far as there are",

@@ -29,6 +29,11 @@ class ServiceSettings(GatewayProcessSettings):
     gateway_health_port: Annotated[int, Field(ge=-1, le=65535)] = option(
         -1, "port of health from a thread of its own, on the same host; 0: a free port, -1: none"
     )
+    gateway_lora_root: str = option(
+        "",
+        "folder of this machine that adapters (LoRA) are below as on the workers': requests get the tokenizers and chat"
+        " templates that these bring; empty: all have the model's",
+    )
     gateway_local_address: str = option(
         "", "unix:/path: all APIs without keys and TLS, for whoever may open that file; empty: none"
     )

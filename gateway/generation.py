@@ -20,10 +20,12 @@ from gateway.observe.request_log import begin_request_log, take_over_request_log
 from gateway.preparation import Preparation, Prepared
 from gateway.request import ModelCard
 from gateway.scheduler_messages import Cancelled
+from gateway.text.adapter_tokenizers import AdapterTokenizers, require_vocabulary
 from gateway.text.encoding import Encoding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
     from gateway.live.link import Link
     from gateway.live.live_requests import LiveRequests
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from gateway.observe.metrics import GatewayMetrics
     from gateway.observe.request_log import RequestLog
     from gateway.request import GenerationRequest, Position, ResumeRequest
-    from gateway.scheduler_messages import ModelFacts, Resumed, Submission
+    from gateway.scheduler_messages import Adapter, ModelFacts, Resumed, Submission
     from gateway.text.tokenizer import Tokenizer
 
 
@@ -53,14 +55,16 @@ class GenerationService:
         seed: int = 0,
         clamps_max_tokens: bool = False,
         max_requests: int = 0,
+        lora_root: Path | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.model_name = model_name
         self._link = link
         self._live = live
-        self._encoding = Encoding(tokenizer)
+        self._encoding = Encoding()
+        self._tokenizers = AdapterTokenizers(tokenizer, lora_root)
         self._preparation = Preparation(
-            tokenizer, self._encoding, model_name=model_name, seed=seed, clamps_max_tokens=clamps_max_tokens
+            self._tokenizers, self._encoding, model_name=model_name, seed=seed, clamps_max_tokens=clamps_max_tokens
         )
         self._admission = Admission(max_requests, lambda: live.num_running)
         # Why it does not want requests; empty: it does.
@@ -178,7 +182,18 @@ class GenerationService:
 
     async def prompt_of(self, request: GenerationRequest) -> tuple[int, ...]:
         """Returns the ids of a request's prompt; raises BlockyardError for a conversation that makes none."""
-        return await self._preparation.prompt_of(request, self._facts)
+        tokenizer = await self.find_tokenizer(request.model)
+        return await self._preparation.prompt_of(request, self._facts, tokenizer)
+
+    async def find_tokenizer(self, name: str) -> Tokenizer:
+        """Finds the tokenizer of requests that name a model or an adapter. Raises BlockyardError MODEL_NOT_LOADED."""
+        return await self._preparation.find_tokenizer(self._link.loras.get(name))
+
+    async def check_tokenizer(self, name: str, path: str) -> None:
+        """Raises BlockyardError MODEL_NOT_LOADED for a folder whose adapter cannot have its own tokenizer here."""
+        tokenizer = await self._encoding.run(lambda: self._tokenizers.read(name, path))
+        if tokenizer is not self.tokenizer and self._link.facts is not None:
+            require_vocabulary(name, tokenizer, self._link.facts.vocab_size)
 
     def is_ready(self) -> bool:
         """Returns whether requests should be sent here; `readiness_message` says why not. Any thread may call it."""
@@ -222,11 +237,7 @@ class GenerationService:
             determinism_id=facts.determinism_id,
             batch_invariant=facts.batch_invariant,
         )
-        adapters = [
-            replace(model, name=name, parent=model.name, determinism_id=adapter.identify(model.determinism_id))
-            for name, adapter in self._link.loras.items()
-        ]
-        return [model, *adapters]
+        return [model, *(_make_card(adapter, model, self._tokenizers) for adapter in self._link.loras.values())]
 
     def resolve_model(self, name: str) -> None:
         """Raises BlockyardError MODEL_NOT_FOUND unless the name is empty, the served model's or an adapter's."""
@@ -271,3 +282,15 @@ class GenerationService:
         """Ends all requests here with an error; they run on at the scheduler, for another gateway to resume."""
         self._live.end_all(error)
         self._encoding.close()
+
+
+def _make_card(adapter: Adapter, model: ModelCard, tokenizers: AdapterTokenizers) -> ModelCard:
+    # Of one that nobody has used here its files were not read: it may have a template that the model has not.
+    tokenizer = tokenizers.of(adapter) if tokenizers.knows(adapter) else tokenizers.model
+    return replace(
+        model,
+        name=adapter.name,
+        parent=model.name,
+        determinism_id=adapter.identify(model.determinism_id),
+        has_chat_template=tokenizer.has_chat_template,
+    )

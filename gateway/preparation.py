@@ -15,6 +15,7 @@ from gateway.live.request_state import Origin, RequestState
 from gateway.naming import wire_id
 from gateway.request import Accepted, OnDisconnect
 from gateway.request_warnings import with_clamped_length, with_tool_warning
+from gateway.text.adapter_tokenizers import require_vocabulary
 from gateway.validation import ModelLimits, complete, find_violations
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from gateway.observe.request_log import RequestLog
     from gateway.request import GenerationRequest
     from gateway.scheduler_messages import Adapter, ModelFacts, Submission
+    from gateway.text.adapter_tokenizers import AdapterTokenizers
     from gateway.text.encoding import Encoding
     from gateway.text.tokenizer import Tokenizer
 
@@ -52,25 +54,37 @@ class Preparation:
     """Prepares requests for one model. One for each process.
 
     Args:
-        tokenizer: the model's.
-        encoding: the same, with threads.
+        tokenizers: the model's, and those of adapters.
+        encoding: threads for them.
         model_name: in requests.
         seed: mixed into the seeds of requests that bring none.
         clamps_max_tokens: a max_tokens that does not fit behind its prompt is cut, not refused.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, encoding: Encoding, *, model_name: str, seed: int, clamps_max_tokens: bool = False
+        self,
+        tokenizers: AdapterTokenizers,
+        encoding: Encoding,
+        *,
+        model_name: str,
+        seed: int,
+        clamps_max_tokens: bool = False,
     ) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizers = tokenizers
         self._encoding = encoding
         self._model_name = model_name
         self._seed = seed
         self._clamps_max_tokens = clamps_max_tokens
 
-    async def prompt_of(self, request: GenerationRequest, facts: Callable[[], ModelFacts]) -> tuple[int, ...]:
+    async def find_tokenizer(self, adapter: Adapter | None) -> Tokenizer:
+        """Finds the tokenizer of requests with an adapter, or without one. Raises BlockyardError MODEL_NOT_LOADED."""
+        return await self._encoding.find(self._tokenizers, adapter)
+
+    async def prompt_of(
+        self, request: GenerationRequest, facts: Callable[[], ModelFacts], tokenizer: Tokenizer
+    ) -> tuple[int, ...]:
         """Makes the ids of a request's prompt, cut as it asks; raises BlockyardError, also what `facts` raises."""
-        token_ids, limit = await self._encoding.prompt_of(request), request.truncate_prompt_tokens
+        token_ids, limit = await self._encoding.prompt_of(request, tokenizer), request.truncate_prompt_tokens
         if limit == -1:
             limit = self._longest_prompt(facts().max_model_len, request.stop.max_tokens or 1)
         return token_ids if limit is None or limit < 1 else token_ids[-limit:]
@@ -88,16 +102,20 @@ class Preparation:
 
         Raises BlockyardError: every violation at once, or what `facts` raises, which is asked when they are needed.
         """
-        token_ids, wrong = await _result_or_violations(self.prompt_of(request, facts))
-        bad_word_ids, wrong_words = await _result_or_violations(self._encoding.bad_words_of(request))
-        known, adapter = facts(), loras.get(request.model)
+        adapter = loras.get(request.model)
+        tokenizer = await self.find_tokenizer(adapter)
+        token_ids, wrong = await _result_or_violations(self.prompt_of(request, facts, tokenizer))
+        bad_word_ids, wrong_words = await _result_or_violations(self._encoding.bad_words_of(request, tokenizer))
+        known = facts()
+        if adapter is not None and tokenizer is not self._tokenizers.model:
+            require_vocabulary(adapter.name, tokenizer, known.vocab_size)
         # What the tokenizer has and the model has not can never be generated.
         bad_word_ids = tuple(ids for ids in bad_word_ids or () if max(ids, default=0) < known.vocab_size)
         limits = ModelLimits(
             adapter.name if adapter else self._model_name,
             known.vocab_size,
             known.max_model_len,
-            self._tokenizer.end_token_ids,
+            tokenizer.end_token_ids,
             known.max_num_seqs,
         )
         request = with_tool_warning(request)
@@ -111,7 +129,7 @@ class Preparation:
             request,
             token_ids,
             limits,
-            generation_defaults=self._tokenizer.generation_defaults,
+            generation_defaults=tokenizer.generation_defaults,
             gateway_seed=self._seed,
             bad_word_ids=bad_word_ids,
         )
@@ -123,7 +141,7 @@ class Preparation:
     def make_state(
         self, prepared: Prepared, determinism_id: str, request_log: RequestLog, *, is_known: bool = False
     ) -> RequestState:
-        """Makes the empty state of a request that this or another gateway has prepared.
+        """Makes the empty state of a request that this or another gateway has prepared. Raises BlockyardError.
 
         `is_known`: an earlier scheduler had accepted it.
         """
@@ -134,7 +152,8 @@ class Preparation:
         remaining = submission.remaining_seconds
         prompt_token_ids, sampling = submission.prompt_token_ids, submission.sampling
         model = submission.lora.name if submission.lora else self._model_name
-        texts = self._tokenizer.token_texts(skip_special_tokens=request.skip_special_tokens)
+        tokenizer = self._tokenizers.of(submission.lora)
+        texts = tokenizer.token_texts(skip_special_tokens=request.skip_special_tokens)
         return RequestState(
             submission,
             Origin(
@@ -145,24 +164,25 @@ class Preparation:
                 is_known=is_known,
                 front_state=request.front_state,
             ),
-            self._answers_of(request, submission),
+            _make_answers(request, submission, tokenizer),
             determinism_id=determinism_id,
             request_log=request_log,
             prompt=None if sampling.prompt_logprobs is None else PromptAnswer(len(prompt_token_ids), texts),
         )
 
-    def _answers_of(self, request: GenerationRequest, submission: Submission) -> list[SequenceAnswer]:
-        tokenizer, skip = self._tokenizer, request.skip_special_tokens
-        has_logprobs = submission.sampling.logprobs is not None
-        rules = AnswerRules(
-            request.stop,
-            end_token_ids=frozenset() if request.stop.ignore_eos else tokenizer.end_token_ids,
-            stop_token_ids=frozenset(submission.stop_token_ids),
-            return_token_ids=request.return_token_ids,
-            logprobs=tokenizer.token_texts(skip_special_tokens=skip) if has_logprobs else None,
-        )
-        context = submission.prompt_token_ids[-1:]
-        return [
-            SequenceAnswer(index, rules, tokenizer.make_detokenizer(context, skip_special_tokens=skip))
-            for index in range(submission.n)
-        ]
+
+def _make_answers(request: GenerationRequest, submission: Submission, tokenizer: Tokenizer) -> list[SequenceAnswer]:
+    skip = request.skip_special_tokens
+    has_logprobs = submission.sampling.logprobs is not None
+    rules = AnswerRules(
+        request.stop,
+        end_token_ids=frozenset() if request.stop.ignore_eos else tokenizer.end_token_ids,
+        stop_token_ids=frozenset(submission.stop_token_ids),
+        return_token_ids=request.return_token_ids,
+        logprobs=tokenizer.token_texts(skip_special_tokens=skip) if has_logprobs else None,
+    )
+    context = submission.prompt_token_ids[-1:]
+    return [
+        SequenceAnswer(index, rules, tokenizer.make_detokenizer(context, skip_special_tokens=skip))
+        for index in range(submission.n)
+    ]

@@ -99,6 +99,7 @@ class Server:
             seed=configuration.text.seed,
             clamps_max_tokens=configuration.text.clamp_max_tokens,
             max_requests=configuration.service.max_requests,
+            lora_root=Path(root) if (root := configuration.service.gateway_lora_root) else None,
         )
         # Not over `self`: a process that cannot start would keep its servers until the interpreter ends.
         live, link = self._live, self._link

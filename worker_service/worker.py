@@ -221,10 +221,8 @@ class Worker:
                 _refuse(wrong_limits(lora_limits))
             loaded = await self._thread.run(lambda: load(choice, source, how, on_progress))
             loras = await self._thread.run(lambda: make_loras(loaded, lora_limits, self.adapters.root))
-            if loras is not None:
-                loras.on_loaded, loras.on_removed = self.metrics.on_lora_loaded, self.metrics.on_lora_removed
             self.set_up = replace(self.set_up, loaded=loaded, source=source, loras=loras)
-            self.metrics.on_load()
+            self.metrics.on_load(loras)
             log.info(
                 "model loaded",
                 architecture=loaded.config.architecture,

@@ -157,6 +157,7 @@ class LocalSystem:
         ):
             serving += to_flags(section)
         serving += to_flags(configuration.resume)
+        serving.append(f"--gateway-lora-root={configuration.lora.lora_root}")
         return [
             *(self._worker(number, address) for number, address in enumerate(workers)),
             Service("scheduler", "scheduler_service", tuple(scheduling)),

@@ -100,9 +100,9 @@ def decode_tokenize(message: inference_pb2.TokenizeRequest) -> GenerationRequest
     if message.HasField("conversation"):
         if message.text:
             raise invalid([Violation("text", "must be absent beside a conversation")])
-        return GenerationRequest(decode_conversation(message.conversation))
+        return GenerationRequest(decode_conversation(message.conversation), model=message.model)
     add = message.add_special_tokens if message.HasField("add_special_tokens") else True
-    return GenerationRequest(message.text, add_special_tokens=add)
+    return GenerationRequest(message.text, model=message.model, add_special_tokens=add)
 
 
 def _decode_prompt(spec: inference_pb2.GenerationSpec) -> str | tuple[int, ...] | Conversation:

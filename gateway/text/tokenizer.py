@@ -6,6 +6,7 @@ Knows nothing of requests. Reads the files of a model folder and nothing else: n
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import tokenizers
@@ -67,6 +68,7 @@ class Tokenizer:
         end_token_ids: the ids that end a sequence, of config.json, generation_config.json and the tokenizer together.
         generation_defaults: the fields of generation_config.json that apply where a request is silent.
         model_digest: SHA-256 of config.json, in hex.
+        special_tokens: the texts of special tokens by their names in tokenizer_config.json.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Tokenizer:
         end_token_ids: frozenset[int] = frozenset(),
         generation_defaults: dict[str, float] | None = None,
         model_digest: str = "",
+        special_tokens: dict[str, str] | None = None,
     ) -> None:
         self._backend = backend
         self._chat_template = chat_template
@@ -86,11 +89,33 @@ class Tokenizer:
         self.end_token_ids = end_token_ids
         self.generation_defaults = generation_defaults or {}
         self.model_digest = model_digest
+        self.special_tokens = special_tokens or {}
+
+    @cached_property
+    def num_ids(self) -> int:
+        """The largest id that has a piece, and 1."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @property
     def has_chat_template(self) -> bool:
         """Whether messages can be rendered."""
         return self._chat_template is not None
+
+    def adapt(
+        self, backend: tokenizers.Tokenizer | None, chat_template: str | None, special_tokens: dict[str, str]
+    ) -> Tokenizer:
+        """Makes the tokenizer of an adapter: with another backend, another template, or both, and this one's rest."""
+        special_tokens = self.special_tokens | special_tokens
+        backend = backend or self._backend
+        end = backend.token_to_id(special_tokens.get("eos_token", ""))
+        return Tokenizer(
+            backend,
+            chat_template=ChatTemplate(chat_template, special_tokens) if chat_template else self._chat_template,
+            end_token_ids=self.end_token_ids | ({end} if end is not None else set()),
+            generation_defaults=self.generation_defaults,
+            model_digest=self.model_digest,
+            special_tokens=special_tokens,
+        )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Turns text into ids; with the model's special tokens (a begin token, say) by default.
@@ -189,6 +214,26 @@ def load_tokenizer(folder: Path, *, chat_template_file: Path | None = None) -> T
         end_token_ids=_end_token_ids(config, generation_config, backend, special_tokens.get("eos_token")),
         generation_defaults=_generation_defaults(generation_config),
         model_digest=model_digest(folder),
+        special_tokens=special_tokens,
+    )
+
+
+def load_adapter_tokenizer(folder: Path, model: Tokenizer) -> Tokenizer:
+    """Reads the tokenizer and the chat template in an adapter's folder; what it does not have is the model's.
+
+    Raises BlockyardError MODEL_NOT_LOADED.
+    """
+    tokenizer_config = _read_json(folder / "tokenizer_config.json")
+    has_tokenizer = (folder / "tokenizer.json").is_file()
+    source = _chat_template_source(folder, tokenizer_config, None)
+    if not has_tokenizer and source is None:
+        return model
+    if has_tokenizer and "auto_map" in tokenizer_config:
+        raise _not_loaded(f"{folder} needs a tokenizer of its own code (auto_map), which Blockyard never runs")
+    return model.adapt(
+        _load_backend(folder / "tokenizer.json") if has_tokenizer else None,
+        source,
+        _special_tokens({**_read_json(folder / "special_tokens_map.json"), **tokenizer_config}),
     )
 
 

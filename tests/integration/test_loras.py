@@ -65,9 +65,11 @@ async def test_adapters_are_served_by_name_and_outlive_their_worker(tmp_path: Pa
         make_tiny_adapter(root / name, tiny_model(MODEL), seed)
     flags = [*FLAGS, "--lora-root", str(root), "--lora-modules", "a=a,b=b"]
     worker_flags = ["--num-threads", "1", "--worker-lora-root", str(root)]
+    (root / "b" / "chat_template.jinja").write_text("{{ messages[0].content }}")
     # The worker dies with the fourth adapter.
     dies = {"worker": f"{faults.BEFORE_LORA}:kill@4"}
-    with System(tiny_model(MODEL), tmp_path, flags, worker_flags, next_faults=dies) as system:
+    gateway_flags = ["--gateway-lora-root", str(root)]
+    with System(tiny_model(MODEL), tmp_path, flags, worker_flags, gateway_flags, next_faults=dies) as system:
         admin = internal_channel(f"127.0.0.1:{system.port('admin')}")
         stub: admin_pb2_grpc.AdminServiceAsyncStub = admin_pb2_grpc.AdminServiceStub(admin)
         api = openai.AsyncOpenAI(base_url=f"{system.http_url}/v1", api_key="none")
@@ -77,6 +79,9 @@ async def test_adapters_are_served_by_name_and_outlive_their_worker(tmp_path: Pa
             models = {model.id: model.parent async for model in api.models.list()}  # type: ignore[attr-defined]
             base = next(iter(models))
             assert models == {base: None, "a": base, "b": base, "c": base}
+            message = [{"role": "user", "content": "hi"}]
+            chats = {name: await client.tokenize_chat(message, model=name) for name in ("", "a", "b")}
+            assert chats["a"] == chats[""] != chats["b"] == await client.tokenize("hi", add_special_tokens=False)
             names = ("", "a", "b", "c")
             alone = {name: await ids_of(client, name, NUM_TOKENS) for name in names}
             assert len(set(alone.values())) == 4, "the adapters change nothing"

@@ -80,17 +80,11 @@ class WorkerMetrics:
         self._lora_loads = registry.histogram(LORA_LOAD_SECONDS)
         self._lora_removals = registry.counter(LORA_REMOVALS)
 
-    def on_load(self) -> None:
-        """Counts a model that was loaded."""
+    def on_load(self, loras: LoraStore | None = None) -> None:
+        """Counts a model that was loaded, and from now on the adapters that come to it and leave."""
         self._loads.add()
-
-    def on_lora_loaded(self, seconds: float) -> None:
-        """Measures the load of an adapter."""
-        self._lora_loads.observe(seconds)
-
-    def on_lora_removed(self) -> None:
-        """Counts an adapter that left the host's cache."""
-        self._lora_removals.add()
+        if loras is not None:
+            loras.on_loaded, loras.on_removed = self._lora_loads.observe, self._lora_removals.add
 
     def on_step(self, step: Step, result: StepResult) -> None:
         """Counts a step that was executed or refused."""

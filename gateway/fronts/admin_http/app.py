@@ -10,7 +10,8 @@ from pydantic import BaseModel
 
 from blockyard.admin.v1 import admin_pb2
 from blockyard.common.v1 import administration_pb2, status_pb2
-from blockyard.errors import BlockyardError, Reason
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from blockyard.lora.request import LONG_LORA
 from gateway.fronts.openai.errors import error_response
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ class LoadAdapter(BaseModel):
     lora_name: str
     lora_path: str
     load_inplace: bool = False
+    long_lora_max_len: int | None = None
 
 
 class UnloadAdapter(BaseModel):
@@ -73,6 +75,8 @@ def make_admin_app(administration: AdminServicer) -> FastAPI:
 
     async def load_adapter(body: LoadAdapter) -> PlainTextResponse:
         """Loads an adapter on all replicas."""
+        if body.long_lora_max_len:
+            raise invalid([Violation("long_lora_max_len", LONG_LORA)])
         request = admin_pb2.LoadLoraRequest(name=body.lora_name, path=body.lora_path, load_inplace=body.load_inplace)
         await administration.LoadLora(request, None)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")

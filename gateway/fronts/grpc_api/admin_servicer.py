@@ -213,6 +213,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         """Loads an adapter, under a name that is not the model's."""
         if request.name == self._generation.model_name:
             raise invalid([Violation("name", f"{request.name!r} is the model itself")])
+        await self._generation.check_tokenizer(request.name, request.path)
         answer: admin_pb2.LoadLoraResponse = await self._pass_on("LoadLora", request)
         lora_id = answer.lora.lora_id
         await self._hear_of(lambda ids: lora_id in (0, *ids))

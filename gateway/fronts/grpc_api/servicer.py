@@ -96,7 +96,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Turns token ids into text."""
         self._generation.resolve_model(request.model)
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-        return inference_pb2.DetokenizeResponse(text=self._generation.tokenizer.decode(request.token_ids[:], skip))
+        tokenizer = await self._generation.find_tokenizer(request.model)
+        return inference_pb2.DetokenizeResponse(text=tokenizer.decode(request.token_ids[:], skip))
 
     async def ListModels(  # type: ignore[override]
         self, request: inference_pb2.ListModelsRequest, context: Any

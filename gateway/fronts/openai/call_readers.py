@@ -82,7 +82,7 @@ class CallReaders:
             except BlockyardError as error:
                 raise errors.rename(error, {}) from None
         requests = [reader.request for reader in self._readers]
-        self.call = make_call(state, requests, self._service.tokenizer)
+        self.call = make_call(state, requests, await self._service.find_tokenizer(first.model))
         await self._begin()
 
     async def _find_first(self, call_id: str, tenant: str) -> GenerationRequest:

@@ -145,7 +145,7 @@ async def with_token_ids(call: CallSpec, service: GenerationService) -> CallSpec
     except BlockyardError:
         # `start` raises it too, with everything else that is wrong.
         return call
-    tokenizer, models = service.tokenizer, service.models()
+    tokenizer, models = await service.find_tokenizer(call.requests[0].model), service.models()
     vocab_size = models[0].vocab_size if models else 0
     texts = tokenizer.token_texts(skip_special_tokens=call.requests[0].skip_special_tokens)
     return replace(

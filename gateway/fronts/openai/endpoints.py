@@ -61,7 +61,7 @@ class CallEndpoints:
         body = _named(parse_body(kind, await read_json(request)), key)
         _check_position(position, body)
         self._generation.resolve_model(body.model or "")
-        call = understand(body, self._generation.tokenizer)
+        call = understand(body, await self._generation.find_tokenizer(body.model or ""))
         keeps = key is not None and body.on_disconnect is None
         call = _with_state(call, tenant=tenant, keeps=keeps, created=int(time.time()))
         return await self._run(request, lambda readers: readers.start(call, position), position)
@@ -105,7 +105,7 @@ class CallEndpoints:
 
         Events that the client has go through the answer too, which counts by them, and are not sent again.
         """
-        model = readers.accepted.model
+        model = readers.accepted[0].model
         fingerprint = next((card.determinism_id for card in self._generation.models() if card.name == model), "")
         answer = ChunkedAnswer(readers.call, readers.accepted, readers.created, fingerprint)
         try:

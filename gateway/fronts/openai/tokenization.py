@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Request  # noqa: TC002 - FastAPI reads the annotations
@@ -60,8 +61,9 @@ class Tokenization:
         raw = await read_json(request)
         body = parse_body(TokenizeChatBody if _MESSAGES.search(raw) else TokenizeBody, raw)
         self._generation.resolve_model(body.model or "")
+        tokenizer = await self._generation.find_tokenizer(body.model or "")
         try:
-            token_ids = await self._generation.prompt_of(_prompt(body))
+            token_ids = await self._generation.prompt_of(replace(_prompt(body), model=body.model or ""))
         except BlockyardError as error:
             raise errors.rename(error, {}) from None
         models = self._generation.models()
@@ -69,7 +71,7 @@ class Tokenization:
             "count": len(token_ids),
             "max_model_len": models[0].max_model_len if models else None,
             "tokens": token_ids,
-            "token_strs": self._generation.tokenizer.pieces(token_ids) if body.return_token_strs else None,
+            "token_strs": tokenizer.pieces(token_ids) if body.return_token_strs else None,
         }
         return JSONResponse(fields)
 
@@ -77,7 +79,7 @@ class Tokenization:
         """Turns token ids into text, special tokens too."""
         body = parse_body(DetokenizeBody, await read_json(request))
         self._generation.resolve_model(body.model or "")
-        decode = self._generation.tokenizer.decode
+        decode = (await self._generation.find_tokenizer(body.model or "")).decode
         if len(body.tokens) > _MAX_INLINE_TOKENS:
             text = await asyncio.to_thread(decode, body.tokens, skip_special_tokens=False)
         else:

@@ -123,6 +123,59 @@ void products(int64_t num_rows, int64_t width, int64_t count, Scheme scheme, int
     }
 }
 
+// Adapters of three slots: one, one that leaves this weight as it is, and a wider one; rows without any among them.
+template <class E>
+void adapters(int64_t num_rows, int64_t width, int64_t count, Scheme scheme, int leaves) {
+    constexpr int64_t WIDEST = 70;
+    auto input = random_values<E>(count * width), bias = random_values<E>(num_rows);
+    std::vector<int64_t> slots;
+    for (int64_t row = 0; row < count; row++) slots.push_back((int64_t)(row / 3 * 7 % 4) - 1);
+    auto lora_slots = list<int32_t>(slots);
+    Inputs inputs = rows_alone(count);
+    inputs.lora_slots = lora_slots->data();
+    for (bool gated : {false, true}) {
+        Packed<E> packed(num_rows, width, gated, scheme, leaves);
+        std::vector<Packed<E>> shrink, expand;
+        std::vector<LoraFactors> factors;
+        for (int64_t rank : {(int64_t)6, (int64_t)0, WIDEST}) {
+            shrink.emplace_back(rank, width, false, UNQUANTIZED, 1);
+            expand.emplace_back(num_rows, rank, gated, UNQUANTIZED, 1);
+            factors.push_back({shrink.back().words->data(), expand.back().words->data(), rank});
+        }
+        Op op = op_of<E>(gated ? LINEAR_SILU : LINEAR), first = op_of<E>(LORA_SHRINK), last = op_of<E>(LORA_EXPAND);
+        op.input = first.input = input->data(), op.input_stride = first.input_stride = width;
+        op.in_features = first.in_features = width, op.leaves = first.leaves = leaves;
+        op.weight = packed.words->data(), op.bias = bias->data();
+        op.scheme = scheme, op.scales = packed.scales->data(), op.sums = packed.sums->data();
+        op.out_features = last.out_features = num_rows;
+        op.lora = first.lora = last.lora = factors.data();
+        op.low_rank_stride = last.low_rank_stride = first.out_features = WIDEST;
+        const int64_t num_outputs = count * (gated ? num_rows / 2 : num_rows);
+        std::unique_ptr<Fenced<E>> outputs[NUM_TEAMS], whole[NUM_TEAMS];
+        for (int team = 0; team < NUM_TEAMS; team++) {
+            Fenced<E> low_rank(count * WIDEST);
+            outputs[team] = std::make_unique<Fenced<E>>(num_outputs);
+            first.output = low_rank.data(), op.low_rank = low_rank.data(), op.output = outputs[team]->data();
+            const Op ops[2] = {first, op};
+            blockyard_run(executors[team], ops, 2, &inputs);
+            CHECK(outputs[team]->equals(*outputs[0]));
+            if (gated) continue;
+            // As ranks do that add their sums.
+            Fenced<float> sums(count * (num_rows + WIDEST));
+            whole[team] = std::make_unique<Fenced<E>>(num_outputs);
+            Op sum = op, shrunk = first, round = op_of<E>(ROUND);
+            sum.wide = shrunk.wide = 1, sum.bias = nullptr;
+            shrunk.low_rank_offset = last.low_rank_offset = num_rows;
+            round.input = last.input = last.low_rank = shrunk.output = sum.output = sums.data();
+            round.bias = last.bias = bias->data(), round.input_stride = round.out_features = num_rows;
+            round.output = last.output = whole[team]->data();
+            const Op parts[4] = {sum, shrunk, round, last};
+            blockyard_run(executors[team], parts, 4, &inputs);
+            CHECK(whole[team]->equals(*outputs[0]));
+        }
+    }
+}
+
 template <class E>
 void rows_of_a_table(int64_t num_rows, int64_t width) {
     auto indices = list<int64_t>({num_rows - 1, 0, num_rows / 2, num_rows - 1});
@@ -237,6 +290,9 @@ void run_all(bool all_sizes) {
     for (int leaves : {2, 8})
         for (int64_t count : {1, 13, 40})
             for (Scheme scheme : {UNQUANTIZED, INT8}) products<E>(50, 160, count, scheme, leaves);
+    for (int64_t num_rows : {2, 50, 70})
+        for (int64_t count : {1, 13, 40})
+            for (Scheme scheme : {UNQUANTIZED, INT8}) adapters<E>(num_rows, 160, count, scheme, num_rows == 50 ? 8 : 1);
     products<E>(34, 6, 200, UNQUANTIZED);
     products<E>(34, 6, 200, INT8);
     // So many elements that the threads quantize them together.

@@ -30,6 +30,7 @@ from tests.unit.gateway.harness import demo_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from gateway.live.reader import Reader
     from gateway.observe.metrics import GatewayMetrics
@@ -98,7 +99,14 @@ class Core:
 
     LENGTH = FinishReason.LENGTH
 
-    def __init__(self, *, clamps_max_tokens: bool = False, max_requests: int = 0, **windows: float) -> None:
+    def __init__(
+        self,
+        *,
+        clamps_max_tokens: bool = False,
+        max_requests: int = 0,
+        lora_root: Path | None = None,
+        **windows: float,
+    ) -> None:
         self.link = HandLink()
         self.live = LiveRequests(self.link, **windows)
         # The first sequence id of the request that was accepted last.
@@ -111,6 +119,7 @@ class Core:
             seed=7,
             clamps_max_tokens=clamps_max_tokens,
             max_requests=max_requests,
+            lora_root=lora_root,
         )
 
     async def start(self, request_id: str = "r", **fields: Any) -> Reader:

@@ -38,3 +38,6 @@ def test_a_request_has_what_it_needs() -> None:
     for wrong in (("", 1, "sql"), ("sql", 1, ""), ("sql", 0, "sql")):
         with pytest.raises(ValueError, match=r"adapter|lora_int_id"):
             LoRARequest(*wrong)
+    assert LoRARequest("sql", 1, "sql", long_lora_max_len=0)
+    with pytest.raises(ValueError, match="long_lora_max_len must be 0 or absent"):
+        LoRARequest("sql", 1, "sql", long_lora_max_len=8192)

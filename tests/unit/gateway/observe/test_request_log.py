@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from blockyard.tracing.spans import TraceContext
     from gateway.live.reader import Reader
+    from gateway.text.tokenizer import Tokenizer
 
 MARKER = "a secret in a prompt"
 METHOD = "InferenceService/StreamGenerate"
@@ -277,7 +278,7 @@ async def test_a_client_that_leaves_while_its_prompt_is_read_is_told_of(
     caplog.set_level("INFO")
     begun = asyncio.Event()
 
-    async def never(request: GenerationRequest) -> tuple[int, ...]:
+    async def never(request: GenerationRequest, tokenizer: Tokenizer) -> tuple[int, ...]:
         begun.set()
         await asyncio.Event().wait()
         raise AssertionError

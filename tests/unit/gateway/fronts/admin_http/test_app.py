@@ -85,6 +85,10 @@ async def test_adapters_are_loaded_and_unloaded(administration: Administration) 
         admin_pb2.UnloadLoraRequest(name="sql"),
     ]
     assert (await call(administration, "POST", "/v1/load_lora_adapter", {"lora_name": "sql"})).status_code == 422
+    answer = await call(administration, "POST", "/v1/load_lora_adapter", body | {"long_lora_max_len": 8192})
+    assert answer.status_code == 400
+    assert "long_lora_max_len: must be 0 or absent" in answer.json()["error"]["message"]
+    assert (await call(administration, "POST", "/v1/load_lora_adapter", body | {"long_lora_max_len": 0})).is_success
     administration.error = BlockyardError(Reason.MODEL_NOT_LOADED, "it is a DoRA")
     answer = await call(administration, "POST", "/v1/load_lora_adapter", body)
     assert (answer.status_code, answer.json()["error"]["message"]) == (412, "it is a DoRA")

@@ -115,6 +115,9 @@ class ScriptedService:
         self.started.set()
         return self.generations[-1]
 
+    async def find_tokenizer(self, name: str) -> CharacterTokenizer:
+        return self.tokenizer
+
     async def prompt_of(self, request: GenerationRequest) -> tuple[int, ...]:
         return self._prompt_of(request)[-(request.truncate_prompt_tokens or 0) :]
 

@@ -18,6 +18,7 @@ from gateway.fronts.openai.schema.requests import ChatBody, CompletionBody
 from gateway.preparation import Preparation
 from gateway.request import ModelCard
 from gateway.scheduler_messages import ModelFacts
+from gateway.text.adapter_tokenizers import AdapterTokenizers
 from gateway.text.encoding import Encoding
 from tests.unit.gateway.harness import demo_tokenizer
 
@@ -39,7 +40,10 @@ class Core:
     tokenizer = demo_tokenizer()
 
     async def prompt_of(self, request: GenerationRequest) -> tuple[int, ...]:
-        return await self.preparation.prompt_of(request, lambda: FACTS)
+        return await self.preparation.prompt_of(request, lambda: FACTS, self.tokenizer)
+
+    async def find_tokenizer(self, name: str) -> object:
+        return self.tokenizer
 
     def models(self) -> list[ModelCard]:
         return [ModelCard("demo", FACTS.max_model_len, FACTS.vocab_size, True, "d", True)]
@@ -48,9 +52,9 @@ class Core:
 @contextmanager
 def a_core() -> Iterator[Core]:
     tokenizer = demo_tokenizer()
-    encoding = Encoding(tokenizer)
+    encoding = Encoding()
     try:
-        yield Core(Preparation(tokenizer, encoding, model_name="demo", seed=0))
+        yield Core(Preparation(AdapterTokenizers(tokenizer, None), encoding, model_name="demo", seed=0))
     finally:
         encoding.close()
 

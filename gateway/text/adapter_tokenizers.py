@@ -1,0 +1,83 @@
+"""The tokenizers of adapters that bring their own, beside the model's.
+
+An adapter's folder lies on the workers' machines; here it is found below a root of this machine, where it has to have
+the same path. What a folder does not bring is the model's. Sends nothing, and knows no requests.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from blockyard.errors import BlockyardError, Reason
+from gateway.text.tokenizer import load_adapter_tokenizer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gateway.scheduler_messages import Adapter
+    from gateway.text.tokenizer import Tokenizer
+
+MAX_KNOWN = 64
+"""Adapters whose tokenizers are kept; who was named least recently is read again."""
+
+
+class AdapterTokenizers:
+    """Finds the tokenizer of an adapter. Safe to call from several threads.
+
+    Args:
+        model: the model's tokenizer.
+        root: adapters lie below it; None: all have the model's tokenizer.
+    """
+
+    def __init__(self, model: Tokenizer, root: Path | None) -> None:
+        self.model = model
+        self._root = root
+        self._known: OrderedDict[int, Tokenizer] = OrderedDict()
+        self._lock = Lock()
+
+    def knows(self, adapter: Adapter | None) -> bool:
+        """Returns whether `of` reads no files."""
+        return adapter is None or self._root is None or adapter.lora_id in self._known
+
+    def of(self, adapter: Adapter | None) -> Tokenizer:
+        """Returns the tokenizer of requests with an adapter; raises BlockyardError MODEL_NOT_LOADED."""
+        if adapter is None or self._root is None:
+            return self.model
+        with self._lock:
+            tokenizer = self._known.pop(adapter.lora_id, None) or self.read(adapter.name, adapter.path)
+            self._known[adapter.lora_id] = tokenizer
+            if len(self._known) > MAX_KNOWN:
+                self._known.popitem(last=False)
+        return tokenizer
+
+    def read(self, name: str, path: str) -> Tokenizer:
+        """Reads the tokenizer in an adapter's folder.
+
+        Raises BlockyardError: PERMISSION_DENIED for a folder that is not below the root; MODEL_NOT_LOADED where it is
+        not on this machine, or has files that cannot be read.
+        """
+        if self._root is None:
+            return self.model
+        root = self._root.resolve()
+        folder = (root / path).resolve()
+        if not folder.is_relative_to(root):
+            raise BlockyardError(Reason.PERMISSION_DENIED, f"{path} of {name!r} is not below --gateway-lora-root")
+        if not folder.is_dir():
+            message = (
+                f"{path} of the adapter {name!r} is no folder here, where its tokenizer would be: mount the adapters "
+                "on the gateways too, or start these without --gateway-lora-root"
+            )
+            raise BlockyardError(Reason.MODEL_NOT_LOADED, message)
+        return load_adapter_tokenizer(folder, self.model)
+
+
+def require_vocabulary(name: str, tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Raises BlockyardError MODEL_NOT_LOADED for an adapter whose tokenizer has ids that its model has not."""
+    if tokenizer.num_ids > vocab_size:
+        message = (
+            f"the tokenizer of the adapter {name!r} has {tokenizer.num_ids} ids and the model {vocab_size}: adapters "
+            "that were trained with more tokens are not served"
+        )
+        raise BlockyardError(Reason.MODEL_NOT_LOADED, message)
