@@ -2,9 +2,10 @@
 
     python benchmarks/sleep.py [--model llama-1.1b] [--rounds 3] [--write]
 
-A round sleeps and wakes at level 1, sleeps at level 2 and loads anew, and takes the weights from a folder that this
-process sends. Seconds are those that an operator waits; a request behind each says how long until the next token. The
-shares of memory are those of what a level gives up: pages of the worker's process before and after.
+A round sleeps and wakes at level 1, sleeps at level 2 and loads anew, and takes the weights that this process has: it
+sends them, and then shares them in a folder in memory. Seconds are those that an operator waits; a request behind each
+says how long until the next token. The shares of memory are those of what a level gives up: pages of the worker's
+process before and after.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).parents[1]
@@ -76,18 +79,26 @@ class Rounds:
         await self.time(name, lambda: self._stub.WakeReplica(admin_pb2.WakeReplicaRequest(reload=reload)))
         await self.token(name)
 
-    async def update(self, folder: str, version: str) -> None:
-        """Sends weights, and computes a token."""
+    async def update(self, name: str, folder: str, version: str, *, shared: bool) -> None:
+        """Sends weights or shares them, and computes a token."""
         address = self._system.admin_address
-        await self.time("update", lambda: asyncio.to_thread(update_weights, address, folder, version))
-        await self.token("update")
+        await self.time(name, lambda: asyncio.to_thread(update_weights, address, folder, version, shared=shared))
+        await self.token(name)
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Starts a system and measures all rounds."""
     settings = Settings(options.folder, num_device_blocks=NUM_BLOCKS, max_num_seqs=NUM_SEQUENCES)
     shape = Shape.read(Path(options.folder))
-    async with WholeSystem(settings) as system, grpc.aio.insecure_channel(system.admin_address) as channel:
+    with TemporaryDirectory(dir="/dev/shm") as shared:
+        for name in ("config.json", "model.safetensors"):
+            shutil.copyfile(Path(options.folder) / name, Path(shared) / name)
+        return await _measure(options, settings, shape, shared)
+
+
+async def _measure(options: argparse.Namespace, settings: Settings, shape: Shape, shared: str) -> dict[str, Any]:
+    more = {"worker_model_root": shared}
+    async with WholeSystem(settings, **more) as system, grpc.aio.insecure_channel(system.admin_address) as channel:
         stub: Any = admin_pb2_grpc.AdminServiceStub(channel)
         worker = (await stub.GetStatus(admin_pb2.GetStatusRequest())).scheduler.replicas[0].workers[0]
         rounds = Rounds(system, stub, shape.vocab_size, system.worker_pid)
@@ -99,7 +110,8 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             await rounds.wake("wake 1", reload=False)
             await rounds.sleep(2, worker.weights_bytes + written)
             await rounds.wake("wake 2 and reload", reload=True)
-            await rounds.update(options.folder, str(number))
+            await rounds.update("update", options.folder, f"{number} sent", shared=False)
+            await rounds.update("shared update", shared, f"{number} shared", shared=True)
         return {
             "weights_bytes": worker.weights_bytes,
             "pool_bytes": worker.device_cache_bytes,
@@ -113,7 +125,9 @@ def report(results: dict[str, Any]) -> str:
     seconds = {name: spread["min"] for name, spread in results["seconds"].items()}
     lines = [f"{name:28}{least:9.3f} s" for name, least in seconds.items()]
     lines += [f"{name:28}{spread['min']:9.1%} of what it gives up" for name, spread in results["freed_share"].items()]
-    return "\n".join([*lines, f"update / reload             {seconds['update'] / seconds['wake 2 and reload']:9.2f}"])
+    reload = seconds["wake 2 and reload"]
+    lines += [f"{name + ' / reload':28}{seconds[name] / reload:9.2f}" for name in ("update", "shared update")]
+    return "\n".join(lines)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

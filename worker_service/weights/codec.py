@@ -24,7 +24,8 @@ TAGS = {
 
 def decode_head(message: administration_pb2.TensorHead) -> TensorHead:
     """Decodes a tensor's head."""
-    return TensorHead(message.name, message.dtype, tuple(message.shape), message.sha256)
+    crc32 = message.crc32 if message.HasField("crc32") else None
+    return TensorHead(message.name, message.dtype, tuple(message.shape), message.sha256, crc32)
 
 
 STATE_FORMATS = {

@@ -10,17 +10,22 @@ import asyncio
 import hashlib
 import math
 import queue
+import weakref
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from blockyard.errors import BlockyardError, Reason, Violation
+from kernels.cpu.huge_pages import HUGE_PAGE_BYTES, allocate_huge
 from worker_service.models.weight_files import STORED_DTYPES, sample_digest, weights_digest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
+    import numpy.typing as npt
     from torch import Tensor
 
     from worker_service.models.loader import LoadedModel
@@ -36,12 +41,13 @@ NUM_STAGED = 2
 
 @dataclass(frozen=True, slots=True)
 class TensorHead:
-    """A tensor without its numbers; `stored_dtype`: as safetensors names it."""
+    """A tensor without its numbers; `stored_dtype`: as safetensors names it. Has `sha256` (else empty) or `crc32`."""
 
     name: str
     stored_dtype: str
     shape: tuple[int, ...]
-    sha256: bytes
+    sha256: bytes = b""
+    crc32: int | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -77,7 +83,7 @@ def _wrong_heads(loaded: LoadedModel, heads: Sequence[TensorHead]) -> Iterator[V
     for index, head in enumerate(heads):
         field = f"tensors[{index}]"
         if head.name == HEAD and HEAD not in names and EMBEDDING in found:
-            if head.sha256 != found[EMBEDDING].sha256:
+            if (head.sha256, head.crc32) != (found[EMBEDDING].sha256, found[EMBEDDING].crc32):
                 yield Violation(field, f"{HEAD} differs from {EMBEDDING}, and the model ties them")
             continue
         if head.name not in names:
@@ -86,8 +92,68 @@ def _wrong_heads(loaded: LoadedModel, heads: Sequence[TensorHead]) -> Iterator[V
             yield Violation(field, f"{head.name} has shape {list(head.shape)}, not {list(loaded.tensors[head.name])}")
         if head.stored_dtype not in STORED_DTYPES:
             yield Violation(field, f"{head.name} is {head.stored_dtype}: supported are {', '.join(STORED_DTYPES)}")
-        if len(head.sha256) != hashlib.sha256().digest_size:
-            yield Violation(field, f"{head.name} has no SHA-256")
+        if len(head.sha256) != hashlib.sha256().digest_size and (head.sha256 or head.crc32 is None):
+            yield Violation(field, f"{head.name} has neither SHA-256 nor CRC-32")
+
+
+class _Arrival:
+    """A tensor that comes in pieces. Each is hashed while it is in the processor's cache."""
+
+    def __init__(self, head: TensorHead, room: npt.NDArray[np.uint8]) -> None:
+        self._head = head
+        self._room = room
+        self._content = room.data
+        self._num_bytes = 0
+        self._sha256 = hashlib.sha256() if head.sha256 else None
+        self._crc32 = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all has come."""
+        return self._num_bytes == self._head.num_bytes
+
+    def add(self, piece: bytes) -> None:
+        """Takes the next bytes; raises BlockyardError FIELD_INVALID where there are too many."""
+        end = self._num_bytes + len(piece)
+        if end > self._head.num_bytes:
+            raise BlockyardError(Reason.FIELD_INVALID, f"{self._head.name} has more than {self._head.num_bytes} bytes")
+        self._content[self._num_bytes : end] = piece
+        self._num_bytes = end
+        self._crc32 = zlib.crc32(piece, self._crc32)
+        if self._sha256 is not None:
+            self._sha256.update(piece)
+
+    def finish(self) -> Tensor:
+        """Returns the tensor; raises BlockyardError FIELD_INVALID for other bytes than were told."""
+        if self._sha256 is not None and self._sha256.digest() != self._head.sha256:
+            raise BlockyardError(Reason.FIELD_INVALID, f"{self._head.name} is damaged: its SHA-256 is another one")
+        if self._head.crc32 not in (None, self._crc32):
+            raise BlockyardError(Reason.FIELD_INVALID, f"{self._head.name} is damaged: its CRC-32 is another one")
+        return torch.from_numpy(self._room).view(STORED_DTYPES[self._head.stored_dtype]).view(self._head.shape)
+
+
+class _Rooms:
+    """Memory for tensors that come, taken once and used for one after another.
+
+    Fresh pages for each, which the system has to clear, would take longer than packing what is put there.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[npt.NDArray[np.uint8]] = []
+
+    def take(self, num_bytes: int) -> npt.NDArray[np.uint8]:
+        """Returns bytes [num_bytes], which are free again once nobody refers to them or to a tensor made of them."""
+        if num_bytes < HUGE_PAGE_BYTES:
+            return np.empty(num_bytes, np.uint8)
+        fitting = [room for room in self._free if len(room) >= num_bytes]
+        whole = min(fitting, key=len, default=None)
+        if whole is None:
+            whole = allocate_huge(num_bytes).numpy()
+        else:
+            self._free[:] = [room for room in self._free if room is not whole]
+        part = whole[:num_bytes]
+        weakref.finalize(part, self._free.append, whole).atexit = False
+        return part
 
 
 class WeightUpdate:
@@ -103,7 +169,8 @@ class WeightUpdate:
         self._ticket: bytes | None = ticket
         self._heads, self._order = heads, order
         self._wanted = {heads[index].name for index in order}
-        self._tensors: queue.SimpleQueue[tuple[TensorHead, bytearray] | Exception] = queue.SimpleQueue()
+        self._tensors: queue.SimpleQueue[tuple[TensorHead, Tensor] | Exception] = queue.SimpleQueue()
+        self._rooms = _Rooms()
         self._room = asyncio.Semaphore(NUM_STAGED)
         self._loop = asyncio.get_running_loop()
         self._digests: dict[str, bytes] = {}
@@ -135,22 +202,19 @@ class WeightUpdate:
     async def feed(self, pieces: AsyncIterator[tuple[int, bytes]]) -> None:
         """Takes pieces of tensors until all have come; raises BlockyardError FIELD_INVALID for what is not in order."""
         for index in self._order:
-            head, data = self._heads[index], bytearray()
+            head = self._heads[index]
             await self._room.acquire()
-            while len(data) < head.num_bytes:
+            arrival = _Arrival(head, self._rooms.take(head.num_bytes))
+            while not arrival.is_whole:
                 piece = await anext(pieces, None)
                 if piece is None:
                     raise BlockyardError(Reason.FIELD_INVALID, f"the stream ended within {head.name}")
                 if piece[0] != index:
                     raise BlockyardError(Reason.FIELD_INVALID, f"tensor {piece[0]} came where {head.name} is due")
-                data += piece[1]
-            if len(data) > head.num_bytes:
-                raise BlockyardError(Reason.FIELD_INVALID, f"{head.name} has more than {head.num_bytes} bytes")
-            if await asyncio.to_thread(_sha256, data) != head.sha256:
-                raise BlockyardError(Reason.FIELD_INVALID, f"{head.name} is damaged: its SHA-256 is another one")
-            self.num_bytes += len(data)
+                arrival.add(piece[1])
+            self.num_bytes += head.num_bytes
             self.num_tensors += 1
-            self._tensors.put((head, data))
+            self._tensors.put((head, arrival.finish()))
 
     def fail(self, error: BaseException) -> None:
         """Ends the device thread's wait."""
@@ -167,10 +231,9 @@ class WeightUpdate:
         if isinstance(found, Exception):
             raise found
         self._loop.call_soon_threadsafe(self._room.release)
-        head, data = found
+        head, tensor = found
         if head.name != name:
             raise BlockyardError(Reason.BUG, f"{head.name} came where {name} is read")
-        tensor = _to_tensor(head, data)
         self._digests[name] = sample_digest(name, head.shape, head.stored_dtype, tensor)
         return tensor
 
@@ -181,14 +244,3 @@ class WeightUpdate:
     def finish(self) -> str:
         """Returns the digest of the weights, which is that of a folder with the same tensors."""
         return weights_digest(self._digests)
-
-
-def _sha256(data: bytearray) -> bytes:
-    return hashlib.sha256(data).digest()
-
-
-def _to_tensor(head: TensorHead, data: bytearray) -> Tensor:
-    dtype = STORED_DTYPES[head.stored_dtype]
-    if not data:
-        return torch.empty(head.shape, dtype=dtype)
-    return torch.frombuffer(data, dtype=dtype).view(head.shape)

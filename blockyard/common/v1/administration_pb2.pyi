@@ -199,12 +199,17 @@ class TensorHead(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     SHAPE_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
+    CRC32_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """As in the model's checkpoint: "model.norm.weight"."""
     dtype: _builtins.str
     """As safetensors has it: F64, F32, F16 or BF16."""
     sha256: _builtins.bytes
-    """SHA-256 of its bytes, little-endian and without gaps."""
+    """SHA-256 of its bytes, little-endian and without gaps. Whatever damages bytes on their way shows in crc32 too, for a
+    fourth of the time; neither protects against who can change both, which is what TLS is for.
+    """
+    crc32: _builtins.int
+    """CRC-32 of its bytes, as in gzip. One of both must be there; both are compared."""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Its sizes, the slowest dimension first."""
@@ -216,12 +221,15 @@ class TensorHead(_message.Message):
         dtype: _builtins.str = ...,
         shape: _abc.Iterable[_builtins.int] | None = ...,
         sha256: _builtins.bytes = ...,
+        crc32: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32", b"_crc32", "crc32", b"crc32"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "name", b"name", "sha256", b"sha256", "shape", b"shape"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32", b"_crc32", "crc32", b"crc32", "dtype", b"dtype", "name", b"name", "sha256", b"sha256", "shape", b"shape"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__crc32: _TypeAlias = _typing.Literal["crc32"]  # noqa: Y015
+    _WhichOneofArgType__crc32: _TypeAlias = _typing.Literal["_crc32", b"_crc32"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__crc32) -> _WhichOneofReturnType__crc32 | None: ...
 
 Global___TensorHead: _TypeAlias = TensorHead  # noqa: Y015
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import zlib
 from typing import TYPE_CHECKING
 
 import pytest
@@ -95,7 +96,7 @@ async def test_what_is_not_the_models_is_refused_before_anything_is_written(work
         (lambda heads: heads.append(administration_pb2.TensorHead(name="model.new")), "the model has no model.new"),
         (lambda heads: heads.append(heads[0]), "stands twice"),
         (lambda heads: setattr(heads[1], "dtype", "I8"), "is I8"),
-        (lambda heads: setattr(heads[1], "sha256", b"x"), "no SHA-256"),
+        (lambda heads: setattr(heads[1], "sha256", b"x"), "neither SHA-256 nor CRC-32"),
     ):
         tensors = Tensors(model)
         change(tensors.heads)
@@ -107,11 +108,14 @@ async def test_what_is_not_the_models_is_refused_before_anything_is_written(work
     assert await generate(worker, 2) == before
 
 
-@pytest.mark.parametrize("broken", ["cut", "order", "bytes", "gone"])
+@pytest.mark.parametrize("broken", ["cut", "order", "bytes", "crc", "more", "gone"])
 async def test_a_broken_update_leaves_the_worker_stale_and_a_reload_heals_it(
     worker: WorkerDriver, other: Path, broken: str
 ) -> None:
     before, tensors = await generate(worker, 1), Tensors(other)
+    if broken == "crc":
+        for head, data in zip(tensors.heads, tensors.data, strict=True):
+            head.sha256, head.crc32 = b"", zlib.crc32(data)
     order = await begin(worker, tensors)
     finishing = asyncio.ensure_future(finish(worker))
     if broken == "cut":
@@ -124,6 +128,14 @@ async def test_a_broken_update_leaves_the_worker_stale_and_a_reload_heals_it(
         tensors.data[order[3]] = bytes(len(tensors.data[order[3]]))
         error = await fails(worker.stub.UpdateWeights(tensors.pieces(order)))
         assert "SHA-256" in error.message
+    elif broken == "crc":
+        tensors.data[order[3]] = bytes(len(tensors.data[order[3]]))
+        error = await fails(worker.stub.UpdateWeights(tensors.pieces(order)))
+        assert "CRC-32" in error.message
+    elif broken == "more":
+        tensors.data[order[3]] += bytes(PIECE_BYTES)
+        error = await fails(worker.stub.UpdateWeights(tensors.pieces(order)))
+        assert "has more than" in error.message
     else:
         call = worker.stub.UpdateWeights()
         await call.write(next(tensors.pieces(order)))
