@@ -103,8 +103,7 @@ def update_weights(
         weights: see `read_tensors`; or tensors.
         version: the name that they get: `Finished.weight_versions` of answers has it.
         replicas: which, as `blockyard admin status` names them; empty: all, one after another.
-        mode: what becomes of their requests meanwhile: they go on elsewhere or afterwards (keep), are finished first
-            (wait), or fail (abort).
+        mode: their requests go on elsewhere or afterwards (keep), are finished first (wait), or fail (abort).
         together: all replicas at once.
         shared: `weights` is a folder that the workers read themselves: on their machines, below --worker-model-root,
             with the model's config.json. In memory (/dev/shm) it is the fastest way between processes of one machine.
@@ -117,22 +116,15 @@ def update_weights(
             with `reload`.
         ValueError: for what are no safetensors; for what is shared and no folder.
     """
-    if shared and not isinstance(weights, Path | str):
-        raise ValueError("what is shared is a folder")
-    tensors: list[Tensor] = []
+    tensors = [] if shared else _list_tensors(weights)
     request = admin_pb2.UpdateWeightsRequest(
         replicas=replicas,
         version=version,
         mode=admin_pb2.LeaveMode.Value(f"LEAVE_MODE_{mode.upper()}"),
         together=together,
+        tensors=_make_heads(tensors),
+        model=_require_folder(weights) if shared else "",
     )
-    if shared:
-        request.model = str(weights)
-    else:
-        is_readable = isinstance(weights, Path | str | bytes | bytearray | memoryview | mmap.mmap)
-        tensors = read_tensors(cast("Any", weights)) if is_readable else list(cast("Any", weights))
-        with ThreadPoolExecutor() as hashing:
-            request.tensors.extend(hashing.map(Tensor.head, tensors))
     access, worker_access = access or ClientAccess(), worker_access or ClientAccess()
     identities: dict[int, str] = {}
     sendings: list[Future[None]] = []
@@ -152,6 +144,23 @@ def update_weights(
         failures = [failure for sending in sendings if isinstance(failure := sending.exception(), grpc.RpcError)]
         raise from_rpc_error(failures[0] if failures else error) from None
     return identities
+
+
+def _list_tensors(weights: Path | str | Buffer | Iterable[Tensor]) -> list[Tensor]:
+    if isinstance(weights, Path | str | bytes | bytearray | memoryview | mmap.mmap):
+        return read_tensors(cast("Path | str | Buffer", weights))
+    return list(weights)
+
+
+def _make_heads(tensors: Sequence[Tensor]) -> list[administration_pb2.TensorHead]:
+    with ThreadPoolExecutor() as threads:
+        return list(threads.map(Tensor.head, tensors))
+
+
+def _require_folder(weights: object) -> str:
+    if isinstance(weights, Path | str):
+        return str(weights)
+    raise ValueError("only a folder can be shared")
 
 
 def _send(access: ClientAccess, address: str, expected: admin_pb2.ExpectedTensors, tensors: Sequence[Tensor]) -> None:

@@ -7,10 +7,18 @@ other's continuation of that text.
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
+import grpc.aio
+import pytest
+
 from blockyard import AsyncClient
+from blockyard.admin.v1 import admin_pb2
 from blockyard.client import Delta, Finished, Recovered, update_weights
+from blockyard.client.weights import read_tensors
+from blockyard.service.servers import internal_channel
+from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from tests.integration.test_admin import admin, load
 from tests.kit.chaos.chaos_requests import make_requests
 from tests.kit.kernels.tiny_models import tiny_model
@@ -62,7 +70,9 @@ async def test_answers_are_the_same_through_sleeps(tmp_path: Path) -> None:
                 cluster.kill("rank-1")
                 await admin(cluster, "wake")
                 await until_steps(cluster)
-            await check_update(cluster, client, perturb(MODEL, tmp_path / "other"))
+            other = perturb(MODEL, tmp_path / "other")
+            await check_update(cluster, client, other)
+            await check_killed_update(cluster, client, other)
         cluster.check()
 
 
@@ -100,3 +110,39 @@ async def check_update(cluster: Cluster, client: AsyncClient, other: Path) -> No
     assert token_ids[:boundary] == old[:boundary]
     continuation = await generate(PROMPT + token_ids[:boundary], NUM_TOKENS - boundary)
     assert token_ids[boundary:] == continuation != old[boundary:]
+    # Back to the model's own weights, which the workers read themselves.
+    shared = await asyncio.to_thread(update_weights, cluster.admin_addresses[0], MODEL, "3", shared=True)
+    assert list(shared) == [0]
+    assert await generate(PROMPT, 20) == old[:20]
+
+
+async def check_killed_update(cluster: Cluster, client: AsyncClient, other: Path) -> None:
+    """A rank dies after some of its tensors, when the other one has all: nobody computes with half of each."""
+
+    before, tensors = await client.generate(PROMPT, max_tokens=20, **OPTIONS), read_tensors(other)
+    request = admin_pb2.UpdateWeightsRequest(version="4", tensors=[tensor.head() for tensor in tensors])
+    call = cluster.admin().UpdateWeights(request)
+    expected = (await call.read()).expected
+    pieces = [
+        worker_pb2.UpdateWeightsRequest(tensor=index, data=bytes(tensors[index].data), ticket=expected.ticket)
+        for index in expected.order
+    ]
+    async with AsyncExitStack() as stack:
+        channels = [internal_channel(address) for address in expected.worker_addresses]
+        whole, broken = [
+            worker_pb2_grpc.WorkerServiceStub(await stack.enter_async_context(channel)).UpdateWeights()
+            for channel in channels
+        ]
+        for piece in pieces:
+            await whole.write(piece)
+        for piece in pieces[:5]:
+            await broken.write(piece)
+        await whole.done_writing()
+        assert (await whole).num_tensors == len(pieces)
+        cluster.kill("rank-1")
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call.read()
+    # Both read once more what an operator gave them last: the one that has all, and the one that begins anew.
+    await cluster.wait_until_ready()
+    after = await client.generate(PROMPT, max_tokens=20, **OPTIONS)
+    assert after.choices[0].token_ids == before.choices[0].token_ids

@@ -5,7 +5,9 @@ Knows no model: sizes come in as numbers. What is divided into blocks, `blockyar
 
 from __future__ import annotations
 
+import ctypes
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -29,6 +31,15 @@ def total_bytes(device: torch.device) -> int:
 def is_exhausted(error: Exception) -> bool:
     """Returns whether an error means that memory ran out: on a CPU torch has no exception of its own for that."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+
+
+def give_back(device: torch.device) -> None:
+    """Has allocators give back to the system what they keep of memory that was freed."""
+    # Of the C library; another one than GNU's has no such function.
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def compute_threads(requested: int, groups: ControlGroups | None = None) -> int:

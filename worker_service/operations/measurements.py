@@ -5,10 +5,8 @@ Runs in the device thread. Knows neither states nor messages.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import psutil
@@ -109,10 +107,6 @@ def collect_garbage(device: torch.device) -> GarbageReport:
     process, on_gpu = psutil.Process(), device.type == "cuda"
     before = process.memory_info().rss, torch.cuda.memory_reserved(device) if on_gpu else 0
     num_objects = gc.collect()
-    # Of the C library; another one than GNU's has no such function.
-    with suppress(AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-    if on_gpu:
-        torch.cuda.empty_cache()
+    memory.give_back(device)
     after = process.memory_info().rss, torch.cuda.memory_reserved(device) if on_gpu else 0
     return GarbageReport(num_objects, *(max(0, first - last) for first, last in zip(before, after, strict=True)))

@@ -110,6 +110,8 @@ class Residency:
                 if MemoryTag.WEIGHTS in due:
                     if level > 1 and not loaded.backend.packs_into_arenas:
                         loaded.model.replace_weights(None)
+                        # The allocator's own pools, of which half of these weights would stay.
+                        memory.give_back(loaded.backend.device)
                     loaded.arena.give_up(keeps=level == 1)
                 used = _used_bytes(loaded)
                 return MemoryUse(max(0, before - used), used)

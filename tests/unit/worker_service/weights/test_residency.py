@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from blockyard.common.v1 import administration_pb2
@@ -98,6 +100,17 @@ async def test_a_deeper_sleep_gives_up_more_and_the_same_again_nothing(worker: W
     assert (info.level, list(info.asleep), info.weights_are_stale) == (2, [WEIGHTS, KV_CACHE], True)
     await sleep(worker, 1)
     assert (await worker.info()).sleep == info
+
+
+async def test_level_2_gives_pages_outside_of_the_arena_up_too(socket_folder: Path, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4, "vocab_size": 1024}
+    config = transformers.LlamaConfig(num_attention_heads=8, num_key_value_heads=4, **sizes)
+    transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path)
+    async with running_worker(socket_folder, cpu_kernels="reference") as worker:
+        await worker.prepare(tmp_path)
+        loaded = worker.server.worker.set_up.loaded
+        assert loaded is not None
+        assert (await sleep(worker, 2)).freed_bytes > 0.95 * loaded.parameter_bytes
 
 
 async def test_a_tag_that_is_awake_refuses_the_whole_call(worker: WorkerDriver) -> None:
