@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.kit.kernels.tiny_adapters import make_tiny_adapter
 from tests.kit.processes.environments import Environment
 from tests.kit.processes.system import ROOT, System
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -130,3 +134,24 @@ def test_guidellm_completes_a_load(demo: System, environment: Callable[[str], En
             "incomplete": 0,
             "total": 60,
         }, told
+
+
+def test_the_client_for_node_uses_an_adapter_by_name(tmp_path: Path) -> None:
+    make_tiny_adapter(tmp_path / "adapters" / "sql", DEMO, 1)
+    shutil.copy(FEATURES.with_name("openai_adapter.mjs"), tmp_path)
+    install = ["npm", "install", "--no-audit", "--no-fund", "openai"]
+    subprocess.run(install, cwd=tmp_path, check=True, timeout=400, capture_output=True)
+    root = str(tmp_path / "adapters")
+    flags = [*FLAGS, "--max-loras", "1", "--lora-root", root, "--lora-modules", "sql=sql"]
+    worker_flags = ["--num-threads", "1", "--worker-lora-root", root]
+    with System(DEMO, tmp_path / "system", flags, worker_flags) as system:
+        system.services["scheduler"].wait_for_log("an adapter can be used")
+        line = ["node", "openai_adapter.mjs", system.http_url, "demo", "sql"]
+        done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["listed"] == {"demo": None, "sql": "demo"}
+    (_, base, base_id), (name, text, adapter_id) = told["whole"]["demo"], told["whole"]["sql"]
+    assert (name, told["streamed"]) == ("sql", {"demo": base, "sql": text})
+    assert text != base
+    assert adapter_id.startswith(f"{base_id}+")

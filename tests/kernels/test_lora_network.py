@@ -9,6 +9,8 @@ import pytest
 import torch
 import transformers
 
+from kernels.cpu.library import Kind
+from kernels.cpu.plan import CapturedPlan
 from tests.kernels.test_truth import random_ids
 from tests.kit.kernels.backends import BEST, EMULATED, REFERENCE, Kernels
 from tests.kit.kernels.ranks import Ranks, new_backend
@@ -100,6 +102,24 @@ def test_mixed_rows_are_the_bits_of_each_alone(kernels: Kernels, adapters: list[
                 assert torch.equal(logits, expected[key][begins[key] : begins[key] + len(ids)])
                 begins[key] += len(ids)
     assert runner.num_replayed == (0 if kernels.is_reference else 26)
+
+
+def test_a_step_without_adapters_has_no_op_of_them(adapters: list[Path]):
+    """The very ops of a network without slots; one row with an adapter brings the others."""
+    best = Kernels(BEST, torch.bfloat16)
+    plain = StepRunner.load(tiny_model(NAME), best.dtype, new_backend(best))
+    runner = load(best, adapters)
+    runner.adapt("adapted", 1)
+    kinds: dict[str, list[int]] = {}
+    for name, each, key in (("plain", plain, "base"), ("base", runner, "base"), ("adapted", runner, "adapted")):
+        each.capture(64)
+        each.step([(key, random_ids(9, 0)), ("other", random_ids(5, 1))])
+        assert isinstance(each._captured, CapturedPlan)
+        kinds[name] = [op.kind for op, _ in each._captured.phase_seconds()]
+    assert kinds["base"] == kinds["plain"]
+    added = [kind for kind in kinds["adapted"] if kind in (Kind.LORA_SHRINK, Kind.LORA_EXPAND)]
+    assert len(kinds["adapted"]) == len(kinds["base"]) + len(added)
+    assert added
 
 
 @pytest.mark.parametrize(
