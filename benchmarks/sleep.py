@@ -37,7 +37,7 @@ from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-NUM_BLOCKS, NUM_SEQUENCES, NUM_TOKENS = 600, 32, 256
+NUM_BLOCKS, NUM_SEQUENCES, NUM_TOKENS = 150, 16, 256
 
 
 def resident_bytes(pid: int) -> int:

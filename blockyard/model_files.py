@@ -12,9 +12,15 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from blockyard.errors import BlockyardError, Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SAMPLE_PIECES = 64
+PIECE_BYTES = 1024
 
 Kind = Literal["weights", "tokenizer", "config"]
 
@@ -77,6 +83,28 @@ def model_digest(folder: Path) -> str:
     """
     _check(folder, f"{folder} has no config.json")
     return hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
+
+
+def tensor_digest(name: str, shape: Sequence[int], stored_dtype: str, content: memoryview) -> bytes:
+    """Hashes a tensor as it is stored: its head, and up to 64 KiB of its bytes.
+
+    Args:
+        name: of the tensor.
+        shape: its sizes.
+        stored_dtype: as safetensors names it.
+        content: all its bytes.
+
+    Returns:
+        SHA-256 of a line with the first three, and of the bytes: all of them, or 64 pieces of 1 KiB at even distances.
+    """
+    digest = hashlib.sha256(f"{name} {list(shape)} {stored_dtype}\n".encode())
+    if content.nbytes <= SAMPLE_PIECES * PIECE_BYTES:
+        digest.update(content)
+    else:
+        for piece in range(SAMPLE_PIECES):
+            start = piece * (content.nbytes - PIECE_BYTES) // (SAMPLE_PIECES - 1)
+            digest.update(content[start : start + PIECE_BYTES])
+    return digest.digest()
 
 
 def _check(folder: Path, complaint: str) -> Path:

@@ -21,6 +21,7 @@ from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.client.access import ClientAccess
 from blockyard.common.v1 import administration_pb2
 from blockyard.errors import from_rpc_error
+from blockyard.model_files import tensor_digest
 from blockyard.worker.v1 import worker_pb2
 
 if TYPE_CHECKING:
@@ -47,8 +48,13 @@ class Tensor:
 
     def head(self) -> administration_pb2.TensorHead:
         """Makes what is told of it first."""
-        crc32 = zlib.crc32(self.data)
-        return administration_pb2.TensorHead(name=self.name, dtype=self.dtype, shape=self.shape, crc32=crc32)
+        return administration_pb2.TensorHead(
+            name=self.name,
+            dtype=self.dtype,
+            shape=self.shape,
+            crc32=zlib.crc32(self.data),
+            sample_sha256=tensor_digest(self.name, self.shape, self.dtype, self.data),
+        )
 
 
 def read_tensors(weights: Path | str | Buffer) -> list[Tensor]:
@@ -136,9 +142,9 @@ def update_weights(
                 if event.HasField("updated"):
                     identities[event.replica_id] = event.updated.determinism_id
                     continue
-                for address in event.expected.worker_addresses:
-                    sendings.append(senders.submit(_send, worker_access, address, event.expected, tensors))
-                    sendings[-1].add_done_callback(lambda done: call.cancel() if done.exception() else None)
+                for sending in _begin_sending(senders, worker_access, event.expected, tensors):
+                    sending.add_done_callback(lambda done: call.cancel() if done.exception() else None)
+                    sendings.append(sending)
     except grpc.RpcError as error:
         # What a worker says comes before what its scheduler makes of it.
         failures = [failure for sending in sendings if isinstance(failure := sending.exception(), grpc.RpcError)]
@@ -163,18 +169,30 @@ def _require_folder(weights: object) -> str:
     raise ValueError("only a folder can be shared")
 
 
-def _send(access: ClientAccess, address: str, expected: admin_pb2.ExpectedTensors, tensors: Sequence[Tensor]) -> None:
+def _begin_sending(
+    senders: ThreadPoolExecutor,
+    access: ClientAccess,
+    expected: admin_pb2.ExpectedTensors,
+    tensors: Sequence[Tensor],
+) -> list[Future[None]]:
+    orders = zip(expected.worker_addresses, expected.orders, strict=True)
+    return [
+        senders.submit(_send, access, address, _make_pieces(expected.ticket, order.indices, tensors))
+        for address, order in orders
+    ]
+
+
+def _send(access: ClientAccess, address: str, pieces: Iterator[bytes]) -> None:
     with access.make_channel(address) as channel:
         read = worker_pb2.UpdateWeightsResponse.FromString
         # What is bytes already is taken as it is.
         send = channel.stream_unary(UPDATE_WEIGHTS, request_serializer=bytes, response_deserializer=read)
-        send(_make_pieces(expected, tensors), timeout=UPDATE_SECONDS)
+        send(pieces, timeout=UPDATE_SECONDS)
 
 
-def _make_pieces(expected: admin_pb2.ExpectedTensors, tensors: Sequence[Tensor]) -> Iterator[bytes]:
+def _make_pieces(ticket: bytes, order: Iterable[int], tensors: Sequence[Tensor]) -> Iterator[bytes]:
     """Makes encoded messages, each by a single copy of what it sends: protobuf's own encoding makes three."""
-    ticket = expected.ticket
-    for index in expected.order:
+    for index in order:
         data = tensors[index].data
         for begin in range(0, len(data), PIECE_BYTES):
             piece = data[begin : begin + PIECE_BYTES]

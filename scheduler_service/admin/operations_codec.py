@@ -95,7 +95,8 @@ def encode_update_event(event: Event) -> admin_pb2.UpdateWeightsResponse:
     if isinstance(event, Expected):
         response.expected.worker_addresses.extend(event.worker_addresses)
         response.expected.ticket = event.ticket
-        response.expected.order.extend(event.order)
+        response.expected.order.extend(event.orders[0])
+        response.expected.orders.extend(admin_pb2.TensorOrder(indices=order) for order in event.orders)
     else:
         response.updated.replica.CopyFrom(encode_replica(event.engine))
         response.updated.determinism_id = event.engine.facts.determinism_id if event.engine.facts else ""

@@ -41,12 +41,12 @@ class Update:
 
 
 class Expected(NamedTuple):
-    """The workers of a replica wait for tensors, in this order, from who shows the ticket."""
+    """The workers of a replica wait for tensors, each in its order, from who shows the ticket."""
 
     engine: Engine
     worker_addresses: list[str]
     ticket: bytes
-    order: list[int]
+    orders: list[list[int]]
 
 
 class Updated(NamedTuple):
@@ -90,8 +90,10 @@ async def _update_one(operations: Operations, engine: Engine, wanted: Update, te
         ranks = engine.replica.ranks
         if wanted.heads:
             ticket = secrets.token_bytes(TICKET_BYTES)
-            begin = await each(ranks, lambda rank: memory_link.begin_update(rank, source.version, wanted.heads, ticket))
-            tell(Expected(engine, [rank.address for rank in ranks], ticket, begin[0]))
+            orders = await each(
+                ranks, lambda rank: memory_link.begin_update(rank, source.version, wanted.heads, ticket)
+            )
+            tell(Expected(engine, [rank.address for rank in ranks], ticket, orders))
             # Where one of them breaks off, nobody sends to the others either.
             await engine.replica.each(lambda rank: memory_link.finish_update(rank, source.version))
         else:

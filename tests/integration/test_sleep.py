@@ -123,9 +123,13 @@ async def check_killed_update(cluster: Cluster, client: AsyncClient, other: Path
     request = admin_pb2.UpdateWeightsRequest(version="4", tensors=[tensor.head() for tensor in tensors])
     call = cluster.admin().UpdateWeights(request)
     expected = (await call.read()).expected
-    pieces = [
-        worker_pb2.UpdateWeightsRequest(tensor=index, data=bytes(tensors[index].data), ticket=expected.ticket)
-        for index in expected.order
+    ticket = expected.ticket
+    [all_of_one, all_of_other] = [
+        [
+            worker_pb2.UpdateWeightsRequest(tensor=index, data=bytes(tensors[index].data), ticket=ticket)
+            for index in order.indices
+        ]
+        for order in expected.orders
     ]
     async with AsyncExitStack() as stack:
         channels = [internal_channel(address) for address in expected.worker_addresses]
@@ -133,12 +137,12 @@ async def check_killed_update(cluster: Cluster, client: AsyncClient, other: Path
             worker_pb2_grpc.WorkerServiceStub(await stack.enter_async_context(channel)).UpdateWeights()
             for channel in channels
         ]
-        for piece in pieces:
+        for piece in all_of_one:
             await whole.write(piece)
-        for piece in pieces[:5]:
+        for piece in all_of_other[:5]:
             await broken.write(piece)
         await whole.done_writing()
-        assert (await whole).num_tensors == len(pieces)
+        assert (await whole).num_tensors == len(all_of_one)
         cluster.kill("rank-1")
         with pytest.raises(grpc.aio.AioRpcError):
             await call.read()

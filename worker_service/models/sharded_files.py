@@ -206,6 +206,30 @@ class _Writer:
             self._tensors = {}
 
 
+def list_share(config: ModelConfig, names: Sequence[str], parallel: Parallel) -> list[str]:
+    """Lists which of a model's tensors a rank reads, in its order: those of other pipeline stages it does not."""
+    share: list[str] = []
+    _SliceReader(config, _Names(names), Share.of(config, parallel), lambda name, tensor: share.append(name)).build()
+    return share
+
+
+class _Names:
+    """Tensors without numbers. Has what `Weights` has."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = frozenset(names)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def read(self, name: str, shape: Sequence[int]) -> Tensor:
+        """Returns a tensor on "meta"."""
+        return torch.empty(*shape, device="meta")
+
+    def pass_over(self, name: str, shape: Sequence[int]) -> None:
+        """Does nothing."""
+
+
 class _SliceReader(NetworkBuilder):
     """Goes through the weights as they are loaded, and hands on this rank's parts as they are stored."""
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from blockyard.model_config.fields import read_object, unusable
+from blockyard.model_files import tensor_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -31,8 +32,6 @@ INDEX_FILE = "model.safetensors.index.json"
 STORED_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # As in safetensors' own code: what is larger is no header.
 MAX_HEADER_BYTES = 100_000_000
-SAMPLE_PIECES = 64
-PIECE_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,15 +153,7 @@ def weights_digest(digests: Mapping[str, bytes]) -> str:
 
 def sample_digest(name: str, shape: Sequence[int], stored_dtype: str, tensor: Tensor) -> bytes:
     """Hashes a tensor as it is stored; see `WeightFiles.finish`."""
-    content = tensor.flatten().view(torch.uint8).numpy().data
-    digest = hashlib.sha256(f"{name} {list(shape)} {stored_dtype}\n".encode())
-    if content.nbytes <= SAMPLE_PIECES * PIECE_BYTES:
-        digest.update(content)
-    else:
-        for piece in range(SAMPLE_PIECES):
-            start = piece * (content.nbytes - PIECE_BYTES) // (SAMPLE_PIECES - 1)
-            digest.update(content[start : start + PIECE_BYTES])
-    return digest.digest()
+    return tensor_digest(name, shape, stored_dtype, tensor.flatten().view(torch.uint8).numpy().data)
 
 
 def map_tensor(entry: Entry, *, reads_ahead: bool) -> Tensor:

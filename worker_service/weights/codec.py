@@ -25,7 +25,7 @@ TAGS = {
 def decode_head(message: administration_pb2.TensorHead) -> TensorHead:
     """Decodes a tensor's head."""
     crc32 = message.crc32 if message.HasField("crc32") else None
-    return TensorHead(message.name, message.dtype, tuple(message.shape), message.sha256, crc32)
+    return TensorHead(message.name, message.dtype, tuple(message.shape), message.sha256, crc32, message.sample_sha256)
 
 
 STATE_FORMATS = {

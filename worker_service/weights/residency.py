@@ -18,7 +18,7 @@ from worker_service.device import memory
 from worker_service.set_up import MemoryTag, State
 from worker_service.weights.refill import refill
 from worker_service.weights.source import open_source
-from worker_service.weights.update import MIN_TICKET_BYTES, WeightUpdate, order_heads, wrong_heads
+from worker_service.weights.update import MIN_TICKET_BYTES, WeightUpdate, order_heads, tensor_names, wrong_heads
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -196,7 +196,7 @@ class Residency:
                 raise invalid(wrong)
             order = order_heads(loaded, heads)
             self._forget_update()
-            self.update = WeightUpdate(version, ticket, heads, order)
+            self.update = WeightUpdate(version, ticket, heads, order, tensor_names(loaded))
             self._note(weights_are_stale=True)
             log.info("an update begins", version=version, num_tensors=len(order))
             return order

@@ -20,6 +20,7 @@ import torch
 
 from blockyard.errors import BlockyardError, Reason, Violation
 from kernels.cpu.huge_pages import HUGE_PAGE_BYTES, allocate_huge
+from worker_service.models.sharded_files import list_share
 from worker_service.models.weight_files import STORED_DTYPES, sample_digest, weights_digest
 
 if TYPE_CHECKING:
@@ -41,13 +42,17 @@ NUM_STAGED = 2
 
 @dataclass(frozen=True, slots=True)
 class TensorHead:
-    """A tensor without its numbers; `stored_dtype`: as safetensors names it. Has `sha256` (else empty) or `crc32`."""
+    """A tensor without its numbers; `stored_dtype`: as safetensors names it. Has `sha256` (else empty) or `crc32`.
+
+    `sample_sha256`: see `tensor_digest`; empty: not told.
+    """
 
     name: str
     stored_dtype: str
     shape: tuple[int, ...]
     sha256: bytes = b""
     crc32: int | None = None
+    sample_sha256: bytes = b""
 
     @property
     def num_bytes(self) -> int:
@@ -56,12 +61,20 @@ class TensorHead:
 
 
 def order_heads(loaded: LoadedModel, heads: Sequence[TensorHead]) -> list[int]:
-    """Returns the indices of the heads in the order in which a model's tensors are read."""
+    """Returns the indices of the heads that this rank takes, in the order in which it reads the model's tensors.
+
+    It takes those of other pipeline stages too, unless the samples of all of these are told.
+    """
     places = {head.name: index for index, head in enumerate(heads)}
-    return [places[name] for name in _names(loaded)]
+    names = tensor_names(loaded)
+    share = list_share(loaded.config, names, loaded.parallel)
+    others = set(names).difference(share)
+    is_enough = all(heads[places[name]].sample_sha256 for name in others)
+    return [places[name] for name in (share if is_enough else names)]
 
 
-def _names(loaded: LoadedModel) -> list[str]:
+def tensor_names(loaded: LoadedModel) -> list[str]:
+    """Lists the tensors that an update must have, in the order in which a model's are read."""
     is_tied = loaded.config.options.tied_embeddings
     return [name for name in loaded.tensors if not (is_tied and name == HEAD)]
 
@@ -74,7 +87,7 @@ def wrong_heads(loaded: LoadedModel, heads: Sequence[TensorHead]) -> list[Violat
 
 
 def _wrong_heads(loaded: LoadedModel, heads: Sequence[TensorHead]) -> Iterator[Violation]:
-    names, found = _names(loaded), {head.name: head for head in heads}
+    names, found = tensor_names(loaded), {head.name: head for head in heads}
     if len(found) < len(heads):
         yield Violation("tensors", "a name stands twice")
     for name in names:
@@ -94,6 +107,8 @@ def _wrong_heads(loaded: LoadedModel, heads: Sequence[TensorHead]) -> Iterator[V
             yield Violation(field, f"{head.name} is {head.stored_dtype}: supported are {', '.join(STORED_DTYPES)}")
         if len(head.sha256) != hashlib.sha256().digest_size and (head.sha256 or head.crc32 is None):
             yield Violation(field, f"{head.name} has neither SHA-256 nor CRC-32")
+        if len(head.sample_sha256) not in (0, hashlib.sha256().digest_size):
+            yield Violation(field, f"{head.name} has a sample_sha256 that is no SHA-256")
 
 
 class _Arrival:
@@ -159,7 +174,10 @@ class _Rooms:
 class WeightUpdate:
     """The tensors of one update. Has what `WeightFiles` has for the device thread."""
 
-    def __init__(self, version: str, ticket: bytes, heads: Sequence[TensorHead], order: Sequence[int]) -> None:
+    def __init__(
+        self, version: str, ticket: bytes, heads: Sequence[TensorHead], order: Sequence[int], names: Sequence[str]
+    ) -> None:
+        """`order`: indices of the heads of tensors that come; `names`: of all tensors that the model has."""
         self.version = version
         self.num_bytes = 0
         self.num_tensors = 0
@@ -168,12 +186,14 @@ class WeightUpdate:
         self.is_over = asyncio.Event()
         self._ticket: bytes | None = ticket
         self._heads, self._order = heads, order
-        self._wanted = {heads[index].name for index in order}
+        self._names = frozenset(names)
+        # Of tensors that do not come, what is told of them has to do.
+        missing = self._names.difference(heads[index].name for index in order)
+        self._digests = {head.name: head.sample_sha256 for head in heads if head.name in missing}
         self._tensors: queue.SimpleQueue[tuple[TensorHead, Tensor] | Exception] = queue.SimpleQueue()
         self._rooms = _Rooms()
         self._room = asyncio.Semaphore(NUM_STAGED)
         self._loop = asyncio.get_running_loop()
-        self._digests: dict[str, bytes] = {}
 
     @property
     def is_used(self) -> bool:
@@ -223,7 +243,7 @@ class WeightUpdate:
     # The device thread's side.
 
     def __contains__(self, name: str) -> bool:
-        return name in self._wanted
+        return name in self._names
 
     def read(self, name: str, shape: Sequence[int]) -> Tensor:
         """Waits for the next tensor, and returns it as it came."""
@@ -234,12 +254,16 @@ class WeightUpdate:
         head, tensor = found
         if head.name != name:
             raise BlockyardError(Reason.BUG, f"{head.name} came where {name} is read")
-        self._digests[name] = sample_digest(name, head.shape, head.stored_dtype, tensor)
+        digest = sample_digest(name, head.shape, head.stored_dtype, tensor)
+        if head.sample_sha256 not in (b"", digest):
+            raise BlockyardError(Reason.FIELD_INVALID, f"{name} is not what its sample_sha256 says")
+        self._digests[name] = digest
         return tensor
 
     def pass_over(self, name: str, shape: Sequence[int]) -> None:
-        """Takes note of a tensor that another stage reads."""
-        self.read(name, shape)
+        """Takes note of a tensor that another stage reads: it comes only where too little is told of it."""
+        if name not in self._digests:
+            self.read(name, shape)
 
     def finish(self) -> str:
         """Returns the digest of the weights, which is that of a folder with the same tensors."""

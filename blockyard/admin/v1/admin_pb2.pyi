@@ -573,15 +573,20 @@ class ExpectedTensors(_message.Message):
     WORKER_ADDRESSES_FIELD_NUMBER: _builtins.int
     TICKET_FIELD_NUMBER: _builtins.int
     ORDER_FIELD_NUMBER: _builtins.int
+    ORDERS_FIELD_NUMBER: _builtins.int
     ticket: _builtins.bytes
     """What they want to see, once."""
     @_builtins.property
     def worker_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The workers, by rank. Each gets all tensors."""
+        """The workers, by rank."""
 
     @_builtins.property
     def order(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Indices of the tensors, in the order in which their bytes are to come."""
+        """Indices of the tensors, in the order in which their bytes are to come: those that the first worker takes."""
+
+    @_builtins.property
+    def orders(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorOrder]:
+        """The same for each worker, by rank: each takes what its pipeline stage holds."""
 
     def __init__(
         self,
@@ -589,14 +594,39 @@ class ExpectedTensors(_message.Message):
         worker_addresses: _abc.Iterable[_builtins.str] | None = ...,
         ticket: _builtins.bytes = ...,
         order: _abc.Iterable[_builtins.int] | None = ...,
+        orders: _abc.Iterable[Global___TensorOrder] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["order", b"order", "ticket", b"ticket", "worker_addresses", b"worker_addresses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["order", b"order", "orders", b"orders", "ticket", b"ticket", "worker_addresses", b"worker_addresses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExpectedTensors: _TypeAlias = ExpectedTensors  # noqa: Y015
+
+@_typing.final
+class TensorOrder(_message.Message):
+    """The tensors that one worker takes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDICES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Indices, in the order in which their bytes are to come."""
+
+    def __init__(
+        self,
+        *,
+        indices: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["indices", b"indices"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TensorOrder: _TypeAlias = TensorOrder  # noqa: Y015
 
 @_typing.final
 class UpdatedReplica(_message.Message):

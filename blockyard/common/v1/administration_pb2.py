@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(blockyard/common/v1/administration.proto\x12\x13\x62lockyard.common.v1\"W\n\x0eProfileOptions\x12\x32\n\x06\x64\x65tail\x18\x01 \x01(\x0e\x32\".blockyard.common.v1.ProfileDetail\x12\x11\n\tmax_steps\x18\x02 \x01(\r\"z\n\x0eProfileSummary\x12\x32\n\x06\x64\x65tail\x18\x01 \x01(\x0e\x32\".blockyard.common.v1.ProfileDetail\x12\x11\n\tnum_steps\x18\x02 \x01(\r\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x0e\n\x06worker\x18\x04 \x01(\t\"f\n\nTensorHead\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x0e\n\x06sha256\x18\x04 \x01(\x0c\x12\x12\n\x05\x63rc32\x18\x05 \x01(\x07H\x00\x88\x01\x01\x42\x08\n\x06_crc32\">\n\nSavedState\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\x12\r\n\x05\x66iles\x18\x02 \x03(\t\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04*z\n\x08LogLevel\x12\x19\n\x15LOG_LEVEL_UNSPECIFIED\x10\x00\x12\x13\n\x0fLOG_LEVEL_DEBUG\x10\x01\x12\x12\n\x0eLOG_LEVEL_INFO\x10\x02\x12\x15\n\x11LOG_LEVEL_WARNING\x10\x03\x12\x13\n\x0fLOG_LEVEL_ERROR\x10\x04*h\n\rProfileDetail\x12\x1e\n\x1aPROFILE_DETAIL_UNSPECIFIED\x10\x00\x12\x18\n\x14PROFILE_DETAIL_STEPS\x10\x01\x12\x1d\n\x19PROFILE_DETAIL_OPERATIONS\x10\x02*X\n\tMemoryTag\x12\x1a\n\x16MEMORY_TAG_UNSPECIFIED\x10\x00\x12\x16\n\x12MEMORY_TAG_WEIGHTS\x10\x01\x12\x17\n\x13MEMORY_TAG_KV_CACHE\x10\x02*^\n\x0bStateFormat\x12\x1c\n\x18STATE_FORMAT_UNSPECIFIED\x10\x00\x12\x18\n\x14STATE_FORMAT_SHARDED\x10\x01\x12\x17\n\x13STATE_FORMAT_PACKED\x10\x02\x42N\n\x17\x64\x65v.blockyard.common.v1P\x01Z1blockyard.dev/protos/blockyard/common/v1;commonv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(blockyard/common/v1/administration.proto\x12\x13\x62lockyard.common.v1\"W\n\x0eProfileOptions\x12\x32\n\x06\x64\x65tail\x18\x01 \x01(\x0e\x32\".blockyard.common.v1.ProfileDetail\x12\x11\n\tmax_steps\x18\x02 \x01(\r\"z\n\x0eProfileSummary\x12\x32\n\x06\x64\x65tail\x18\x01 \x01(\x0e\x32\".blockyard.common.v1.ProfileDetail\x12\x11\n\tnum_steps\x18\x02 \x01(\r\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x0e\n\x06worker\x18\x04 \x01(\t\"}\n\nTensorHead\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x0e\n\x06sha256\x18\x04 \x01(\x0c\x12\x12\n\x05\x63rc32\x18\x05 \x01(\x07H\x00\x88\x01\x01\x12\x15\n\rsample_sha256\x18\x06 \x01(\x0c\x42\x08\n\x06_crc32\">\n\nSavedState\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\x12\r\n\x05\x66iles\x18\x02 \x03(\t\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04*z\n\x08LogLevel\x12\x19\n\x15LOG_LEVEL_UNSPECIFIED\x10\x00\x12\x13\n\x0fLOG_LEVEL_DEBUG\x10\x01\x12\x12\n\x0eLOG_LEVEL_INFO\x10\x02\x12\x15\n\x11LOG_LEVEL_WARNING\x10\x03\x12\x13\n\x0fLOG_LEVEL_ERROR\x10\x04*h\n\rProfileDetail\x12\x1e\n\x1aPROFILE_DETAIL_UNSPECIFIED\x10\x00\x12\x18\n\x14PROFILE_DETAIL_STEPS\x10\x01\x12\x1d\n\x19PROFILE_DETAIL_OPERATIONS\x10\x02*X\n\tMemoryTag\x12\x1a\n\x16MEMORY_TAG_UNSPECIFIED\x10\x00\x12\x16\n\x12MEMORY_TAG_WEIGHTS\x10\x01\x12\x17\n\x13MEMORY_TAG_KV_CACHE\x10\x02*^\n\x0bStateFormat\x12\x1c\n\x18STATE_FORMAT_UNSPECIFIED\x10\x00\x12\x18\n\x14STATE_FORMAT_SHARDED\x10\x01\x12\x17\n\x13STATE_FORMAT_PACKED\x10\x02\x42N\n\x17\x64\x65v.blockyard.common.v1P\x01Z1blockyard.dev/protos/blockyard/common/v1;commonv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,20 +32,20 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'blockyard.common.v1.adminis
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\027dev.blockyard.common.v1P\001Z1blockyard.dev/protos/blockyard/common/v1;commonv1'
-  _globals['_LOGLEVEL']._serialized_start=446
-  _globals['_LOGLEVEL']._serialized_end=568
-  _globals['_PROFILEDETAIL']._serialized_start=570
-  _globals['_PROFILEDETAIL']._serialized_end=674
-  _globals['_MEMORYTAG']._serialized_start=676
-  _globals['_MEMORYTAG']._serialized_end=764
-  _globals['_STATEFORMAT']._serialized_start=766
-  _globals['_STATEFORMAT']._serialized_end=860
+  _globals['_LOGLEVEL']._serialized_start=469
+  _globals['_LOGLEVEL']._serialized_end=591
+  _globals['_PROFILEDETAIL']._serialized_start=593
+  _globals['_PROFILEDETAIL']._serialized_end=697
+  _globals['_MEMORYTAG']._serialized_start=699
+  _globals['_MEMORYTAG']._serialized_end=787
+  _globals['_STATEFORMAT']._serialized_start=789
+  _globals['_STATEFORMAT']._serialized_end=883
   _globals['_PROFILEOPTIONS']._serialized_start=65
   _globals['_PROFILEOPTIONS']._serialized_end=152
   _globals['_PROFILESUMMARY']._serialized_start=154
   _globals['_PROFILESUMMARY']._serialized_end=276
   _globals['_TENSORHEAD']._serialized_start=278
-  _globals['_TENSORHEAD']._serialized_end=380
-  _globals['_SAVEDSTATE']._serialized_start=382
-  _globals['_SAVEDSTATE']._serialized_end=444
+  _globals['_TENSORHEAD']._serialized_end=403
+  _globals['_SAVEDSTATE']._serialized_start=405
+  _globals['_SAVEDSTATE']._serialized_end=467
 # @@protoc_insertion_point(module_scope)

@@ -200,6 +200,7 @@ class TensorHead(_message.Message):
     SHAPE_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
     CRC32_FIELD_NUMBER: _builtins.int
+    SAMPLE_SHA256_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """As in the model's checkpoint: "model.norm.weight"."""
     dtype: _builtins.str
@@ -210,6 +211,11 @@ class TensorHead(_message.Message):
     """
     crc32: _builtins.int
     """CRC-32 of its bytes, as in gzip. One of both must be there; both are compared."""
+    sample_sha256: _builtins.bytes
+    """SHA-256 of a line "NAME [SIZE, SIZE] DTYPE", as Python prints it and with its line feed, and of a sample of the
+    tensor's bytes: all if they are at most 64 KiB, else 64 pieces of 1 KiB, of which piece i begins at byte
+    i * (bytes - 1024) / 63, rounded down. With it a worker need not get a tensor that only others hold.
+    """
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Its sizes, the slowest dimension first."""
@@ -222,10 +228,11 @@ class TensorHead(_message.Message):
         shape: _abc.Iterable[_builtins.int] | None = ...,
         sha256: _builtins.bytes = ...,
         crc32: _builtins.int | None = ...,
+        sample_sha256: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32", b"_crc32", "crc32", b"crc32"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32", b"_crc32", "crc32", b"crc32", "dtype", b"dtype", "name", b"name", "sha256", b"sha256", "shape", b"shape"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32", b"_crc32", "crc32", b"crc32", "dtype", b"dtype", "name", b"name", "sample_sha256", b"sample_sha256", "sha256", b"sha256", "shape", b"shape"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__crc32: _TypeAlias = _typing.Literal["crc32"]  # noqa: Y015
     _WhichOneofArgType__crc32: _TypeAlias = _typing.Literal["_crc32", b"_crc32"]  # noqa: Y015

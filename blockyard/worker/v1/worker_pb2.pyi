@@ -2229,7 +2229,9 @@ class BeginWeightUpdateResponse(_message.Message):
     ORDER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def order(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Indices of the heads, in the order in which their bytes are to come. The same for all ranks of a group."""
+        """Indices of the heads, in the order in which their bytes are to come. Those of other pipeline stages are left out if
+        all of these have a sample_sha256.
+        """
 
     def __init__(
         self,

@@ -60,6 +60,7 @@ async def test_a_caller_sends_tensors_to_the_workers_itself(harness: Harness) ->
     call = operator.stub.UpdateWeights(admin_pb2.UpdateWeightsRequest(version="2", tensors=heads))
     expected = (await call.read()).expected
     assert (list(expected.worker_addresses), list(expected.order)) == ([worker.address], [2, 1, 0])
+    assert [list(order.indices) for order in expected.orders] == [[2, 1, 0]]
     assert not server.service.engines[0].takes_requests
     pieces = [worker_pb2.UpdateWeightsRequest(tensor=index, ticket=expected.ticket) for index in expected.order]
     async with internal_channel(expected.worker_addresses[0]) as channel:

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import zlib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
+from blockyard.client.weights import read_tensors
 from blockyard.common.v1 import administration_pb2, status_pb2
 from blockyard.errors import Reason
+from blockyard.parallel import Parallel
 from blockyard.worker.v1 import worker_pb2 as pb
 from tests.kit.kernels.tiny_models import tiny_model
 from tests.kit.waiting import until
 from tests.unit.worker_service.driver import WorkerDriver, fails, running_worker
 from tests.unit.worker_service.weights.test_residency import generate, kept_worker, perturb, reload
+from worker_service.models.decoder import build_decoder
+from worker_service.models.loader import load_model
+from worker_service.weights.codec import decode_head
+from worker_service.weights.update import WeightUpdate, order_heads, tensor_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
     from pathlib import Path
 
 __all__ = ["kept_worker"]
@@ -159,6 +168,41 @@ async def test_a_ticket_is_good_once(worker: WorkerDriver, other: Path) -> None:
     assert (await fails(worker.stub.UpdateWeights(tensors.pieces(order)))).reason is Reason.PERMISSION_DENIED
     assert (await fails(finish(worker, "3"))).reason is Reason.FIELD_INVALID
     await finish(worker)
+
+
+async def test_a_stage_takes_its_own_tensors_and_knows_of_the_others(model: Path, other: Path) -> None:
+    tensors = read_tensors(other)
+    heads = [decode_head(tensor.head()) for tensor in tensors]
+    taken: list[set[int]] = []
+    for rank in range(2):
+        parallel = Parallel(1, 2, rank)
+        loaded, whole = (
+            load_model(folder, None, torch.device("cpu"), lambda done, total: None, parallel=parallel)
+            for folder in (model, other)
+        )
+        order = order_heads(loaded, heads)
+        taken.append(set(order))
+        assert set(order_heads(loaded, [replace(head, sample_sha256=b"") for head in heads])) == set(range(len(heads)))
+        update = WeightUpdate("2", TICKET, heads, order, tensor_names(loaded))
+
+        async def pieces(order: Sequence[int] = order) -> AsyncIterator[tuple[int, bytes]]:
+            for index in order:
+                yield index, bytes(tensors[index].data)
+
+        build = functools.partial(build_decoder, loaded.config, loaded.backend, update, parallel)
+        await asyncio.gather(update.feed(pieces()), asyncio.to_thread(build))
+        assert update.finish() == whole.weights_digest
+    assert taken[0] | taken[1] == set(range(len(heads)))
+    assert taken[0].isdisjoint(taken[1])
+
+
+async def test_a_sample_that_is_not_the_tensors_breaks_the_update(worker: WorkerDriver, other: Path) -> None:
+    tensors = Tensors(other)
+    tensors.heads[3].sample_sha256 = bytes(32)
+    order = await begin(worker, tensors)
+    error = await fails(worker.stub.UpdateWeights(tensors.pieces(order)))
+    assert "is not what its sample_sha256 says" in error.message
+    assert state(await worker.info()) == "STALE"
 
 
 async def test_a_tied_table_may_come_twice_if_it_is_the_same(socket_folder: Path) -> None:
