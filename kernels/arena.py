@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 CHUNK_BYTES = 64 << 20
@@ -52,6 +54,27 @@ class Arena(Protocol):
     def restore(self) -> None:
         """Takes memory at the same addresses: with the contents if these were kept, else zeros."""
         ...
+
+
+class Chunks:
+    """Hands out parts of chunks of memory, each of which is freed with the last of its parts. For one thread.
+
+    Of things that come and go one after another few have parts of one chunk.
+    """
+
+    def __init__(self, allocate: Callable[[int], Tensor], chunk_bytes: int) -> None:
+        """`allocate`: returns so many bytes [num_bytes] uint8."""
+        self._allocate = allocate
+        self._chunk_bytes = chunk_bytes
+        self._rest = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, num_bytes: int) -> Tensor:
+        """Returns bytes [num_bytes] uint8, from a multiple of 64 on."""
+        size = -(-num_bytes // ALIGNMENT) * ALIGNMENT
+        if size > len(self._rest):
+            self._rest = self._allocate(max(size, self._chunk_bytes))
+        part, self._rest = self._rest[:num_bytes], self._rest[size:]
+        return part
 
 
 def keep(arena: Arena, tensor: Tensor) -> Tensor:

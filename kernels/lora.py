@@ -12,9 +12,9 @@ beside it. A backend whose products come rounded adds to what is rounded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kernels.arena import Arena
     from kernels.packed import PackedLinear
 
 
@@ -31,6 +32,8 @@ class LoraRows:
 
     slots: npt.NDArray[np.int32]
     """[T], contiguous: the slot of each row's adapter; -1: none."""
+    work_lists: dict[Any, Any] = field(default_factory=dict[Any, Any], repr=False)
+    """The backend's own order of the rows, kept for the layers after the first."""
 
     @cached_property
     def by_slot(self) -> list[tuple[int, npt.NDArray[np.int64]]]:
@@ -50,8 +53,18 @@ class PackedLora(Protocol):
 class LoraOps(Protocol):
     """What a backend does with adapters beside `Backend.linear`. A weight takes them once there is room."""
 
-    def make_room(self, packed: PackedLinear, num_slots: int, max_width: int) -> int:
-        """Gives a packed weight slots, which are empty; returns the bytes of the largest adapter's factors of it."""
+    def make_room(self, packed: PackedLinear, num_slots: int, max_width: int, arena: Arena | None = None) -> int:
+        """Gives a packed weight slots, which are empty.
+
+        Args:
+            packed: the weight.
+            num_slots: how many.
+            max_width: of the largest adapter.
+            arena: where the slots go, if they take memory; None: memory of their own.
+
+        Returns:
+            The bytes of the device's memory that the largest adapter's factors of it take outside of the slots.
+        """
         ...
 
     def pack(self, packed: PackedLinear, shrink: Tensor, expand: Tensor) -> PackedLora:

@@ -138,6 +138,8 @@ class CaptureSizes:
     sliding_window: int | None = None
     max_length: int = 0
     """Of a sequence, in tokens; needed where memory for its block table is set aside."""
+    num_lora_slots: int = 0
+    """Of LoRA adapters; 0: no step has any."""
     is_trial: bool = False
     """Whether nothing will be replayed, and only `CapturedStep.num_bytes` is wanted."""
 

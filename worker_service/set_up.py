@@ -24,7 +24,6 @@ from blockyard.capacity.memory import (
     tighter,
 )
 from blockyard.errors import BlockyardError, Reason, Violation
-from blockyard.model_config.fields import unusable
 from blockyard.model_files import resolve_model
 from blockyard.parallel import ALONE, Parallel
 from blockyard.service import faults
@@ -36,9 +35,6 @@ from worker_service.cache_engine import BlockFormat, CacheEngine
 from worker_service.collectives.silent import make_silence
 from worker_service.device import memory
 from worker_service.device.device import AllowedDevice, check_dtype, choose_device
-from worker_service.lora.limits import NO_LORAS, LoraLimits
-from worker_service.lora.reader import AdapterReader
-from worker_service.lora.store import LoraStore
 from worker_service.models.determinism import determinism_id
 from worker_service.models.loader import load_model
 from worker_service.runner.dry_runs import profile, settle_threads, warm_up
@@ -53,6 +49,7 @@ if TYPE_CHECKING:
 
     from blockyard.capacity.limits import ProfileRequest
     from blockyard.capacity.memory import CachePlan, Usage
+    from worker_service.lora.store import LoraStore
     from worker_service.models.loader import LoadedModel
     from worker_service.steps.rank_steps import RankSteps
 
@@ -219,16 +216,6 @@ def load(
     return loaded
 
 
-def make_loras(loaded: LoadedModel, limits: LoraLimits, root: Path | None) -> LoraStore | None:
-    """Makes room for adapters, if any are allowed; raises BlockyardError MODEL_NOT_LOADED."""
-    if limits == NO_LORAS:
-        return None
-    if loaded.backend.lora is None:
-        raise unusable(f"the kernels {loaded.backend.name} take no LoRA adapters: start without --max-loras")
-    reader = AdapterReader(loaded.model, loaded.backend.lora, limits)
-    return LoraStore(reader, limits, root, loaded.config.max_model_len)
-
-
 def count_blocks(
     loaded: LoadedModel, choice: DeviceChoice, request: ProfileRequest, loras: LoraStore | None = None
 ) -> CachePlan:
@@ -245,7 +232,7 @@ def count_blocks(
             swap_space_bytes=request.swap_space_bytes,
         )
     return plan_cache(
-        set_aside(_measure_usage(loaded, choice, block_size, request), loras.free_bytes if loras else 0),
+        set_aside(_measure_usage(loaded, choice, block_size, request, loras), loras.free_bytes if loras else 0),
         block_size=block_size,
         block_bytes=block_bytes,
         utilization=request.device_memory_utilization,
@@ -255,7 +242,9 @@ def count_blocks(
     )
 
 
-def _measure_usage(loaded: LoadedModel, choice: DeviceChoice, block_size: int, request: ProfileRequest) -> Usage:
+def _measure_usage(
+    loaded: LoadedModel, choice: DeviceChoice, block_size: int, request: ProfileRequest, loras: LoraStore | None
+) -> Usage:
     device = choice.device
 
     def read(activation_bytes: int) -> Usage:
@@ -263,7 +252,7 @@ def _measure_usage(loaded: LoadedModel, choice: DeviceChoice, block_size: int, r
 
     before = read(0) if device.type == "cuda" else None
     try:
-        runner = ModelRunner(loaded)
+        runner = ModelRunner(loaded, loras.make_slots() if loras else None)
         if choice.parallel.world_size > 1:
             # A rank that fails alone leaves nobody in a collective.
             runner.join(make_silence(choice.parallel))

@@ -21,6 +21,7 @@ from worker_service.device.device import ANY_DEVICE, AllowedDevice, describe_dev
 from worker_service.device.thread import DeviceThread
 from worker_service.groups.membership import Membership, wrong_members, wrong_request
 from worker_service.lora.limits import NO_LORAS, wrong_limits
+from worker_service.lora.store import make_loras
 from worker_service.observe.metrics import WorkerMetrics
 from worker_service.observe.profiler import Profiler, choose_options
 from worker_service.set_up import (
@@ -35,7 +36,6 @@ from worker_service.set_up import (
     load,
     make_choice,
     make_executor,
-    make_loras,
     wrong_block_ids,
     wrong_cache_request,
 )

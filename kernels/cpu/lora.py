@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from kernels.arena import ALIGNMENT
+from kernels.arena import Chunks
 from kernels.cpu.huge_pages import allocate_huge
 from kernels.cpu.library import LoraFactors
 from kernels.cpu.packed import WORD_BYTES, CpuLinear, panel_columns, row_addresses
@@ -21,6 +21,7 @@ from kernels.cpu.quantized import Int8Linear
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kernels.arena import Arena
     from kernels.cpu.library import Executor, Library
     from kernels.lora import PackedLora
     from kernels.ops import PackedLinear
@@ -71,15 +72,14 @@ class CpuLoraOps:
         self._dtype = dtype
         self._rooms = WeakKeyDictionary[CpuLinear | Int8Linear, LoraRoom]()
         self._packer: Executor | None = None
-        # Adapters come and go: few have parts of one chunk.
-        self._chunk = torch.empty(0, dtype=torch.uint8)
+        self._chunks = Chunks(allocate_huge, CHUNK_BYTES)
 
     def find(self, weight: CpuLinear | Int8Linear) -> LoraRoom | None:
         """Returns the slots of a weight; None: it has none."""
         return self._rooms.get(weight)
 
-    def make_room(self, packed: PackedLinear, num_slots: int, max_width: int) -> int:
-        """Gives a weight slots."""
+    def make_room(self, packed: PackedLinear, num_slots: int, max_width: int, arena: Arena | None = None) -> int:
+        """Gives a weight slots, which take no memory of their own."""
         weight = cast("CpuLinear | Int8Linear", packed)
         width = self._whole_words(max_width)
         self._rooms[weight] = LoraRoom(num_slots, width)
@@ -103,17 +103,9 @@ class CpuLoraOps:
         packer = self._packer = self._packer or self._library.create_executor(1)
         columns = panel_columns(row_addresses([factor]), packer.panel_columns, gated=gated)
         num_words = factor.shape[1] * factor.itemsize // WORD_BYTES
-        packed = self._take(len(columns) * num_words * WORD_BYTES)
+        packed = self._chunks.take(len(columns) * num_words * WORD_BYTES)
         packer.pack(columns, num_words, packed.data_ptr())
         return packed
-
-    def _take(self, num_bytes: int) -> Tensor:
-        """Hands out a part of a chunk, which is freed with the last of its parts."""
-        size = -(-num_bytes // ALIGNMENT) * ALIGNMENT
-        if size > len(self._chunk):
-            self._chunk = allocate_huge(max(size, CHUNK_BYTES))
-        part, self._chunk = self._chunk[:num_bytes], self._chunk[size:]
-        return part
 
     def _whole_words(self, width: int) -> int:
         values = WORD_BYTES // self._dtype.itemsize

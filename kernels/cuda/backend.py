@@ -17,6 +17,7 @@ from kernels.cuda import attention, elementwise
 from kernels.cuda.gemm import num_multiprocessors
 from kernels.cuda.graphs import CapturedSteps, Recording
 from kernels.cuda.linear import CudaLinear, settle
+from kernels.cuda.lora.slots import CudaLoraOps
 from kernels.cuda.quantized import FORMATS
 from kernels.cuda.sampling import CudaSampling
 from kernels.cuda.warm_up import warm_up
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
 
     from kernels.arena import Arena
     from kernels.collectives import Ranks
+    from kernels.cuda.lora.slots import LoraRoom
     from kernels.cuda.quantized import Quantized
-    from kernels.lora import LoraOps, LoraRows
+    from kernels.lora import LoraRows
     from kernels.ops import AttentionBatch, AttentionShape, BlockTables, CapturedStep, CaptureSizes, PackedLinear
 
 
@@ -57,7 +59,7 @@ class CudaBackend:
         on_gpu = device.type == "cuda"
         self.launcher: Launcher = CudaLauncher(device) if on_gpu else IMMEDIATE
         self.sampling = CudaSampling(device)
-        self.lora: LoraOps | None = None
+        self.lora = CudaLoraOps(device)
         # In fast mode attention is cut into as many parts as there are multiprocessors.
         gpu = f"{torch.cuda.get_device_name(device)}/{num_multiprocessors(device)}" if on_gpu else "none"
         self.identity = f"{torch.__version__}/{torch.version.cuda}/{triton.__version__}/{gpu}"
@@ -102,11 +104,26 @@ class CudaBackend:
     ) -> Tensor:
         """Multiplies rows by a packed weight."""
         weight = cast("CudaLinear", packed)
+        room = None if lora is None else self.lora.find(weight)
+        if room is not None and lora is not None:
+            return self._adapted(hidden, weight, room, lora)
         if not weight.is_partial:
             return weight(hidden, wide=wide, known=self._normed)
         sums = weight(hidden)
         self._ranks.stage.add(sums)
-        return weight.rounded(sums)
+        return weight.finished(sums)
+
+    def _adapted(self, hidden: Tensor, weight: CudaLinear, room: LoraRoom, lora: LoraRows) -> Tensor:
+        """Multiplies as without adapters, then writes the rows that have one."""
+        sums, inner = weight.sums(hidden, self._normed), room.shrink(hidden, lora)
+        if weight.is_partial:
+            both = torch.cat([sums, inner], dim=1)
+            self._ranks.stage.add(both)
+            num_columns = sums.shape[1]
+            sums, inner = both[:, :num_columns].contiguous(), both[:, num_columns:]
+        result = weight.finished(sums)
+        room.expand(sums, inner, lora, result)
+        return result
 
     def embedding(self, indices: Tensor, table: Tensor | PackedLinear, first_row: int | None = None) -> Tensor:
         """Takes rows of a table."""

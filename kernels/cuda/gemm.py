@@ -61,6 +61,48 @@ def _sum_leaf(
     return total.to(tl.float32)
 
 
+@triton.jit
+def sum_leaves(
+    left,
+    right,
+    row_scales,
+    scales,
+    m,
+    n,
+    is_row,
+    is_column,
+    LEAF_FEATURES: tl.constexpr,
+    LEAVES: tl.constexpr,
+    ROWS_SCALED: tl.constexpr,
+    SCALED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Sums a tile [BLOCK_M, BLOCK_N] in float32, leaf by leaf, of rows [BLOCK_M, 1] and columns [1, BLOCK_N] that are
+    pointers to their first features.
+    """
+    # Sums of one leaf, two and four that wait for as many more.
+    one = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    two, four, total = one, one, one
+    for leaf in range(LEAVES):
+        total = _sum_leaf(
+            left, right, is_row, is_column, leaf * LEAF_FEATURES, LEAF_FEATURES, BLOCK_M, BLOCK_N, BLOCK_K
+        )
+        if ROWS_SCALED:
+            total = total * tl.load(row_scales + m * LEAVES + leaf, mask=is_row, other=0.0)[:, None]
+        if SCALED:
+            total = total * tl.load(scales + n * LEAVES + leaf, mask=is_column, other=0.0)[None, :]
+        # After an odd leaf, a fourth and an eighth, sums of as many are whole.
+        if LEAVES >= 2:
+            one, total = total, one + total
+        if LEAVES >= 4:
+            two, total = tl.where(leaf % 2 == 1, total, two), two + total
+        if LEAVES >= 8:
+            four, total = tl.where(leaf % 4 == 3, total, four), four + total
+    return total
+
+
 # Compiled once, not again for one row and for sixteen.
 @triton.jit(do_not_specialize=["num_rows"])
 def _multiply(
@@ -96,25 +138,10 @@ def _multiply(
         left = rows + m.to(tl.int64)[:, None] * row_stride
         right = weight + n.to(tl.int64)[None, :] * weight_stride
 
-        # Sums of one leaf, two and four that wait for as many more.
-        one = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        two, four, total = one, one, one
-        for leaf in range(LEAVES):
-            total = _sum_leaf(
-                left, right, is_row, is_column, leaf * LEAF_FEATURES, LEAF_FEATURES, BLOCK_M, BLOCK_N, BLOCK_K
-            )
-            if ROWS_SCALED:
-                total = total * tl.load(row_scales + m * LEAVES + leaf, mask=is_row, other=0.0)[:, None]
-            if SCALED:
-                total = total * tl.load(scales + n * LEAVES + leaf, mask=is_column, other=0.0)[None, :]
-            # After an odd leaf, a fourth and an eighth, sums of as many are whole.
-            if LEAVES >= 2:
-                one, total = total, one + total
-            if LEAVES >= 4:
-                two, total = tl.where(leaf % 2 == 1, total, two), two + total
-            if LEAVES >= 8:
-                four, total = tl.where(leaf % 4 == 3, total, four), four + total
-
+        total = sum_leaves(
+            left, right, row_scales, scales, m, n, is_row, is_column,
+            LEAF_FEATURES, LEAVES, ROWS_SCALED, SCALED, BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
         if HAS_BIAS:
             total += tl.load(bias + n, mask=is_column, other=0.0).to(tl.float32)[None, :]
         if GATED:

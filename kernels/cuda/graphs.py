@@ -4,7 +4,8 @@ A network's step of a small batch is hundreds of launches of a few microseconds 
 the device; replayed, it is one. A graph begins with what makes a step's inputs of the words that the host sends, and
 ends with the hidden rows that logits are made of. The head is outside: logits are then made for the rows that a step
 has, and one copy of them serves all graphs. Graphs share one pool of memory. They are captured from the largest to the
-smallest for as long as the start may take, and after that when a step first needs them.
+smallest for as long as the start may take, and after that when a step first needs them. Of each bucket there are two
+where there are slots for LoRA adapters: steps without any launch nothing for them.
 
 Only the steps of a network that one device computes are captured: ranks meet in collectives between the ops, those of
 gloo run on the host, and what NCCL does in a capture has not been tried here. No graph has run on a GPU yet.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,14 +67,21 @@ class Buckets:
         self._mixed_sequences = MIXED_SEQUENCES[:useful]
         self._most_tokens = min(MAX_TOKENS, sizes.max_num_tokens)
         self._widest = -(-sizes.max_length // sizes.block_size)
+        self._has_slots = sizes.num_lora_slots > 0
 
     def first(self) -> list[Bucket]:
         """Returns those that are worth a capture before anybody asks, the largest first."""
-        mixes = [self._mix(num_seqs, self._most_tokens) for num_seqs in self._mixed_sequences]
-        return sorted([*self._decodes, *mixes], key=lambda bucket: (bucket.num_tokens, bucket.num_seqs), reverse=True)
+        found = [*self._decodes, *(self._mix(num_seqs, self._most_tokens) for num_seqs in self._mixed_sequences)]
+        if self._has_slots:
+            found += [replace(bucket, has_loras=True) for bucket in found]
+        return sorted(found, key=lambda bucket: (bucket.num_tokens, bucket.num_seqs, bucket.has_loras), reverse=True)
 
     def find(self, step: StepInputs) -> Bucket | None:
         """Returns the smallest that a step fits into."""
+        found = self._find(step)
+        return found if found is None or step.lora is None else replace(found, has_loras=True)
+
+    def _find(self, step: StepInputs) -> Bucket | None:
         count, num_tokens, num_rows = len(step.num_new_tokens), len(step.token_ids), len(step.chosen)
         if not num_tokens or step.block_tables.shape[1] > self._widest:
             return None
@@ -166,9 +175,8 @@ class CapturedSteps:
 
     def _own_bytes(self, bucket: Bucket) -> int:
         """Counts what a graph shares with no other: its inputs, in words of 4 bytes, and its output."""
-        widest = -(-self._sizes.max_length // self._sizes.block_size)
         output = next(iter(self._captured.values()))[1].output
-        return 4 * (bucket.num_tokens + bucket.num_seqs * (3 + widest)) + bucket.num_seqs * output[:1].nbytes
+        return 4 * bucket.num_words(self._sizes) + bucket.num_seqs * output[:1].nbytes
 
     def takes(self, step: StepInputs) -> bool:
         """Returns whether there is a graph for the step, or may be one: the rest are computed op by op."""

@@ -18,8 +18,10 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.cuda.lora.segments import ALIGNMENT, Segments, most_tiles, sort_rows
 from kernels.cuda.plan import StepLengths
 from kernels.cuda.tokens.last_tokens import take_last_tokens
+from kernels.lora import LoraRows
 from kernels.ops import AttentionBatch, StepInputs
 
 if TYPE_CHECKING:
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
 
     from kernels.ops import CaptureSizes
 
-# Words: columns begin at addresses that a kernel may read 16 bytes of at once, as those of tensors do.
-ALIGNMENT = 4
 BLOCK = 256
 
 
@@ -41,6 +41,14 @@ class Bucket:
     num_tokens: int
     max_new_tokens: int
     """Of a sequence, padding among them: 1 for decodes."""
+    has_loras: bool = False
+    """Whether rows may have LoRA adapters: else nothing of them is launched."""
+
+    def num_words(self, sizes: CaptureSizes) -> int:
+        """Counts the words of its inputs, but for those that only fill columns up."""
+        widest = -(-sizes.max_length // sizes.block_size)
+        by_slot = self.num_tokens + sizes.num_lora_slots if self.has_loras else 0
+        return self.num_tokens + self.num_seqs * (3 + widest) + by_slot
 
 
 class PaddedInputs:
@@ -50,7 +58,9 @@ class PaddedInputs:
         self._bucket = bucket
         self._sizes = sizes
         self._widest = -(-sizes.max_length // sizes.block_size)
-        columns = 1, bucket.num_seqs, bucket.num_seqs, bucket.num_seqs, bucket.num_tokens
+        columns = [1, bucket.num_seqs, bucket.num_seqs, bucket.num_seqs, bucket.num_tokens]
+        if bucket.has_loras:
+            columns += [sizes.num_lora_slots + 1, bucket.num_tokens]
         starts = np.cumsum([0, *(-(-count // ALIGNMENT) * ALIGNMENT for count in columns)]).tolist()
         self._columns = [slice(start, start + count) for start, count in zip(starts, columns, strict=False)]
         self._first_table = starts[-1]
@@ -69,7 +79,7 @@ class PaddedInputs:
         host = torch.empty(num_words, dtype=torch.int32, pin_memory=self._words.device.type == "cuda")
         words = host.numpy()
         words[: self._first_table] = 0
-        at_width, new, lens, chosen, ids = (words[column] for column in self._columns)
+        at_width, new, lens, chosen, ids, *by_slot = (words[column] for column in self._columns)
         at_width[0] = width
         new[:count], lens[:count], chosen[: len(step.chosen)] = step.num_new_tokens, step.seq_lens, step.chosen
         num_tokens = len(step.token_ids)
@@ -79,11 +89,16 @@ class PaddedInputs:
             share, rest = divmod(len(ids) - num_tokens, len(new) - count)
             new[count:] = share
             new[count] += rest
+        if by_slot:
+            slots = np.full(len(ids), -1, np.int32)
+            if step.lora is not None:
+                slots[:num_tokens] = step.lora.slots
+            by_slot[0][:], by_slot[1][:] = sort_rows(slots, self._sizes.num_lora_slots)
         words[self._first_table :] = step.block_tables.ravel()
         self._words[:num_words].copy_(host, non_blocking=True)
         if step.last_tokens is not None:
             # Before the graph: the table moves when it grows.
-            token_ids = self._words[self._columns[-1]]
+            token_ids = self._words[self._columns[4]]
             take_last_tokens(token_ids, step.last_tokens, token_ids)
 
     @property
@@ -94,7 +109,7 @@ class PaddedInputs:
     def unpack(self) -> tuple[Tensor, AttentionBatch]:
         """Launches what makes token ids int64 [T] and a batch whose arrays on the host say nothing."""
         bucket, sizes = self._bucket, self._sizes
-        width, new, lens, _, token_ids = (self._words[column] for column in self._columns)
+        width, new, lens, _, token_ids, *_ = (self._words[column] for column in self._columns)
         ids, positions, slots = (torch.empty(bucket.num_tokens, dtype=torch.int64, device=new.device) for _ in range(3))
         tables = new.new_empty(bucket.num_seqs, self._widest)
         _unpack[(bucket.num_seqs,)](
@@ -105,9 +120,18 @@ class PaddedInputs:
         lengths = StepLengths(new, lens, tables, bucket.num_tokens, bucket.max_new_tokens)
         batch = AttentionBatch(
             unknown, unknown, unknown[:, None], positions, slots, slots[:0], sizes.block_size, sizes.sliding_window,
-            {StepLengths: lengths},
+            {StepLengths: lengths}, self._lora_rows(),
         )  # fmt: skip
         return ids, batch
+
+    def _lora_rows(self) -> LoraRows | None:
+        """Returns rows whose slots on the host say nothing; None: they have none."""
+        if not self._bucket.has_loras:
+            return None
+        bounds, order = (self._words[column] for column in self._columns[5:])
+        num_tokens = self._bucket.num_tokens
+        by_slot = Segments(order, bounds, most_tiles(num_tokens, self._sizes.num_lora_slots))
+        return LoraRows(np.full(num_tokens, -1, np.int32), {Segments: by_slot})
 
 
 @triton.jit

@@ -41,6 +41,22 @@ class RowLaunch:
         return {**tile, "num_warps": self.num_warps, "enable_fp_fusion": False}
 
 
+@dataclass(frozen=True, slots=True)
+class LoraLaunch:
+    """A tile of the products of adapters, steps along the inner dimension, and what computes it."""
+
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of the launch. A product that is scaled and one that is added are rounded apart."""
+        stages = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        return {"BLOCK_N": self.block_n, "BLOCK_K": self.block_k, **stages, "enable_fp_fusion": False}
+
+
 # Few rows: the weight streams once, so that many narrow tiles ask for it at the same time.
 _FEW = ((16, GemmLaunch(16, 32, 4, 8, 2)), (32, GemmLaunch(32, 32, 4, 8, 2)))
 _PLAIN = (
@@ -67,6 +83,12 @@ they are for, fewest first. Sums of leaves that wait for their neighbours take u
 
 GEMM_BLOCK_K = {1: (128,), 2: (64, 32), 4: (32,)}
 """By the bytes of a value: steps along the inner dimension, the best first."""
+
+LORA_SHRINK = {2: (LoraLaunch(16, 256, 4, 4), LoraLaunch(16, 64, 4, 6)), 4: (LoraLaunch(16, 64, 4, 3),)}
+"""By the bytes of a value: adapters' first factors, the best launch first. One program streams a tile's columns over all
+of the inner dimension, so that each step is long."""
+LORA_EXPAND = {2: LoraLaunch(128, 32, 4, 2), 4: LoraLaunch(64, 32, 4, 2)}
+"""By the bytes of a value: adapters' second factors."""
 
 ACTIVATION = RowLaunch(1024, 4)
 EMBEDDING = RowLaunch(1024, 4)
@@ -95,6 +117,12 @@ def gemm_block_k(itemsize: int, leaf_features: int) -> int:
     """Returns the step along a leaf: the first of the list that divides it, or else the last."""
     steps = GEMM_BLOCK_K[itemsize]
     return next((step for step in steps if leaf_features % step == 0), steps[-1])
+
+
+def shrink_launch(itemsize: int, leaf_features: int) -> LoraLaunch:
+    """Returns how first factors are multiplied: the first of the list whose step divides a leaf, or else the last."""
+    launches = LORA_SHRINK[itemsize]
+    return next((launch for launch in launches if leaf_features % launch.block_k == 0), launches[-1])
 
 
 def norm_launch(width: int) -> RowLaunch:

@@ -120,7 +120,7 @@ class CudaLinear:
     def __call__(self, rows: Tensor, *, wide: bool = False, known: Quantized | None = None) -> Tensor:
         """Multiplies rows [R, in_features] of any row stride -> [R, out_features] in the dtype.
 
-        In float32 if `wide`, or if the weight is partial, and then without the bias: see `rounded`. What is `known` in
+        In float32 if `wide`, or if the weight is partial, and then without the bias: see `finished`. What is `known` in
         8 bits, these rows or others, was quantized whole.
         """
         wide = wide or self.is_partial
@@ -131,9 +131,20 @@ class CudaLinear:
         plain = bias is None and not self.is_gated
         return products if plain else finish(products, bias, gated=self.is_gated, dtype=dtype)
 
-    def rounded(self, sums: Tensor) -> Tensor:
-        """Adds the bias to the sums [R, out_features] float32 of all ranks, and rounds them."""
-        return finish(sums, self.bias, dtype=self.dtype)
+    def sums(self, rows: Tensor, known: Quantized | None = None) -> Tensor:
+        """Multiplies -> [R, rows of the weight], without bias and gate; rounded where a library rounds its results."""
+        if self._uses_library:
+            return self.library_products(rows, wide=self.is_partial)
+        return self._own_product(rows, None, gated=False, dtype=torch.float32, known=known)
+
+    def finished(self, sums: Tensor) -> Tensor:
+        """Makes the result [R, out_features] of `sums`, of those of all ranks if the weight is partial.
+
+        It may be the sums themselves.
+        """
+        if sums.dtype is self.dtype and self.bias is None and not self.is_gated:
+            return sums
+        return finish(sums, self.bias, gated=self.is_gated, dtype=self.dtype)
 
     def own_sums(self, rows: Tensor) -> Tensor:
         """Multiplies by our kernel -> [R, rows of the weight] float32, without the bias."""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from kernels.invariance import random_numbers
+from kernels.lora import LoraRows
 from kernels.ops import AttentionShape, kv_pool_shape
 from kernels.sampling import Choices
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kernels.ops import Backend
+    from kernels.ops import Backend, PackedLinear
 
     Op = Callable[[Backend], Tensor]
     Product = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
@@ -29,6 +30,7 @@ BLOCK_SIZE = 16
 # Tokens before the step, and its own: a decode in a long text, pieces of prompts in few and in many tiles.
 OLD_TOKENS, NEW_TOKENS = (300, 5, 0), (1, 30, 70)
 SHAPE = AttentionShape(8, 2, 128, 128**-0.5)
+LORA_WIDTH = 24
 # Of the largest number of the result.
 TOLERANCES = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 
@@ -73,9 +75,22 @@ def _ops(truth: Backend, dtype: torch.dtype, product: Product | None) -> dict[st
         leaves = 2 if product is None else 1
         return backend.linear(rows, backend.pack_linear(weight.clone(), bias.clone(), gated=gated, leaves=leaves))
 
+    factors = numbers(LORA_WIDTH, features, 8), numbers(len(weight), LORA_WIDTH, 9)
+
+    def adapted(backend: Backend) -> Tensor:
+        """Half of the rows have an adapter."""
+        if backend is not truth:
+            packed = backend.pack_linear(weight.clone(), bias.clone(), leaves=1 if product is not None else 2)
+            return _linear_adapted(backend, hidden, packed, factors)
+        inner, outer = (factor.float() for factor in factors)
+        result = linear(truth, hidden, gated=False).float()
+        result[1::2] += (hidden[1::2].float() @ inner.T).to(dtype).float() @ outer.T
+        return result.to(dtype)
+
     return {
         "linear": lambda backend: linear(backend, hidden, gated=False),
         "linear of one row": lambda backend: linear(backend, hidden[:1], gated=False),
+        "linear with adapters": adapted,
         "gated linear": lambda backend: linear(backend, hidden, gated=True),
         "embedding": lambda backend: backend.embedding(ids, weight),
         "rms_norm": lambda backend: torch.cat(backend.rms_norm(hidden.clone(), bias[:features], 1e-5, residual)),
@@ -83,6 +98,14 @@ def _ops(truth: Backend, dtype: torch.dtype, product: Product | None) -> dict[st
         "paged_attention": lambda backend: _attend(backend, numbers),
         "choose": lambda backend: _choose(backend, hidden[:8].float()),
     }
+
+
+def _linear_adapted(backend: Backend, rows: Tensor, packed: PackedLinear, factors: tuple[Tensor, Tensor]) -> Tensor:
+    ops = backend.lora
+    assert ops is not None
+    ops.make_room(packed, 2, LORA_WIDTH)
+    ops.write(packed, 1, ops.pack(packed, *factors))
+    return backend.linear(rows, packed, lora=LoraRows((np.arange(len(rows)) % 2 * 2 - 1).astype(np.int32)))
 
 
 def _attend(backend: Backend, numbers: Callable[[int, int, int], Tensor]) -> Tensor:

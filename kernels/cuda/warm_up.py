@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 from triton import knobs
 
 from kernels.cuda.launch_table import first_row_counts
+from kernels.lora import LoraRows
 from kernels.sampling import Choices
 
 if TYPE_CHECKING:
@@ -71,6 +73,8 @@ def warm_up(
     """Computes a step of each class, and samples in each way. Arguments as for `Backend.capture`."""
     with counting_compilations() as found:
         for num_tokens in sorted({min(count, sizes.max_num_tokens) for count in first_row_counts()}):
+            if sizes.num_lora_slots:
+                _compute(backend, forward, sizes, num_tokens, LoraRows(np.zeros(num_tokens, np.int32)))
             hidden = _compute(backend, forward, sizes, num_tokens)
             found.tell(f"warm-up, a step of {num_tokens} tokens")
             if head is not None:
@@ -81,7 +85,11 @@ def warm_up(
 
 
 def _compute(
-    backend: Backend, forward: Callable[[Tensor, AttentionBatch], Tensor], sizes: CaptureSizes, num_tokens: int
+    backend: Backend,
+    forward: Callable[[Tensor, AttentionBatch], Tensor],
+    sizes: CaptureSizes,
+    num_tokens: int,
+    lora: LoraRows | None = None,
 ) -> Tensor:
     """Computes tokens of as few sequences as hold so many, with tables so wide that their attention may be split."""
     num_seqs = -(-num_tokens // sizes.max_length)
@@ -89,7 +97,7 @@ def _compute(
     lens[: num_tokens % num_seqs] += 1
     tables = np.zeros((num_seqs, -(-sizes.max_length // sizes.block_size)), np.int32)
     batch = backend.plan_attention(lens, lens, tables, sizes.block_size, sizes.sliding_window)
-    return forward(torch.zeros(num_tokens, dtype=torch.int64, device=backend.device), batch)
+    return forward(torch.zeros(num_tokens, dtype=torch.int64, device=backend.device), replace(batch, lora=lora))
 
 
 def _sample(ops: SamplingOps, logits: Tensor) -> None:

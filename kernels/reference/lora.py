@@ -15,6 +15,7 @@ from kernels.reference.linear import ReferenceLinear
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from kernels.arena import Arena
     from kernels.lora import LoraRows, PackedLora
     from kernels.ops import PackedLinear
 
@@ -86,8 +87,8 @@ class ReferenceLoraOps:
         rooms = [room for linear in linears if (room := self.find(linear)) is not None]
         return [factor for room in rooms for factor in (room.sample.shrink, room.sample.expand)]
 
-    def make_room(self, packed: PackedLinear, num_slots: int, max_width: int) -> int:
-        """Gives a weight slots."""
+    def make_room(self, packed: PackedLinear, num_slots: int, max_width: int, arena: Arena | None = None) -> int:
+        """Gives a weight slots, which take no memory of their own."""
         weight = cast("ReferenceLinear", packed)
         sample = _pack(weight, torch.zeros(max_width, weight.in_features), torch.zeros(weight.num_rows, max_width))
         self._rooms[weight] = LoraRoom(num_slots, sample)

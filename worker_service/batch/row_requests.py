@@ -87,9 +87,7 @@ class RequestTable:
         record["prompt_length"] = sequence.prompt_length
         record["lora_id"] = sequence.lora_id
         asks = max(record["logprobs"], record["prompt_logprobs"]) >= 0 or record["num_beam_candidates"] > 0
-        must_wait = asks or lists.counts is not None or bool(lists.bad_words)
-        # Slots of adapters change between steps.
-        record["must_wait"] = must_wait or bool(sequence.lora_id)
+        record["must_wait"] = asks or lists.counts is not None or bool(lists.bad_words)
         self._write_stop_token_ids(row, lists.stop_token_ids)
 
     def _write_stop_token_ids(self, row: int, token_ids: Array) -> None:

@@ -15,6 +15,7 @@ from worker_service.lora.sites import find_sites, module_shapes
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kernels.arena import Arena
     from kernels.lora import LoraOps, PackedLora
     from worker_service.lora.adapter import LoraRequest
     from worker_service.lora.limits import LoraLimits
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 class AdapterReader:
     """The way of adapters into one network, which gets its slots here."""
 
-    def __init__(self, model: DecoderModel, ops: LoraOps, limits: LoraLimits) -> None:
+    def __init__(self, model: DecoderModel, ops: LoraOps, limits: LoraLimits, arena: Arena | None = None) -> None:
+        """`arena`: where slots lie, as far as they take memory; None: wherever the backend has it."""
+        self.arena = arena
         self._ops = ops
         self._limits = limits
         self._model = model
@@ -35,10 +38,12 @@ class AdapterReader:
         self._layers = self._model.layers
         self._sites = find_sites(self._model)
         self.max_adapter_bytes = sum(
-            self._ops.make_room(site.packed, self._limits.max_loras, self._limits.max_lora_rank * len(site.modules))
+            self._ops.make_room(
+                site.packed, self._limits.max_loras, self._limits.max_lora_rank * len(site.modules), self.arena
+            )
             for site in self._sites
         )
-        """Bytes of the largest adapter."""
+        """Of the device's memory, that the largest adapter takes outside of the slots."""
 
     def read(self, request: LoraRequest, folder: Path) -> Adapter:
         """Reads and packs an adapter; raises BlockyardError MODEL_NOT_LOADED, which says what is wrong with it."""

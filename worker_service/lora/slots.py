@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from worker_service.lora.adapter import Adapter
     from worker_service.step import Array, Step
 
+    Arrivals = tuple[tuple[int, Adapter], ...]
+    """Slots, and the adapters that they are to hold."""
+
 NO_ADAPTERS: Mapping[int, Adapter] = MappingProxyType({})
 
 
@@ -42,6 +45,7 @@ class LoraSlots:
         """The adapter in each slot; 0: none."""
         self._adapters = adapters
         self._write = write
+        self._due: list[tuple[int, Adapter]] = []
 
     def __len__(self) -> int:
         return len(self.lora_ids)
@@ -52,6 +56,7 @@ class LoraSlots:
 
     def clear(self) -> None:
         """Empties all slots."""
+        self._due.clear()
         for slot in np.flatnonzero(self.lora_ids).tolist():
             self._empty(slot)
 
@@ -66,11 +71,21 @@ class LoraSlots:
         return lora_ids
 
     def activate(self, step: Step) -> None:
-        """Makes a checked step's changes."""
+        """Makes a checked step's changes; the device gets them by `bring`."""
         for slot, lora_id in zip(step.activated_lora_slots.tolist(), step.activated_lora_ids.tolist(), strict=True):
-            self._write(slot, self._adapters[lora_id])
+            self._due.append((slot, self._adapters[lora_id]))
         if len(step.activated_lora_slots):
             self.lora_ids = self.after(step)
+
+    def take_due(self) -> Arrivals:
+        """Returns what slots are to hold that the device has not got yet, once."""
+        due, self._due = tuple(self._due), []
+        return due
+
+    def bring(self, arrivals: Arrivals) -> None:
+        """Brings adapters into slots of the device, before the step that activates them and behind those before it."""
+        for slot, adapter in arrivals:
+            self._write(slot, adapter)
 
     def release(self, lora_id: int, live: Array) -> None:
         """Empties an adapter's slot; raises BlockyardError WRONG_STATE if it is among those of `live` sequences."""

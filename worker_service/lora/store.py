@@ -14,17 +14,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from blockyard.model_config.fields import unusable
 from blockyard.service import faults
 from blockyard.telemetry import EventLogger
+from kernels.select import make_arena
+from worker_service.lora.limits import NO_LORAS
+from worker_service.lora.reader import AdapterReader
 from worker_service.lora.slots import LoraSlots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from kernels.arena import Arena
     from worker_service.lora.adapter import Adapter, LoraRequest
     from worker_service.lora.limits import LoraLimits
-    from worker_service.lora.reader import AdapterReader
+    from worker_service.models.loader import LoadedModel
 
 log = EventLogger(__name__)
 
@@ -114,8 +119,13 @@ class LoraStore:
         return adapter
 
     @property
+    def arena(self) -> Arena | None:
+        """Where the slots lie, as far as they take memory."""
+        return self._reader.arena
+
+    @property
     def free_bytes(self) -> int:
-        """Bytes that adapters still to come may take."""
+        """Of the device's memory, that adapters still to come may take outside of the slots."""
         return (self.limits.max_cpu_loras - len(self.adapters)) * self._reader.max_adapter_bytes
 
     def make_slots(self) -> LoraSlots:
@@ -142,6 +152,17 @@ class LoraStore:
         if adapter is not None:
             self.on_removed()
             log.info("adapter removed", lora_id=lora_id, lora_name=adapter.request.name)
+
+
+def make_loras(loaded: LoadedModel, limits: LoraLimits, root: Path | None) -> LoraStore | None:
+    """Makes room for adapters, if any are allowed; raises BlockyardError MODEL_NOT_LOADED."""
+    if limits == NO_LORAS:
+        return None
+    if loaded.backend.lora is None:
+        raise unusable(f"the kernels {loaded.backend.name} take no LoRA adapters: start without --max-loras")
+    arena = make_arena(loaded.backend.device, can_be_given_up=loaded.can_sleep)
+    reader = AdapterReader(loaded.model, loaded.backend.lora, limits, arena)
+    return LoraStore(reader, limits, root, loaded.config.max_model_len)
 
 
 def wrong_request(request: LoraRequest, max_model_len: int) -> Iterable[Violation]:

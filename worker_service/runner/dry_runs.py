@@ -100,7 +100,13 @@ def profile(runner: ModelRunner, block_size: int, max_num_batched_tokens: int, m
 def _profile_gpu(runner: ModelRunner, pool: Tensor, block_size: int, num_tokens: int, num_sequences: int) -> int:
     device, config = runner.backend.device, runner.config
     sizes = CaptureSizes(
-        num_tokens, num_sequences, block_size, config.sliding_window, config.max_model_len, is_trial=True
+        num_tokens,
+        num_sequences,
+        block_size,
+        config.sliding_window,
+        config.max_model_len,
+        num_lora_slots=len(runner.slots),
+        is_trial=True,
     )
     runner.model.reserve_positions(config.max_model_len)
     captured = runner.model.capture(pool, sizes)

@@ -14,6 +14,7 @@ import torch
 
 from blockyard.capacity.steps import max_prompt_rows
 from kernels.launching import upload
+from kernels.lora import LoraRows
 from kernels.ops import CaptureSizes, StepInputs
 from worker_service.batch.chooser import Chooser
 from worker_service.batch.late_rows import UNKNOWN
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from kernels.collectives import Ranks
     from kernels.launching import Launched
-    from kernels.lora import LoraRows
     from kernels.ops import CapturedStep
     from worker_service.batch.forward_batch import ForwardBatch, PromptPiece
     from worker_service.batch.input_batch import InputBatch
@@ -86,23 +86,25 @@ class ModelRunner:
 
     def capture(self, kv_pool: Tensor, sizes: CaptureSizes) -> None:
         """Records the network over a pool, where the backend can: steps within these sizes need no Python then."""
-        self._captured = self.model.capture(kv_pool, sizes)
+        self._captured = self.model.capture(kv_pool, replace(sizes, num_lora_slots=len(self.slots)))
 
     @torch.inference_mode()
     def run(self, forward_batch: ForwardBatch, batch: InputBatch, kv_pool: Tensor) -> RunnerOutput:
         """Computes a step's tokens and writes their KV; the last stage samples, or finds the candidates of beams."""
         started = time.perf_counter()
         layout, prompts = forward_batch.layout, forward_batch.prompts
+        self.slots.bring(self.slots.take_due())
         if not len(layout.rows):
             return RunnerOutput()
         due = np.concatenate([layout.sampled.last_hidden, layout.beams.last_hidden])
+        lora = self._lora_rows(layout)
         if self._captured is not None and not prompts:
             columns = forward_batch.seq_lens, forward_batch.block_tables, forward_batch.token_ids
-            inputs = StepInputs(layout.num_new_tokens, *columns, due, lora=self._lora_rows(layout))
+            inputs = StepInputs(layout.num_new_tokens, *columns, due, lora=lora)
             if self._captured.takes(inputs):
                 return self._replay(self._captured, inputs, layout, batch, started)
         token_ids = self._to_device(forward_batch.token_ids)
-        hidden = self._forward(forward_batch, token_ids, batch.limits.block_size, kv_pool)
+        hidden = self._forward(forward_batch, token_ids, batch.limits.block_size, kv_pool, lora)
         if not self._has_head:
             self._synchronize()
             return RunnerOutput(forward_seconds=time.perf_counter() - started)
@@ -122,20 +124,27 @@ class ModelRunner:
         """
         layout = forward_batch.layout
         rows, num_rows = batch.sample_rows(layout.sampled), batch.num_rows
+        arrivals, lora = self.slots.take_due(), self._lora_rows(layout)
 
         @torch.inference_mode()
         def work() -> tuple[Tensor, ...]:
+            self.slots.bring(arrivals)
             cache.transfer(step, forward_batch)
             if not len(layout.rows):
                 return torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.bool)
-            token_ids, finite = self._compute(forward_batch, rows, cache, num_rows)
+            token_ids, finite = self._compute(forward_batch, rows, cache, num_rows, lora)
             self.backend.sampling.put_last_tokens(self._last_tokens, self._sampled_rows(layout), token_ids)
             return token_ids, finite
 
         return self.backend.launcher.launch(work)
 
     def _compute(
-        self, forward_batch: ForwardBatch, rows: SampleRows, cache: CacheEngine, num_rows: int
+        self,
+        forward_batch: ForwardBatch,
+        rows: SampleRows,
+        cache: CacheEngine,
+        num_rows: int,
+        lora: LoraRows | None,
     ) -> tuple[Tensor, Tensor]:
         """Computes a launched step: the tokens of its rows and which of them are finite, on the device."""
         layout = forward_batch.layout
@@ -145,7 +154,7 @@ class ModelRunner:
         last_tokens = self._last_tokens if forward_batch.token_ids.min() <= UNKNOWN else None
         if self._captured is not None:
             columns = forward_batch.seq_lens, forward_batch.block_tables, forward_batch.token_ids
-            inputs = StepInputs(layout.num_new_tokens, *columns, layout.sampled.last_hidden, last_tokens)
+            inputs = StepInputs(layout.num_new_tokens, *columns, layout.sampled.last_hidden, last_tokens, lora)
             if self._captured.takes(inputs):
                 outputs = self._captured.replay(inputs, with_logits=not layout.sampled.is_plain_greedy)
                 if outputs.logits is not None:
@@ -156,7 +165,7 @@ class ModelRunner:
         token_ids = self._to_device(forward_batch.token_ids)
         if last_tokens is not None:
             token_ids = self.backend.sampling.take_last_tokens(token_ids, last_tokens)
-        hidden = self._forward(forward_batch, token_ids, cache.block_format.block_size, cache.device_pool)
+        hidden = self._forward(forward_batch, token_ids, cache.block_format.block_size, cache.device_pool, lora)
         logits = self.model.compute_logits(hidden[self._to_device(layout.sampled.last_hidden)])
         return self._chooser.sampler.launch(logits, rows)
 
@@ -213,7 +222,9 @@ class ModelRunner:
         """How many rows of prompts get their log probabilities at a time."""
         return max_prompt_rows(self.config.vocab_size)
 
-    def _forward(self, forward_batch: ForwardBatch, token_ids: Tensor, block_size: int, kv_pool: Tensor) -> Tensor:
+    def _forward(
+        self, forward_batch: ForwardBatch, token_ids: Tensor, block_size: int, kv_pool: Tensor, lora: LoraRows | None
+    ) -> Tensor:
         plan = self.backend.plan_attention(
             forward_batch.layout.num_new_tokens,
             forward_batch.seq_lens,
@@ -221,7 +232,6 @@ class ModelRunner:
             block_size,
             self.config.sliding_window,
         )
-        lora = self._lora_rows(forward_batch.layout)
         return self.model.forward(token_ids, plan if lora is None else replace(plan, lora=lora), kv_pool)
 
     def _lora_rows(self, layout: StepLayout) -> LoraRows | None:
@@ -277,6 +287,9 @@ class ModelRunner:
         tables = np.zeros((num_sequences, -(-int(lengths.max()) // block_size)), np.int64)
         plan = self.backend.plan_attention(lengths, lengths, tables, block_size, self.config.sliding_window)
         token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=self.backend.device)
+        if len(self.slots):
+            # As many as may be: what is in their slots does not matter.
+            plan = replace(plan, lora=LoraRows((np.arange(num_tokens) % len(self.slots)).astype(np.int32)))
         hidden = self.model.forward(token_ids, plan, kv_pool)
         last = self._to_device(np.cumsum(lengths) - 1)
         return hidden, self.model.compute_logits(hidden[last]) if self._has_head else None

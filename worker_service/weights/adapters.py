@@ -57,6 +57,8 @@ class Adapters:
 
         def remove() -> None:
             if executor is not None and lora_id not in store.pinned:
+                # What is launched may have it still.
+                executor.wait()
                 executor.runner.slots.release(lora_id, executor.batch.lora_ids())
             store.remove(lora_id)
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from kernels.arena import Arena
     from worker_service.models.loader import LoadedModel
     from worker_service.set_up import CacheFacts, SetUp, SleepState
     from worker_service.steps.step_executor import StepExecutor
@@ -89,6 +90,11 @@ class Residency:
         assert executor is not None
         return loaded, executor
 
+    def _slots(self) -> Arena | None:
+        """Returns where the slots of LoRA adapters lie; None: there are none."""
+        loras = self._owner.set_up.loras
+        return None if loras is None else loras.arena
+
     async def sleep(self, level: int, tags: frozenset[MemoryTag]) -> MemoryUse:
         """Gives memory up; asleep already, it gives up what a higher level does.
 
@@ -100,7 +106,7 @@ class Residency:
             loaded, executor = self._parts()
             if not loaded.can_sleep:
                 raise BlockyardError(Reason.FEATURE_DISABLED, "start the worker with --enable-sleep for this")
-            state, tags = self._state, tags or ALL
+            state, tags, slots = self._state, tags or ALL, self._slots()
             due = tags if level > state.level else tags - state.asleep
 
             def give_up() -> MemoryUse:
@@ -113,6 +119,9 @@ class Residency:
                         # The allocator's own pools, of which half of these weights would stay.
                         memory.give_back(loaded.backend.device)
                     loaded.arena.give_up(keeps=level == 1)
+                    if slots is not None:
+                        # The next epoch begins with empty ones.
+                        slots.give_up(keeps=False)
                 used = _used_bytes(loaded)
                 return MemoryUse(max(0, before - used), used)
 
@@ -132,11 +141,13 @@ class Residency:
             if awake := sorted(tag.value for tag in tags - state.asleep):
                 raise invalid([Violation("tags", f"{', '.join(awake)} is awake")])
             due = tags or state.asleep
-            loaded, executor = self._parts()
+            (loaded, executor), slots = self._parts(), self._slots()
 
             def restore() -> None:
                 if MemoryTag.WEIGHTS in due:
                     loaded.arena.restore()
+                    if slots is not None:
+                        slots.restore()
                 if MemoryTag.KV_CACHE in due:
                     executor.cache.arena.restore()
 

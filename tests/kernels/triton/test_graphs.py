@@ -11,11 +11,14 @@ import pytest
 import torch
 
 from kernels import planning
+from kernels.lora import LoraRows
 from kernels.ops import CaptureSizes, StepInputs
 from tests.kit.kernels.strict_graphs import StrictRecording
 from tests.kit.kernels.triton_interpreter import DEVICE, IS_INTERPRETED
 
 from kernels.cuda import graphs  # isort: skip
+from kernels.cuda.linear import CudaLinear  # isort: skip
+from kernels.cuda.lora.slots import CudaLoraOps  # isort: skip
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +63,39 @@ def expected(step: StepInputs) -> Tensor:
     """What the rows of a step have that is planned on the host."""
     batch = planning.plan(step.num_new_tokens, step.seq_lens, step.block_tables, BLOCK_SIZE, None, torch.device("cpu"))
     return tell(torch.as_tensor(step.token_ids).cpu(), batch)[step.chosen]
+
+
+def test_a_replay_multiplies_by_the_adapters_that_its_rows_have():
+    """Steps of one size with and without adapters, in turn: neither leaves the other anything."""
+    sizes = replace(SIZES, num_lora_slots=3)
+    record = StrictRecording if IS_INTERPRETED else graphs.Recording
+    weight = CudaLinear(torch.eye(16, device=DEVICE), None)
+    ops = CudaLoraOps(DEVICE)
+    ops.make_room(weight, 3, 16)
+    for slot in range(2):
+        ops.write(weight, slot, ops.pack(weight, torch.eye(16), (slot + 1.0) * torch.eye(16)))
+
+    def forward(token_ids: Tensor, batch: AttentionBatch) -> Tensor:
+        hidden = token_ids.float()[:, None].expand(-1, 16).contiguous()
+        if batch.lora is not None:
+            room = ops.find(weight)
+            assert room is not None
+            room.expand(hidden, room.shrink(hidden, batch.lora), batch.lora, hidden)
+        return hidden
+
+    captured = graphs.CapturedSteps(forward, torch.clone, sizes, DEVICE, record)  # type: ignore[arg-type]
+    for seed, (new, slots) in enumerate(
+        [([1] * 3, [1, -1, 0]), ([1] * 3, None), ([1] * 3, [0, 0, 2]), ([5, 1, 20], [1] * 20 + [-1, *[0] * 5])]
+    ):
+        step = replace(make_step(seed, new), lora=None if slots is None else LoraRows(np.array(slots, np.int32)))
+        assert captured.takes(step)
+        outputs = captured.replay(step, with_logits=True)
+        assert outputs.logits is not None
+        factors = np.array([{0: 2, 1: 3}.get(slot, 1) for slot in slots or [-1] * sum(new)])
+        assert outputs.logits[:, 0].tolist() == (step.token_ids * factors)[step.chosen].tolist()
+    found = {(bucket.num_tokens, bucket.has_loras) for bucket in captured._captured}
+    assert found == {(4, True), (4, False), (64, True)}
+    assert len(captured._buckets.first()) == 2 * len(graphs.Buckets(SIZES).first())
 
 
 MIXES = [[1] * 3, [1], [1] * 40, [5, 1, 0, 1], [64], [1] * 39 + [20], [70, 1, 50], [2, 2]]

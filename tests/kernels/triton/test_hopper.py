@@ -87,6 +87,37 @@ assert not any("fma.rn.f32" in kernel.asm["ptx"] for kernel in compiled if kerne
 assert all(kernel.metadata.shared <= SHARED_BYTES for kernel in compiled)
 """
 
+LORA_SCRIPT = """
+import numpy as np
+import torch
+from kernels.cuda.backend import CudaBackend
+from kernels.lora import LoraRows
+from tests.kit.kernels.hopper import SHARED_BYTES, compiling
+
+torch.Tensor.new_empty = torch.Tensor.new_zeros
+with compiling() as compiled:
+    for dtype, features, num_rows, gated, leaves in (
+        (torch.bfloat16, 4096, 6144, False, 1), (torch.float16, 4096, 28672, True, 1),
+        (torch.bfloat16, 14336, 4096, False, 8), (torch.float32, 70, 40, False, 1),
+    ):
+        backend = CudaBackend(torch.device("cpu"), invariant=True)
+        packed = backend.pack_linear(torch.zeros(num_rows, features, dtype=dtype), gated=gated, leaves=leaves)
+        backend.lora.make_room(packed, 5, 48)
+        room = backend.lora.find(packed)
+        hidden, lora = torch.zeros(20, features, dtype=dtype), LoraRows(np.arange(20, dtype=np.int32) % 5)
+        sums = torch.zeros(20, num_rows, dtype=dtype)
+        result = torch.zeros(20, num_rows // 2, dtype=dtype) if gated else sums
+        room.expand(sums, room.shrink(hidden, lora), lora, result)
+assert [kernel.metadata.name for kernel in compiled] == ["_shrink", "_expand"] * 4
+assert all(kernel.metadata.shared <= SHARED_BYTES for kernel in compiled)
+for kernel in compiled[:6]:
+    text = kernel.asm["ptx"]
+    # Tiles of 16 rows, with or without others beside them: one kind of instruction for all.
+    assert "mma.sync" in text and "wgmma.mma_async" not in text
+    # Numbers of slots are read 16 bytes at a time, though what is behind the first factor is only known there.
+    assert "cp.async.cg" in text and "cp.async.ca" not in text
+"""
+
 ATTENTION_SCRIPT = """
 import torch
 from kernels import planning
@@ -134,6 +165,10 @@ def test_products_compile_and_fit_and_use_the_matrix_instructions(tmp_path: Path
 def test_the_other_ops_compile_and_fit(tmp_path: Path):
     """Of one row and one token too: Triton takes a 1 for a constant."""
     run(ROWS_SCRIPT, tmp_path)
+
+
+def test_products_of_adapters_compile_and_fit_and_use_the_matrix_instructions(tmp_path: Path):
+    run(LORA_SCRIPT, tmp_path)
 
 
 def test_attention_compiles_and_fits_and_uses_the_matrix_instructions(tmp_path: Path):

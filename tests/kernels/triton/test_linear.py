@@ -73,7 +73,7 @@ def test_ranks_come_to_the_bits_of_one(dtype: torch.dtype):
         for share in shares:
             share.way = Way(Method.TILED)
         sums = [share(part) for share, part in zip(shares, rows.chunk(ranks, 1), strict=True)]
-        assert torch.equal(shares[0].rounded(add_leaves(sums)), expected), ranks
+        assert torch.equal(shares[0].finished(add_leaves(sums)), expected), ranks
 
 
 def library(differs: Differs) -> Callable[..., torch.Tensor]:

@@ -11,6 +11,7 @@ import torch
 from kernels.ops import CaptureSizes
 from tests.kit.kernels.step_runner import StepRunner
 from tests.kit.kernels.strict_graphs import StrictRecording
+from tests.kit.kernels.tiny_adapters import make_tiny_adapter
 from tests.kit.kernels.tiny_models import VOCAB_SIZE, tiny_model
 from tests.kit.kernels.triton_interpreter import DEVICE, IS_INTERPRETED
 
@@ -18,6 +19,8 @@ from kernels.cuda import graphs  # isort: skip
 from kernels.cuda.backend import CudaBackend  # isort: skip
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
 PIECES = [9, 1, 1]
@@ -56,4 +59,28 @@ def test_logits_are_those_of_the_reference(name: str, invariant: bool, monkeypat
     captured.model.reserve_positions(64)
     captured._captured = captured.model.capture(captured.pool, CaptureSizes(64, 8, 16, max_length=64))
     torch.testing.assert_close(run(captured), truth, rtol=1e-4, atol=1e-4)
+    assert captured.num_replayed == len(PIECES)
+
+
+def test_logits_with_adapters_are_those_of_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As graphs. An adapter of some modules beside one of all, and a sequence without."""
+    monkeypatch.setattr(graphs, "TOKEN_MULTIPLE", 16)
+    model = tiny_model("llama_bias")
+    folders = [
+        make_tiny_adapter(tmp_path / "all", model, 1, rank=5),
+        make_tiny_adapter(tmp_path / "few", model, 2, targets=("v_proj", "up_proj")),
+    ]
+    backend = CudaBackend(DEVICE)
+    backend.record = StrictRecording if IS_INTERPRETED else backend.record
+    truth = StepRunner.load(model, torch.float32).make_slots(folders)
+    captured = StepRunner.load(model, torch.float32, backend, block_size=16).make_slots(folders)
+    for runner in (truth, captured):
+        runner.adapt(0, 1)
+        runner.adapt(1, 2)
+    # Padding writes to block 0, which is nobody's.
+    captured._free.remove(0)
+    captured.model.reserve_positions(64)
+    sizes = CaptureSizes(64, 8, 16, max_length=64, num_lora_slots=2)
+    captured._captured = captured.model.capture(captured.pool, sizes)
+    torch.testing.assert_close(run(captured), run(truth), rtol=1e-4, atol=1e-4)
     assert captured.num_replayed == len(PIECES)

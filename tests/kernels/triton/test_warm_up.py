@@ -11,11 +11,13 @@ if TYPE_CHECKING:
 
 SCRIPT = """
 import logging.handlers
+from dataclasses import replace
 import numpy as np
 import torch
 from kernels.cuda import graphs, linear
 from kernels.cuda.backend import CudaBackend
 from kernels.cuda.warm_up import warm_up
+from kernels.lora import LoraRows
 from kernels.ops import CaptureSizes
 from kernels.sampling import Choices
 from tests.kit.kernels.hopper import compiling
@@ -39,7 +41,11 @@ with compiling() as compiled:
     def forward(token_ids, batch):
         return model.forward(token_ids, batch, runner.pool)
 
-    sizes = CaptureSizes(60, 64, 16, None, 512)
+    ops = backend.lora
+    for each in model._linears():
+        if each is not model._ending[1]:
+            ops.make_room(each, 3, 16)
+    sizes = CaptureSizes(60, 64, 16, None, 512, num_lora_slots=3)
     warm_up(backend, forward, model._ending[1], sizes)
     captured = graphs.CapturedSteps(forward, torch.clone, sizes, CPU, lambda work, pool: work())
     captured._find(captured._buckets.first()[0])
@@ -52,8 +58,10 @@ with compiling() as compiled:
     for new in ([1], [5], [7, 3, 1], [1] * 16, [1] * 33, [60]):
         tables = [[0] * (1 + len(new) % 3 + length // 16) for length in new]
         batch = backend.plan_attention(new, new, tables, 16, None)
-        model.compute_logits(forward(torch.zeros(sum(new), dtype=torch.int64), batch)[:len(new)])
-        check("a step", new)
+        for lora in (None, LoraRows(np.arange(sum(new), dtype=np.int32) % 4 - 1)):
+            token_ids = torch.zeros(sum(new), dtype=torch.int64)
+            model.compute_logits(forward(token_ids, replace(batch, lora=lora))[:len(new)])
+            check("a step", new, lora)
     for bucket in captured._buckets.first():
         captured._find(bucket)
         check(bucket)

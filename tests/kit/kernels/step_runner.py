@@ -145,6 +145,7 @@ class StepRunner:
         self.slots = LoraSlots(len(folders), adapters, reader.write)
         ids = np.arange(len(folders))
         self.slots.activate(Step(1, 1, activated_lora_slots=ids, activated_lora_ids=ids + 1))
+        self.slots.bring(self.slots.take_due())
         return self
 
     def adapt(self, key: Hashable, lora_id: int) -> None:

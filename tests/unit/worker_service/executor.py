@@ -18,6 +18,7 @@ from worker_service.steps.step_executor import StepExecutor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from worker_service.lora.slots import LoraSlots
     from worker_service.models.loader import LoadedModel
     from worker_service.step import Logprobs, StepResult
     from worker_service.steps.rank_steps import RankSteps
@@ -34,9 +35,10 @@ def make_executor(
     max_captured_tokens: int = 0,
     ranks: RankSteps | None = None,
     is_invariant: bool = True,
+    slots: LoraSlots | None = None,
 ) -> StepExecutor:
     """An executor of a loaded model, which replays steps of up to so many tokens where its backend can."""
-    runner = ModelRunner(loaded)
+    runner = ModelRunner(loaded, slots)
     if ranks is not None:
         runner.join(ranks.silence)
     assert runner.prove_batch_invariance() == is_invariant

@@ -123,6 +123,21 @@ async def test_an_adapter_comes_while_a_step_stream_runs(adapted: WorkerDriver) 
     assert metrics.sum("blockyard_worker_lora_removals_total") == 1
 
 
+async def test_slots_are_given_up_with_the_weights_and_come_back_empty(adapted: WorkerDriver) -> None:
+    """As of a GPU, where slots take memory."""
+    loras = adapted.server.worker.set_up.loras
+    assert loras is not None
+    assert loras.arena is not None
+    slot = loras.arena.take(64).fill_(1)
+    await adapted.stub.Sleep(pb.SleepRequest(level=1))
+    assert not slot.any()
+    await adapted.stub.WakeUp(pb.WakeUpRequest())
+    await add(adapted, 1)
+    steps = adapted.open(1)
+    await steps.step(activated_lora_slots=[0], activated_lora_ids=[1])
+    assert await generate(steps, 1, 1)
+
+
 async def test_what_is_in_use_or_pinned_stays(adapted: WorkerDriver) -> None:
     await add(adapted, 1)
     steps = adapted.open(1)

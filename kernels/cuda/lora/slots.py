@@ -1,0 +1,125 @@
+"""Slots of weights on a GPU: memory of the device that stays where it is, so that graphs may name it.
+
+An adapter waits in the host's memory, pinned, as one run of bytes: to bring it into a slot is one copy, in the order of
+the device's work, that waits for nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.nn import functional
+
+from kernels.arena import ALIGNMENT, Chunks, LastingArena
+from kernels.cuda.lora.products import WIDTH_MULTIPLE, Factors, expand, shrink
+from kernels.cuda.lora.segments import Segments
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.arena import Arena
+    from kernels.cuda.linear import CudaLinear
+    from kernels.lora import LoraRows, PackedLora
+    from kernels.ops import PackedLinear
+
+CHUNK_BYTES = 8 << 20
+# Before the numbers of an adapter: their width, in the first word.
+HEADER_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CudaLora:
+    """The factors of one adapter, as a slot holds them [bytes] uint8."""
+
+    held: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        return self.held.nbytes
+
+
+class LoraRoom:
+    """The slots of one weight."""
+
+    def __init__(self, weight: CudaLinear, num_slots: int, max_width: int, arena: Arena) -> None:
+        self._weight = weight
+        width = _up_to_multiple(max_width, WIDTH_MULTIPLE)
+        self.slot_bytes = _slot_bytes(weight, width)
+        # Zeros: all are empty.
+        self._slots = arena.take(num_slots * self.slot_bytes).view(num_slots, self.slot_bytes)
+        numbers = self._slots[:, HEADER_BYTES:].view(weight.dtype)
+        self._factors = Factors(self._slots.view(torch.int32)[:, 0], numbers, width)
+
+    def write(self, slot: int, lora: CudaLora | None) -> None:
+        """Sets what a slot holds, behind all that was launched."""
+        if lora is None:
+            self._slots[slot, :HEADER_BYTES].zero_()
+        else:
+            self._slots[slot, : len(lora.held)].copy_(lora.held, non_blocking=True)
+
+    def segments(self, lora: LoraRows) -> Segments:
+        """Returns the rows of a step by slot."""
+        return Segments.of(lora, len(self._slots), self._slots.device)
+
+    def shrink(self, hidden: Tensor, lora: LoraRows) -> Tensor:
+        """Multiplies by the first factors -> [R, max_width] float32."""
+        return shrink(hidden, self._factors, self.segments(lora), self._weight.leaves)
+
+    def expand(self, sums: Tensor, inner: Tensor, lora: LoraRows, result: Tensor) -> None:
+        """Writes the rows of the result that have adapters; see `kernels.cuda.lora.products.expand`."""
+        weight = self._weight
+        expand(
+            sums, weight.bias, inner, self._factors, self.segments(lora), result, weight.in_features,
+            gated=weight.is_gated,
+        )  # fmt: skip
+
+
+class CudaLoraOps:
+    """See `kernels.lora.LoraOps`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._rooms = WeakKeyDictionary["CudaLinear", LoraRoom]()
+        on_gpu = device.type == "cuda"
+        self._chunks = Chunks(lambda count: torch.empty(count, dtype=torch.uint8, pin_memory=on_gpu), CHUNK_BYTES)
+
+    def find(self, weight: CudaLinear) -> LoraRoom | None:
+        """Returns the slots of a weight; None: it has none."""
+        return self._rooms.get(weight)
+
+    def make_room(self, packed: PackedLinear, num_slots: int, max_width: int, arena: Arena | None = None) -> int:
+        """Gives a weight slots. Adapters that are in none are in the host's memory."""
+        weight = cast("CudaLinear", packed)
+        room = self._rooms[weight] = LoraRoom(weight, num_slots, max_width, arena or LastingArena(self._device))
+        return 0 if self._device.type == "cuda" else room.slot_bytes
+
+    def pack(self, packed: PackedLinear, shrink: Tensor, expand: Tensor) -> PackedLora:
+        """Packs factors, one behind the other."""
+        weight = cast("CudaLinear", packed)
+        width = _up_to_multiple(len(shrink), WIDTH_MULTIPLE)
+        missing = width - len(shrink)
+        inner = functional.pad(shrink.to(weight.dtype), (0, 0, 0, missing))
+        outer = functional.pad(expand.to(weight.dtype), (0, missing))
+        held = self._chunks.take(HEADER_BYTES + (inner.numel() + outer.numel()) * weight.dtype.itemsize)
+        held[:HEADER_BYTES].view(torch.int32).copy_(torch.tensor([width] + [0] * (HEADER_BYTES // 4 - 1)))
+        numbers = held[HEADER_BYTES:].view(weight.dtype)
+        numbers[: inner.numel()] = inner.ravel()
+        numbers[inner.numel() :] = outer.ravel()
+        return CudaLora(held)
+
+    def write(self, packed: PackedLinear, slot: int, lora: PackedLora | None) -> None:
+        """Sets what a slot holds."""
+        self._rooms[cast("CudaLinear", packed)].write(slot, cast("CudaLora | None", lora))
+
+
+def _slot_bytes(weight: CudaLinear, width: int) -> int:
+    numbers = width * (weight.in_features + len(weight.weight))
+    return _up_to_multiple(HEADER_BYTES + numbers * weight.dtype.itemsize, ALIGNMENT)
+
+
+def _up_to_multiple(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
