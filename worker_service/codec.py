@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from google.protobuf.duration_pb2 import Duration
     from google.protobuf.internal.containers import RepeatedScalarFieldContainer
 
+    from blockyard.capacity.adapters import LoraLimits
     from blockyard.capacity.memory import CachePlan
-    from worker_service.lora.limits import LoraLimits
     from worker_service.models.loader import LoadedModel
     from worker_service.set_up import CacheFacts, SetUp
     from worker_service.step import Array, Logprobs

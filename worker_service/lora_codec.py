@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from blockyard.capacity.adapters import LoraLimits
 from blockyard.worker.v1 import worker_pb2
 from worker_service.lora.adapter import LoraRequest
-from worker_service.lora.limits import LoraLimits
 
 if TYPE_CHECKING:
     from worker_service.lora.adapter import Adapter

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+from blockyard.capacity.adapters import NO_LORAS, wrong_limits
 from blockyard.capacity.limits import wrong_profile_request
 from blockyard.errors import BlockyardError, Reason, invalid
 from blockyard.model_config.parallel_sizes import wrong_parallel
@@ -20,7 +21,6 @@ from worker_service.device import memory
 from worker_service.device.device import ANY_DEVICE, AllowedDevice, describe_device
 from worker_service.device.thread import DeviceThread
 from worker_service.groups.membership import Membership, wrong_members, wrong_request
-from worker_service.lora.limits import NO_LORAS, wrong_limits
 from worker_service.lora.store import make_loras
 from worker_service.observe.metrics import WorkerMetrics
 from worker_service.observe.profiler import Profiler, choose_options
@@ -50,11 +50,11 @@ if TYPE_CHECKING:
 
     import torch
 
+    from blockyard.capacity.adapters import LoraLimits
     from blockyard.capacity.limits import ProfileRequest
     from blockyard.capacity.memory import CachePlan
     from blockyard.errors import Violation
     from worker_service.groups.joining import GroupRequest
-    from worker_service.lora.limits import LoraLimits
     from worker_service.models.loader import LoadedModel
     from worker_service.observe.profiler import Detail, Profile, ProfileOptions
     from worker_service.set_up import CacheFacts, CacheRequest, DeviceChoice

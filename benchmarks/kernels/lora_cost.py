@@ -28,12 +28,12 @@ from benchmarks.kernels import ceilings
 from benchmarks.kernels.phases import BLOCK_SIZE, CONTEXT, Workload
 from benchmarks.kit import models, record
 from benchmarks.kit.figures import round_figures
+from blockyard.capacity.adapters import LoraLimits
 from kernels.lora import LoraRows
 from kernels.ops import CaptureSizes
 from tests.kit.kernels.tiny_adapters import make_tiny_adapter
 from worker_service.cache_engine import BlockFormat, allocate_pool
 from worker_service.lora.adapter import LoraRequest
-from worker_service.lora.limits import LoraLimits
 from worker_service.lora.reader import AdapterReader
 from worker_service.lora.store import be_modest
 from worker_service.models.loader import load_model

@@ -25,6 +25,7 @@ from blockyard.service import grpc_environment
 
 grpc_environment.prepare()
 
+from blockyard.capacity.adapters import NO_LORAS, LoraLimits
 from blockyard.capacity.memory import CachePlan, Usage
 from blockyard.model_files import model_digest, resolve_model
 from blockyard.parallel import ALONE, Parallel
@@ -32,7 +33,6 @@ from blockyard.service.process import run_process
 from blockyard.settings import load
 from worker_service import server
 from worker_service.config import WorkerConfiguration
-from worker_service.lora.limits import NO_LORAS, LoraLimits
 from worker_service.set_up import CacheFacts, DeviceChoice, SetUp
 from worker_service.step import Step, StepResult, StepTimes
 from worker_service.worker import Worker

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from blockyard.capacity.adapters import adapter_format, lora_bytes, lora_limits, wrong_limits
 from blockyard.capacity.devices import check_gpu_dtype, choose_device_type
 from blockyard.capacity.formats import check_quantization, weight_format
 from blockyard.capacity.limits import (
@@ -19,7 +20,7 @@ from blockyard.capacity.limits import (
     max_useful_blocks,
     wrong_profile_request,
 )
-from blockyard.capacity.memory import CPU_RESERVE_BYTES, CachePlan, Usage, fixed_plan, plan_cache
+from blockyard.capacity.memory import CPU_RESERVE_BYTES, CachePlan, Usage, fixed_plan, plan_cache, set_aside
 from blockyard.capacity.steps import cpu_scratch, step_bytes, torch_scratch
 from blockyard.capacity.weights import ITEM_BYTES, check_room, weights_bytes
 from blockyard.errors import BlockyardError, invalid
@@ -66,6 +67,8 @@ class ReplicaPlan:
     ranks: tuple[CachePlan, ...]
     max_model_len: int
     max_num_seqs: int
+    lora_bytes: int = 0
+    """Of the device's memory, that adapters take at the worker where they take most; part of what is `other` there."""
     refusal: str = ""
 
     @property
@@ -98,7 +101,8 @@ def plan_replica(
     planned = ReplicaPlan(sizes, (), 0, step.max_num_seqs)
     try:
         ranks = tuple(_plan_rank(network, configuration, hardware, rank) for rank in _differing_ranks(sizes))
-        planned = replace(planned, ranks=ranks)
+        most = max(_lora_bytes(network, configuration, hardware, rank) for rank in _differing_ranks(sizes))
+        planned = replace(planned, ranks=ranks, lora_bytes=most)
         least = planned.tightest
         num_blocks = configuration.cache.num_device_blocks or least.num_device_blocks
         length = choose_max_model_len(step.max_model_len, network.max_model_len, num_blocks, least.block_size)
@@ -123,6 +127,8 @@ def _plan_rank(
     kind = choose_device_type(device.device, "auto", has_gpu=hardware.has_gpu)
     if kind == "cuda":
         check_gpu_dtype(network.dtype_name, hardware.name, hardware.capability)
+    if configuration.lora.max_loras:
+        _refuse(wrong_limits(lora_limits(configuration.lora)))
     check_sizes(network, parallel)
     kernels = worker.gpu_kernels if kind == "cuda" else worker.cpu_kernels
     check_quantization(device.quantization, network.dtype_name, kind, kernels)
@@ -145,16 +151,28 @@ def _plan_rank(
         network, share, held, request, cpu_scratch(num_threads) if kind == "cpu" else torch_scratch()
     )
     other = PROCESS_BYTES[kind] + (CPU_RESERVE_BYTES if kind == "cpu" else 0)
+    loras = _lora_bytes(network, configuration, hardware, parallel)
     # Those that share a device load before any has blocks.
     available = max(0, hardware.available_bytes - num_sharing * (num_bytes + other))
     return plan_cache(
-        Usage(hardware.total_bytes, available, num_bytes, activation, other),
+        set_aside(Usage(hardware.total_bytes, available, num_bytes, activation, other), loras),
         **pool,
         utilization=request.device_memory_utilization,
         swap_space_bytes=request.swap_space_bytes,
         host_shares_device=kind == "cpu",
         max_useful_blocks=max_useful_blocks(request.max_num_seqs, network.max_model_len, block_size),
     )
+
+
+def _lora_bytes(
+    network: NetworkConfig, configuration: SystemConfiguration, hardware: Hardware, parallel: Parallel
+) -> int:
+    kind, worker = (
+        choose_device_type(configuration.device.device, "auto", has_gpu=hardware.has_gpu),
+        configuration.worker,
+    )
+    held = adapter_format(kind, network.dtype_name, worker.gpu_kernels if kind == "cuda" else worker.cpu_kernels)
+    return lora_bytes(network, Share.of(network, parallel), held, lora_limits(configuration.lora))
 
 
 def _profile_request(configuration: SystemConfiguration, num_sharing: int) -> ProfileRequest:

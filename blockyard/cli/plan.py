@@ -155,6 +155,7 @@ class Report:
         return {
             **told,
             "weights_bytes": [rank.usage.weights_bytes for rank in planned.ranks],
+            "lora_bytes": planned.lora_bytes,
             "step_bytes": least.usage.activation_bytes,
             "other_bytes": least.usage.other_bytes,
             "cache_bytes": least.cache_bytes,
@@ -205,11 +206,13 @@ def _of_a_worker(asked: ReplicaPlan) -> dict[str, str]:
     weights = ", ".join(dict.fromkeys(units.size(rank.usage.weights_bytes) for rank in asked.ranks))
     blocks = f"{least.num_device_blocks} device blocks and {least.num_host_blocks} host blocks"
     a_token, a_block = units.size(least.block_bytes / least.block_size), units.size(least.block_bytes)
+    loras = {"adapters": f"{units.size(asked.lora_bytes)} at most"} if asked.lora_bytes else {}
     return {
         "weights": f"{weights} at each worker",
+        **loras,
         "KV": f"{a_token} a token, {a_block} a block of {least.block_size} tokens",
         "step": f"{units.size(usage.activation_bytes)} at most",
-        "process": f"{units.size(usage.other_bytes)} beside these",
+        "process": f"{units.size(usage.other_bytes - asked.lora_bytes)} beside these",
         "blocks": f"{units.size(least.cache_bytes)}: {blocks}",
         "longest": f"{asked.max_model_len} tokens",
     }

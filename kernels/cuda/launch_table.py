@@ -85,8 +85,8 @@ GEMM_BLOCK_K = {1: (128,), 2: (64, 32), 4: (32,)}
 """By the bytes of a value: steps along the inner dimension, the best first."""
 
 LORA_SHRINK = {2: (LoraLaunch(16, 256, 4, 4), LoraLaunch(16, 64, 4, 6)), 4: (LoraLaunch(16, 64, 4, 3),)}
-"""By the bytes of a value: adapters' first factors, the best launch first. One program streams a tile's columns over all
-of the inner dimension, so that each step is long."""
+"""By the bytes of a value: adapters' first factors, the best launch first. One program streams a tile's columns over
+all of the inner dimension, so that each step is long."""
 LORA_EXPAND = {2: LoraLaunch(128, 32, 4, 2), 4: LoraLaunch(64, 32, 4, 2)}
 """By the bytes of a value: adapters' second factors."""
 

@@ -10,14 +10,14 @@ import hashlib
 import json
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import TYPE_CHECKING
 
+from blockyard.capacity.adapters import lora_limits
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
 from scheduler_service.config import model_source
 from scheduler_service.replicas.facts import LoadedModel, WorkerState
-from scheduler_service.replicas.loras.adapter import LoraLimits
 from scheduler_service.replicas.not_ready import LAST_FAILURE_RETRY_SECONDS, NotReady, Unreachable
 from scheduler_service.replicas.start_spans import StartSpans
 from scheduler_service.replicas.steps.answer_checks import WrongAnswer
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
     from contextlib import AbstractContextManager
 
-    from blockyard.lora.settings import LoraSettings
     from blockyard.parallel import Parallel
     from scheduler_service.config import SchedulerConfiguration
     from scheduler_service.replicas.facts import (
@@ -61,7 +60,7 @@ def configuration_digest(configuration: SchedulerConfiguration, parallel: Parall
         (cache.block_size, cache.num_device_blocks, cache.num_host_blocks),
         (step.max_model_len, step.max_num_seqs, step.max_num_batched_tokens),
         (parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.rank),
-        tuple(lora_limits(configuration.lora)),
+        astuple(lora_limits(configuration.lora)),
     ]
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
 
@@ -71,12 +70,6 @@ _UNFIT = {
     WorkerState.SLEEPING: "is asleep",
     WorkerState.STALE: "has stale weights: load them anew (blockyard admin wake --reload)",
 }
-
-
-def lora_limits(settings: LoraSettings) -> LoraLimits:
-    """Computes a worker's room for adapters."""
-    max_cpu_loras = max(settings.max_cpu_loras or 4 * settings.max_loras, settings.max_loras)
-    return LoraLimits(settings.max_loras, settings.max_lora_rank, max_cpu_loras)
 
 
 class Rank:

@@ -26,6 +26,7 @@ from scheduler_service.replicas.steps.answer_checks import WrongAnswer, require
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Sequence
 
+    from blockyard.capacity.adapters import LoraLimits
     from blockyard.common.v1 import administration_pb2
     from blockyard.parallel import Parallel
     from blockyard.security.tls import Peer
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
         WeightsSource,
         WorkerInfo,
     )
-    from scheduler_service.replicas.loras.adapter import LoraLimits
 
 _PLANNED = ("block_size", "num_device_blocks", "num_host_blocks", "max_model_len")
 INFO_SECONDS = 5.0

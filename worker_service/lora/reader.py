@@ -15,10 +15,10 @@ from worker_service.lora.sites import find_sites, module_shapes
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from blockyard.capacity.adapters import LoraLimits
     from kernels.arena import Arena
     from kernels.lora import LoraOps, PackedLora
     from worker_service.lora.adapter import LoraRequest
-    from worker_service.lora.limits import LoraLimits
     from worker_service.lora.sites import Site
     from worker_service.models.decoder import DecoderModel
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from blockyard.capacity.adapters import NO_LORAS
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.model_config.fields import unusable
 from blockyard.service import faults
 from blockyard.telemetry import EventLogger
 from kernels.select import make_arena
-from worker_service.lora.limits import NO_LORAS
 from worker_service.lora.reader import AdapterReader
 from worker_service.lora.slots import LoraSlots
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from blockyard.capacity.adapters import LoraLimits
     from kernels.arena import Arena
     from worker_service.lora.adapter import Adapter, LoraRequest
-    from worker_service.lora.limits import LoraLimits
     from worker_service.models.loader import LoadedModel
 
 log = EventLogger(__name__)

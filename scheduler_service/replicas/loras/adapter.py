@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from scheduler_service.core.values import LoraSpec
-
-
-class LoraLimits(NamedTuple):
-    """A worker's room for adapters: slots on the device, the largest rank, and adapters in the host's cache."""
-
-    max_loras: int
-    max_lora_rank: int
-    max_cpu_loras: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from scheduler_service.replicas.loras.adapter import Adapter
 from scheduler_service.replicas.steps.answer_checks import MAX_CHARACTERS, require
 
 if TYPE_CHECKING:
-    from scheduler_service.replicas.loras.adapter import LoraLimits
+    from blockyard.capacity.adapters import LoraLimits
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 MAX_TARGETS = 1024

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from blockyard.capacity.adapters import LoraLimits
 from kernels.reference.backend import ReferenceBackend
 from tests.kit.kernels.late import make_late
 from tests.kit.kernels.strict_graphs import StrictRecording
@@ -15,7 +16,6 @@ from tests.kit.kernels.tiny_models import tiny_model
 from tests.kit.kernels.triton_interpreter import DEVICE, IS_INTERPRETED
 from tests.unit.worker_service.executor import Epoch, make_executor, new_sequence
 from worker_service.lora.adapter import LoraRequest
-from worker_service.lora.limits import LoraLimits
 from worker_service.lora.reader import AdapterReader
 from worker_service.lora.slots import LoraSlots
 from worker_service.models import loader

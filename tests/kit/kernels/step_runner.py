@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from blockyard.capacity.adapters import LoraLimits
 from blockyard.parallel import ALONE, Parallel
 from kernels.ops import Backend, CaptureSizes, StepInputs
 from kernels.select import get_backend
 from worker_service.cache_engine import BlockFormat
 from worker_service.lora.adapter import LoraRequest
-from worker_service.lora.limits import LoraLimits
 from worker_service.lora.reader import AdapterReader
 from worker_service.lora.slots import LoraSlots
 from worker_service.models.decoder import DecoderModel, build_decoder

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from blockyard.capacity.adapters import LoraLimits, wrong_limits
 from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import BlockyardError, Reason, from_status
 from blockyard.worker.v1 import worker_pb2 as pb
 from worker_service import codec
-from worker_service.lora.limits import LoraLimits, wrong_limits
 from worker_service.lora.store import LoraStore
 from worker_service.step import DEFAULT_TIMEOUT_SECONDS, SamplingParams, StepResult, StepTimes
 

@@ -10,6 +10,7 @@ import grpc
 import pytest
 import torch
 
+from blockyard.capacity.adapters import lora_limits
 from blockyard.capacity.replica_plan import plan_replica
 from blockyard.configuration import SystemConfiguration
 from blockyard.errors import BlockyardError, from_rpc_error
@@ -18,6 +19,7 @@ from blockyard.model_config.network import read_network
 from blockyard.parallel import ParallelSizes
 from blockyard.settings import resolve
 from blockyard.worker.v1 import worker_pb2 as pb
+from scheduler_service.replicas.loras.codec import encode_limits
 from worker_service.device.device import ANY_DEVICE, choose_device
 
 if TYPE_CHECKING:
@@ -61,6 +63,8 @@ async def worker_refusal(worker: WorkerDriver, folder: Path, settings: dict[str,
         format=pb.LOAD_FORMAT_RANDOM,
         quantization=quantization,
     )
+    if settings.get("max_loras"):
+        load.lora.CopyFrom(encode_limits(lora_limits(resolve(SystemConfiguration, settings, environment={}).lora)))
     profile = pb.DetermineNumAvailableBlocksRequest(
         device_memory_utilization=0.9,
         block_size=settings.get("block_size", 0),
@@ -95,6 +99,8 @@ async def worker_refusal(worker: WorkerDriver, folder: Path, settings: dict[str,
         ({}, {"quantization": "fp8"}, (1, 1), "fp8 needs a GPU with our kernels; this is float32 on cpu"),
         ({"vocab_size": 1 << 28}, {}, (1, 1), r"the weights take \d+\.\d GiB in float32, and"),
         ({"vocab_size": 1 << 28}, {"dtype": "bfloat16"}, (2, 1), r"the weights take \d+\.\d GiB in bfloat16, and"),
+        ({}, {"max_loras": 2, "max_cpu_loras": 1 << 17}, (1, 1), "lora.max_cpu_loras: must be from 2 to 65536"),
+        ({}, {"max_loras": 2, "max_lora_rank": 8}, (2, 1), ""),
         ({}, {"block_size": 7}, (1, 1), "7 is none of 8, 16, 32"),
         ({}, {"max_num_seqs": 1 << 17, "max_num_batched_tokens": 1 << 21}, (1, 1), "max_num_seqs: must be from 1 to"),
     ],

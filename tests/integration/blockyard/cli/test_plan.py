@@ -7,11 +7,13 @@ import json
 import sys
 import tempfile
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from blockyard.capacity.adapters import NO_LORAS, LoraLimits
 from blockyard.capacity.replica_plan import plan_replica
 from blockyard.configuration import SystemConfiguration
 from blockyard.local.hardware import read_processors
@@ -21,6 +23,7 @@ from blockyard.service.servers import internal_channel
 from blockyard.settings import resolve
 from blockyard.worker.v1 import worker_pb2 as pb
 from blockyard.worker.v1 import worker_pb2_grpc
+from scheduler_service.replicas.loras.codec import encode_limits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -72,7 +75,9 @@ def write_model(folder: Path, shape: dict[str, Any]) -> Path:
 @pytest.mark.parametrize(("shape", "quantization"), [(TINY, "none"), (MIDDLE, "int8")], ids=["tiny", "middle"])
 async def test_a_worker_finds_what_was_planned(tmp_path: Path, shape: dict[str, Any], quantization: str) -> None:
     folder = write_model(tmp_path, shape)
-    settings = {**STEP, "quantization": quantization, "swap_space_gib": 0.25}
+    loras = LoraLimits(2, 16, 4) if quantization != "none" else NO_LORAS
+    settings = {**STEP, "quantization": quantization, "swap_space_gib": 0.25, **asdict(loras)}
+    settings["max_lora_rank"] = loras.max_lora_rank or 16
     planned = plan_replica(
         read_network(folder), resolve(SystemConfiguration, settings, environment={}), read_processors(), ParallelSizes()
     ).tightest
@@ -80,6 +85,8 @@ async def test_a_worker_finds_what_was_planned(tmp_path: Path, shape: dict[str, 
         await worker.InitDevice(pb.InitDeviceRequest(device_type=pb.DEVICE_TYPE_CPU))
         kind = pb.QUANTIZATION_INT8 if quantization == "int8" else pb.QUANTIZATION_UNSPECIFIED
         load = pb.LoadModelRequest(model=str(folder), format=pb.LOAD_FORMAT_RANDOM, quantization=kind)
+        if loras.max_loras:
+            load.lora.CopyFrom(encode_limits(loras))
         *_, last = [event async for event in worker.LoadModel(load)]
         request = pb.DetermineNumAvailableBlocksRequest(**STEP, swap_space_bytes=1 << 28)
         found = await worker.DetermineNumAvailableBlocks(request)

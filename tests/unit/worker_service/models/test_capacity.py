@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from blockyard.capacity.adapters import NO_LORAS, LoraLimits, adapter_format, lora_bytes
 from blockyard.capacity.formats import QUANTIZED_DEVICES, check_quantization, weight_format
 from blockyard.capacity.limits import BLOCK_SIZES
 from blockyard.capacity.steps import SamplingScratch, arena_bytes, cpu_scratch
@@ -17,11 +18,20 @@ from blockyard.model_config.share import Share
 from blockyard.parallel import Parallel
 from blockyard.settings import settings_of
 from kernels import ops
+from kernels.cpu.huge_pages import HostArena
 from kernels.ops import CaptureSizes
 from tests.kit.kernels.backends import build_kernels
 from tests.kit.kernels.tiny_models import tiny_model
 from worker_service.cache_engine import BlockFormat, allocate_pool
+from worker_service.lora.reader import AdapterReader
+from worker_service.lora.store import make_loras
+from worker_service.models.decoder import build_decoder
 from worker_service.models.loader import LoadedModel, load_model
+from worker_service.models.model_config import read_config
+from worker_service.models.random_weights import RandomWeights
+
+from kernels.cuda.backend import CudaBackend  # isort: skip
+from kernels.cuda.lora.slots import CudaLoraOps  # isort: skip
 
 if TYPE_CHECKING:
     from blockyard.capacity.weights import WeightFormat
@@ -58,6 +68,28 @@ def test_weights_are_counted_to_the_byte(name: str, kernels: str, dtype: torch.d
         loaded = load(name, kernels, dtype, quantization, rank)
         share, held = Share.of(loaded.config, rank), planned_format(loaded, kernels, quantization)
         assert weights_bytes(loaded.config, share, held) == loaded.parameter_bytes, rank
+
+
+@pytest.mark.parametrize(("kernels", "dtype", "quantization"), HELD)
+def test_adapters_are_counted_to_the_byte(kernels: str, dtype: torch.dtype, quantization: str) -> None:
+    limits = LoraLimits(2, 5, 3)
+    for rank in RANKS:
+        loaded = load("llama_bias", kernels, dtype, quantization, rank)
+        loras = make_loras(loaded, limits, None)
+        assert loras is not None
+        share, held = Share.of(loaded.config, rank), adapter_format("cpu", loaded.config.dtype_name, kernels)
+        assert lora_bytes(loaded.config, share, held, limits) == loras.free_bytes, rank
+        assert lora_bytes(loaded.config, share, held, NO_LORAS) == 0
+
+
+def test_so_are_the_slots_of_a_gpu() -> None:
+    limits, dtype, name = LoraLimits(3, 5, 9), torch.float16, "llama_bias"
+    config = read_config(tiny_model(name), dtype)
+    model = build_decoder(config, CudaBackend(CPU), RandomWeights(config, CPU, lambda done, total: None))
+    arena = HostArena()
+    AdapterReader(model, CudaLoraOps(CPU), limits, arena)
+    share, held = Share.of(config, Parallel()), adapter_format("cuda", config.dtype_name, "auto")
+    assert lora_bytes(config, share, held, limits) == arena.used_bytes
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])

@@ -1,0 +1,103 @@
+"""How many LoRA adapters there is room for, how large they may be, and the memory that they take. Knows no adapter.
+
+Sizes are those of the kernels (`kernels.lora.LoraOps.make_room`); a test holds both together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from blockyard.capacity.formats import weight_format
+from blockyard.capacity.weights import ITEM_BYTES, Product, WeightFormat, layer_products
+from blockyard.errors import Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from blockyard.lora.settings import LoraSettings
+    from blockyard.model_config.network import NetworkConfig
+    from blockyard.model_config.share import Share
+
+MAX_LORAS = 256
+MAX_RANK = 512
+MAX_CPU_LORAS = 2**16
+# The modules of a checkpoint that each product of a layer holds: q, k and v; o; gate and up; down.
+MODULES = (3, 1, 2, 1)
+# What a processor's kernels multiply at a time along the inner dimension, in bytes.
+CPU_WORD_BYTES = 4
+GPU_WIDTH_MULTIPLE, GPU_HEADER_BYTES, GPU_ALIGNMENT = 16, 64, 64
+
+
+@dataclass(frozen=True, slots=True)
+class LoraLimits:
+    """Slots on the device, the largest rank of an adapter, and adapters in the host's cache; 0 slots: no LoRA."""
+
+    max_loras: int = 0
+    max_lora_rank: int = 0
+    max_cpu_loras: int = 0
+
+
+NO_LORAS = LoraLimits()
+
+
+def lora_limits(settings: LoraSettings) -> LoraLimits:
+    """Computes a worker's room for adapters."""
+    max_cpu_loras = max(settings.max_cpu_loras or 4 * settings.max_loras, settings.max_loras)
+    return LoraLimits(settings.max_loras, settings.max_lora_rank, max_cpu_loras)
+
+
+def wrong_limits(limits: LoraLimits) -> Iterable[Violation]:
+    """Finds what is wrong with limits that a scheduler asks for."""
+    most = {"max_loras": MAX_LORAS, "max_lora_rank": MAX_RANK, "max_cpu_loras": MAX_CPU_LORAS}
+    least = {"max_cpu_loras": limits.max_loras}
+    for name in most:
+        low, high = least.get(name, 1), most[name]
+        if not low <= getattr(limits, name) <= high:
+            yield Violation(f"lora.{name}", f"must be from {low} to {high}")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFormat:
+    """How kernels hold adapters."""
+
+    factors: WeightFormat
+    width_multiple: int = 1
+    """What the numbers between the factors of a weight are filled up to a multiple of."""
+    header_bytes: int = 0
+    alignment: int = 1
+    """What the bytes of an adapter for one weight are filled up to a multiple of."""
+    has_slots: bool = False
+    """Whether slots are memory of the device, and the host's cache is not; or else the cache is, and slots are none."""
+
+
+def adapter_format(device_type: str, dtype_name: str, kernels: str) -> AdapterFormat:
+    """Chooses how adapters are held. Arguments as of `blockyard.capacity.formats.weight_format`."""
+    if device_type == "cuda":
+        if kernels == "reference":
+            return AdapterFormat(WeightFormat())
+        return AdapterFormat(WeightFormat(), GPU_WIDTH_MULTIPLE, GPU_HEADER_BYTES, GPU_ALIGNMENT, has_slots=True)
+    held = weight_format(device_type, dtype_name, "none", kernels)
+    is_ours = held.panel_columns > 1
+    return AdapterFormat(held, max(1, CPU_WORD_BYTES // ITEM_BYTES[dtype_name]) if is_ours else 1)
+
+
+def adapter_bytes(network: NetworkConfig, share: Share, held: AdapterFormat, max_rank: int) -> int:
+    """Counts the bytes of the largest adapter at a rank."""
+    item_bytes, total = ITEM_BYTES[network.dtype_name], 0
+    for product, num_modules in zip(layer_products(network, share), MODULES, strict=True):
+        width = _up_to_multiple(max_rank * num_modules, held.width_multiple)
+        inner = Product(width, product.in_features, leaves=product.leaves)
+        numbers = sum(held.factors.held_bytes(each, item_bytes) for each in (inner, Product(product.num_rows, width)))
+        total += _up_to_multiple(held.header_bytes + numbers, held.alignment)
+    return len(share.layers) * total
+
+
+def lora_bytes(network: NetworkConfig, share: Share, held: AdapterFormat, limits: LoraLimits) -> int:
+    """Counts the bytes of the device's memory that adapters take at a rank: slots, or the whole cache."""
+    count = limits.max_loras if held.has_slots else limits.max_cpu_loras
+    return count * adapter_bytes(network, share, held, limits.max_lora_rank) if limits.max_loras else 0
+
+
+def _up_to_multiple(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
