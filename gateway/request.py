@@ -71,6 +71,13 @@ class OnDisconnect(Enum):
     KEEP = "keep"
 
 
+class OnUpdate(Enum):
+    """What happens to a request that has begun when only other weights can go on with it."""
+
+    CONTINUE = "continue"
+    FAIL = "fail"
+
+
 @dataclass(frozen=True, slots=True)
 class StopOptions:
     """When a sequence ends."""
@@ -103,6 +110,7 @@ class GenerationRequest:
     truncate_prompt_tokens: int | None = None
     tenant: str = ""
     on_disconnect: OnDisconnect = OnDisconnect.ABORT
+    on_update: OnUpdate = OnUpdate.CONTINUE
     priority: int = 0
     max_queue_seconds: float | None = None
     # Until the client's own deadline.

@@ -101,6 +101,7 @@ class Submission:
     body_digest: bytes = b""
     trace_context: TraceContext | None = None
     lora: Adapter | None = None
+    fails_on_update: bool = False
 
 
 class SequenceRecord(NamedTuple):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from blockyard.errors import Reason, Violation
 from gateway.naming import REQUEST_ID_RULE, is_request_id
+from gateway.request import OnUpdate
 from gateway.scheduler_messages import Submission
 
 if TYPE_CHECKING:
@@ -359,6 +360,7 @@ def complete(
         max_queue_seconds=request.max_queue_seconds,
         remaining_seconds=request.remaining_seconds,
         beam_search=request.beam_search,
+        fails_on_update=request.on_update is OnUpdate.FAIL,
     )
 
 

@@ -45,6 +45,7 @@ _STOP_FIELDS = (
     *("ignore_eos", "include_stop_in_output"),
 )
 _ON_DISCONNECT = {"abort": inference_pb2.ON_DISCONNECT_ABORT, "keep": inference_pb2.ON_DISCONNECT_KEEP}
+_ON_UPDATE = {"continue": inference_pb2.ON_UPDATE_CONTINUE, "fail": inference_pb2.ON_UPDATE_FAIL}
 # The enums of the API are strings, so that users may write and compare them as such; their names are the contract's.
 _EARLY_STOPPING = {each: sampling_pb2.EarlyStopping.Value(f"EARLY_STOPPING_{each.name}") for each in EarlyStopping}
 _FINISH_REASON = {sampling_pb2.FinishReason.Value(f"FINISH_REASON_{each.name}"): each for each in FinishReason}
@@ -139,6 +140,12 @@ def _put_on_disconnect(spec: inference_pb2.GenerationSpec, value: str) -> None:
     spec.on_disconnect = _ON_DISCONNECT[value]
 
 
+def _put_on_update(spec: inference_pb2.GenerationSpec, value: str) -> None:
+    if value not in _ON_UPDATE:
+        raise ValueError(f"it is one of {', '.join(_ON_UPDATE)}")
+    spec.on_update = _ON_UPDATE[value]
+
+
 def _put_max_queue_time(spec: inference_pb2.GenerationSpec, seconds: float) -> None:
     spec.max_queue_time.FromNanoseconds(int(seconds * 1e9))
 
@@ -151,6 +158,7 @@ def _put_beam_search(spec: inference_pb2.GenerationSpec, search: BeamSearch) -> 
 
 _PUT = {
     "on_disconnect": _put_on_disconnect,
+    "on_update": _put_on_update,
     "max_queue_time": _put_max_queue_time,
     "beam_search": _put_beam_search,
 }

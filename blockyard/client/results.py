@@ -85,6 +85,9 @@ class GenerationOptions(TypedDict, total=False):
     on_disconnect: Literal["keep", "abort"]
     """keep: the answer outlives its connection, and the client reads on by itself at this gateway or another. abort: it
     ends with its connection. [keep]"""
+    on_update: Literal["continue", "fail"]
+    """When the weights are updated before it is finished. continue: it goes on with the new ones. fail: it fails with
+    SLEEPING. [continue]"""
     priority: int
     """Less is sooner, where the scheduler's policy is by priority. [0]"""
     max_queue_time: float

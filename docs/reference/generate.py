@@ -297,6 +297,7 @@ spelling of each. `/detokenize` takes `tokens` and answers their text as `prompt
   equal `n`.
 - `max_queue_time`: seconds that a request may wait for its first step; then it fails with `QUEUE_DEADLINE`.
 - `on_disconnect`: `"abort"` (the default) or `"keep"`: what a lost connection means for the request.
+- `on_update`: `"continue"` (the default) or `"fail"`: whether an answer that has begun may go on with other weights.
 
 ## Answers
 

@@ -16,6 +16,7 @@ from gateway.request import (
     Finished,
     GenerationRequest,
     OnDisconnect,
+    OnUpdate,
     Position,
     PromptLogprobs,
     Recovered,
@@ -32,6 +33,12 @@ if TYPE_CHECKING:
 _ON_DISCONNECT_NUMBERS = {
     OnDisconnect.ABORT: inference_pb2.ON_DISCONNECT_ABORT,
     OnDisconnect.KEEP: inference_pb2.ON_DISCONNECT_KEEP,
+}
+
+# What is the default is not written.
+_ON_UPDATE_NUMBERS = {
+    OnUpdate.CONTINUE: inference_pb2.ON_UPDATE_UNSPECIFIED,
+    OnUpdate.FAIL: inference_pb2.ON_UPDATE_FAIL,
 }
 
 
@@ -51,6 +58,7 @@ def decode_spec(spec: inference_pb2.GenerationSpec) -> GenerationRequest:
         on_disconnect=(
             OnDisconnect.KEEP if spec.on_disconnect == inference_pb2.ON_DISCONNECT_KEEP else OnDisconnect.ABORT
         ),
+        on_update=OnUpdate.FAIL if spec.on_update == inference_pb2.ON_UPDATE_FAIL else OnUpdate.CONTINUE,
         priority=spec.priority,
         max_queue_seconds=spec.max_queue_time.ToNanoseconds() / 1e9 if spec.HasField("max_queue_time") else None,
         beam_search=decode_beams(spec.beam_search) if spec.HasField("beam_search") else None,
@@ -89,6 +97,8 @@ def _check_enums(spec: inference_pb2.GenerationSpec) -> None:
     violations: list[Violation] = []
     if spec.on_disconnect not in inference_pb2.OnDisconnect.values():
         violations.append(Violation("on_disconnect", "must be ABORT or KEEP"))
+    if spec.on_update not in inference_pb2.OnUpdate.values():
+        violations.append(Violation("on_update", "must be CONTINUE or FAIL"))
     if spec.beam_search.early_stopping not in sampling_pb2.EarlyStopping.values():
         violations.append(Violation("beam_search.early_stopping", "must be HEURISTIC, FIRST or NEVER"))
     if violations:
@@ -161,6 +171,7 @@ def encode_spec(request: GenerationRequest) -> inference_pb2.GenerationSpec:
         return_token_ids=request.return_token_ids,
         skip_special_tokens=request.skip_special_tokens,
         on_disconnect=_ON_DISCONNECT_NUMBERS[request.on_disconnect],
+        on_update=_ON_UPDATE_NUMBERS[request.on_update],
         priority=request.priority,
         beam_search=encode_beams(request.beam_search) if request.beam_search else None,
     )

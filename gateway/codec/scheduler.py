@@ -67,6 +67,7 @@ def encode_submission(submission: Submission) -> scheduler_pb2.AddRequest:
         body_digest=submission.body_digest,
         trace_context=encode_trace_context(submission.trace_context),
         lora=encode_lora(submission.lora) if submission.lora else None,
+        fails_on_update=submission.fails_on_update,
     )
 
 
@@ -89,6 +90,7 @@ def decode_submission(message: scheduler_pb2.AddRequest) -> Submission:
         body_digest=message.body_digest,
         trace_context=decode_trace_context(message.trace_context),
         lora=_decode_lora(message.lora) if message.HasField("lora") else None,
+        fails_on_update=message.fails_on_update,
     )
 
 

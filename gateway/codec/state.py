@@ -15,7 +15,7 @@ from blockyard.errors import BlockyardError, Reason
 from blockyard.gateway.v1 import state_pb2
 from gateway.codec import public as codec
 from gateway.codec import scheduler as scheduler_codec
-from gateway.request import GenerationRequest, SamplingOptions
+from gateway.request import GenerationRequest, OnUpdate, SamplingOptions
 from gateway.scheduler_messages import Adapter
 
 if TYPE_CHECKING:
@@ -26,7 +26,14 @@ def with_state(submission: Submission, request: GenerationRequest) -> Submission
     """Adds to a submission the state of the request that it was made of, and the digest of both."""
     # What the submission itself says is not said again; how long a request may take is no part of what it asks.
     bare = replace(
-        request, model="", sampling=SamplingOptions(), n=1, priority=0, max_queue_seconds=None, beam_search=None
+        request,
+        model="",
+        sampling=SamplingOptions(),
+        n=1,
+        priority=0,
+        max_queue_seconds=None,
+        beam_search=None,
+        on_update=OnUpdate.CONTINUE,
     )
     state = state_pb2.RequestState(
         spec=codec.encode_spec(bare), front_state=request.front_state, warnings=request.warnings
@@ -65,6 +72,7 @@ def request_of(submission: Submission) -> GenerationRequest:
         priority=submission.priority,
         max_queue_seconds=submission.max_queue_seconds,
         beam_search=submission.beam_search,
+        on_update=OnUpdate.FAIL if submission.fails_on_update else OnUpdate.CONTINUE,
         front_state=state.front_state,
         warnings=tuple(state.warnings),
     )

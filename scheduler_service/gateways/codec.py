@@ -51,6 +51,7 @@ def decode_add(message: scheduler_pb2.AddRequest, owner: str) -> Addition:
         resubmission=resubmission,
         age_seconds=age_seconds,
         adapter=decode_adapter(message.lora) if message.HasField("lora") else None,
+        fails_on_update=message.fails_on_update,
     )
 
 

@@ -49,6 +49,7 @@ class Addition:
     resubmission: Resubmission | None = None
     age_seconds: float = 0.0
     adapter: Adapter | None = None
+    fails_on_update: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,7 @@ class Admission:
         if before is not None:
             _continue(group, before)
             self._metrics.on_taken_over(group)
-        return Request(group, addition.digest, addition.message, self._dispatcher.weights_version)
+        return Request(group, addition, self._dispatcher.weights_version)
 
     def _check_limits(self, spec: GroupSpec) -> None:
         """Raises an error with a Retry-After. A request that comes again then finds the place that was kept for it."""

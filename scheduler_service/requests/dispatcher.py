@@ -40,6 +40,7 @@ log = EventLogger(__name__)
 
 _DRAINED, _DIED = "the worker was drained", "the worker was lost"
 _REFUSED, _ANSWERED_WRONG = "a step was refused", "the worker's answer was wrong"
+_OUTDATED = "the weights were updated, and the request asked to fail then"
 _LOSSES = {
     _DRAINED: catalogue.DRAINED,
     _DIED: catalogue.DIED,
@@ -202,10 +203,13 @@ class Dispatcher:
     def _give(self, engine: Engine, groups: list[Group]) -> None:
         assert engine.scheduler is not None
         recoveries: defaultdict[str, list[Recovery]] = defaultdict(list)
+        outdated: list[str] = []
         for group in groups:
             request = self._requests.live[group.spec.request_id]
             request.engine = engine
-            if request.lost is not None:
+            if _is_outdated(request, engine):
+                outdated.append(request.request_id)
+            elif request.lost is not None:
                 recovery = _make_recovery(request, request.lost, engine)
                 recoveries[group.spec.owner].append(recovery)
                 request.lost = None
@@ -218,6 +222,7 @@ class Dispatcher:
         self._requests.publish(updates)
         for request_id, message in (failed for update in updates.values() for failed in update.failed):
             self.fail_all([request_id], BlockyardError(Reason.NEVER_FITS, message))
+        self.fail_all(outdated, BlockyardError(Reason.SLEEPING, _OUTDATED))
         self.on_requests_ended(engine.scheduler.take_ended())
         engine.wake()
 
@@ -277,10 +282,8 @@ class Dispatcher:
 
     def _fail_hopeless(self, loss: Loss) -> None:
         """Fails the requests that would have every epoch broken."""
-        if not loss.named:
-            return
         message = loss.error.message
-        if hopeless := self._refusals.note(message, loss.named, self._requests.live):
+        if loss.named and (hopeless := self._refusals.note(message, loss.named, self._requests.live)):
             log.error("requests have a step refused again and again", reason=message, request_ids=hopeless)
             self.fail_all(hopeless, BlockyardError(Reason.BUG, f"the worker refuses its steps: {message}"))
 
@@ -321,6 +324,13 @@ def _cause(error: BlockyardError) -> str:
 def _make_record(engine: Engine, cause: str, loss: Loss, now: float) -> RecoveryRecord:
     begun = [num_tokens for _, num_tokens in loss.evacuated if num_tokens]
     return RecoveryRecord(now, engine.replica_id, cause, len(begun), sum(begun))
+
+
+def _is_outdated(request: Request, engine: Engine) -> bool:
+    """Returns whether a request that has begun would go on with other weights, and may not."""
+    if not request.fails_on_update or request.lost is None or engine.facts is None:
+        return False
+    return engine.facts.weights_version != request.lost.facts.weights_version
 
 
 def _make_recovery(request: Request, lost: Lost, engine: Engine) -> Recovery:

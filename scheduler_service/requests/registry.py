@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from scheduler_service.core.sequence import Group
     from scheduler_service.core.values import OwnerUpdate
-    from scheduler_service.gateways.messages import Recovery
+    from scheduler_service.gateways.messages import Addition, Recovery
     from scheduler_service.gateways.outbox import GatewayOutbox
     from scheduler_service.replicas.engine import Engine
     from scheduler_service.replicas.facts import ModelFacts
@@ -40,18 +40,23 @@ class Request:
     `message` is the request as it came; `handles` the number by which each reader knows it.
     """
 
-    __slots__ = ("digest", "engine", "group", "handles", "lost", "message", "num_charged", "weights_version")
+    __slots__ = (
+        *("digest", "engine", "fails_on_update", "group", "handles", "lost", "message", "num_charged"),
+        "weights_version",
+    )
 
-    def __init__(self, group: Group, digest: bytes, message: bytes, weights_version: str = "") -> None:
+    def __init__(self, group: Group, addition: Addition, weights_version: str) -> None:
         self.group = group
-        self.digest = digest
-        self.message = message
+        self.digest = addition.digest
+        self.message = addition.message
         self.handles: dict[GatewayOutbox, int] = {}
         self.engine: Engine | None = None
         self.lost: Lost | None = None
         self.num_charged = 0
         # Of the weights that its readers know it to be computed with.
         self.weights_version = weights_version
+        # Rather than go on with other weights than it began with.
+        self.fails_on_update = addition.fails_on_update
 
     @property
     def request_id(self) -> str:

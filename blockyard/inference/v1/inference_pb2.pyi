@@ -47,6 +47,30 @@ ON_DISCONNECT_KEEP: OnDisconnect.ValueType  # 2
 """The request runs on for a minute, in which ResumeGenerate reads on."""
 Global___OnDisconnect: _TypeAlias = OnDisconnect  # noqa: Y015
 
+class _OnUpdate:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OnUpdateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OnUpdate.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ON_UPDATE_UNSPECIFIED: _OnUpdate.ValueType  # 0
+    """The default: CONTINUE."""
+    ON_UPDATE_CONTINUE: _OnUpdate.ValueType  # 1
+    """It goes on from its text with the new weights. Finished.weight_versions tells from which token on."""
+    ON_UPDATE_FAIL: _OnUpdate.ValueType  # 2
+    """It fails with SLEEPING."""
+
+class OnUpdate(_OnUpdate, metaclass=_OnUpdateEnumTypeWrapper):
+    """What happens to a request that has begun when it can only go on with other weights than it began with."""
+
+ON_UPDATE_UNSPECIFIED: OnUpdate.ValueType  # 0
+"""The default: CONTINUE."""
+ON_UPDATE_CONTINUE: OnUpdate.ValueType  # 1
+"""It goes on from its text with the new weights. Finished.weight_versions tells from which token on."""
+ON_UPDATE_FAIL: OnUpdate.ValueType  # 2
+"""It fails with SLEEPING."""
+Global___OnUpdate: _TypeAlias = OnUpdate  # noqa: Y015
+
 class _Role:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -347,6 +371,7 @@ class GenerationSpec(_message.Message):
     BEAM_SEARCH_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    ON_UPDATE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The client's name for it: at most 128 of [A-Za-z0-9._:-]. Default: made by the gateway. A request that is sent again
     under the same name, the same in all, is read from its beginning, as long as it runs and a minute after; a
@@ -374,6 +399,8 @@ class GenerationSpec(_message.Message):
     """The last so many tokens of the prompt are its all, at least 1; -1: as many as leave room for max_tokens, or for one.
     Default: it is not cut.
     """
+    on_update: Global___OnUpdate.ValueType
+    """What an update of the weights means."""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Token ids; nothing is added."""
@@ -417,10 +444,11 @@ class GenerationSpec(_message.Message):
         beam_search: _sampling_pb2.BeamSearch | None = ...,
         add_special_tokens: _builtins.bool | None = ...,
         truncate_prompt_tokens: _builtins.int | None = ...,
+        on_update: Global___OnUpdate.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_n", b"_n", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "beam_search", b"beam_search", "conversation", b"conversation", "max_queue_time", b"max_queue_time", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "text", b"text", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_n", b"_n", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "beam_search", b"beam_search", "conversation", b"conversation", "max_queue_time", b"max_queue_time", "model", b"model", "n", b"n", "on_disconnect", b"on_disconnect", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "text", b"text", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_n", b"_n", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "beam_search", b"beam_search", "conversation", b"conversation", "max_queue_time", b"max_queue_time", "model", b"model", "n", b"n", "on_disconnect", b"on_disconnect", "on_update", b"on_update", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "text", b"text", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015

@@ -206,6 +206,7 @@ class AddRequest(_message.Message):
     RESUBMISSION_FIELD_NUMBER: _builtins.int
     TRACE_CONTEXT_FIELD_NUMBER: _builtins.int
     LORA_FIELD_NUMBER: _builtins.int
+    FAILS_ON_UPDATE_FIELD_NUMBER: _builtins.int
     AGE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique among the live requests of the scheduler: the tenant's name, "/" and the client's id; the latter alone where
@@ -227,6 +228,8 @@ class AddRequest(_message.Message):
     """What another gateway needs to go on with it; the scheduler does not read it."""
     priority: _builtins.int
     """Less is sooner. Default 0."""
+    fails_on_update: _builtins.bool
+    """Fail it with SLEEPING, once it has begun, rather than go on with other weights."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt; not empty."""
@@ -292,11 +295,12 @@ class AddRequest(_message.Message):
         resubmission: Global___Resubmission | None = ...,
         trace_context: _trace_pb2.TraceContext | None = ...,
         lora: Global___LoraAdapter | None = ...,
+        fails_on_update: _builtins.bool = ...,
         age: _duration_pb2.Duration | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "beam_search", b"beam_search", "lora", b"lora", "max_queue_time", b"max_queue_time", "remaining_time", b"remaining_time", "resubmission", b"resubmission", "sampling", b"sampling", "trace_context", b"trace_context"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "beam_search", b"beam_search", "body_digest", b"body_digest", "gateway_state", b"gateway_state", "handle", b"handle", "lora", b"lora", "max_queue_time", b"max_queue_time", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "n", b"n", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "remaining_time", b"remaining_time", "request_id", b"request_id", "resubmission", b"resubmission", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "trace_context", b"trace_context"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "beam_search", b"beam_search", "body_digest", b"body_digest", "fails_on_update", b"fails_on_update", "gateway_state", b"gateway_state", "handle", b"handle", "lora", b"lora", "max_queue_time", b"max_queue_time", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "n", b"n", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "remaining_time", b"remaining_time", "request_id", b"request_id", "resubmission", b"resubmission", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "trace_context", b"trace_context"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,6 +14,7 @@ from gateway.request import (
     EarlyStopping,
     GenerationRequest,
     OnDisconnect,
+    OnUpdate,
     SamplingOptions,
     StopOptions,
 )
@@ -193,6 +194,7 @@ def _request(body: GenerationBody, max_tokens: int | None) -> GenerationRequest:
         return_token_ids=bool(body.return_token_ids),
         skip_special_tokens=body.skip_special_tokens is not False,
         on_disconnect=OnDisconnect(body.on_disconnect or "abort"),
+        on_update=OnUpdate(body.on_update or "continue"),
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         priority=body.priority or 0,
         max_queue_seconds=body.max_queue_time,

@@ -124,6 +124,7 @@ class GenerationBody(NotServedYet):
     # Ours.
     max_queue_time: float | None = None
     on_disconnect: Literal["abort", "keep"] | None = None
+    on_update: Literal["continue", "fail"] | None = None
 
     # They label a request.
     session_id: str | None = None

@@ -54,6 +54,7 @@ EVERY_OPTION: dict[str, Any] = {
     "return_token_ids": True,
     "skip_special_tokens": False,
     "on_disconnect": "abort",
+    "on_update": "fail",
     "priority": -3,
     "max_queue_time": 1.5,
     "beam_search": BeamSearch(4, 0.5, EarlyStopping.NEVER),
@@ -97,6 +98,7 @@ def test_every_option_reaches_its_field() -> None:
             bad_words=["bad"],
         ),
         on_disconnect=inference_pb2.ON_DISCONNECT_ABORT,
+        on_update=inference_pb2.ON_UPDATE_FAIL,
         priority=-3,
         max_queue_time=duration_pb2.Duration(seconds=1, nanos=500_000_000),
         beam_search=sampling_pb2.BeamSearch(
@@ -200,6 +202,7 @@ def test_every_value_that_its_field_cannot_hold_is_a_violation() -> None:
         ("beam_search", BeamSearch(-1)),
         ("beam_search", BeamSearch(2, early_stopping="later")),  # type: ignore[arg-type]
         ("on_disconnect", 3),
+        ("on_update", "forget"),
     ],
 )
 def test_a_bad_value_is_named(name: str, value: Any) -> None:

@@ -25,6 +25,7 @@ from gateway.request import (
     FinishReason,
     GenerationRequest,
     OnDisconnect,
+    OnUpdate,
     PromptLogprobs,
     Recovered,
     SamplingOptions,
@@ -89,6 +90,7 @@ def test_a_full_spec_is_read_field_by_field() -> None:
         return_token_ids=True,
         skip_special_tokens=False,
         on_disconnect=inference_pb2.ON_DISCONNECT_KEEP,
+        on_update=inference_pb2.ON_UPDATE_FAIL,
         priority=-5,
         max_queue_time={"seconds": 2, "nanos": 500_000_000},
         beam_search={"width": 4, "length_penalty": 0.5, "early_stopping": sampling_pb2.EARLY_STOPPING_NEVER},
@@ -110,6 +112,7 @@ FULL = GenerationRequest(
     return_token_ids=True,
     skip_special_tokens=False,
     on_disconnect=OnDisconnect.KEEP,
+    on_update=OnUpdate.FAIL,
     priority=-5,
     max_queue_seconds=2.5,
     beam_search=BeamOptions(4, 0.5, EarlyStopping.NEVER),
@@ -268,7 +271,7 @@ def test_a_submission_is_written_with_every_sampling_field() -> None:
     fields = {descriptor.name for descriptor, _ in message.sampling.ListFields()}
     # Bad words are token sequences by then.
     assert fields == set(sampling_pb2.SamplingParams.DESCRIPTOR.fields_by_name) - {"bad_words"}
-    silent = {"tenant", "priority", "max_queue_time", "remaining_time", "beam_search"}
+    silent = {"fails_on_update", "tenant", "priority", "max_queue_time", "remaining_time", "beam_search"}
     assert not silent.intersection(descriptor.name for descriptor, _ in message.ListFields())
 
 

@@ -15,6 +15,7 @@ from gateway.request import (
     FinishReason,
     GenerationRequest,
     OnDisconnect,
+    OnUpdate,
     SamplingOptions,
     StopOptions,
 )
@@ -42,6 +43,7 @@ REQUEST = GenerationRequest(
     skip_special_tokens=False,
     tenant="acme",
     on_disconnect=OnDisconnect.KEEP,
+    on_update=OnUpdate.FAIL,
     priority=-3,
     max_queue_seconds=2.5,
     front_state=b"shape",
@@ -57,6 +59,7 @@ SUBMISSION = Submission(
     tenant="acme",
     priority=-3,
     max_queue_seconds=2.5,
+    fails_on_update=True,
 )
 
 

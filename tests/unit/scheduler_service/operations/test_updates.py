@@ -51,6 +51,24 @@ async def test_replicas_read_a_folder_one_after_another(harness: Harness, settin
     assert [await client.result(stream) for stream in streams] == [oracle([number] * 9, 80) for number in range(4)]
 
 
+async def test_who_asked_for_it_fails_rather_than_go_on_with_other_weights(harness: Harness) -> None:
+    await harness.worker(step_seconds=0.002)
+    await harness.scheduler()
+    client, operator = await harness.client(), await harness.operator()
+    names = "goes-on", "fails"
+    streams = [await client.add(name, PROMPT, max_tokens=80, fails_on_update=name == "fails") for name in names]
+    await client.wait_until(lambda: all(stream.token_ids[0] for stream in streams))
+    num_tokens = len(streams[1].token_ids[0])
+    await operator.sleep()
+    await operator.wake()
+    # With the same weights it goes on.
+    await client.wait_until(lambda: len(streams[1].token_ids[0]) > num_tokens)
+    await update(operator, version="2")
+    assert await client.result(streams[0]) == oracle(PROMPT, 80)
+    await client.wait_until(lambda: streams[1].error is not None)
+    assert streams[1].error.reason is Reason.SLEEPING
+
+
 async def test_a_caller_sends_tensors_to_the_workers_itself(harness: Harness) -> None:
     worker = await harness.worker()
     server = await harness.scheduler()

@@ -171,12 +171,13 @@ def test_a_request_is_decoded_whole() -> None:
     )
     add.handle, add.body_digest, add.tenant, add.priority = 7, b"digest", "t", -2
     add.max_queue_time.FromMilliseconds(1500)
+    add.fails_on_update = True
     told = scheduler_pb2.AddRequest()
     told.CopyFrom(add)
     told.ClearField("handle")
     addition = gateway_codec.decode_add(add, "o")
     expected = GroupSpec("a", "o", (5, 6), 3, 4, 2, frozenset({7, 8}), b"", tenant="t", priority=-2)
-    assert addition == Addition(expected, 7, b"digest", told.SerializeToString(), 1.5)
+    assert addition == Addition(expected, 7, b"digest", told.SerializeToString(), 1.5, fails_on_update=True)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ UNKNOWN_NUMBER = 99
 _ENUMS = {
     "tool_choice": inference_pb2.ToolChoice,
     "on_disconnect": inference_pb2.OnDisconnect,
+    "on_update": inference_pb2.OnUpdate,
     "early_stopping": sampling_pb2.EarlyStopping,
 }
 
@@ -111,6 +112,7 @@ _PUT = {
     "conversation.tools": _put_tools,
     "conversation.tool_choice": _put_enum,
     "on_disconnect": _put_enum,
+    "on_update": _put_enum,
     "beam_search.early_stopping": _put_enum,
     "max_queue_time": _put_seconds,
     "sampling.bad_token_sequences": _put_sequences,

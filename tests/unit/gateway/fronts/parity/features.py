@@ -27,6 +27,7 @@ FEATURES = [
     Case("special tokens in the text", {"skip_special_tokens": False}),
     Case("a request that is kept", {"on_disconnect": "keep"}),
     Case("a request that is not kept", {"on_disconnect": "abort"}, has_effect=False),
+    Case("a request that fails with its weights", {"on_update": "fail"}),
     Case("a priority", {"priority": -3}),
     Case("a queue deadline", {"max_queue_time": 99.5}),
     Case("a temperature", {"sampling.temperature": 0.5}),

@@ -120,6 +120,7 @@ RULES = [
         "beam_search.early_stopping",
     ),
     rule("a way to leave that is none", {"on_disconnect": "sometimes"}),
+    rule("an end of weights that is none", {"on_update": "sometimes"}),
     # Conversations.
     rule("no messages", {"conversation.messages": []}),
     rule("many messages", {"conversation.messages": HI * (chat.MAX_MESSAGES + 1)}),
