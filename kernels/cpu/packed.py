@@ -52,11 +52,11 @@ class CpuLinear:
         if rest:
             raise ValueError(f"in_features must be even in {self.dtype}, not {self.in_features}")
         check_leaves(self.in_features, leaves, WORD_BYTES // self.dtype.itemsize)
-        parts = [part if part.stride(1) == 1 else part.contiguous() for part in weights]
-        columns = panel_columns(row_addresses(parts), executor.panel_columns, gated=gated)
-        self.weight = arena.take(len(columns) * num_words * WORD_BYTES)
         self._width = executor.panel_columns
+        self.weight = arena.take(count_columns(self.num_rows, self._width) * num_words * WORD_BYTES)
         if not weights[0].is_meta:
+            parts = [part if part.stride(1) == 1 else part.contiguous() for part in weights]
+            columns = panel_columns(row_addresses(parts), self._width, gated=gated)
             executor.pack(columns, num_words, self.weight.data_ptr())
 
     @property
@@ -90,6 +90,11 @@ def row_addresses(parts: Sequence[Tensor]) -> npt.NDArray[np.uintp]:
             for part in parts
         ]
     )
+
+
+def count_columns(num_rows: int, width: int) -> int:
+    """Returns how many `panel_columns` gives, in whole panels."""
+    return -(-num_rows // width) * width
 
 
 def panel_columns(rows: npt.NDArray[np.uintp], width: int, *, gated: bool) -> npt.NDArray[np.uintp]:

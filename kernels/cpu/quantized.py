@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernels.arena import keep
-from kernels.cpu.packed import ELEMENT_TYPES, WORD_BYTES, check_leaves, panel_columns, panel_rows, row_addresses
+from kernels.cpu.packed import (
+    ELEMENT_TYPES,
+    WORD_BYTES,
+    check_leaves,
+    count_columns,
+    panel_columns,
+    panel_rows,
+    row_addresses,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,17 +59,18 @@ class Int8Linear:
         self.is_gated = gated
         self.out_features = self.num_rows // 2 if gated else self.num_rows
         self.bias = None if bias is None else keep(arena, bias)
-        parts = [part if part.stride(1) == 1 else part.contiguous() for part in weights]
-        columns = panel_columns(row_addresses(parts), executor.panel_columns, gated=gated)
-        self.weight = arena.take(len(columns) * -(-self.in_features // WORD_BYTES) * WORD_BYTES)
+        num_columns = count_columns(self.num_rows, self._width)
+        self.weight = arena.take(num_columns * -(-self.in_features // WORD_BYTES) * WORD_BYTES)
         self.scales, self.sums = (
-            arena.take(leaves * len(columns) * WORD_BYTES).view(dtype).view(leaves, len(columns))
+            arena.take(leaves * num_columns * WORD_BYTES).view(dtype).view(leaves, num_columns)
             for dtype in (torch.float32, torch.int32)
         )
-        addresses = (self.weight.data_ptr(), self.scales.data_ptr(), self.sums.data_ptr())
         if weights[0].is_meta:
             # As in CpuLinear.
             return
+        parts = [part if part.stride(1) == 1 else part.contiguous() for part in weights]
+        columns = panel_columns(row_addresses(parts), self._width, gated=gated)
+        addresses = (self.weight.data_ptr(), self.scales.data_ptr(), self.sums.data_ptr())
         executor.pack_int8(columns, (self.in_features, ELEMENT_TYPES[weights[0].dtype], leaves), addresses)
 
     @property

@@ -6,6 +6,8 @@ import json
 import os
 import resource
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,6 +96,25 @@ def test_a_second_load_reads_what_the_first_has_packed(
         fingerprint = loaded.model.fingerprint()
         assert fingerprint == plain.model.fingerprint()
         assert determinism_id(loaded, fingerprint) == determinism_id(plain, fingerprint)
+
+
+LOADS = """
+import pathlib, sys, torch
+from worker_service.models.loader import load_model
+folder, cache, kernels = sys.argv[1:]
+load_model(pathlib.Path(folder), None, torch.device("cpu"), lambda *_: None, kernels, packed_cache=pathlib.Path(cache))
+print(" ".join(sys.modules))
+"""
+
+
+def test_torch_is_not_made_to_load_its_compiler(cache: Path):
+    """An op on tensors without numbers can do so, which takes longer than to read the weights of a small model."""
+    folder = tiny_model("qwen2")
+    load(folder, cache)
+    told = subprocess.run([sys.executable, "-c", LOADS, folder, cache, KERNELS], stdout=subprocess.PIPE, check=True)
+    modules = told.stdout.decode().split()
+    assert "worker_service.models.packed_files" in modules
+    assert "torch._dynamo" not in modules
 
 
 @pytest.mark.parametrize("parallel", [Parallel(2, 1, 0), Parallel(2, 1, 1), Parallel(1, 2, 1)])

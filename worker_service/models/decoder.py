@@ -210,6 +210,13 @@ class DecoderModel:
         return [*linears, self._ending[1]] if self._ending else linears
 
 
+def _join(biases: Sequence[Tensor]) -> Tensor:
+    """Concatenates biases: without numbers by their lengths alone, since torch would load its compiler (1.6 s)."""
+    if biases[0].is_meta:
+        return biases[0].new_empty(sum(map(len, biases)))
+    return torch.cat(list(biases))
+
+
 def _hash(logits: Tensor) -> bytes:
     return hashlib.sha256(logits.cpu().numpy().tobytes()).digest()
 
@@ -351,7 +358,7 @@ class NetworkBuilder:
             self._read(f"{prefix}{name}.weight", cut.size, in_features, part=(cut.part,)) for name, cut in parts.items()
         ]
         biases = [self._read(f"{prefix}{name}.bias", cut.size, part=(cut.part,)) for name, cut in parts.items() if bias]
-        return self._pack(weights, torch.cat(biases) if bias else None, gated=gated)
+        return self._pack(weights, _join(biases) if bias else None, gated=gated)
 
     def _row_parallel(self, name: str, inputs: _Cut, leaves: int, *, bias: bool) -> PackedLinear:
         """Reads a projection back to the hidden size, and packs this rank's inputs of it, with the whole bias."""

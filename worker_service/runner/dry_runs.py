@@ -6,6 +6,7 @@ Before the first request, on a runner. Knows no states.
 from __future__ import annotations
 
 import gc
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,8 @@ MAX_TRIAL_SECONDS = 0.3
 MIN_GAIN = 0.1
 # A longer step is worth all threads: where a decode waits for memory it gains little from them, its prefills do.
 SMALL_STEP_SECONDS = 1e-3
+# One that takes so long once is not small, whatever else ran meanwhile.
+LONG_STEP_SECONDS = 20e-3
 
 
 def fewest_good_threads(seconds: Mapping[int, float]) -> int:
@@ -46,6 +49,13 @@ def fewest_good_threads(seconds: Mapping[int, float]) -> int:
         if seconds[num_threads] < (1 - MIN_GAIN) * seconds[chosen]:
             chosen = num_threads
     return chosen
+
+
+def has_tried_enough(best: Mapping[int, float], num_trials: int, elapsed_seconds: float) -> bool:
+    """Returns whether more trials can change nothing, or take too long; `best`: seconds of a step by threads."""
+    if num_trials >= NUM_TRIALS or (num_trials >= MIN_TRIALS and elapsed_seconds > MAX_TRIAL_SECONDS):
+        return True
+    return num_trials > 0 and min(best.values()) > LONG_STEP_SECONDS
 
 
 @torch.inference_mode()
@@ -63,18 +73,17 @@ def settle_threads(runner: ModelRunner, kv_pool: Tensor, block_size: int, max_nu
     In a small model's step a second thread may cost more than it brings. Results do not depend on the count.
     """
     num_sequences = min(max_num_seqs, TRIAL_SEQUENCES)
-    available, seconds = torch.get_num_threads(), dict[int, list[float]]()
-    started = time.perf_counter()
-    for trial in range(NUM_TRIALS):
-        if trial >= MIN_TRIALS and time.perf_counter() - started > MAX_TRIAL_SECONDS:
-            break
+    available, best = torch.get_num_threads(), dict[int, float]()
+    started, num_trials = time.perf_counter(), 0
+    while not has_tried_enough(best, num_trials, time.perf_counter() - started):
         for num_threads in {1, available}:
             runner.backend.set_num_threads(num_threads)
             begin = time.perf_counter()
             runner.dry_decode(kv_pool, block_size, num_sequences)
-            seconds.setdefault(num_threads, []).append(time.perf_counter() - begin)
-    # The best of each: what else ran on the machine made the others slower.
-    chosen = fewest_good_threads({num_threads: min(times) for num_threads, times in seconds.items()})
+            # The best of each: what else ran on the machine made the others slower.
+            best[num_threads] = min(best.get(num_threads, math.inf), time.perf_counter() - begin)
+        num_trials += 1
+    chosen = fewest_good_threads(best)
     runner.backend.set_num_threads(chosen)
     return chosen
 
