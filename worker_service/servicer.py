@@ -53,7 +53,7 @@ class WorkerServicer(OperationsRpcs, worker_pb2_grpc.WorkerServiceServicer):
         """`port`: of this; 0: at a Unix socket. `operations`: None: no extensions. `save_root`: see `Saving`."""
         super().__init__(operations or Operations(worker, {}))
         self._worker = worker
-        self._saving = Saving(worker, save_root)
+        self._saving = Saving(worker, save_root, worker.metrics.on_save)
         self._worker_id = worker_id
         self._placement = placement or worker_pb2.Placement()
         self._port = port

@@ -228,6 +228,8 @@ class Worker:
                 architecture=loaded.config.architecture,
                 kernels=loaded.backend.name,
                 bytes=loaded.parameter_bytes,
+                source=loaded.source,
+                seconds=round(loaded.seconds, 3),
             )
             return loaded
 

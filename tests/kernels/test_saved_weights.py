@@ -142,6 +142,7 @@ def test_large_weights_are_written_in_several_files_and_saved_again(tmp_path: Pa
     assert_same(load(tmp_path / "again", "sharded"), original)
 
 
+PACK = "model-rank-{}.packed"
 SAVED_FILES = [
     "config.json",
     "generation_config.json",
@@ -184,6 +185,41 @@ def test_every_file_that_is_changed_is_refused(
         content[{"first bit": 0, "middle bit": len(content) // 2, "last bit": -1}[damage]] ^= 1
         path.write_bytes(content)
     assert refusal_of(folder, save_format)
+
+
+@pytest.fixture(scope="module")
+def saved_by_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """By format, the folder of two ranks, as they leave it when the last one has finished."""
+    root = tmp_path_factory.mktemp("saved_by_two")
+    for save_format in FORMATS:
+        for parallel in RANKS[:2]:
+            save(load(tiny_model("qwen2"), parallel=parallel), save_format, root, save_format)
+    return root
+
+
+@pytest.mark.parametrize("damage", ["bit", "cut", "removed", "the other rank's"])
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("save_format", "name"),
+    [("sharded", "model-rank-{}-part-0.safetensors"), ("sharded", "sharded-rank-{}.json"), ("packed", PACK)],
+)
+def test_a_rank_refuses_its_own_file_and_the_others_load(
+    save_format: str, name: str, rank: int, damage: str, saved_by_two: Path, tmp_path: Path
+):
+    folder = Path(shutil.copytree(saved_by_two / save_format, tmp_path / "copy"))
+    path = folder / name.format(rank)
+    content = bytearray(path.read_bytes())
+    if damage == "removed":
+        path.unlink()
+    elif damage == "cut":
+        os.truncate(path, len(content) - 1)
+    elif damage == "bit":
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    else:
+        shutil.copy(folder / name.format(1 - rank), path)
+    assert refusal_of(folder, save_format, RANKS[rank])
+    load(folder, save_format, RANKS[1 - rank])
 
 
 def test_another_layout_is_refused_with_both(tmp_path: Path):

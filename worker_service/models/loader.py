@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from blockyard.capacity.formats import check_quantization, weight_format
@@ -77,6 +78,10 @@ class LoadedModel:
     """The parts of the arena that the weights take, each [bytes] uint8, in the order in which they were taken."""
     can_sleep: bool = True
     """Whether its memory can be given up."""
+    source: str = "files"
+    """Where the weights came from: "files", "sharded", "packed" or "random"."""
+    seconds: float = 0.0
+    """What the load took."""
     version: str = ""
     """The name of the weights: empty for those that LoadModel loaded."""
 
@@ -114,6 +119,7 @@ def load_model(
     Raises:
         BlockyardError: MODEL_NOT_LOADED, with a message that says what to do.
     """
+    started = time.perf_counter()
     config = read_config(folder, dtype)
     for remark in config.remarks:
         log.warning(remark)
@@ -128,8 +134,9 @@ def load_model(
     loaded = _load_packed(pack, target, on_progress) if pack else None
     if loaded is None:
         loaded = target.build(open_weights(config, folder, device, load_format, on_progress, parallel))
-        if pack and pack.is_cached:
-            _write_cached(pack, loaded)
+    loaded = replace(loaded, seconds=time.perf_counter() - started)
+    if pack and pack.is_cached and loaded.source != "packed":
+        _write_cached(pack, loaded)
     return loaded
 
 
@@ -165,6 +172,7 @@ class _Target:
             files.tensors,
             tuple(arena.parts),
             self.can_sleep,
+            _source_of(files, self.load_format),
         )
 
     def find_pack(self, cache: Path | None) -> _Pack | None:
@@ -178,6 +186,12 @@ class _Target:
         if self.load_format == "auto" and cache is not None:
             return _Pack(cached_path(cache, key, self.folder), key, is_cached=True)
         return None
+
+
+def _source_of(files: WeightFiles | RandomWeights | PackedWeights, load_format: str) -> str:
+    if isinstance(files, PackedWeights):
+        return "packed"
+    return load_format if load_format in ("sharded", "random") else "files"
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,13 +225,15 @@ def _load_packed(pack: _Pack, target: _Target, on_progress: Callable[[int, int],
 
 def _write_cached(pack: _Pack, loaded: LoadedModel) -> None:
     """Keeps packed weights for the next start; a cache that cannot be written costs nothing but that."""
+    begin = time.perf_counter()
     try:
         pack.path.parent.mkdir(parents=True, exist_ok=True)
         write_pack(pack.path, pack.key, facts_of(loaded), loaded.parts, lambda done_bytes, total_bytes: None)
     except OSError as error:
         log.warning("packed weights cannot be written", path=str(pack.path), reason=error.strerror)
     else:
-        log.info("packed weights were written, for the next start", path=str(pack.path))
+        seconds = round(time.perf_counter() - begin, 3)
+        log.info("packed weights were written, for the next start", path=str(pack.path), seconds=seconds)
 
 
 def facts_of(loaded: LoadedModel, companions: Mapping[str, str] = NO_COMPANIONS) -> Facts:

@@ -40,6 +40,18 @@ LOADS = counter(
     "Models that were loaded: one in a process's life, whatever becomes of others.",
 )
 WEIGHTS = gauge("blockyard_worker_weights_bytes", "The weights; 0 before they are loaded.")
+LOAD_SECONDS = gauge(
+    "blockyard_worker_load_seconds",
+    "Seconds that LoadModel took, by where the weights came from: a model's `files`, `sharded` or `packed` ones, or"
+    " `random` numbers. `files` where packed ones were expected: they could not be used, and a warning says why.",
+    "source",
+)
+SAVES = counter(
+    "blockyard_worker_saves_total",
+    "SaveState calls that `saved` the weights, or `failed` or were refused, by format: `sharded` or `packed`.",
+    *("format", "result"),
+)
+SAVE_SECONDS = gauge("blockyard_worker_save_seconds", "Seconds of the last save that succeeded, by format.", "format")
 POOLS = gauge(
     "blockyard_worker_pool_bytes", "The KV blocks of a pool, `device` or `host`; 0 before they exist.", "pool"
 )
@@ -61,7 +73,20 @@ LORA_REMOVALS = counter(
 
 CATALOGUE = (
     *(STEPS, REFUSED_STEPS, LATE_STEPS, STEP_SECONDS, COMPUTED_TOKENS, SAMPLED_TOKENS),
-    *(STATE, EPOCH, LOADS, WEIGHTS, POOLS, LORAS, LORA_BYTES, LORA_LOAD_SECONDS, LORA_REMOVALS),
+    *(
+        STATE,
+        EPOCH,
+        LOADS,
+        WEIGHTS,
+        LOAD_SECONDS,
+        SAVES,
+        SAVE_SECONDS,
+        POOLS,
+        LORAS,
+        LORA_BYTES,
+        LORA_LOAD_SECONDS,
+        LORA_REMOVALS,
+    ),
 )
 
 
@@ -77,6 +102,9 @@ class WorkerMetrics:
         self._computed = registry.counter(COMPUTED_TOKENS)
         self._sampled = registry.counter(SAMPLED_TOKENS)
         self._loads = registry.counter(LOADS)
+        self._saves = registry.counter(SAVES)
+        self._save_seconds: dict[tuple[str, ...], float] = {}
+        registry.read(SAVE_SECONDS, self._save_seconds.copy)
         self._lora_loads = registry.histogram(LORA_LOAD_SECONDS)
         self._lora_removals = registry.counter(LORA_REMOVALS)
 
@@ -85,6 +113,12 @@ class WorkerMetrics:
         self._loads.add()
         if loras is not None:
             loras.on_loaded, loras.on_removed = self._lora_loads.observe, self._lora_removals.add
+
+    def on_save(self, save_format: str, seconds: float | None) -> None:
+        """Counts weights that were saved in so many seconds; None: they could not be."""
+        self._saves.add(save_format, "failed" if seconds is None else "saved")
+        if seconds is not None:
+            self._save_seconds[save_format,] = seconds
 
     def on_step(self, step: Step, result: StepResult) -> None:
         """Counts a step that was executed or refused."""
@@ -116,6 +150,7 @@ class WorkerMetrics:
         read(EPOCH, epoch)
         read(LATE_STEPS, lambda: executor.num_late_steps if (executor := set_up().executor) is not None else 0)
         read(WEIGHTS, lambda: loaded.parameter_bytes if (loaded := set_up().loaded) is not None else 0)
+        read(LOAD_SECONDS, lambda: {(loaded.source,): loaded.seconds} if (loaded := set_up().loaded) else {})
         read(POOLS, lambda: _pool_bytes(set_up().cache))
         read(LORAS, lambda: _count_loras(set_up().loras))
         read(LORA_BYTES, lambda: sum(adapter.num_bytes for adapter in _loras_of(set_up().loras)))

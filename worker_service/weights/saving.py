@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,7 +23,6 @@ from worker_service.set_up import State
 from worker_service.weights.folders import find_target, new_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from worker_service.models.loader import LoadedModel
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
+OnSave = Callable[[str, float | None], None]
 # As vLLM has it.
 DEFAULT_FILE_BYTES = 5 * 10**9
 
@@ -45,10 +47,14 @@ class Saved:
 class Saving:
     """The saving of one worker's weights."""
 
-    def __init__(self, owner: Owner, root: Path | None = None) -> None:
-        """`root`: the folder below which may be saved; None: nothing may."""
+    def __init__(self, owner: Owner, root: Path | None = None, on_save: OnSave = lambda *_: None) -> None:
+        """`root`: the folder below which may be saved; None: nothing may.
+
+        `on_save` is given the format of each save and the seconds that it took; None: it failed, or was refused.
+        """
         self._owner = owner
         self._root = root
+        self._on_save = on_save
 
     async def save(
         self, save_format: str, folder: str, max_file_bytes: int, on_progress: Callable[[int, int], None]
@@ -65,24 +71,36 @@ class Saving:
             BlockyardError: WRONG_STATE in another state, or where the weights are not those of a folder;
                 FEATURE_DISABLED where these kernels' weights cannot be saved so; as of `find_target`, `new_folder`.
         """
-        with self._owner.lifecycle("SaveState", State.LOADED, State.CACHE_READY):
-            target = find_target(self._root, folder)
-            loaded = self._owner.set_up.loaded
-            assert loaded is not None
-            log.info("saving the weights", format=save_format, folder=str(target))
-            save = _save_packed if save_format == "packed" else _save_sharded
-            parallel = loaded.parallel
+        begin = time.perf_counter()
+        try:
+            with self._owner.lifecycle("SaveState", State.LOADED, State.CACHE_READY):
+                saved = await self._save(save_format, folder, max_file_bytes or DEFAULT_FILE_BYTES, on_progress)
+        except BaseException:
+            self._on_save(save_format, None)
+            raise
+        seconds = time.perf_counter() - begin
+        self._on_save(save_format, seconds)
+        log.info("the weights are saved", folder=saved.folder, bytes=saved.num_bytes, seconds=round(seconds, 3))
+        return saved
 
-            def work() -> Saved:
-                with new_folder(target, parallel.rank, parallel.world_size) as unfinished:
-                    save(loaded, unfinished, max_file_bytes or DEFAULT_FILE_BYTES, on_progress)
-                    paths = sorted(unfinished.iterdir())
-                    names, num_bytes = tuple(path.name for path in paths), sum(path.stat().st_size for path in paths)
-                return Saved(str(target), names, num_bytes)
+    async def _save(
+        self, save_format: str, folder: str, max_file_bytes: int, on_progress: Callable[[int, int], None]
+    ) -> Saved:
+        target = find_target(self._root, folder)
+        loaded = self._owner.set_up.loaded
+        assert loaded is not None
+        log.info("saving the weights", format=save_format, folder=str(target))
+        save = _save_packed if save_format == "packed" else _save_sharded
+        parallel = loaded.parallel
 
-            saved = await asyncio.to_thread(work)
-            log.info("the weights are saved", folder=saved.folder, bytes=saved.num_bytes)
-            return saved
+        def work() -> Saved:
+            with new_folder(target, parallel.rank, parallel.world_size) as unfinished:
+                save(loaded, unfinished, max_file_bytes, on_progress)
+                paths = sorted(unfinished.iterdir())
+                names, num_bytes = tuple(path.name for path in paths), sum(path.stat().st_size for path in paths)
+            return Saved(str(target), names, num_bytes)
+
+        return await asyncio.to_thread(work)
 
 
 def _copy_companions(loaded: LoadedModel, folder: Path) -> dict[str, str]:

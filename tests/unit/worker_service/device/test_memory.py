@@ -22,7 +22,13 @@ from blockyard.capacity.memory import (
     tighter,
 )
 from worker_service.cache_engine import BlockFormat, allocate_pool
-from worker_service.device.memory import compute_threads, read_peak_memory, reset_peak_memory, room_for_weights
+from worker_service.device.memory import (
+    compute_threads,
+    give_back,
+    read_peak_memory,
+    reset_peak_memory,
+    room_for_weights,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -272,3 +278,14 @@ def test_too_little_free_names_the_utilization_to_use(free: int, captured: int, 
         max_useful_blocks=10**6,
     )
     assert fitting_utilization(made, free, captured) == expected
+
+
+def test_freed_memory_goes_back_though_something_behind_it_lives() -> None:
+    size = 100_000
+    blocks = [b"x" * size for _ in range(2000)]
+    last = blocks.pop()
+    blocks.clear()
+    before = psutil.Process().memory_info().rss
+    give_back(torch.device("cpu"))
+    assert before - psutil.Process().memory_info().rss > 1000 * size
+    assert len(last) == size

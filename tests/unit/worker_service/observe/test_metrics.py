@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 from blockyard.errors import BlockyardError, Reason
 from tests.kit.processes.scrape import Scrape
 from tests.unit.worker_service.driver import WorkerDriver, new_sequence
 from worker_service.observe.metrics import CATALOGUE, PHASES, WorkerMetrics
 from worker_service.step import Step, StepResult, StepTimes
+from worker_service.weights.saving import Saving
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,6 +45,23 @@ async def test_weights_and_pools_are_told_in_bytes(fresh_worker: WorkerDriver, m
     assert seen.sum("blockyard_worker_pool_bytes", pool="host") == 16 * block_bytes
     assert seen.sum("blockyard_worker_state", state="CACHE_READY") == 1
     assert seen.sum("blockyard_worker_model_loads_total") == 1
+    assert seen.sum("blockyard_worker_load_seconds", source="files") == inside.set_up.loaded.seconds > 0
+
+
+async def test_saves_are_counted_where_they_fail_too(fresh_worker: WorkerDriver, model: Path, tmp_path: Path) -> None:
+    inside = fresh_worker.server.worker
+    assert scrape(fresh_worker).sum("blockyard_worker_load_seconds") == 0
+    await fresh_worker.prepare(model)
+    saving = Saving(inside, tmp_path, inside.metrics.on_save)
+    await saving.save("sharded", "it", 0, lambda done, total: None)
+    for save_format in ("sharded", "packed"):
+        with pytest.raises(BlockyardError):
+            await saving.save(save_format, "..", 0, lambda done, total: None)
+    seen = scrape(fresh_worker)
+    assert seen.sum("blockyard_worker_saves_total", format="sharded", result="saved") == 1
+    assert seen.sum("blockyard_worker_saves_total", result="failed") == 2
+    assert seen.sum("blockyard_worker_save_seconds", format="sharded") > 0
+    assert seen.sum("blockyard_worker_save_seconds", format="packed") == 0
 
 
 async def test_steps_and_tokens_are_counted(worker: WorkerDriver) -> None:
